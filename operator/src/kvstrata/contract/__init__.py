@@ -1,0 +1,24 @@
+"""What the operator and the data plane agree on: bundles, keyspaces, key names and wire messages.
+
+Operator and pods roll separately, so every document carries `CONTRACT_VERSION`, and a reader takes its own version
+and the one before. The package needs the standard library only, because it also runs inside the cache server's
+and the engine's images.
+"""
+
+from __future__ import annotations
+
+CONTRACT_VERSION = 1
+"""Version of every document in this package; readers accept this one and its predecessor."""
+
+
+class ContractError(ValueError):
+    """A document of the other side that cannot be trusted: malformed, incomplete, of an unknown version."""
+
+
+def require_version(document: dict[str, object], what: str) -> None:
+    """Raise ContractError unless `document["contract"]` is a version that this reader understands."""
+    version = document.get("contract")
+    if version not in (CONTRACT_VERSION, CONTRACT_VERSION - 1):
+        raise ContractError(
+            f"{what} speaks contract version {version!r}; this side understands {CONTRACT_VERSION}"
+        )

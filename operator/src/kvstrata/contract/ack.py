@@ -1,0 +1,73 @@
+"""What a pod tells the operator: which revision it enforces, and which processes say so.
+
+The gate serves it at `GET /v1/state?after=<revision>&wait=<seconds>` over mutual TLS: a long poll that returns as
+soon as the acknowledged revision, a boot id, freshness or a tier's breaker differs from what `after` implies, or after
+`wait` seconds. The header `Kvstrata-Ack-Token` carries a token that Kubernetes bound to the pod, with the audience
+`kvstrata-ack`: the operator asks the API server whose it is, so no pod can acknowledge for another.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from . import CONTRACT_VERSION, ContractError, require_version
+from .canonical import canonical_json
+from .link import TierState
+
+ACK_AUDIENCE = "kvstrata-ack"
+ACK_TOKEN_HEADER = "Kvstrata-Ack-Token"  # noqa: S105  (a header's name)
+STATE_PATH = "/v1/state"
+OPERATOR_COMMON_NAME = "kvstrata-operator"
+CONTROL_PORT = 9443
+
+
+def gate_server_name(model: str, namespace: str) -> str:
+    """Return the name that a model's gates prove by certificate to the operator."""
+    return f"gate.{model}.{namespace}.kvstrata.internal"
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """One pod's word on what it enforces.
+
+    `acked` is the highest revision of which the gate mints nothing older, whose removed keyspaces have no request
+    left, and which the adapter acknowledged; 0 before the first. `seen` is the newest complete revision read.
+    `cache_boot` is empty while the cache server does not answer; an ack counts for the boots named here only.
+    """
+
+    pod: str
+    pod_uid: str
+    namespace: str
+    model: str
+    identity: str
+    gate_boot: str
+    cache_boot: str
+    term: int
+    acked: int
+    seen: int
+    fresh: bool
+    fresh_age_ms: int
+    engine_ready: bool
+    problem: str = ""
+    tiers: tuple[TierState, ...] = ()
+
+    def encode(self) -> bytes:
+        """Return the wire form, canonical JSON."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "tiers"}
+        tiers = [{n: getattr(tier, n) for n in TierState.__dataclass_fields__} for tier in self.tiers]
+        return canonical_json({"contract": CONTRACT_VERSION, **fields, "tiers": tiers})
+
+    @classmethod
+    def decode(cls, data: bytes) -> PodState:
+        """Read the wire form. Raises ContractError for anything malformed or of an unknown version."""
+        try:
+            raw: dict[str, Any] = json.loads(data)
+            require_version(raw, "a pod's state")
+            fields = {name: raw[name] for name in cls.__dataclass_fields__ if name != "tiers"}
+            return cls(**fields, tiers=tuple(TierState(**tier) for tier in raw["tiers"]))
+        except ContractError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ContractError(f"a pod's state is malformed: {error!r}") from error

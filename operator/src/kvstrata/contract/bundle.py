@@ -1,0 +1,292 @@
+"""The bundle: the compiled policy of one CachedModel, which its pods watch.
+
+A small *root* carries the revision, the leader's term and the digests of hash *shards*; the shards carry one entry
+a tenant. Each shard has two slots, `a` and `b`: a writer fills the slot that the root does not name and then flips
+the root by one conditional write. So a writer that dies between two writes leaves a whole bundle behind, and a
+reader that holds a root can read every shard that it names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from . import CONTRACT_VERSION, ContractError, require_version
+from .canonical import canonical_json, digest, digest_bytes
+from .keyspace import Scope, ScopeKind, is_keyspace
+
+MAX_SHARD_BYTES = 64 * 1024
+ROOT_DATA_KEY = "root.json"
+SHARD_DATA_KEY = "shard.json"
+SLOTS = ("a", "b")
+
+
+@dataclass(frozen=True, slots=True)
+class TierBudget:
+    """What a scope may hold in one tier. None means that the policy sets no bound of that kind."""
+
+    tier: str
+    limit_bytes: int | None = None
+    guaranteed_bytes: int | None = None
+    retention_s: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the wire form."""
+        return _without_none(
+            tier=self.tier,
+            limitBytes=self.limit_bytes,
+            guaranteedBytes=self.guaranteed_bytes,
+            retentionSeconds=self.retention_s,
+        )
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> TierBudget:
+        """Read the wire form."""
+        return cls(
+            raw["tier"], raw.get("limitBytes"), raw.get("guaranteedBytes"), raw.get("retentionSeconds")
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the data plane enforces for one tenant.
+
+    `policy` is the UID of the TenantCachePolicy that it was compiled from, `since` the bundle revision in which it
+    last changed: the policy is enforced once every live pod has acknowledged that revision.
+    """
+
+    tenant: str
+    keyspace: str
+    scope: Scope
+    policy: str
+    since: int = 0
+    suspended: bool = False
+    budgets: tuple[TierBudget, ...] = ()
+
+    def content_digest(self) -> str:
+        """Return a digest of everything but `since`: equal digests enforce the same thing."""
+        return digest(replace(self, since=0).to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the wire form."""
+        return {
+            "tenant": self.tenant,
+            "keyspace": self.keyspace,
+            "scope": {"kind": str(self.scope.kind), "name": self.scope.name},
+            "policy": self.policy,
+            "since": self.since,
+            "suspended": self.suspended,
+            "budgets": [budget.to_json() for budget in self.budgets],
+        }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Entry:
+        """Read the wire form. Raises ContractError for a malformed keyspace."""
+        if not is_keyspace(raw["keyspace"]):
+            raise ContractError("a bundle entry holds a malformed keyspace")
+        return cls(
+            tenant=raw["tenant"],
+            keyspace=raw["keyspace"],
+            scope=Scope(ScopeKind(raw["scope"]["kind"]), raw["scope"]["name"]),
+            policy=raw["policy"],
+            since=int(raw["since"]),
+            suspended=bool(raw.get("suspended", False)),
+            budgets=tuple(TierBudget.from_json(budget) for budget in raw.get("budgets", ())),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds for all tenants of a model; durations in whole seconds.
+
+    `on_stale` is `Fence` or `ServeStale`, `unknown_tenants` `NoReuse` or `Refuse`, `reuse` `Prefix` or `Off`.
+    """
+
+    stale_after_s: int = 300
+    drain_timeout_s: int = 30
+    on_stale: str = "Fence"
+    unknown_tenants: str = "NoReuse"
+    reuse: str = "Prefix"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the wire form."""
+        return {
+            "staleAfterSeconds": self.stale_after_s,
+            "drainTimeoutSeconds": self.drain_timeout_s,
+            "onStale": self.on_stale,
+            "unknownTenants": self.unknown_tenants,
+            "reuse": self.reuse,
+        }
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Rules:
+        """Read the wire form. Unknown modes are refused: a reader must not guess what it does not know."""
+        rules = cls(
+            int(raw["staleAfterSeconds"]),
+            int(raw["drainTimeoutSeconds"]),
+            raw["onStale"],
+            raw["unknownTenants"],
+            raw["reuse"],
+        )
+        if (
+            rules.on_stale not in ("Fence", "ServeStale")
+            or rules.unknown_tenants not in ("NoReuse", "Refuse")
+            or rules.reuse not in ("Prefix", "Off")
+        ):
+            raise ContractError("the bundle root holds a mode that this reader does not know")
+        return rules
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRef:
+    """Where a shard is (its slot) and what it must hash to."""
+
+    index: int
+    slot: str
+    digest: str
+
+    @property
+    def other_slot(self) -> str:
+        """The slot that a writer may fill while readers use this one."""
+        return SLOTS[1 - SLOTS.index(self.slot)]
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The head of a bundle. Revisions grow by one a commit; a lower revision or term is refused by readers."""
+
+    domain: str
+    model: str
+    model_uid: str
+    revision: int
+    term: int
+    rules: Rules
+    shards: tuple[ShardRef, ...]
+    rules_since: int = 0
+
+    def encode(self) -> bytes:
+        """Return the stored form, canonical JSON."""
+        return canonical_json(
+            {
+                "contract": CONTRACT_VERSION,
+                "domain": self.domain,
+                "model": self.model,
+                "modelUid": self.model_uid,
+                "revision": self.revision,
+                "term": self.term,
+                "rules": self.rules.to_json(),
+                "rulesSince": self.rules_since,
+                "shards": [{"index": s.index, "slot": s.slot, "digest": s.digest} for s in self.shards],
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes) -> Root:
+        """Read the stored form. Raises ContractError for anything malformed or of an unknown version."""
+        with _contract_errors("the bundle root"):
+            raw = json.loads(data)
+            require_version(raw, "the bundle root")
+            shards = tuple(ShardRef(int(s["index"]), s["slot"], s["digest"]) for s in raw["shards"])
+            if [s.index for s in shards] != list(range(len(shards))) or any(
+                s.slot not in SLOTS for s in shards
+            ):
+                raise ContractError("the bundle root names shards out of order or in unknown slots")
+            return cls(
+                domain=raw["domain"],
+                model=raw["model"],
+                model_uid=raw["modelUid"],
+                revision=int(raw["revision"]),
+                term=int(raw["term"]),
+                rules=Rules.from_json(raw["rules"]),
+                shards=shards,
+                rules_since=int(raw.get("rulesSince", 0)),
+            )
+
+    def supersedes(self, other: Root | None) -> bool:
+        """Whether a reader that holds `other` may go on to this root."""
+        if other is None:
+            return True
+        return (
+            self.model_uid == other.model_uid and self.term >= other.term and self.revision > other.revision
+        )
+
+
+def encode_shard(entries: Iterable[Entry]) -> bytes:
+    """Return the stored form of a shard, canonical JSON with the entries in tenant order."""
+    ordered = sorted(entries, key=lambda entry: entry.tenant)
+    return canonical_json({"contract": CONTRACT_VERSION, "entries": [entry.to_json() for entry in ordered]})
+
+
+def decode_shard(data: bytes, expected_digest: str) -> tuple[Entry, ...]:
+    """Return a shard's entries. Raises ContractError if the bytes do not hash to `expected_digest`."""
+    if digest_bytes(data) != expected_digest:
+        raise ContractError("a bundle shard does not match the digest in its root")
+    with _contract_errors("a bundle shard"):
+        raw = json.loads(data)
+        require_version(raw, "a bundle shard")
+        return tuple(Entry.from_json(entry) for entry in raw["entries"])
+
+
+def shard_of(tenant: str, shard_count: int) -> int:
+    """Return the index of the shard that holds `tenant`."""
+    return int.from_bytes(hashlib.sha256(tenant.encode()).digest()[:8], "big") % shard_count
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A root with all entries of its shards, by tenant."""
+
+    root: Root
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+
+    @property
+    def keyspaces(self) -> frozenset[str]:
+        """Every keyspace that the data plane may use under this bundle."""
+        return frozenset(entry.keyspace for entry in self.entries.values() if not entry.suspended)
+
+
+def split_into_shards(entries: Iterable[Entry], minimum_count: int = 1) -> tuple[bytes, ...]:
+    """Return encoded shards of at most 64 KiB each, their number a power of two and at least `minimum_count`.
+
+    The number never shrinks below the caller's minimum (the current number), so that one tenant more or less does
+    not move all others. Raises ContractError if a single tenant's entry exceeds a shard.
+    """
+    all_entries = tuple(entries)
+    count = max(1, minimum_count)
+    while True:
+        groups: list[list[Entry]] = [[] for _ in range(count)]
+        for entry in all_entries:
+            groups[shard_of(entry.tenant, count)].append(entry)
+        shards = tuple(encode_shard(group) for group in groups)
+        oversized = [
+            group for group, shard in zip(groups, shards, strict=True) if len(shard) > MAX_SHARD_BYTES
+        ]
+        if not oversized:
+            return shards
+        if any(len(group) == 1 for group in oversized):
+            raise ContractError("the policy of a single tenant exceeds a bundle shard")
+        count *= 2
+
+
+class _contract_errors:  # noqa: N801  (used as a statement)
+    """Turn what malformed documents raise into ContractError, with the document's name."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        if isinstance(error, ContractError):
+            return False
+        if isinstance(error, KeyError | TypeError | ValueError | AttributeError):
+            raise ContractError(f"{self._what} is malformed: {error!r}") from error
+        return False
+
+
+def _without_none(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

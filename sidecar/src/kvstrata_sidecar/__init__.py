@@ -1,0 +1,1 @@
+"""The data plane of kvstrata: the gate before the engine, and the policy adapter inside the cache server."""
