@@ -19,6 +19,4 @@ def require_version(document: dict[str, object], what: str) -> None:
     """Raise ContractError unless `document["contract"]` is a version that this reader understands."""
     version = document.get("contract")
     if version not in (CONTRACT_VERSION, CONTRACT_VERSION - 1):
-        raise ContractError(
-            f"{what} speaks contract version {version!r}; this side understands {CONTRACT_VERSION}"
-        )
+        raise ContractError(f"{what} speaks contract version {version!r}; this side understands {CONTRACT_VERSION}")

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,9 +46,7 @@ class TierBudget:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> TierBudget:
         """Read the wire form."""
-        return cls(
-            raw["tier"], raw.get("limitBytes"), raw.get("guaranteedBytes"), raw.get("retentionSeconds")
-        )
+        return cls(raw["tier"], raw.get("limitBytes"), raw.get("guaranteedBytes"), raw.get("retentionSeconds"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,9 +189,7 @@ class Root:
             raw = json.loads(data)
             require_version(raw, "the bundle root")
             shards = tuple(ShardRef(int(s["index"]), s["slot"], s["digest"]) for s in raw["shards"])
-            if [s.index for s in shards] != list(range(len(shards))) or any(
-                s.slot not in SLOTS for s in shards
-            ):
+            if [s.index for s in shards] != list(range(len(shards))) or any(s.slot not in SLOTS for s in shards):
                 raise ContractError("the bundle root names shards out of order or in unknown slots")
             return cls(
                 domain=raw["domain"],
@@ -209,9 +206,7 @@ class Root:
         """Whether a reader that holds `other` may go on to this root."""
         if other is None:
             return True
-        return (
-            self.model_uid == other.model_uid and self.term >= other.term and self.revision > other.revision
-        )
+        return self.model_uid == other.model_uid and self.term >= other.term and self.revision > other.revision
 
 
 def encode_shard(entries: Iterable[Entry]) -> bytes:
@@ -261,9 +256,7 @@ def split_into_shards(entries: Iterable[Entry], minimum_count: int = 1) -> tuple
         for entry in all_entries:
             groups[shard_of(entry.tenant, count)].append(entry)
         shards = tuple(encode_shard(group) for group in groups)
-        oversized = [
-            group for group, shard in zip(groups, shards, strict=True) if len(shard) > MAX_SHARD_BYTES
-        ]
+        oversized = [group for group, shard in zip(groups, shards, strict=True) if len(shard) > MAX_SHARD_BYTES]
         if not oversized:
             return shards
         if any(len(group) == 1 for group in oversized):
@@ -271,21 +264,15 @@ def split_into_shards(entries: Iterable[Entry], minimum_count: int = 1) -> tuple
         count *= 2
 
 
-class _contract_errors:  # noqa: N801  (used as a statement)
+@contextmanager
+def _contract_errors(what: str) -> Iterator[None]:
     """Turn what malformed documents raise into ContractError, with the document's name."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
-        if isinstance(error, ContractError):
-            return False
-        if isinstance(error, KeyError | TypeError | ValueError | AttributeError):
-            raise ContractError(f"{self._what} is malformed: {error!r}") from error
-        return False
+    try:
+        yield
+    except ContractError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ContractError(f"{what} is malformed: {error!r}") from error
 
 
 def _without_none(**fields: Any) -> dict[str, Any]:

@@ -52,9 +52,7 @@ class CacheView:
                 "revision": self.revision,
                 "term": self.term,
                 "rules": self.rules.to_json(),
-                "keyspaces": {
-                    name: [b.to_json() for b in budgets] for name, budgets in self.keyspaces.items()
-                },
+                "keyspaces": {name: [b.to_json() for b in budgets] for name, budgets in self.keyspaces.items()},
             }
         )
 

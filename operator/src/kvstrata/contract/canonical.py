@@ -12,9 +12,7 @@ def canonical_json(value: Any) -> bytes:
 
     Raises ValueError for NaN and infinities, which JSON does not have.
     """
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    ).encode()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
 def digest(value: Any) -> str:

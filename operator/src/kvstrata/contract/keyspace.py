@@ -56,8 +56,7 @@ def derive_keyspace(domain_key: bytes, scope: Scope, epoch: str) -> str:
     if not is_epoch(epoch):
         raise ValueError("an epoch is 32 lower-case hexadecimal digits")
     message = b"".join(
-        struct.pack(">I", len(part)) + part
-        for part in (scope.kind.encode(), scope.name.encode(), epoch.encode())
+        struct.pack(">I", len(part)) + part for part in (scope.kind.encode(), scope.name.encode(), epoch.encode())
     )
     return hmac.digest(domain_key, message, hashlib.sha256).hex()[:KEYSPACE_HEX_DIGITS]
 

@@ -78,8 +78,7 @@ class AdapterState:
                     "fresh": self.fresh,
                     "keyspaces": self.keyspaces,
                     "tiers": [
-                        {name: getattr(tier, name) for name in TierState.__dataclass_fields__}
-                        for tier in self.tiers
+                        {name: getattr(tier, name) for name in TierState.__dataclass_fields__} for tier in self.tiers
                     ],
                     "counters": dict(self.counters),
                 }
