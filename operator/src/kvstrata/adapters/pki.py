@@ -1,0 +1,186 @@
+"""The operator's certificate authority: ECDSA P-256 keys, X.509 certificates, PEM in and out.
+
+Gates and managed Redis servers prove their names by server certificates, the operator proves to gates that it is the
+operator by a client certificate. Each is signed by one authority that the operator creates for itself, so that no
+other component has to be installed first. Time and private keys are arguments; `generate_key` and the certificates'
+serial numbers are the only randomness here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+AUTHORITY_LIFETIME = timedelta(days=3650)
+LEAF_LIFETIME = timedelta(days=365)
+CLOCK_SKEW = timedelta(minutes=5)
+"""Certificates are valid from this long before their issue, because clocks of nodes differ."""
+
+RENEW_AT_REMAINING = 1 / 3
+"""A certificate is replaced when this share of its lifetime is left."""
+
+MAX_COMMON_NAME = 64
+"""Longest common name that X.509 allows (RFC 5280, ub-common-name); subject alternative names have no such bound."""
+
+PrivateKey = ec.EllipticCurvePrivateKey
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A certificate and its private key (PKCS #8), both PEM. The key never appears in the representation."""
+
+    certificate_pem: bytes
+    key_pem: bytes
+
+    def __repr__(self) -> str:
+        return "KeyPair(…)"
+
+
+def generate_key() -> PrivateKey:
+    """Return a new private key on P-256."""
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+def create_authority(common_name: str, now: datetime, key: PrivateKey) -> KeyPair:
+    """Return a self-signed authority that may sign leaves only, valid for ten years.
+
+    `now` is an aware datetime, here and below.
+    """
+    name = _subject(common_name)
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    builder = (
+        _certificate(name, name, key, now, AUTHORITY_LIFETIME)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
+    )
+    return KeyPair(_pem(builder.sign(key, hashes.SHA256())), _key_pem(key))
+
+
+def issue_server(authority: KeyPair, dns_names: Sequence[str], now: datetime, key: PrivateKey) -> KeyPair:
+    """Return a server certificate for `dns_names`, valid for one year but never longer than its authority.
+
+    Raises ValueError for no names, or for an authority that cannot be read.
+    """
+    if not dns_names:
+        raise ValueError("a server certificate needs at least one DNS name")
+    names = x509.SubjectAlternativeName([x509.DNSName(name) for name in dns_names])
+    return _issue(authority, dns_names[0], now, key, ExtendedKeyUsageOID.SERVER_AUTH, names)
+
+
+def issue_client(authority: KeyPair, common_name: str, now: datetime, key: PrivateKey) -> KeyPair:
+    """Return a client certificate whose subject is `common_name`, valid for one year.
+
+    Raises ValueError for an authority that cannot be read.
+    """
+    return _issue(authority, common_name, now, key, ExtendedKeyUsageOID.CLIENT_AUTH, None)
+
+
+def needs_renewal(certificate_pem: bytes, now: datetime) -> bool:
+    """Whether a certificate should be replaced: unreadable, not valid yet, or in the last third of its life."""
+    try:
+        certificate = x509.load_pem_x509_certificate(certificate_pem)
+    except ValueError:
+        return True
+    start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return now < start or end - now <= (end - start) * RENEW_AT_REMAINING
+
+
+def is_issued_for(
+    certificate_pem: bytes, key_pem: bytes, authority_pem: bytes, dns_names: Sequence[str] | None = None
+) -> bool:
+    """Whether a stored pair is whole: the key fits, the authority signed it and, if given, it names `dns_names`."""
+    try:
+        certificate = x509.load_pem_x509_certificate(certificate_pem)
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(authority_pem))
+        key = serialization.load_pem_private_key(key_pem, password=None)
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    if key.public_key() != certificate.public_key():
+        return False
+    if dns_names is None:
+        return True
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return False
+    return set(extension.value.get_values_for_type(x509.DNSName)) == set(dns_names)
+
+
+def _issue(
+    authority: KeyPair,
+    common_name: str,
+    now: datetime,
+    key: PrivateKey,
+    usage: x509.ObjectIdentifier,
+    names: x509.SubjectAlternativeName | None,
+) -> KeyPair:
+    issuer = x509.load_pem_x509_certificate(authority.certificate_pem)
+    issuer_key = serialization.load_pem_private_key(authority.key_pem, password=None)
+    if not isinstance(issuer_key, ec.EllipticCurvePrivateKey):
+        raise ValueError("the authority's key is not an elliptic-curve key")
+    lifetime = min(LEAF_LIFETIME, issuer.not_valid_after_utc - now)
+    issuer_identifier = issuer.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+    builder = (
+        _certificate(_subject(common_name), issuer.subject, key, now, lifetime)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_identifier), critical=False
+        )
+    )
+    if names is not None:
+        builder = builder.add_extension(names, critical=False)
+    return KeyPair(_pem(builder.sign(issuer_key, hashes.SHA256())), _key_pem(key))
+
+
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: PrivateKey, now: datetime, lifetime: timedelta
+) -> x509.CertificateBuilder:
+    public_key = key.public_key()
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public_key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + lifetime)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+    )
+
+
+def _subject(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:MAX_COMMON_NAME])])
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+def _key_pem(key: PrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
