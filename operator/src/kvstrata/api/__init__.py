@@ -1,0 +1,43 @@
+"""The public API of kvstrata as typed models: what users write, what the apiserver checks, what status says.
+
+One module per kind. Everything here is pure: the CRDs in crds/ and the pages in docs/reference/ are generated from it.
+"""
+
+from __future__ import annotations
+
+from kvstrata.api.base import API_VERSION, GROUP, VERSION, InvalidObjectError, Problem, Resource
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachedomain import CacheDomain
+from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.prefixpool import PrefixPool
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.api.tenantgroup import TenantGroup
+
+KINDS: tuple[type[Resource], ...] = (
+    CacheDomain,
+    CacheTier,
+    CachedModel,
+    TenantCachePolicy,
+    TenantGroup,
+    PrefixPool,
+    CacheInvalidation,
+)
+"""Every kind of the group, in the order in which the documentation presents them."""
+
+__all__ = [
+    "API_VERSION",
+    "GROUP",
+    "KINDS",
+    "VERSION",
+    "CacheDomain",
+    "CacheInvalidation",
+    "CacheTier",
+    "CachedModel",
+    "InvalidObjectError",
+    "PrefixPool",
+    "Problem",
+    "Resource",
+    "TenantCachePolicy",
+    "TenantGroup",
+]

@@ -1,0 +1,369 @@
+"""CachedModel: inference pods for one model, with their cache."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import AfterValidator, Field, StringConstraints
+
+from kvstrata.api.base import AGE, ApiModel, Column, KindInfo, Resource, Scale, condition_column, exactly_one_of
+from kvstrata.api.common import Duration, Hex, PodCount, Revision, SecretKeyRef, Status, TierNames, TlsMode
+from kvstrata.api.engineflags import OWNED_ENV, OWNED_FLAGS, owned_flag
+from kvstrata.api.gate import GateSpec
+from kvstrata.api.markers import VALIDATIONS, AtomicList, Between, MapList, SchemaDefault
+from kvstrata.api.podtemplate import EnvVar, PodTemplate, ResourceRequirements
+from kvstrata.api.scalars import AbsolutePath, ForeignName, Generation, Image, ModelName, ShortText
+
+DEFAULT_CHUNK_SIZE_TOKENS = 256
+DEFAULT_STARTUP_TIMEOUT_S = 1800
+DEFAULT_PROBE_INTERVAL_S = 300
+
+
+class HubSource(ApiModel):
+    """Weights from the Hugging Face hub."""
+
+    repository: ModelName
+    """Repository, for example Qwen/Qwen3-8B."""
+
+    token_secret_ref: SecretKeyRef | None = None
+    """Token for repositories that are not public."""
+
+
+class PvcSource(ApiModel):
+    """Weights on a volume."""
+
+    claim_name: ForeignName
+    """PersistentVolumeClaim; it is mounted read-only."""
+
+    path: AbsolutePath | None = None
+    """Folder of the weights within the volume. Absent means its root."""
+
+
+class WeightsSource(ApiModel):
+    """Where weights come from."""
+
+    hub: HubSource | None = None
+    """The Hugging Face hub."""
+
+    pvc: PvcSource | None = None
+    """A volume."""
+
+    path: AbsolutePath | None = None
+    """A folder of the engine's image."""
+
+    RULES = (exactly_one_of(("hub", "pvc", "path"), "source needs exactly one of hub, pvc and path"),)
+
+
+RevisionText = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][-A-Za-z0-9._/]*$")]
+
+
+class LoraAdapter(ApiModel):
+    """The one LoRA adapter that a CachedModel may have."""
+
+    name: ModelName
+    """Name of the adapter."""
+
+    source: WeightsSource
+    """Where its weights come from."""
+
+    revision: RevisionText | None = None
+    """Revision of its weights."""
+
+
+class DType(StrEnum):
+    """Type of weights and activations."""
+
+    AUTO = "auto"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+class ModelSpec(ApiModel):
+    """The model that is served."""
+
+    name: ModelName
+    """Name under which the gate serves the model, and which callers send as model."""
+
+    source: WeightsSource
+    """Where the weights come from."""
+
+    revision: RevisionText | None = None
+    """Branch, tag or commit of a hub repository; otherwise any text that changes when the weights do. It is part of the
+    cache identity."""
+
+    tokenizer: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\p{C}]+$")] | None = None
+    """Repository or path of the tokenizer. Absent means that of the model."""
+
+    adapter: LoraAdapter | None = None
+    """A LoRA adapter."""
+
+    dtype: DType | None = None
+    """Type of weights and activations. Absent means auto."""
+
+    max_model_len: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    """Longest context in tokens. Absent leaves the choice to the engine."""
+
+    @property
+    def effective_dtype(self) -> DType:
+        """dtype, or its default."""
+        return self.dtype or DType.AUTO
+
+
+def _unowned_argument(argument: str) -> str:
+    owned = owned_flag(argument)
+    if owned is not None:
+        raise ValueError(_OWNED_FLAG_MESSAGE)
+    return argument
+
+
+def _unowned_variable(variable: EnvVar) -> EnvVar:
+    if variable.name in OWNED_ENV:
+        raise ValueError(_OWNED_ENV_MESSAGE)
+    return variable
+
+
+_OWNED_FLAG_MESSAGE = (
+    "this flag belongs to the operator, which sets it from model, engine, gate, reuse and the tiers; "
+    "see the reference of engine.args"
+)
+_OWNED_FLAG_CEL = (
+    "!self.startsWith('-') || !["
+    + ", ".join(f"'{flag}'" for flag in OWNED_FLAGS)
+    + "].exists(flag, flag.startsWith(self.split('=')[0].split('.')[0].replace('_', '-')))"
+)
+_OWNED_ENV_MESSAGE = f"these variables belong to the operator: {', '.join(sorted(OWNED_ENV))}"
+_OWNED_ENV_CEL = "!(self.name in [" + ", ".join(f"'{name}'" for name in sorted(OWNED_ENV)) + "])"
+
+EngineArgument = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=1024),
+    AfterValidator(_unowned_argument),
+    Field(json_schema_extra={VALIDATIONS: [{"rule": _OWNED_FLAG_CEL, "message": _OWNED_FLAG_MESSAGE}]}),
+]
+EngineVariable = Annotated[
+    EnvVar,
+    AfterValidator(_unowned_variable),
+    Field(
+        json_schema_extra={VALIDATIONS: [{"rule": _OWNED_ENV_CEL, "message": _OWNED_ENV_MESSAGE, "fieldPath": ".name"}]}
+    ),
+]
+
+
+class EngineSpec(ApiModel):
+    """The inference engine."""
+
+    image: Image
+    """Image with vLLM and LMCache."""
+
+    args: Annotated[tuple[EngineArgument, ...], Field(max_length=128), AtomicList()] = ()
+    """Further arguments of the engine. Flags that the operator owns are refused. All arguments that are not known to
+    leave KV bytes alone are part of the cache identity."""
+
+    env: Annotated[tuple[EngineVariable, ...], Field(max_length=64), MapList()] = ()
+    """Further environment variables with plain values."""
+
+    replicas: Annotated[int, Field(ge=0, le=10_000), SchemaDefault(1)] = 1
+    """Number of pods. The apiserver fills in 1, as for a Deployment, so that autoscalers find a value."""
+
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Accelerators that one replica spans. Absent means 1."""
+
+    resources: ResourceRequirements | None = None
+    """Resources of the engine container."""
+
+    pod_template: PodTemplate | None = None
+    """Settings of the pods."""
+
+    startup_timeout: Annotated[Duration, Between("10s", "24h")] | None = None
+    """How long a pod may take until its engine answers. Absent means 30m."""
+
+    @property
+    def effective_tensor_parallel_size(self) -> int:
+        """tensorParallelSize, or its default."""
+        return self.tensor_parallel_size if self.tensor_parallel_size is not None else 1
+
+    @property
+    def startup_timeout_s(self) -> int:
+        """Effective startupTimeout in seconds."""
+        return self.startup_timeout.in_seconds if self.startup_timeout is not None else DEFAULT_STARTUP_TIMEOUT_S
+
+
+class Transfer(StrEnum):
+    """How blocks move between engine and cache server."""
+
+    ENGINE_DRIVEN = "EngineDriven"
+    GPU_IPC = "GPUIPC"
+
+
+class CacheServerSpec(ApiModel):
+    """The cache server beside the engine."""
+
+    image: Image | None = None
+    """Image with LMCache of exactly the engine's version. Absent means the engine's image."""
+
+    chunk_size: Annotated[int, Field(ge=16, le=8192, multiple_of=16)] | None = None
+    """Tokens per chunk, a multiple of 16 and of the engine's block size. Absent means 256."""
+
+    resources: ResourceRequirements | None = None
+    """Resources of the cache container. Absent means memory that fits the CPU tier."""
+
+    transfer: Transfer | None = None
+    """EngineDriven: by shared memory, without access to the accelerator. GPUIPC: by handles of the accelerator's
+    memory. Absent means EngineDriven."""
+
+    @property
+    def chunk_size_tokens(self) -> int:
+        """Effective chunkSize in tokens."""
+        return self.chunk_size if self.chunk_size is not None else DEFAULT_CHUNK_SIZE_TOKENS
+
+    @property
+    def effective_transfer(self) -> Transfer:
+        """transfer, or its default."""
+        return self.transfer or Transfer.ENGINE_DRIVEN
+
+
+class ReuseMode(StrEnum):
+    """What may be reused between requests."""
+
+    PREFIX = "Prefix"
+    BLEND = "Blend"
+    OFF = "Off"
+
+
+class ReuseSpec(ApiModel):
+    """Reuse of KV blocks."""
+
+    mode: ReuseMode
+    """Prefix: equal beginnings. Blend: equal parts anywhere. Off: nothing, the way out in an emergency."""
+
+
+class ProbeSpec(ApiModel):
+    """The probe that proves isolation on running pods."""
+
+    interval: Annotated[Duration, Between("10s", "168h")] | None = None
+    """Time between two probes. Absent means 5m."""
+
+    @property
+    def interval_s(self) -> int:
+        """Effective interval in seconds."""
+        return self.interval.in_seconds if self.interval is not None else DEFAULT_PROBE_INTERVAL_S
+
+
+class CachedModelSpec(ApiModel):
+    """Inference pods for one model with their cache."""
+
+    model: ModelSpec
+    """The model."""
+
+    engine: EngineSpec
+    """The engine."""
+
+    tiers: TierNames = ()
+    """CacheTiers from fast to slow. Absent means that only the engine's own memory is used."""
+
+    cache_server: CacheServerSpec = CacheServerSpec()
+    """The cache server."""
+
+    gate: GateSpec
+    """The proxy that authenticates tenants and keeps them apart."""
+
+    reuse: ReuseSpec | None = None
+    """Reuse of blocks. Absent means mode Prefix."""
+
+    cache_generation: Generation | None = None
+    """Raise it to make everything that this model has cached unreachable."""
+
+    probe: ProbeSpec | None = None
+    """Probing of isolation."""
+
+    @property
+    def reuse_mode(self) -> ReuseMode:
+        """reuse.mode, or its default."""
+        return self.reuse.mode if self.reuse is not None else ReuseMode.PREFIX
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        """Names of the tiers from fast to slow."""
+        return tuple(tier.name for tier in self.tiers)
+
+    @property
+    def cache_image(self) -> str:
+        """Image of the cache container."""
+        return self.cache_server.image or self.engine.image
+
+    @property
+    def effective_cache_generation(self) -> int:
+        """cacheGeneration, 0 when absent."""
+        return self.cache_generation or 0
+
+    @property
+    def probe_interval_s(self) -> int:
+        """Time between two probes in seconds."""
+        return (self.probe or ProbeSpec()).interval_s
+
+
+class CachedModelStatus(Status):
+    """Observed state of a CachedModel."""
+
+    identity: Hex | None = None
+    """Cache identity: hash of everything that changes KV bytes."""
+
+    cache_generation: Generation | None = None
+    """The cacheGeneration that was last acted on."""
+
+    replicas: PodCount | None = None
+    """Pods that exist; read by autoscalers."""
+
+    ready_replicas: PodCount | None = None
+    """Pods that are ready."""
+
+    selector: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    """Label selector of the pods; read by autoscalers."""
+
+    bundle_revision: Revision | None = None
+    """Newest revision of the model's bundle."""
+
+    pods_acked: PodCount | None = None
+    """Pods that acknowledged the newest revision."""
+
+    pods_live: PodCount | None = None
+    """Pods that serve."""
+
+    endpoint: ShortText | None = None
+    """URL of the model's Service."""
+
+
+class CachedModel(Resource):
+    """A CachedModel serves one model by inference pods that reuse KV blocks as policies allow. It becomes a Deployment
+    whose pods hold the engine, a gate that authenticates tenants, and a cache server."""
+
+    INFO: ClassVar[KindInfo] = KindInfo(
+        kind="CachedModel",
+        plural="cachedmodels",
+        short_names=("cmodel",),
+        columns=(
+            Column("Model", ".spec.model.name"),
+            Column("Replicas", ".spec.engine.replicas", "integer"),
+            Column("Acked", ".status.podsAcked", "integer", "Pods that acknowledged the newest policy"),
+            Column("Live", ".status.podsLive", "integer", "Pods that serve"),
+            condition_column("Enforced", "PolicyEnforced"),
+            condition_column("Ready", "Ready"),
+            condition_column("Reason", "Ready", "reason"),
+            condition_column("Isolated", "IsolationVerified", priority=1),
+            Column("Identity", ".status.identity", description="Cache identity", priority=1),
+            Column("Endpoint", ".status.endpoint", priority=1),
+            AGE,
+        ),
+        selectable_fields=(".spec.model.name",),
+        scale=Scale(".spec.engine.replicas", ".status.replicas", ".status.selector"),
+    )
+
+    spec: CachedModelSpec
+    status: CachedModelStatus = CachedModelStatus()
+
+    @property
+    def gate_tls_mode(self) -> TlsMode:
+        """Where the gate's certificate comes from."""
+        return self.spec.gate.tls_mode

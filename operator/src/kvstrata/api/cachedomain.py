@@ -1,0 +1,161 @@
+"""CacheDomain: the settings and the state of one namespace that belong to no other object."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field, StringConstraints
+
+from kvstrata.api.base import AGE, ApiModel, Column, KindInfo, Resource, Rule, StatusModel, condition_column
+from kvstrata.api.common import Budget, Count, Duration, Hex, PodCount, Revision, ScopeStatus, Status, TierBudget
+from kvstrata.api.markers import Between
+
+DOMAIN_NAME = "default"
+"""The only name that a CacheDomain may have."""
+
+DEFAULT_STALE_AFTER_S = 300
+DEFAULT_DRAIN_TIMEOUT_S = 30
+
+
+class OnStale(StrEnum):
+    """What pods do when they cannot confirm that their policy is current."""
+
+    FENCE = "Fence"
+    SERVE_STALE = "ServeStale"
+
+
+class KeyCustody(StrEnum):
+    """Where the data keys of a domain are kept."""
+
+    SECRET = "Secret"  # noqa: S105 - a name, not a secret
+
+
+class UnknownTenants(StrEnum):
+    """What happens to authenticated callers without a TenantCachePolicy."""
+
+    NO_REUSE = "NoReuse"
+    REFUSE = "Refuse"
+
+
+class CacheDomainSpec(ApiModel):
+    """Settings of the whole namespace. Every field may be absent."""
+
+    stale_after: Annotated[Duration, Between("5s", "24h")] | None = None
+    """How old a pod's confirmation of its policy may become before onStale applies. Absent means 5m. An unreachable pod
+    delays an invalidation by at most staleAfter + drainTimeout."""
+
+    drain_timeout: Annotated[Duration, Between("1s", "1h")] | None = None
+    """How long requests on a removed keyspace may run on before they are aborted. Absent means 30s."""
+
+    on_stale: OnStale | None = None
+    """Fence: requests are answered without any reuse. ServeStale: the last known policy stays in use, and an
+    invalidation cannot be promised for unreachable pods. Absent means Fence."""
+
+    key_custody: KeyCustody | None = None
+    """Where data keys are kept. Absent means Secret."""
+
+    public_budget: Budget | None = None
+    """Budget of the Public scope. Absent means no guarantee and no limit."""
+
+    unknown_tenants: UnknownTenants | None = None
+    """NoReuse: callers without a policy are answered, without reuse and without stores. Refuse: they get 403.
+    Absent means NoReuse."""
+
+    @property
+    def stale_after_s(self) -> int:
+        """Effective staleAfter in seconds."""
+        return self.stale_after.in_seconds if self.stale_after is not None else DEFAULT_STALE_AFTER_S
+
+    @property
+    def drain_timeout_s(self) -> int:
+        """Effective drainTimeout in seconds."""
+        return self.drain_timeout.in_seconds if self.drain_timeout is not None else DEFAULT_DRAIN_TIMEOUT_S
+
+    @property
+    def effective_on_stale(self) -> OnStale:
+        """onStale, or its default."""
+        return self.on_stale or OnStale.FENCE
+
+    @property
+    def effective_key_custody(self) -> KeyCustody:
+        """keyCustody, or its default."""
+        return self.key_custody or KeyCustody.SECRET
+
+    @property
+    def effective_unknown_tenants(self) -> UnknownTenants:
+        """unknownTenants, or its default."""
+        return self.unknown_tenants or UnknownTenants.NO_REUSE
+
+    @property
+    def public_tiers(self) -> tuple[TierBudget, ...]:
+        """Budgets of the Public scope."""
+        return self.public_budget.tiers if self.public_budget is not None else ()
+
+
+DomainId = Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9a-f]+$")]
+
+
+class ReceiptChain(StatusModel):
+    """The domain's chain of erasure receipts."""
+
+    count: Count = 0
+    """How many receipts were issued."""
+
+    head: Hex | None = None
+    """Digest of the newest receipt."""
+
+
+class CacheDomainStatus(Status):
+    """Observed state of a CacheDomain."""
+
+    domain_id: DomainId | None = Field(default=None, alias="domainID")
+    """Random id of the domain, part of every key in shared tiers."""
+
+    scope: ScopeStatus | None = None
+    """The Public scope and its epoch."""
+
+    bundle_revision: Revision | None = None
+    """Highest revision of any bundle of this domain."""
+
+    pods_acked: PodCount | None = None
+    """Pods of all models that acknowledged the newest revision of their bundle."""
+
+    pods_live: PodCount | None = None
+    """Pods of all models that serve."""
+
+    receipts: ReceiptChain | None = None
+    """The chain of erasure receipts."""
+
+
+class CacheDomain(Resource):
+    """A CacheDomain holds what belongs to a whole namespace: how stale policy may become, who keeps keys, what unknown
+    tenants get, and the domain's identity. There is one for each namespace, named default; the operator creates it when
+    it is missing."""
+
+    INFO: ClassVar[KindInfo] = KindInfo(
+        kind="CacheDomain",
+        plural="cachedomains",
+        short_names=("cdom",),
+        columns=(
+            Column("Revision", ".status.bundleRevision", "integer", "Highest bundle revision"),
+            Column("Acked", ".status.podsAcked", "integer", "Pods that acknowledged the newest policy"),
+            Column("Live", ".status.podsLive", "integer", "Pods that serve"),
+            condition_column("Ready", "Ready"),
+            condition_column("Reason", "Ready", "reason"),
+            Column("Domain", ".status.domainID", description="Random id of the domain", priority=1),
+            AGE,
+        ),
+    )
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        *Resource.RULES,
+        Rule(
+            cel="self.metadata.name == 'default'",
+            message="a namespace has one CacheDomain, and its name must be default",
+            field_path=".metadata.name",
+            holds=lambda domain: domain.metadata.name == DOMAIN_NAME,
+        ),
+    )
+
+    spec: CacheDomainSpec = CacheDomainSpec()
+    status: CacheDomainStatus = CacheDomainStatus()

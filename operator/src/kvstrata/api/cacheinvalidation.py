@@ -1,0 +1,349 @@
+"""CacheInvalidation: an immutable order to make cached data unreachable, or to erase it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, StringConstraints
+
+from kvstrata.api.base import (
+    AGE,
+    ApiModel,
+    Column,
+    KindInfo,
+    Resource,
+    Rule,
+    StatusModel,
+    condition_column,
+    exactly_one_of,
+)
+from kvstrata.api.common import Count, Duration, Hex, ObjectRef, PodCount, Revision, ScopeKind, Status, TierNames
+from kvstrata.api.markers import Between, MapList, SetList
+from kvstrata.api.prefixpool import Messages, PrefixText, TokenIds
+from kvstrata.api.scalars import ObjectName, ShortText, TenantName, Text, Timestamp
+
+MAX_AWAITING = 1000
+"""Most pods that status.awaiting names."""
+
+
+class PrefixContent(ApiModel):
+    """Content whose beginnings are to be invalidated, given in exactly one form."""
+
+    text: PrefixText | None = None
+    """Text, tokenised as it is."""
+
+    messages: Messages | None = None
+    """Messages, rendered by the model's chat template."""
+
+    token_ids: TokenIds | None = Field(default=None, alias="tokenIDs")
+    """Token ids."""
+
+    RULES = (
+        exactly_one_of(("text", "messages", "tokenIDs"), "content needs exactly one of text, messages and tokenIDs"),
+    )
+
+
+class PrefixScope(ApiModel):
+    """Blocks of one prefix."""
+
+    model_ref: ObjectRef
+    """The CachedModel."""
+
+    content: PrefixContent
+    """The prefix."""
+
+    tenants: Annotated[tuple[TenantName, ...], Field(min_length=1, max_length=1024), SetList()] | None = None
+    """Tenants whose blocks are meant. Absent means all."""
+
+
+class InvalidationScope(ApiModel):
+    """What is to be invalidated: exactly one of these."""
+
+    tenant: TenantName | None = None
+    """Everything of one tenant."""
+
+    group: ObjectName | None = None
+    """Everything of one TenantGroup."""
+
+    pool: ObjectName | None = None
+    """Everything of one PrefixPool."""
+
+    model: ObjectName | None = None
+    """Everything of one CachedModel."""
+
+    prefix: PrefixScope | None = None
+    """Everything that begins with one prefix."""
+
+    all: Literal[True] | None = None
+    """Everything of the namespace."""
+
+    RULES = (
+        exactly_one_of(
+            ("tenant", "group", "pool", "model", "prefix", "all"),
+            "scope needs exactly one of tenant, group, pool, model, prefix and all",
+        ),
+    )
+
+    @property
+    def summary(self) -> str:
+        """Short form for people, for example ``tenant/acme``."""
+        if self.all:
+            return "all"
+        if self.prefix is not None:
+            return f"prefix/{self.prefix.model_ref.name}"
+        for kind in ("tenant", "group", "pool", "model"):
+            name = getattr(self, kind)
+            if name is not None:
+                return f"{kind}/{name}"
+        raise AssertionError("a scope always has one member")
+
+
+class SharedScopes(StrEnum):
+    """What happens to scopes that a tenant shares with others."""
+
+    ROLL = "Roll"
+    EXCLUDE = "Exclude"
+
+
+class InvalidationMode(StrEnum):
+    """How far an invalidation goes."""
+
+    LAZY = "Lazy"
+    EAGER = "Eager"
+
+
+class HbmHandling(StrEnum):
+    """What happens to the engines' own memory."""
+
+    ROLL_SCOPES = "RollScopes"
+    RESET_ENGINE = "ResetEngine"
+
+
+class CacheInvalidationSpec(ApiModel):
+    """An order to invalidate. It cannot be changed."""
+
+    scope: InvalidationScope
+    """What is to be invalidated."""
+
+    shared_scopes: SharedScopes | None = None
+    """For a tenant that shares or shared. Roll: the whole shared scope is invalidated. Exclude: it is left, and named
+    as residue. Required for such tenants."""
+
+    mode: InvalidationMode
+    """Lazy: data becomes unreachable and ages out. Eager: data is also deleted, and that is verified."""
+
+    tiers: TierNames = ()
+    """CacheTiers from which data is deleted; with mode Eager only. Absent means all."""
+
+    hbm: HbmHandling | None = None
+    """RollScopes: blocks in the engines' memory become unreachable. ResetEngine: the engines' prefix caches are
+    emptied, for all tenants. Absent means RollScopes."""
+
+    reason: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    """Why; it is recorded in the receipt."""
+
+    deadline: Annotated[Duration, Between("10s", "168h")] | None = None
+    """When the invalidation fails if it is not complete, counted from its start. Absent means never."""
+
+    allow_residue: bool | None = None
+    """Whether copies that nobody can reach may be left and named in the receipt."""
+
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Seconds after which this object is deleted when it has finished. Absent means never; a tool that keeps applying
+    this object would create and run it again."""
+
+    RULES = (
+        Rule(cel="self == oldSelf", message="an invalidation is immutable: create another CacheInvalidation"),
+        Rule(
+            cel="!has(self.sharedScopes) || has(self.scope.tenant) || has(self.scope.prefix)",
+            message="sharedScopes is only for a scope that names a tenant or a prefix",
+            field_path=".sharedScopes",
+            holds=lambda spec: (
+                spec.shared_scopes is None or spec.scope.tenant is not None or spec.scope.prefix is not None
+            ),
+        ),
+        Rule(
+            cel="self.mode == 'Eager' || !has(self.tiers) || size(self.tiers) == 0",
+            message="tiers are only for mode Eager, because Lazy deletes nothing",
+            field_path=".tiers",
+            holds=lambda spec: spec.mode is InvalidationMode.EAGER or not spec.tiers,
+        ),
+        Rule(
+            cel="self.mode == 'Eager' || !has(self.allowResidue)",
+            message="allowResidue is only for mode Eager, because Lazy deletes nothing",
+            field_path=".allowResidue",
+            holds=lambda spec: spec.mode is InvalidationMode.EAGER or spec.allow_residue is None,
+        ),
+    )
+
+    @property
+    def effective_hbm(self) -> HbmHandling:
+        """hbm, or its default."""
+        return self.hbm or HbmHandling.ROLL_SCOPES
+
+    @property
+    def deadline_s(self) -> int | None:
+        """deadline in seconds; None for never."""
+        return self.deadline.in_seconds if self.deadline is not None else None
+
+    @property
+    def residue_allowed(self) -> bool:
+        """Whether unreachable copies may be left."""
+        return bool(self.allow_residue)
+
+
+class Phase(StrEnum):
+    """Where an invalidation stands."""
+
+    PENDING = "Pending"
+    ROLLING = "Rolling"
+    AWAITING_ACKS = "AwaitingAcks"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will happen."""
+        return self in (Phase.COMPLETE, Phase.FAILED)
+
+
+class RolledScope(StatusModel):
+    """A scope that gets or got a new epoch."""
+
+    kind: ScopeKind
+    """Kind of the scope."""
+
+    name: ShortText
+    """Name of the scope."""
+
+    new_epoch: Annotated[str, StringConstraints(max_length=32)] | None = None
+    """The epoch that replaces the old one."""
+
+
+class TargetBundle(StatusModel):
+    """The bundle revision that carries the invalidation to one model's pods."""
+
+    model: ObjectName
+    """The CachedModel."""
+
+    revision: Revision
+    """Pods that acknowledged this revision, or a later one, are done."""
+
+
+class PodsProgress(StatusModel):
+    """How many pods are done."""
+
+    acked: PodCount = 0
+    """Pods that acknowledged."""
+
+    live: PodCount = 0
+    """Pods that had to, when it was last counted."""
+
+    fenced: PodCount = 0
+    """Pods that could not be reached and have fenced themselves off by now."""
+
+
+class AwaitedPod(StatusModel):
+    """A pod that has not acknowledged yet."""
+
+    model: ObjectName
+    """Its CachedModel."""
+
+    pod: ShortText
+    """Its name."""
+
+    uid: ShortText
+    """Its uid."""
+
+
+class TierErasure(StatusModel):
+    """What was deleted from one tier."""
+
+    name: ShortText
+    """Name of the CacheTier."""
+
+    found: Count = 0
+    """Keys that were found."""
+
+    deleted: Count = 0
+    """Keys that were deleted."""
+
+    remaining: Count = 0
+    """Keys that are left."""
+
+    bytes: Count = 0
+    """Bytes that were deleted."""
+
+
+class CacheInvalidationStatus(Status):
+    """Observed state of a CacheInvalidation."""
+
+    phase: Phase | None = None
+    """Where the invalidation stands."""
+
+    start_time: Timestamp | None = None
+    """When it was begun."""
+
+    completion_time: Timestamp | None = None
+    """When it ended."""
+
+    took: ShortText | None = None
+    """Time from begin to end."""
+
+    scope_summary: ShortText | None = None
+    """The scope in short form."""
+
+    scopes: Annotated[tuple[RolledScope, ...], Field(max_length=4096)] = ()
+    """Scopes that get or got a new epoch."""
+
+    targets: Annotated[tuple[TargetBundle, ...], Field(max_length=1024), MapList("model")] = ()
+    """Bundles that carry the invalidation."""
+
+    pods: PodsProgress | None = None
+    """How many pods are done."""
+
+    awaiting: Annotated[tuple[AwaitedPod, ...], Field(max_length=MAX_AWAITING)] = ()
+    """Pods that have not acknowledged yet, at most 1000 of them."""
+
+    keys: Count | None = None
+    """Keys deleted on all tiers."""
+
+    bytes: ShortText | None = None
+    """Bytes deleted on all tiers."""
+
+    tiers: Annotated[tuple[TierErasure, ...], Field(max_length=16), MapList()] = ()
+    """What was deleted from each tier."""
+
+    receipt_digest: Hex | None = None
+    """Digest of the signed receipt."""
+
+    message: Text | None = None
+    """Progress in one sentence."""
+
+
+class CacheInvalidation(Resource):
+    """A CacheInvalidation makes cached data unreachable or erases it, once. Its status says what was done, what was
+    acknowledged and what was verified, and keeps those apart."""
+
+    INFO: ClassVar[KindInfo] = KindInfo(
+        kind="CacheInvalidation",
+        plural="cacheinvalidations",
+        short_names=("cinv",),
+        columns=(
+            Column("Scope", ".status.scopeSummary"),
+            Column("Mode", ".spec.mode"),
+            Column("Phase", ".status.phase"),
+            Column("Keys", ".status.keys", "integer"),
+            Column("Bytes", ".status.bytes"),
+            Column("Took", ".status.took"),
+            condition_column("Ready", "Ready", priority=1),
+            condition_column("Reason", "Ready", "reason", priority=1),
+            Column("Acked", ".status.pods.acked", "integer", priority=1),
+            AGE,
+        ),
+        selectable_fields=(".spec.mode",),
+    )
+
+    spec: CacheInvalidationSpec
+    status: CacheInvalidationStatus = CacheInvalidationStatus()

@@ -1,0 +1,81 @@
+"""Engine arguments and variables that belong to the operator.
+
+They decide who may reach the engine, which cache it uses and under which identity its blocks are stored. A user who
+could set them could step around the gate or the isolation of tenants, so they are refused at admission. The planner
+that renders the engine's command line draws on the same lists.
+"""
+
+from __future__ import annotations
+
+OWNED_FLAGS: dict[str, str] = {
+    "--host": "the engine listens only for the gate",
+    "--port": "the engine listens only for the gate",
+    "--uds": "the engine listens only for the gate",
+    "--root-path": "the gate chooses the paths that it forwards",
+    "--middleware": "the gate is the only middleware",
+    "--ssl-keyfile": "TLS ends at the gate: set gate.tls",
+    "--ssl-certfile": "TLS ends at the gate: set gate.tls",
+    "--ssl-ca-certs": "TLS ends at the gate: set gate.tls",
+    "--ssl-cert-reqs": "TLS ends at the gate: set gate.tls",
+    "--api-key": "the gate authenticates: set gate.authentication",
+    "--hf-token": "secrets do not belong into arguments: set model.source.hub.tokenSecretRef",
+    "--config": "a file could set any other flag of this list",
+    "--model": "set model.source",
+    "--served-model-name": "set model.name",
+    "--revision": "set model.revision",
+    "--code-revision": "set model.revision",
+    "--tokenizer": "set model.tokenizer",
+    "--tokenizer-revision": "set model.revision",
+    "--dtype": "set model.dtype",
+    "--max-model-len": "set model.maxModelLen",
+    "--enable-lora": "set model.adapter",
+    "--lora-modules": "set model.adapter",
+    "--tensor-parallel-size": "set engine.tensorParallelSize",
+    "-tp": "set engine.tensorParallelSize",
+    "--gpu-memory-utilization": "set it on the CacheTier of medium HBM",
+    "--kv-cache-dtype": "set it on the CacheTier of medium HBM",
+    "--kv-transfer-config": "the operator connects the engine to its cache server",
+    "--kv-events-config": "the operator connects the engine to its cache server",
+    "--kv-offloading-size": "list a CacheTier of medium CPU instead",
+    "--kv-offloading-backend": "list a CacheTier of medium CPU instead",
+    "--enable-prefix-caching": "set reuse.mode",
+    "--no-enable-prefix-caching": "set reuse.mode",
+    "--prefix-caching-hash-algo": "the operator chooses the hash that isolation depends on",
+}
+"""Each flag that engine.args may not contain, and what to do instead. Written with dashes; underscores mean the
+same."""
+
+OWNED_ENV: frozenset[str] = frozenset(
+    {
+        "HF_TOKEN",
+        "HOME",
+        "HUGGING_FACE_HUB_TOKEN",
+        "LMCACHE_TRACK_USAGE",
+        "PYTHONHASHSEED",
+        "PYTHONPATH",
+        "VLLM_API_KEY",
+        "VLLM_HOST_IP",
+        "VLLM_SERVER_DEV_MODE",
+    }
+)
+"""Variables that engine.env may not contain."""
+
+
+def flag_of(argument: str) -> str | None:
+    """The flag that an engine argument names, as the engine reads it, or None for a value.
+
+    ``--served_model_name=x`` and ``--kv-transfer-config.kv_role`` name ``--served-model-name`` and
+    ``--kv-transfer-config``: the engine takes underscores for dashes and splits at the first equals sign or dot.
+    """
+    if not argument.startswith("-"):
+        return None
+    return argument.split("=")[0].split(".")[0].replace("_", "-")
+
+
+def owned_flag(argument: str) -> str | None:
+    """The owned flag that an engine argument sets, or None.
+
+    Beginnings of an owned flag count too, because argument parsers accept unambiguous abbreviations.
+    """
+    flag = flag_of(argument)
+    return None if flag is None else next((owned for owned in OWNED_FLAGS if owned.startswith(flag)), None)

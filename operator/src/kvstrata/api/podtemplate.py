@@ -1,0 +1,101 @@
+"""Settings of pods and containers that users may choose."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from kvstrata.api.base import ApiModel, Rule
+from kvstrata.api.common import AnyObject, LocalObjectRef
+from kvstrata.api.markers import AtomicList, MapList
+from kvstrata.api.scalars import AnnotationValue, ForeignName, LabelKey, LabelValue, ResourceQuantity
+
+
+class EnvVar(ApiModel):
+    """One environment variable with a plain value."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    """Name of the variable."""
+
+    value: Annotated[str, StringConstraints(max_length=4096)] = ""
+    """Its value."""
+
+
+ResourceName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+ResourceAmounts = Annotated[dict[ResourceName, ResourceQuantity], Field(max_length=16)]
+
+
+class ResourceRequirements(ApiModel):
+    """Compute resources of a container."""
+
+    requests: ResourceAmounts = Field(default_factory=dict)
+    """What the scheduler sets aside for the container."""
+
+    limits: ResourceAmounts = Field(default_factory=dict)
+    """What the container may use at most."""
+
+
+class Toleration(ApiModel):
+    """Lets pods run on nodes with a matching taint."""
+
+    key: Annotated[str, StringConstraints(max_length=317)] | None = None
+    """Key of the taint; absent matches every key."""
+
+    operator: Literal["Exists", "Equal"] | None = None
+    """Absent means Equal."""
+
+    value: LabelValue | None = None
+    """Value of the taint."""
+
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    """Effect of the taint; absent matches every effect."""
+
+    toleration_seconds: Annotated[int, Field(ge=0, le=2**31)] | None = None
+    """How long a NoExecute taint is tolerated; absent means for ever."""
+
+
+class PodTemplate(ApiModel):
+    """Settings of the pods that are free to choose; everything else belongs to the operator."""
+
+    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
+    """Labels besides those of the operator. The prefixes app.kubernetes.io/ and kvstrata.io/ are the operator's."""
+
+    annotations: Annotated[dict[LabelKey, AnnotationValue], Field(max_length=32)] = Field(default_factory=dict)
+    """Annotations besides those of the operator."""
+
+    node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
+    """Labels that a node must have."""
+
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32), AtomicList()] = ()
+    """Taints that are tolerated."""
+
+    affinity: AnyObject | None = None
+    """Affinity of the pods, as in a Pod."""
+
+    topology_spread_constraints: Annotated[tuple[AnyObject, ...], Field(max_length=8), AtomicList()] = ()
+    """How the pods spread over the cluster, as in a Pod."""
+
+    priority_class_name: ForeignName | None = None
+    """PriorityClass of the pods."""
+
+    runtime_class_name: ForeignName | None = None
+    """RuntimeClass of the pods."""
+
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When images are pulled; absent leaves the choice to Kubernetes."""
+
+    image_pull_secrets: Annotated[tuple[LocalObjectRef, ...], Field(max_length=8), MapList()] = ()
+    """Secrets with credentials of registries."""
+
+    RULES = (
+        Rule(
+            cel="!has(self.labels) || "
+            "!self.labels.exists(key, key.startsWith('app.kubernetes.io/') || key.startsWith('kvstrata.io/'))",
+            message="labels with the prefixes app.kubernetes.io/ and kvstrata.io/ belong to the operator",
+            field_path=".labels",
+            holds=lambda template: (
+                not any(key.startswith(("app.kubernetes.io/", "kvstrata.io/")) for key in template.labels)
+            ),
+        ),
+    )

@@ -1,0 +1,253 @@
+"""PrefixPool: prefixes that are computed once and read by many."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, StringConstraints
+
+from kvstrata.api.base import (
+    AGE,
+    ApiModel,
+    Column,
+    KindInfo,
+    Resource,
+    Rule,
+    StatusModel,
+    condition_column,
+    exactly_one_of,
+)
+from kvstrata.api.common import (
+    AnyObject,
+    ConfigMapKeyRef,
+    Count,
+    Duration,
+    Hex,
+    ObjectRef,
+    ScopeStatus,
+    Status,
+    TierNames,
+)
+from kvstrata.api.markers import AtomicList, Between, MapList, SetList
+from kvstrata.api.scalars import Generation, ObjectName, ShortText, TenantName
+
+PrefixText = Annotated[str, StringConstraints(min_length=1, max_length=262_144)]
+TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=131_072), AtomicList()]
+
+
+class Message(ApiModel):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    """Who speaks."""
+
+    content: PrefixText
+    """What is said."""
+
+
+Messages = Annotated[tuple[Message, ...], Field(min_length=1, max_length=64), AtomicList()]
+
+
+class Prefix(ApiModel):
+    """One prefix, given in exactly one form."""
+
+    name: ObjectName
+    """Name of the prefix within its pool."""
+
+    text: PrefixText | None = None
+    """Text, tokenised as it is."""
+
+    messages: Messages | None = None
+    """Messages, rendered by the model's chat template."""
+
+    tools: Annotated[tuple[AnyObject, ...], Field(max_length=128), AtomicList()] = ()
+    """Tools that the chat template renders; with messages only."""
+
+    chat_template_kwargs: AnyObject | None = None
+    """Further arguments of the chat template; with messages only."""
+
+    token_ids: TokenIds | None = Field(default=None, alias="tokenIDs")
+    """Token ids."""
+
+    config_map_key_ref: ConfigMapKeyRef | None = None
+    """A ConfigMap's key that holds the text."""
+
+    RULES = (
+        exactly_one_of(
+            ("text", "messages", "tokenIDs", "configMapKeyRef"),
+            "a prefix needs exactly one of text, messages, tokenIDs and configMapKeyRef",
+        ),
+        Rule(
+            cel="has(self.messages) || (!has(self.tools) && !has(self.chatTemplateKwargs))",
+            message="tools and chatTemplateKwargs are only for a prefix with messages",
+            holds=lambda prefix: (
+                prefix.messages is not None or (not prefix.tools and prefix.chat_template_kwargs is None)
+            ),
+        ),
+    )
+
+
+class Readers(ApiModel):
+    """Who may read a pool. A tenant must also list the pool in its own policy."""
+
+    public: bool | None = None
+    """All tenants."""
+
+    groups: Annotated[tuple[ObjectName, ...], Field(max_length=256), SetList()] = ()
+    """The members of these TenantGroups."""
+
+    tenants: Annotated[tuple[TenantName, ...], Field(max_length=1024), SetList()] = ()
+    """These tenants."""
+
+    RULES = (
+        Rule(
+            cel="(has(self.public) && self.public) || (has(self.groups) && size(self.groups) > 0) || "
+            "(has(self.tenants) && size(self.tenants) > 0)",
+            message="readers must name at least one of public: true, groups and tenants",
+            holds=lambda readers: bool(readers.public or readers.groups or readers.tenants),
+        ),
+        Rule(
+            cel="!(has(self.public) && self.public) || "
+            "((!has(self.groups) || size(self.groups) == 0) && (!has(self.tenants) || size(self.tenants) == 0))",
+            message="public: true already means everyone: leave groups and tenants out, or set public to false",
+            field_path=".public",
+            holds=lambda readers: not (readers.public and (readers.groups or readers.tenants)),
+        ),
+    )
+
+
+class PoolInvalidation(StrEnum):
+    """How new content replaces old."""
+
+    LAZY = "Lazy"
+    EAGER = "Eager"
+
+
+class Warmup(ApiModel):
+    """How the pool's prefixes are computed."""
+
+    max_concurrent: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Requests at one time. Absent means 1."""
+
+    timeout: Annotated[Duration, Between("10s", "24h")] | None = None
+    """How long warming may take. Absent means 10m."""
+
+    @property
+    def effective_max_concurrent(self) -> int:
+        """maxConcurrent, or its default."""
+        return self.max_concurrent if self.max_concurrent is not None else 1
+
+    @property
+    def timeout_s(self) -> int:
+        """Effective timeout in seconds."""
+        return self.timeout.in_seconds if self.timeout is not None else 600
+
+
+class PrefixPoolSpec(ApiModel):
+    """Prefixes of one model that many may read."""
+
+    model_ref: ObjectRef
+    """The CachedModel that the prefixes are for."""
+
+    prefixes: Annotated[tuple[Prefix, ...], Field(min_length=1, max_length=64), MapList()]
+    """The prefixes."""
+
+    readers: Readers
+    """Who may read."""
+
+    invalidation: PoolInvalidation | None = None
+    """Lazy: readers keep the old content until the new is warm. Eager: the old is cut off at once. Absent means
+    Lazy."""
+
+    pinned: bool | None = None
+    """Whether the pool's blocks are never evicted."""
+
+    tiers: TierNames = ()
+    """CacheTiers that hold the pool. Absent means the slowest tier of the model."""
+
+    warmup: Warmup | None = None
+    """How the prefixes are computed."""
+
+    cache_generation: Generation | None = None
+    """Raise it to compute the pool anew."""
+
+    @property
+    def effective_invalidation(self) -> PoolInvalidation:
+        """invalidation, or its default."""
+        return self.invalidation or PoolInvalidation.LAZY
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the pool's blocks are never evicted."""
+        return bool(self.pinned)
+
+    @property
+    def effective_cache_generation(self) -> int:
+        """cacheGeneration, 0 when absent."""
+        return self.cache_generation or 0
+
+
+class PoolTier(StatusModel):
+    """How much of a pool one tier holds."""
+
+    name: ShortText
+    """Name of the CacheTier."""
+
+    stored: Count = 0
+    """Chunks that are stored."""
+
+    expected: Count = 0
+    """Chunks that there should be."""
+
+
+class PrefixPoolStatus(Status):
+    """Observed state of a PrefixPool."""
+
+    scope: ScopeStatus | None = None
+    """The pool's scope and its epoch."""
+
+    cache_generation: Generation | None = None
+    """The cacheGeneration that was last acted on."""
+
+    tokens: Count | None = None
+    """Tokens of all prefixes."""
+
+    chunks: Count | None = None
+    """Whole chunks of all prefixes."""
+
+    bytes: ShortText | None = None
+    """Size of those chunks."""
+
+    manifest_digest: Hex | None = None
+    """Digest of the pool's manifest."""
+
+    tiers: Annotated[tuple[PoolTier, ...], Field(max_length=16), MapList()] = ()
+    """How much each tier holds."""
+
+
+class PrefixPool(Resource):
+    """A PrefixPool holds prefixes that are computed once, stored once for each shared tier and read by many. Tenants
+    only read; the pool is written by its warmer alone."""
+
+    INFO: ClassVar[KindInfo] = KindInfo(
+        kind="PrefixPool",
+        plural="prefixpools",
+        short_names=("ppool",),
+        columns=(
+            Column("Model", ".spec.modelRef.name"),
+            Column("Tokens", ".status.tokens", "integer"),
+            Column("Chunks", ".status.chunks", "integer"),
+            Column("Bytes", ".status.bytes"),
+            condition_column("Warm", "Warm"),
+            condition_column("Published", "Published"),
+            condition_column("Ready", "Ready"),
+            condition_column("Reason", "Ready", "reason"),
+            AGE,
+        ),
+        selectable_fields=(".spec.modelRef.name",),
+    )
+
+    spec: PrefixPoolSpec
+    status: PrefixPoolStatus = PrefixPoolStatus()

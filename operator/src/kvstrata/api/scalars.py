@@ -1,0 +1,225 @@
+"""Scalar types of the API: quantities, durations, names.
+
+Each type validates in Python exactly what its CRD schema validates in the apiserver, keeps the text that the user
+wrote (so that a round trip changes nothing) and gives the number behind it. Patterns keep to what Go's RE2 and
+pydantic's regular expressions both understand.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    PlainSerializer,
+    StringConstraints,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import core_schema
+
+_MULTIPLIERS: dict[str, Fraction] = {
+    "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 10**3), "": Fraction(1),
+    "k": Fraction(10**3), "M": Fraction(10**6), "G": Fraction(10**9), "T": Fraction(10**12), "P": Fraction(10**15),
+    "E": Fraction(10**18), "Ki": Fraction(2**10), "Mi": Fraction(2**20), "Gi": Fraction(2**30),
+    "Ti": Fraction(2**40), "Pi": Fraction(2**50), "Ei": Fraction(2**60),
+}  # fmt: skip
+
+
+class _QuantityText(str):
+    """Text of a Kubernetes quantity; integers are accepted and kept as their decimal text."""
+
+    PATTERN = ""
+    MAX_LENGTH = 32
+    EXPECTED = ""
+
+    __slots__ = ()
+
+    @classmethod
+    def _validate(cls, value: object) -> _QuantityText:
+        if isinstance(value, bool) or not isinstance(value, (int, str)):
+            raise ValueError(cls.EXPECTED)
+        text = str(value)
+        if len(text) > cls.MAX_LENGTH or not re.fullmatch(cls.PATTERN, text):
+            raise ValueError(cls.EXPECTED)
+        return cls(text)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._validate,
+            serialization=core_schema.plain_serializer_function_ser_schema(str, return_schema=core_schema.str_schema()),
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "pattern": cls.PATTERN,
+            "maxLength": cls.MAX_LENGTH,
+            "minimum": 0,
+        }
+
+    def _exact(self) -> Fraction:
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]+))?", self)
+        if match is None:
+            raise ValueError(f"{self!r} is not a quantity")
+        number, suffix, exponent = match.groups()
+        return Fraction(number) * (Fraction(10) ** int(exponent) if exponent else _MULTIPLIERS[suffix or ""])
+
+
+class Quantity(_QuantityText):
+    """An amount of memory or storage, for example ``512Mi``, ``1.5Gi`` or ``1048576``.
+
+    Fractions of a byte (``100m``) are refused: they are always a slip for ``100M``.
+    """
+
+    PATTERN = r"^[0-9]{1,18}(\.[0-9]{1,9})?(k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
+    EXPECTED = "must be a size such as 512Mi, 10Gi or 1048576, not negative, without fractions of a byte"
+
+    __slots__ = ()
+
+    @property
+    def in_bytes(self) -> int:
+        """The amount in bytes, rounded up as Kubernetes does."""
+        return math.ceil(self._exact())
+
+
+class ResourceQuantity(_QuantityText):
+    """An amount of a container resource in Kubernetes form, for example ``250m`` of cpu or ``2Gi`` of memory."""
+
+    PATTERN = r"^([0-9]{1,18}(\.[0-9]{0,9})?|\.[0-9]{1,9})([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]{1,2})?$"
+    EXPECTED = "must be a Kubernetes quantity such as 250m, 2 or 4Gi, and not negative"
+
+    __slots__ = ()
+
+    @property
+    def in_units(self) -> Fraction:
+        """The exact amount in the resource's own unit (cores, bytes, devices)."""
+        return self._exact()
+
+    @property
+    def in_bytes(self) -> int:
+        """The amount in bytes, rounded up; meaningful for memory and storage only."""
+        return math.ceil(self._exact())
+
+
+class Duration(str):
+    """A length of time in whole seconds, written as Go does: ``45s``, ``5m``, ``1h30m``. Days are hours: ``168h``."""
+
+    PATTERN = r"^([0-9]{1,6}h)?([0-9]{1,6}m)?([0-9]{1,6}s)?$"
+    MAX_LENGTH = 21
+    EXPECTED = "must be a duration such as 45s, 5m or 1h30m"
+
+    __slots__ = ()
+
+    @property
+    def in_seconds(self) -> int:
+        """The length in seconds."""
+        match = re.fullmatch(r"(?:([0-9]+)h)?(?:([0-9]+)m)?(?:([0-9]+)s)?", self)
+        if match is None or not self:
+            raise ValueError(f"{self!r} is not a duration")
+        hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return hours * 3600 + minutes * 60 + seconds
+
+    @classmethod
+    def _validate(cls, value: object) -> Duration:
+        if not isinstance(value, str) or not 2 <= len(value) <= cls.MAX_LENGTH or not re.fullmatch(cls.PATTERN, value):
+            raise ValueError(cls.EXPECTED)
+        return cls(value)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls._validate,
+            serialization=core_schema.plain_serializer_function_ser_schema(str, return_schema=core_schema.str_schema()),
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {"type": "string", "pattern": cls.PATTERN, "minLength": 2, "maxLength": cls.MAX_LENGTH}
+
+
+def _whole_seconds_utc(value: datetime) -> datetime:
+    aware = value if value.tzinfo else value.replace(tzinfo=UTC)
+    return aware.astimezone(UTC).replace(microsecond=0)
+
+
+def format_timestamp(value: datetime) -> str:
+    """RFC 3339 in UTC with whole seconds, the form of ``metav1.Time``."""
+    return _whole_seconds_utc(value).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+Timestamp = Annotated[
+    datetime,
+    AfterValidator(_whole_seconds_utc),
+    PlainSerializer(format_timestamp, return_type=str, when_used="json"),
+    Field(json_schema_extra={"format": "date-time"}),
+]
+"""A point in time in UTC with whole seconds."""
+
+ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=40, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")]
+"""Name of an object of this API group: a DNS label of at most 40 characters, so that derived names fit 63."""
+
+ForeignName = Annotated[
+    str,
+    StringConstraints(
+        min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$"
+    ),
+]
+"""Name of an object of another kind (Secret, ConfigMap, claim, class): a DNS subdomain."""
+
+DataKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
+"""Key within a Secret or ConfigMap."""
+
+TenantName = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=128, pattern=r"^[^\p{Z}\p{C}]([^\p{C}\p{Zl}\p{Zp}]*[^\p{Z}\p{C}])?$"),
+]
+"""Identity of a caller: 1 to 128 printable characters, no white space at the ends."""
+
+Image = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[a-zA-Z0-9][-a-zA-Z0-9._/:@]*$")]
+"""Reference of a container image."""
+
+AbsolutePath = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^/[^\p{C}]*$")]
+"""Absolute path of a file or folder."""
+
+ModelName = Annotated[
+    str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9]([-A-Za-z0-9._/]*[A-Za-z0-9])?$")
+]
+"""Name of a model or repository, for example ``meta-llama/Llama-3.1-8B``."""
+
+Generation = Annotated[int, Field(ge=0, le=2**53)]
+"""A counter that users bump; the bound keeps it exact in every JSON implementation."""
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+"""A number of things, never negative."""
+
+ShortText = Annotated[str, StringConstraints(max_length=256)]
+"""A short text in status."""
+
+Text = Annotated[str, StringConstraints(max_length=32768)]
+"""A sentence or more in status."""
+
+LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
+LabelKey = Annotated[
+    str,
+    StringConstraints(
+        min_length=1,
+        max_length=317,
+        pattern=r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+    ),
+]
+
+AnnotationValue = Annotated[str, StringConstraints(max_length=4096)]

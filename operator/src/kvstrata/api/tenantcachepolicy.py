@@ -1,0 +1,225 @@
+"""TenantCachePolicy: what one tenant may keep, share and reuse."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field, StringConstraints
+
+from kvstrata.api.base import (
+    AGE,
+    ApiModel,
+    Column,
+    KindInfo,
+    Resource,
+    Rule,
+    StatusModel,
+    condition_column,
+    exactly_one_of,
+)
+from kvstrata.api.common import (
+    Classification,
+    LabelSelector,
+    ObjectRef,
+    ScopeKind,
+    ScopeStatus,
+    Status,
+    TierBudget,
+    TierBudgets,
+    Usage,
+)
+from kvstrata.api.markers import Immutable, MapList, SetList
+from kvstrata.api.scalars import Generation, ObjectName, ShortText, TenantName
+
+
+class Isolation(StrEnum):
+    """With whom a tenant shares blocks."""
+
+    ISOLATED = "Isolated"
+    GROUP = "Group"
+    PUBLIC = "Public"
+
+
+class DeletionPolicy(StrEnum):
+    """What happens to cached data when its policy is deleted."""
+
+    ERASE = "Erase"
+    ABANDON = "Abandon"
+
+
+class ModelsSelector(ApiModel):
+    """The CachedModels that a policy speaks of."""
+
+    names: Annotated[tuple[ObjectName, ...], Field(min_length=1, max_length=256), SetList()] | None = None
+    """By name."""
+
+    selector: LabelSelector | None = None
+    """By label."""
+
+    RULES = (exactly_one_of(("names", "selector"), "models needs exactly one of names and selector"),)
+
+
+class TenantCachePolicySpec(ApiModel):
+    """What one tenant may keep, share and reuse."""
+
+    tenant: Annotated[
+        TenantName, Immutable("tenant is immutable: create another TenantCachePolicy for the other tenant")
+    ]
+    """The caller identity, as the gate authenticates it."""
+
+    isolation: Isolation
+    """Isolated: nobody else reuses this tenant's blocks. Group: the members of a TenantGroup share. Public: all tenants
+    whose policy says Public share."""
+
+    group_ref: ObjectRef | None = None
+    """The TenantGroup; with isolation Group only. The group must list the tenant."""
+
+    models: ModelsSelector | None = None
+    """CachedModels that this policy is for. Absent means all of the namespace."""
+
+    classification: Classification | None = None
+    """How sensitive the tenant's data is. Absent means Restricted, because nothing is known."""
+
+    tiers: TierBudgets = ()
+    """Budgets; with isolation Isolated only, because shared scopes have budgets of their own."""
+
+    pools: Annotated[tuple[ObjectRef, ...], Field(max_length=64), MapList()] = ()
+    """PrefixPools that the tenant wants to read. It reads those that also list the tenant as a reader."""
+
+    cache_generation: Generation | None = None
+    """Raise it to make everything that this tenant has cached unreachable."""
+
+    deletion_policy: DeletionPolicy | None = None
+    """Erase: when the policy is deleted, so is the data. Abandon: it becomes unreachable and ages out. Absent means
+    Erase."""
+
+    suspended: bool | None = None
+    """Whether reuse is off for this tenant. Its requests are still answered."""
+
+    RULES = (
+        Rule(
+            cel="self.isolation != 'Group' || has(self.groupRef)",
+            message="groupRef is required with isolation Group",
+            field_path=".groupRef",
+            holds=lambda spec: spec.isolation is not Isolation.GROUP or spec.group_ref is not None,
+        ),
+        Rule(
+            cel="self.isolation == 'Group' || !has(self.groupRef)",
+            message="groupRef is only for isolation Group",
+            field_path=".groupRef",
+            holds=lambda spec: spec.isolation is Isolation.GROUP or spec.group_ref is None,
+        ),
+        Rule(
+            cel="self.isolation == 'Isolated' || !has(self.tiers) || size(self.tiers) == 0",
+            message="tiers are only for isolation Isolated: shared scopes have their budget in the TenantGroup "
+            "or in the CacheDomain's publicBudget",
+            field_path=".tiers",
+            holds=lambda spec: spec.isolation is Isolation.ISOLATED or not spec.tiers,
+        ),
+    )
+
+    @property
+    def effective_classification(self) -> Classification:
+        """classification, or the strictest when absent."""
+        return self.classification or Classification.RESTRICTED
+
+    @property
+    def effective_deletion_policy(self) -> DeletionPolicy:
+        """deletionPolicy, or its default."""
+        return self.deletion_policy or DeletionPolicy.ERASE
+
+    @property
+    def effective_cache_generation(self) -> int:
+        """cacheGeneration, 0 when absent."""
+        return self.cache_generation or 0
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether reuse is off."""
+        return bool(self.suspended)
+
+    @property
+    def group_name(self) -> str | None:
+        """Name of the TenantGroup, or None."""
+        return self.group_ref.name if self.group_ref is not None else None
+
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """Names of the PrefixPools that the tenant wants to read."""
+        return tuple(pool.name for pool in self.pools)
+
+    def budget(self, tier: str) -> TierBudget | None:
+        """The budget on the named tier, or None."""
+        return next((budget for budget in self.tiers if budget.name == tier), None)
+
+    def covers(self, model_name: str, model_labels: dict[str, str]) -> bool:
+        """Whether this policy is for the CachedModel of that name and those labels."""
+        if self.models is None:
+            return True
+        if self.models.names is not None:
+            return model_name in self.models.names
+        return self.models.selector is not None and self.models.selector.matches(model_labels)
+
+
+class FormerScope(StatusModel):
+    """A scope that this tenant may have written to earlier and whose epoch still lives."""
+
+    kind: ScopeKind
+    """Kind of the scope."""
+
+    name: ShortText
+    """Name of the scope."""
+
+    epoch: ShortText | None = None
+    """The epoch at that time."""
+
+
+class TenantCachePolicyStatus(Status):
+    """Observed state of a TenantCachePolicy."""
+
+    scope: ScopeStatus | None = None
+    """The scope in force and its epoch."""
+
+    former_scopes: Annotated[tuple[FormerScope, ...], Field(max_length=64)] = ()
+    """Other scopes that this tenant may have written to and whose epoch still lives."""
+
+    enforced_generation: Generation | None = None
+    """The metadata.generation that every live pod has acknowledged."""
+
+    digest: Annotated[str, StringConstraints(max_length=128)] | None = None
+    """Digest of the compiled policy in force."""
+
+    cache_generation: Generation | None = None
+    """The cacheGeneration that was last acted on."""
+
+    usage: Usage | None = None
+    """Usage, rounded and refreshed rarely."""
+
+
+class TenantCachePolicy(Resource):
+    """A TenantCachePolicy says for one tenant with whom it shares blocks, how much it may keep on which tier, for how
+    long, and what happens to its data in the end."""
+
+    INFO: ClassVar[KindInfo] = KindInfo(
+        kind="TenantCachePolicy",
+        plural="tenantcachepolicies",
+        short_names=("tcpol",),
+        columns=(
+            Column("Tenant", ".spec.tenant"),
+            Column("Isolation", ".spec.isolation"),
+            Column("Guaranteed", ".status.usage.guaranteed"),
+            Column("Limit", ".status.usage.limit"),
+            Column("Used", ".status.usage.used"),
+            condition_column("Enforced", "Enforced"),
+            condition_column("Ready", "Ready"),
+            condition_column("Reason", "Ready", "reason", priority=1),
+            Column("Epoch", ".status.scope.epoch", priority=1),
+            Column("Rolls", ".status.scope.rolls", "integer", priority=1),
+            AGE,
+        ),
+        selectable_fields=(".spec.tenant", ".spec.isolation"),
+    )
+
+    spec: TenantCachePolicySpec
+    status: TenantCachePolicyStatus = TenantCachePolicyStatus()

@@ -1,0 +1,99 @@
+"""TenantGroup: tenants that share blocks."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field, StringConstraints
+
+from kvstrata.api.base import AGE, ApiModel, Column, KindInfo, Resource, condition_column
+from kvstrata.api.common import Count, ScopeStatus, Status, TierBudget, TierBudgets, Usage
+from kvstrata.api.markers import SetList
+from kvstrata.api.scalars import Generation, TenantName
+
+
+class Sharing(StrEnum):
+    """What the members of a group share."""
+
+    FULL = "Full"
+    POOLS_ONLY = "PoolsOnly"
+
+
+class TenantGroupSpec(ApiModel):
+    """Tenants that share blocks, and their common budget."""
+
+    members: Annotated[tuple[TenantName, ...], Field(max_length=1024), SetList()]
+    """Tenants that may share. A tenant shares only when its own policy names this group, too."""
+
+    sharing: Sharing | None = None
+    """Full: members reuse one another's blocks. PoolsOnly: members share nothing but the PrefixPools that the group may
+    read. Absent means Full."""
+
+    tiers: TierBudgets = ()
+    """Budgets of the group as a whole."""
+
+    cache_generation: Generation | None = None
+    """Raise it to make everything that this group has cached unreachable."""
+
+    @property
+    def effective_sharing(self) -> Sharing:
+        """sharing, or its default."""
+        return self.sharing or Sharing.FULL
+
+    @property
+    def effective_cache_generation(self) -> int:
+        """cacheGeneration, 0 when absent."""
+        return self.cache_generation or 0
+
+    def budget(self, tier: str) -> TierBudget | None:
+        """The budget on the named tier, or None."""
+        return next((budget for budget in self.tiers if budget.name == tier), None)
+
+
+class TenantGroupStatus(Status):
+    """Observed state of a TenantGroup."""
+
+    scope: ScopeStatus | None = None
+    """The group's scope and its epoch."""
+
+    joined: Count | None = None
+    """Members whose policy names this group."""
+
+    enforced_generation: Generation | None = None
+    """The metadata.generation that every live pod has acknowledged."""
+
+    digest: Annotated[str, StringConstraints(max_length=128)] | None = None
+    """Digest of the compiled policy in force."""
+
+    cache_generation: Generation | None = None
+    """The cacheGeneration that was last acted on."""
+
+    usage: Usage | None = None
+    """Usage, rounded and refreshed rarely."""
+
+
+class TenantGroup(Resource):
+    """A TenantGroup lists tenants that may share blocks. It is a kind of its own, so that the right to edit a policy is
+    not the right to join a group. The strictest classification and retention of its members apply to all."""
+
+    INFO: ClassVar[KindInfo] = KindInfo(
+        kind="TenantGroup",
+        plural="tenantgroups",
+        short_names=("tgroup",),
+        columns=(
+            Column("Sharing", ".spec.sharing"),
+            Column("Joined", ".status.joined", "integer", "Members whose policy names this group"),
+            Column("Guaranteed", ".status.usage.guaranteed"),
+            Column("Limit", ".status.usage.limit"),
+            Column("Used", ".status.usage.used"),
+            condition_column("Enforced", "Enforced"),
+            condition_column("Ready", "Ready"),
+            condition_column("Reason", "Ready", "reason", priority=1),
+            Column("Rolls", ".status.scope.rolls", "integer", priority=1),
+            AGE,
+        ),
+    )
+
+    spec: TenantGroupSpec
+    status: TenantGroupStatus = TenantGroupStatus()
