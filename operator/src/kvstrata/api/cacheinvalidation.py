@@ -19,7 +19,7 @@ from kvstrata.api.base import (
     exactly_one_of,
 )
 from kvstrata.api.common import Count, Duration, Hex, ObjectRef, PodCount, Revision, ScopeKind, Status, TierNames
-from kvstrata.api.markers import Between, MapList, SetList
+from kvstrata.api.markers import AtomicList, Between, MapList, SetList
 from kvstrata.api.prefixpool import Messages, PrefixText, TokenIds
 from kvstrata.api.scalars import ObjectName, ShortText, TenantName, Text, Timestamp
 
@@ -217,6 +217,9 @@ class RolledScope(StatusModel):
     name: ShortText
     """Name of the scope."""
 
+    old_epoch: Annotated[str, StringConstraints(max_length=32)] | None = None
+    """The epoch that the scope had; it is replaced only while the scope still has it."""
+
     new_epoch: Annotated[str, StringConstraints(max_length=32)] | None = None
     """The epoch that replaces the old one."""
 
@@ -285,6 +288,10 @@ class CacheInvalidationStatus(Status):
     start_time: Timestamp | None = None
     """When it was begun."""
 
+    rolled_time: Timestamp | None = None
+    """When every scope had its new epoch and every bundle carried it: pods that cannot be reached fence themselves off
+    staleAfter + drainTimeout later."""
+
     completion_time: Timestamp | None = None
     """When it ended."""
 
@@ -294,7 +301,7 @@ class CacheInvalidationStatus(Status):
     scope_summary: ShortText | None = None
     """The scope in short form."""
 
-    scopes: Annotated[tuple[RolledScope, ...], Field(max_length=4096)] = ()
+    scopes: Annotated[tuple[RolledScope, ...], Field(max_length=4096), AtomicList()] = ()
     """Scopes that get or got a new epoch."""
 
     targets: Annotated[tuple[TargetBundle, ...], Field(max_length=1024), MapList("model")] = ()
@@ -303,7 +310,7 @@ class CacheInvalidationStatus(Status):
     pods: PodsProgress | None = None
     """How many pods are done."""
 
-    awaiting: Annotated[tuple[AwaitedPod, ...], Field(max_length=MAX_AWAITING)] = ()
+    awaiting: Annotated[tuple[AwaitedPod, ...], Field(max_length=MAX_AWAITING), AtomicList()] = ()
     """Pods that have not acknowledged yet, at most 1000 of them."""
 
     keys: Count | None = None

@@ -41,6 +41,9 @@ class ConditionType(StrEnum):
     ENFORCED = "Enforced", "Every live pod acknowledged this generation of the policy."
     WITHIN_BUDGET = "WithinBudget", "The tenant stays below its limits."
     POOLS_RESOLVED = "PoolsResolved", "Every pool that the policy names exists and lists the tenant as a reader."
+    ERASES_ON_DELETION = "ErasesOnDeletion", "Deleting the policy also erases what the tenant has cached."
+
+    MEMBERS_RESOLVED = "MembersResolved", "A policy of every listed tenant names the group."
 
     WARM = "Warm", "Every chunk of the pool is stored on every tier that it names."
     PUBLISHED = "Published", "Every live pod knows the pool's current content."

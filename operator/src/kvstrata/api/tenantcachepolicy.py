@@ -29,7 +29,7 @@ from kvstrata.api.common import (
     TierBudgets,
     Usage,
 )
-from kvstrata.api.markers import Immutable, MapList, SetList
+from kvstrata.api.markers import AtomicList, Immutable, MapList, SetList
 from kvstrata.api.scalars import Generation, ObjectName, ShortText, TenantName
 
 
@@ -181,7 +181,7 @@ class TenantCachePolicyStatus(Status):
     scope: ScopeStatus | None = None
     """The scope in force and its epoch."""
 
-    former_scopes: Annotated[tuple[FormerScope, ...], Field(max_length=64)] = ()
+    former_scopes: Annotated[tuple[FormerScope, ...], Field(max_length=64), AtomicList()] = ()
     """Other scopes that this tenant may have written to and whose epoch still lives."""
 
     enforced_generation: Generation | None = None

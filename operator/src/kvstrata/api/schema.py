@@ -1,0 +1,131 @@
+"""pydantic models -> structural OpenAPI v3 schemas, as CustomResourceDefinitions want them.
+
+The apiserver knows neither references nor null, wants every node typed, and estimates the cost of CEL rules from the
+bounds of strings, lists and maps. So references are inlined, an optional field is one that may be absent, titles and
+defaults are dropped, and what has no bound is refused here, before an apiserver can refuse it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
+
+from kvstrata.api.markers import DEFAULT, VALIDATIONS
+
+_DROPPED = frozenset({"title", "default", "$defs", "discriminator"})
+_FORBIDDEN = ("$ref", "anyOf", "allOf", "oneOf", "not", "const", "prefixItems", "exclusiveMinimum", "exclusiveMaximum")
+
+
+class UnstructuralSchemaError(ValueError):
+    """A model cannot be said in a structural schema; the message names the path within the model."""
+
+
+def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The structural schema of `model`. Raises UnstructuralSchemaError."""
+    document = model.model_json_schema(by_alias=True, schema_generator=GenerateJsonSchema)
+    schema = _convert(document, document.get("$defs", {}))
+    problems = list(structural_problems(schema))
+    if problems:
+        raise UnstructuralSchemaError(f"{model.__name__}: {'; '.join(problems)}")
+    return schema
+
+
+def _convert(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """One node with references inlined and everything dropped that a CRD does not know."""
+    node = _key_patterns_as_rules(_resolve(node, definitions))
+    result: dict[str, Any] = {}
+    for key, value in node.items():
+        if key in _DROPPED:
+            continue
+        if key == DEFAULT:
+            result["default"] = value
+        elif key == "description":
+            result[key] = " ".join(value.split())
+        elif key == "const":
+            result["enum"] = [value]
+        elif key == "properties":
+            result[key] = {name: _convert(child, definitions) for name, child in value.items()}
+        elif key == "items":
+            result[key] = _convert(value, definitions)
+        elif key == "additionalProperties":
+            if isinstance(value, Mapping):
+                result[key] = _convert(value, definitions)
+        elif key == "propertyNames":
+            continue  # not part of structural schemas
+        else:
+            result[key] = value
+    if result.get("type") == "integer":
+        result["format"] = "int64"
+    if result.get("x-kubernetes-preserve-unknown-fields"):
+        result.pop("additionalProperties", None)
+    return result
+
+
+def _key_patterns_as_rules(node: dict[str, Any]) -> dict[str, Any]:
+    """A map whose keys must match a pattern, said in CEL: structural schemas have no patternProperties."""
+    if "patternProperties" not in node:
+        return node
+    ((pattern, values),) = node["patternProperties"].items()
+    quoted = pattern.replace("\\", "\\\\").replace("'", "\\'")
+    rule = {"rule": f"self.all(key, key.matches('{quoted}'))", "message": f"every key must match {pattern}"}
+    rest = {key: value for key, value in node.items() if key != "patternProperties"}
+    return {**rest, "additionalProperties": values, VALIDATIONS: [rule, *node.get(VALIDATIONS, ())]}
+
+
+def _resolve(node: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """`node` without reference and without null; what stands beside a reference wins over what it refers to."""
+    merged = dict(node)
+    while True:
+        if "$ref" in merged:
+            target = definitions[str(merged.pop("$ref")).rsplit("/", 1)[-1]]
+            merged = _merge(target, merged)
+        elif "anyOf" in merged and any(option.get("type") == "null" for option in merged["anyOf"]):
+            options = [option for option in merged.pop("anyOf") if option.get("type") != "null"]
+            if len(options) != 1:
+                raise UnstructuralSchemaError(f"a union of {len(options)} types")
+            merged = _merge(options[0], merged)
+        else:
+            return merged
+
+
+def _merge(inner: Mapping[str, Any], outer: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, with `outer` winning, and validation rules of both."""
+    merged = {**inner, **outer}
+    rules = [*inner.get(VALIDATIONS, ()), *outer.get(VALIDATIONS, ())]
+    if rules:
+        merged[VALIDATIONS] = rules
+    return merged
+
+
+def structural_problems(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """What keeps `schema` from being structural and bounded, one sentence for each node."""
+    here = path or "(root)"
+    int_or_string = schema.get("x-kubernetes-int-or-string") is True
+    for key in _FORBIDDEN:
+        if key in schema and not (key == "anyOf" and int_or_string):
+            yield f"{here}: {key} is not allowed"
+    kind = schema.get("type")
+    if kind is None and not int_or_string:
+        yield f"{here}: has no type"
+    if kind == "number":
+        yield f"{here}: floating point numbers are not allowed in Kubernetes APIs"
+    if kind == "string" and not schema.keys() & {"maxLength", "enum", "format"}:
+        yield f"{here}: a string needs maxLength, enum or format"
+    if kind == "array":
+        if "maxItems" not in schema:
+            yield f"{here}: a list needs maxItems"
+        if "x-kubernetes-list-type" not in schema:
+            yield f"{here}: a list needs x-kubernetes-list-type"
+        yield from structural_problems(schema.get("items", {}), f"{path}[]")
+    if kind == "object":
+        if isinstance(schema.get("additionalProperties"), Mapping):
+            if "maxProperties" not in schema:
+                yield f"{here}: a map needs maxProperties"
+            yield from structural_problems(schema["additionalProperties"], f"{path}{{}}")
+        elif "maxProperties" in schema:
+            yield f"{here}: a map needs a schema of its values"
+    for name, child in schema.get("properties", {}).items():
+        yield from structural_problems(child, f"{path}.{name}")
