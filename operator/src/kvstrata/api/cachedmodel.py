@@ -129,9 +129,10 @@ _OWNED_FLAG_MESSAGE = (
     "see the reference of engine.args"
 )
 _OWNED_FLAG_CEL = (
-    "!self.startsWith('-') || !["
+    # The name of the flag is worked out once, in a list of one: the cost of a rule counts against the CRD's budget.
+    "!self.startsWith('-') || [self.split('=')[0].split('.')[0].replace('_', '-')].all(name, !["
     + ", ".join(f"'{flag}'" for flag in OWNED_FLAGS)
-    + "].exists(flag, flag.startsWith(self.split('=')[0].split('.')[0].replace('_', '-')))"
+    + "].exists(flag, flag.startsWith(name)))"
 )
 _OWNED_ENV_MESSAGE = f"these variables belong to the operator: {', '.join(sorted(OWNED_ENV))}"
 _OWNED_ENV_CEL = "!(self.name in [" + ", ".join(f"'{name}'" for name in sorted(OWNED_ENV)) + "])"

@@ -57,6 +57,42 @@ class ConditionType(StrEnum):
     FAILED = "Failed", "The invalidation ended without being complete."
 
 
+_COMMON = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED)
+_OF_KIND: dict[str, tuple[ConditionType, ...]] = {
+    "CacheDomain": (ConditionType.ENFORCED,),
+    "CacheTier": (ConditionType.BACKEND_REACHABLE, ConditionType.CAPACITY_COMMITTED, ConditionType.ENCRYPTED),
+    "CachedModel": (
+        ConditionType.TIERS_BOUND,
+        ConditionType.POLICY_ENFORCED,
+        ConditionType.ISOLATION_VERIFIED,
+        ConditionType.ROLLED_OUT,
+    ),
+    "TenantCachePolicy": (
+        ConditionType.ADMITTED,
+        ConditionType.ENFORCED,
+        ConditionType.WITHIN_BUDGET,
+        ConditionType.POOLS_RESOLVED,
+        ConditionType.ERASES_ON_DELETION,
+    ),
+    "TenantGroup": (ConditionType.ENFORCED, ConditionType.MEMBERS_RESOLVED),
+    "PrefixPool": (ConditionType.WARM, ConditionType.PUBLISHED),
+    "CacheInvalidation": (
+        ConditionType.LOGICALLY_INVALID,
+        ConditionType.KEYS_REVOKED,
+        ConditionType.KEYS_DESTROYED,
+        ConditionType.ERASED,
+        ConditionType.VERIFIED,
+        ConditionType.COMPLETE,
+        ConditionType.FAILED,
+    ),
+}
+
+
+def condition_types(kind: str) -> tuple[ConditionType, ...]:
+    """The condition types that objects of `kind` may carry, in the order of the documentation."""
+    return _COMMON + _OF_KIND[kind]
+
+
 def set_conditions(current: Iterable[Condition], changes: Iterable[Condition]) -> tuple[Condition, ...]:
     """The conditions after `changes`.
 

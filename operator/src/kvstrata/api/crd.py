@@ -91,7 +91,7 @@ def root_schema(kind: type[Resource]) -> dict[str, Any]:
         "properties": {
             "apiVersion": {"type": "string", "description": _API_VERSION_TEXT},
             "kind": {"type": "string", "description": _KIND_TEXT},
-            "metadata": {"type": "object"},
+            "metadata": {"type": "object", "properties": {"name": {"type": "string"}}},
             "spec": structural_schema(_model_of(kind, "spec")),
             "status": structural_schema(_model_of(kind, "status")),
         },

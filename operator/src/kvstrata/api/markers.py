@@ -111,7 +111,9 @@ class Positive(Marker):
     """A quantity above zero."""
 
     def _schema_keys(self) -> dict[str, Any]:
-        return {VALIDATIONS: [{"rule": "quantity(string(self)).sign() > 0", "message": "must be above 0"}]}
+        return {
+            VALIDATIONS: [{"rule": "quantity(string(self)).isGreaterThan(quantity('0'))", "message": "must be above 0"}]
+        }
 
     def _check(self, value: Any) -> None:
         if Quantity(value).in_bytes <= 0:

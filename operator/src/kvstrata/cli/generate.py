@@ -1,0 +1,111 @@
+"""`python -m kvstrata.cli.generate [--check]`: write the CRDs and the API reference from the models.
+
+With --check nothing is written; the exit code is 1 when a checked-in file differs from what would be written, or is
+left over from a kind that no longer exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvstrata.api.base import GROUP
+from kvstrata.api.crd import build_crds
+from kvstrata.api.reference import HEADER as REFERENCE_HEADER
+from kvstrata.api.reference import build_reference
+
+CRD_HEADER = "# Generated from the models in operator/src/kvstrata/api by `make generate`. Do not edit.\n"
+CRD_FOLDER = Path("crds")
+REFERENCE_FOLDER = Path("docs/reference")
+
+
+class _PlainDumper(yaml.SafeDumper):
+    """Writes lists indented below their key, and never anchors or aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the signature is PyYAML's
+        """Never."""
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 - likewise
+        """Indent lists, too."""
+        super().increase_indent(flow, False)
+
+
+def render_yaml(document: Mapping[str, Any]) -> str:
+    """`document` as YAML in the order of its keys."""
+    return yaml.dump(document, Dumper=_PlainDumper, sort_keys=False, width=110, allow_unicode=True)
+
+
+def generated_files() -> dict[Path, str]:
+    """Every generated file, relative to the repository, with its content."""
+    files = {
+        CRD_FOLDER / f"{GROUP}_{crd['spec']['names']['plural']}.yaml": CRD_HEADER + "---\n" + render_yaml(crd)
+        for crd in build_crds().values()
+    }
+    files |= {REFERENCE_FOLDER / name: page for name, page in build_reference().items()}
+    return files
+
+
+def leftovers(root: Path, wanted: Mapping[Path, str]) -> Iterator[Path]:
+    """Generated files that are no longer generated; files without our header are someone else's."""
+    for folder, pattern, header in (
+        (CRD_FOLDER, f"{GROUP}_*.yaml", CRD_HEADER),
+        (REFERENCE_FOLDER, "*.md", REFERENCE_HEADER),
+    ):
+        for path in sorted((root / folder).glob(pattern)):
+            if path.relative_to(root) not in wanted and path.read_text().startswith(header):
+                yield path.relative_to(root)
+
+
+def check(root: Path) -> list[str]:
+    """What differs from the models: a unified diff for each file, empty when nothing does."""
+    wanted = generated_files()
+    differences = [f"{path}: is no longer generated; run `make generate`\n" for path in leftovers(root, wanted)]
+    for path, content in wanted.items():
+        current = (root / path).read_text() if (root / path).exists() else ""
+        if current != content:
+            lines = difflib.unified_diff(
+                current.splitlines(keepends=True), content.splitlines(keepends=True), f"{path} (checked in)", f"{path}"
+            )
+            differences.append("".join(lines))
+    return differences
+
+
+def write(root: Path) -> list[Path]:
+    """Write what differs and remove what is left over; returns the paths that were touched."""
+    wanted = generated_files()
+    touched = list(leftovers(root, wanted))
+    for path in touched:
+        (root / path).unlink()
+    for path, content in wanted.items():
+        target = root / path
+        if not target.exists() or target.read_text() != content:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(content)
+            touched.append(path)
+    return touched
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m kvstrata.cli.generate", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing, fail when a file differs")
+    parser.add_argument("--root", type=Path, default=Path.cwd(), help="the repository (default: current folder)")
+    options = parser.parse_args(arguments)
+    if options.check:
+        differences = check(options.root)
+        sys.stdout.writelines(differences)
+        return 1 if differences else 0
+    for path in write(options.root):
+        sys.stdout.write(f"{path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
