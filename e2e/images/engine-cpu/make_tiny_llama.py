@@ -1,0 +1,84 @@
+"""Make a tiny Llama with random weights, a byte-level tokenizer and a chat template in a local folder.
+
+The model answers nonsense, at real cost and through the real code: every byte of a prompt is one token, so that tests
+can count tokens without a tokenizer, and one token's KV takes 2 * layers * kv_heads * head_dim * 2 bytes = 2,048 bytes
+in bfloat16. The seed is fixed: two builds give the same weights, and two replicas the same blocks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+UNKNOWN, BEGIN, END = "<unk>", "<s>", "</s>"
+MAX_CONTEXT_TOKENS = 4096
+SEED = 0
+
+# One line for each message: short, so that a chat prompt's token count stays close to its text's byte count, and
+# free of dates and random ids, so that the same messages always give the same tokens.
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of 256 byte symbols and three special tokens, without merges: one token for each byte."""
+    vocabulary = {UNKNOWN: 0, BEGIN: 1, END: 2}
+    for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
+        vocabulary[symbol] = len(vocabulary)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token=UNKNOWN,
+        bos_token=BEGIN,
+        eos_token=END,
+        pad_token=END,
+        model_max_length=MAX_CONTEXT_TOKENS,
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def make_model(vocabulary_size: int) -> LlamaForCausalLM:
+    """Return a two-layer Llama of about 1.6 million random bfloat16 weights."""
+    torch.manual_seed(SEED)
+    config = LlamaConfig(
+        vocab_size=vocabulary_size,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=2,
+        # vLLM's CPU attention wants a head dimension that it has a kernel for; 64 is the smallest.
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=MAX_CONTEXT_TOKENS,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+        tie_word_embeddings=False,
+        # Wider than usual: with the default of 0.02 all logits are nearly equal, and a wrong block would hardly show.
+        initializer_range=0.15,
+    )
+    return LlamaForCausalLM(config).to(torch.bfloat16)
+
+
+def main() -> None:
+    """Write the model and its tokenizer into the folder that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where to write; made when missing")
+    folder: Path = parser.parse_args().folder
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder)
+    model = make_model(len(tokenizer))
+    model.save_pretrained(folder)
+    print(f"{folder}: {sum(weights.numel() for weights in model.parameters()):,} weights, {len(tokenizer)} tokens")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+#!/bin/sh
+# Write the lock files of this folder anew: exact versions with hashes, for Python 3.11 and later. Needs `uv`.
+# Arguments are passed on to `uv pip compile`, for example --upgrade or --upgrade-package NAME.
+set -eu
+cd "$(dirname "$0")/.."
+
+compile() { # FILE DESCRIPTION ARGUMENTS-OF-UV...
+    file=requirements/$1 description=$2
+    shift 2
+    uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url \
+        --output-file "$file" "$@"
+    # The header comes last: uv reads the pinned versions from the file that it is about to replace.
+    { printf '# %s\n# Written by requirements/compile.sh; do not edit.\n' "$description"; cat "$file"; } > "$file.new"
+    mv "$file.new" "$file"
+}
+
+compile operator.txt "What the operator image installs." --universal --extra operator "$@" pyproject.toml
+compile gate.txt "What the sidecar image installs for the gate." --universal --extra gate "$@" pyproject.toml
+compile dev.txt "What development and the tests install." --universal --extra dev --extra gate --extra operator "$@" \
+    pyproject.toml
+compile build.txt "What builds the wheel." --universal "$@" requirements/build.in
+compile engine-cpu.txt "What the CPU engine image installs, with --no-deps; see engine-cpu.in." --no-deps \
+    --python-platform x86_64-unknown-linux-gnu "$@" requirements/engine-cpu.in
