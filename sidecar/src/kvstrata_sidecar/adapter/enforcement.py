@@ -1,0 +1,197 @@
+"""Who may touch a tier now: the cache view in force, its freshness, and the I/O under way.
+
+One object serves all tiers of a pod. Every socket operation asks it for a permit, and gets a reason instead when the
+keyspace is not in the view or the view is too old. When a new view drops keyspaces, no permit is given for them from
+that moment on, and `settle` returns once the last I/O on them has ended: only then may the pod acknowledge.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.cacheview import FRESHNESS_FORMAT, CacheView
+from kvstrata.contract.keyspace import is_keyspace
+
+NANOSECONDS = 1_000_000_000
+
+
+class Refusal(StrEnum):
+    """Why an operation was not carried out."""
+
+    NO_POLICY = "no_policy"
+    MALFORMED_KEYSPACE = "malformed_keyspace"
+    UNKNOWN_KEYSPACE = "unknown_keyspace"
+    STALE = "stale"
+    RETENTION = "retention"
+    BREAKER_OPEN = "breaker_open"
+    QUEUE_FULL = "queue_full"
+    TIER_FULL = "tier_full"
+    NO_TIER = "no_tier"
+
+
+class FreshnessFile:
+    """The moment of the last quorum read, as the gate writes it.
+
+    It is read with pread rather than mapped: a mapped file that somebody truncates kills the reader by SIGBUS.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._lock = threading.Lock()
+
+    def sent_ns(self, *, reopen: bool = False) -> int:
+        """Return CLOCK_BOOTTIME nanoseconds, 0 for never or unreadable. `reopen` looks for a file that replaced it."""
+        with self._lock:
+            if reopen or self._descriptor is None:
+                self._close()
+                try:
+                    self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError:
+                    return 0
+            try:
+                data = os.pread(self._descriptor, FRESHNESS_FORMAT.size, 0)
+            except OSError:
+                return 0
+        if len(data) != FRESHNESS_FORMAT.size:
+            return 0
+        return int(FRESHNESS_FORMAT.unpack(data)[0])
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def boottime_ns() -> int:
+    """Return the clock that all containers of a node share and that counts suspension."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class Permit:
+    """The right to use a keyspace for one socket operation. `abort` must make that operation fail soon."""
+
+    __slots__ = ("_enforcement", "abort", "keyspace")
+
+    def __init__(self, enforcement: Enforcement, keyspace: str, abort: Callable[[], None]) -> None:
+        self._enforcement = enforcement
+        self.keyspace = keyspace
+        self.abort = abort
+
+    def release(self) -> None:
+        """Say that the operation has ended and touches nothing any more."""
+        self._enforcement.give_back(self)
+
+
+class Enforcement:
+    """Holds the view in force for `domain` and gives permits under it. Safe to share between threads.
+
+    `sent_ns` is FreshnessFile.sent_ns or a stand-in, `now_ns` the clock that it is compared with.
+    """
+
+    def __init__(self, domain: str, sent_ns: Callable[..., int], now_ns: Callable[[], int] = boottime_ns) -> None:
+        self._domain = domain
+        self._sent_ns = sent_ns
+        self._now_ns = now_ns
+        self._view: CacheView | None = None
+        self._permits: set[Permit] = set()
+        self._changed = threading.Condition()
+
+    @property
+    def view(self) -> CacheView | None:
+        """The view in force; None before the first."""
+        return self._view
+
+    def apply(self, view: CacheView) -> None:
+        """Put `view` in force: from now on no permit is given outside of it.
+
+        Raises ContractError for a view of another domain, of a lower revision or of a lower term.
+        """
+        with self._changed:
+            current = self._view
+            if view.domain != self._domain:
+                raise ContractError("the cache view is of another domain")
+            if current is not None and (view.revision < current.revision or view.term < current.term):
+                raise ContractError(
+                    f"revision {view.revision} of term {view.term} is older than"
+                    f" revision {current.revision} of term {current.term}, which is in force"
+                )
+            self._view = view
+
+    def settle(self, *, grace_s: float, timeout_s: float) -> bool:
+        """Wait until no I/O is under way on a keyspace outside of the view; return whether that came true in time.
+
+        What has not ended within `grace_s` is aborted.
+        """
+        with self._changed:
+            if self._changed.wait_for(lambda: not self._condemned(), grace_s):
+                return True
+            late = self._condemned()
+        for permit in late:
+            permit.abort()
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._condemned(), timeout_s)
+
+    def refusal(self, keyspace: str) -> Refusal | None:
+        """Return why `keyspace` may not be used now, None if it may."""
+        view = self._view
+        if not is_keyspace(keyspace):
+            return Refusal.MALFORMED_KEYSPACE
+        if view is None:
+            return Refusal.NO_POLICY
+        if keyspace not in view.keyspaces:
+            return Refusal.UNKNOWN_KEYSPACE
+        if view.rules.on_stale != "ServeStale" and not self.fresh():
+            return Refusal.STALE
+        return None
+
+    def enter(self, keyspace: str, abort: Callable[[], None]) -> Permit | Refusal:
+        """Return a permit for one socket operation on `keyspace`, or the reason why there is none."""
+        with self._changed:
+            refusal = self.refusal(keyspace)
+            if refusal is not None:
+                return refusal
+            permit = Permit(self, keyspace, abort)
+            self._permits.add(permit)
+            return permit
+
+    def give_back(self, permit: Permit) -> None:
+        """Take a permit back; called by the permit itself."""
+        with self._changed:
+            self._permits.discard(permit)
+            self._changed.notify_all()
+
+    def retention_s(self, keyspace: str, tier: str) -> int | None:
+        """Return how many seconds the policy lets a block of `keyspace` live in `tier`, None if it does not say."""
+        view = self._view
+        for budget in view.keyspaces.get(keyspace, ()) if view is not None else ():
+            if budget.tier == tier:
+                return budget.retention_s
+        return None
+
+    def fresh(self) -> bool:
+        """Whether the last quorum read is at most `staleAfter` old. A time in the future proves nothing."""
+        view = self._view
+        if view is None:
+            return False
+        limit_ns = view.rules.stale_after_s * NANOSECONDS
+        for reopen in (False, True):
+            sent_ns = self._sent_ns(reopen=reopen)
+            if sent_ns and 0 <= self._now_ns() - sent_ns <= limit_ns:
+                return True
+        return False
+
+    def _condemned(self) -> list[Permit]:
+        keyspaces = self._view.keyspaces if self._view is not None else {}
+        return [permit for permit in self._permits if permit.keyspace not in keyspaces]

@@ -1,0 +1,131 @@
+"""The gate's line into the cache server: a unix socket that takes `apply` and `state`.
+
+See kvstrata.contract.link for the messages. An `apply` reads policy.json, puts it in force, and is acknowledged only
+when the I/O on the keyspaces that it dropped has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.cacheview import POLICY_FILE, CacheView
+from kvstrata.contract.link import (
+    MAX_LINE_BYTES,
+    SOCKET_NAME,
+    AdapterAck,
+    AdapterState,
+    decode_request,
+    error_answer,
+)
+
+from .enforcement import Enforcement
+
+logger = logging.getLogger(__name__)
+
+DRAIN_GRACE_S = 0.5
+"""How long I/O on a dropped keyspace may go on before it is aborted."""
+
+DRAIN_TIMEOUT_S = 10.0
+"""How long to wait for aborted I/O before the apply is answered with an error; the gate asks again."""
+
+
+class PolicyLink:
+    """Serves the socket in `link_dir` from threads of its own, until `close`.
+
+    `boot` names this start of the cache server, `state` returns what a `state` request is answered with. Raises
+    OSError when the socket cannot be created: without it no policy can ever be enforced.
+    """
+
+    def __init__(
+        self,
+        link_dir: Path,
+        policy_dir: Path,
+        enforcement: Enforcement,
+        boot: str,
+        state: Callable[[], AdapterState],
+    ) -> None:
+        self._path = link_dir / SOCKET_NAME
+        self._policy_file = policy_dir / POLICY_FILE
+        self._enforcement = enforcement
+        self._boot = boot
+        self._state = state
+        self._connections: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self._path))
+        os.chmod(self._path, 0o600)
+        self._listener.listen(8)
+        self._thread = threading.Thread(target=self._accept, name="kvs-link", daemon=True)
+        self._thread.start()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the gate can reach this process."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stop serving and remove the socket."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._path.unlink(missing_ok=True)
+
+    def answer(self, line: bytes) -> bytes:
+        """Return the line that answers the gate's `line`."""
+        try:
+            request = decode_request(line)
+            if request["op"] == "state":
+                return self._state().encode()
+            return self._apply(request["revision"], request["term"]).encode()
+        except ContractError as error:
+            logger.warning("The gate's request was refused: %s", error)
+            return error_answer(str(error))
+
+    def _apply(self, revision: int, term: int) -> AdapterAck:
+        """Enforce what policy.json holds, which may be newer than what was asked for, and say what that is."""
+        try:
+            view = CacheView.decode(self._policy_file.read_bytes())
+        except OSError as error:
+            raise ContractError(f"policy.json cannot be read: {error.strerror}") from error
+        if view.revision < revision or view.term < term:
+            raise ContractError(f"policy.json holds revision {view.revision} of term {view.term}, which is older")
+        self._enforcement.apply(view)
+        if not self._enforcement.settle(grace_s=DRAIN_GRACE_S, timeout_s=DRAIN_TIMEOUT_S):
+            raise ContractError("I/O on removed keyspaces has not ended yet")
+        return AdapterAck(view.revision, view.term, self._boot)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), name="kvs-link-gate", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.add(connection)
+        try:
+            with connection, connection.makefile("rb") as lines:
+                while line := lines.readline(MAX_LINE_BYTES):
+                    if not line.endswith(b"\n"):
+                        return
+                    connection.sendall(self.answer(line))
+        except OSError:
+            return
+        finally:
+            with self._lock:
+                self._connections.discard(connection)

@@ -1,0 +1,126 @@
+"""What the adapter is started with: `adapter_params` of LMCache's `--l2-adapter`.
+
+LMCache prints these parameters on its configuration endpoint, so they name files that hold secrets and never a secret.
+Malformed parameters raise ValueError, which stops the server at its start: they are rendered by the operator, and a
+cache server that ignores its policy must not run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+_HEX16 = re.compile(r"[0-9a-f]{16}")
+
+MAX_STORE_DEADLINE_MS = 120_000
+"""LMCache lends a block to a store for 300 s and then reuses its memory; a store has to be over long before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a tier's server listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsParams:
+    """How a tier's server proves itself: a CA file, and the name in its certificate (default: the endpoint's host)."""
+
+    ca_file: str
+    server_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TierParams:
+    """One Redis tier. `endpoints` are tried in order; durations are in the units that their names say.
+
+    `password_file` is read at every connect, so that a rotated password needs no restart. `default_ttl_s` is how long
+    a block lives where the policy names no retention for this tier. `workers` connections carry blocks; one more is
+    kept for lookups, so that a large block never delays a request's answer. `queue_limit` bounds waiting blocks.
+    """
+
+    name: str
+    endpoints: tuple[Endpoint, ...]
+    tls: TlsParams | None = None
+    username: str | None = None
+    password_file: str | None = None
+    default_ttl_s: int = 86_400
+    workers: int = 4
+    queue_limit: int = 8_192
+    connect_timeout_ms: int = 500
+    io_timeout_ms: int = 1_000
+    lookup_deadline_ms: int = 100
+    load_deadline_ms: int = 5_000
+    store_deadline_ms: int = 30_000
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> TierParams:
+        """Read the wire form. Raises ValueError for anything missing, unknown or out of bounds."""
+        values = _known(cls, raw)
+        endpoints = values["endpoints"]
+        if not isinstance(endpoints, list) or not endpoints:
+            raise ValueError("tier.endpoints must name at least one endpoint")
+        values["endpoints"] = tuple(Endpoint(**_known(Endpoint, endpoint)) for endpoint in endpoints)
+        if values.get("tls") is not None:
+            values["tls"] = TlsParams(**_known(TlsParams, values["tls"]))
+        tier = cls(**values)
+        positive = (name for name in ("default_ttl_s", "workers", "queue_limit", *_durations()))
+        for name in positive:
+            value = getattr(tier, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+                raise ValueError(f"tier.{name} must be a positive integer, not {value!r}")
+        if tier.store_deadline_ms > MAX_STORE_DEADLINE_MS:
+            raise ValueError(f"tier.store_deadline_ms must be at most {MAX_STORE_DEADLINE_MS}")
+        return tier
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterParams:
+    """The pod's part (`domain`, `identity`, where policy and link live) and one tier, or None for a tier-less adapter.
+
+    `domain` and `identity` are 16 hexadecimal digits each: the first parts of every key.
+    """
+
+    domain: str
+    identity: str
+    tier: TierParams | None
+    policy_dir: Path = Path("/run/kvstrata/policy")
+    link_dir: Path = Path("/run/kvstrata/link")
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> AdapterParams:
+        """Read the wire form. Raises ValueError for anything missing, unknown or malformed."""
+        values = _known(cls, raw)
+        for name in ("domain", "identity"):
+            if not isinstance(values[name], str) or not _HEX16.fullmatch(values[name]):
+                raise ValueError(f"{name} must be 16 lower-case hexadecimal digits")
+        for name in ("policy_dir", "link_dir"):
+            if name in values:
+                values[name] = Path(values[name])
+        if values["tier"] is not None:
+            values["tier"] = TierParams.from_json(values["tier"])
+        return cls(**values)
+
+
+def _durations() -> tuple[str, ...]:
+    return tuple(field.name for field in fields(TierParams) if field.name.endswith("_ms"))
+
+
+def _known(cls: Any, raw: Any) -> dict[str, Any]:
+    """Return `raw` as constructor arguments of the dataclass `cls`; a ValueError names the fields at fault."""
+    if not isinstance(raw, Mapping):
+        raise ValueError(f"{cls.__name__} must be an object")
+    names = {field.name for field in fields(cls)}
+    required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+    unknown, missing = sorted(set(raw) - names), sorted(required - set(raw))
+    if unknown or missing:
+        raise ValueError(f"{cls.__name__}: unknown {unknown}, missing {missing}")
+    return dict(raw)

@@ -1,0 +1,92 @@
+"""What all tiers of one cache server share: the enforcement and the link to the gate.
+
+LMCache creates one adapter for each `--l2-adapter`. The first to acquire the runtime creates it and the last to release
+it closes it; all have to agree on the pod's parameters, because one process can enforce one policy only.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from dataclasses import replace
+
+from kvstrata.contract.cacheview import FRESHNESS_FILE
+from kvstrata.contract.link import AdapterState
+
+from .enforcement import Enforcement, FreshnessFile
+from .link import PolicyLink
+from .params import AdapterParams
+from .tier import Tier
+
+_lock = threading.Lock()
+_current: Runtime | None = None
+
+
+class Runtime:
+    """The enforcement, the link and the tiers of this process. Use `acquire` and `release`."""
+
+    def __init__(self, pod: AdapterParams) -> None:
+        self.pod = replace(pod, tier=None)
+        self.users = 0
+        self._boot = secrets.token_hex(16)
+        self._tiers: list[Tier] = []
+        self._freshness = FreshnessFile(pod.policy_dir / FRESHNESS_FILE)
+        self.enforcement = Enforcement(pod.domain, self._freshness.sent_ns)
+        self.link = PolicyLink(pod.link_dir, pod.policy_dir, self.enforcement, self._boot, self.state)
+
+    def add(self, tier: Tier) -> None:
+        """Report this tier to the gate from now on."""
+        self._tiers = [*self._tiers, tier]
+
+    def remove(self, tier: Tier) -> None:
+        """Report this tier no more."""
+        self._tiers = [other for other in self._tiers if other is not tier]
+
+    def state(self) -> AdapterState:
+        """Return what the gate passes on to the operator."""
+        view = self.enforcement.view
+        tiers = self._tiers
+        states = tuple(tier.state() for tier in tiers)
+        return AdapterState(
+            boot=self._boot,
+            revision=view.revision if view else 0,
+            term=view.term if view else 0,
+            fresh=self.enforcement.fresh(),
+            keyspaces=len(view.keyspaces) if view else 0,
+            tiers=states,
+            counters={
+                f"{state.name}.{name}": count
+                for state, tier in zip(states, tiers, strict=True)
+                for name, count in sorted(tier.counters().items())
+            },
+        )
+
+    def close(self) -> None:
+        """Stop answering the gate."""
+        self.link.close()
+        self._freshness.close()
+
+
+def acquire(params: AdapterParams) -> Runtime:
+    """Return this process' runtime, created if need be. Raises ValueError if it runs for another pod's parameters."""
+    global _current
+    pod = replace(params, tier=None)
+    with _lock:
+        if _current is None:
+            _current = Runtime(pod)
+        elif _current.pod != pod:
+            raise ValueError("all adapters of a cache server need the same domain, identity, policy_dir and link_dir")
+        _current.users += 1
+        return _current
+
+
+def release(runtime: Runtime) -> None:
+    """Give the runtime back; the last user closes it."""
+    global _current
+    with _lock:
+        runtime.users -= 1
+        if runtime.users > 0:
+            return
+        if _current is runtime:
+            _current = None
+    runtime.close()
