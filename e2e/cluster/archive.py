@@ -1,0 +1,100 @@
+"""Write and read images as docker-archive files (what ``docker save`` makes), with no registry and no image tool."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import tarfile
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+IMAGE_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+BLOCK_BYTES = 1 << 20
+
+
+def write_image(output: Path, *, tag: str, files: Sequence[tuple[str, Path]], command: Sequence[str]) -> None:
+    """Write an image of one layer.
+
+    The same inputs give the same bytes: owners and times are left out.
+
+    Args:
+        output: the docker-archive file; replaced only when it is complete.
+        tag: the image's name, ``host/name:tag``.
+        files: (name in the image, file or folder of the host); symbolic links inside folders are kept.
+        command: the image's entry point.
+    """
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial = output.with_name(output.name + ".partial")
+    with _layer(files, output.parent) as layer, tarfile.open(partial, "w") as archive:
+        layer_digest = _sha256(layer)
+        configuration = json.dumps(
+            {
+                "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
+                "os": "linux",
+                "config": {"Entrypoint": list(command), "Env": [IMAGE_PATH]},
+                "rootfs": {"type": "layers", "diff_ids": [f"sha256:{layer_digest}"]},
+                "history": [{"created_by": "e2e.cluster"}],
+            },
+            sort_keys=True,
+        ).encode()
+        configuration_name = f"{hashlib.sha256(configuration).hexdigest()}.json"
+        layer_name = f"{layer_digest}/layer.tar"
+        manifest = [{"Config": configuration_name, "RepoTags": [tag], "Layers": [layer_name]}]
+        _add_bytes(archive, configuration_name, configuration)
+        _add_bytes(archive, "manifest.json", json.dumps(manifest).encode())
+        entry = tarfile.TarInfo(layer_name)
+        entry.size = layer.seek(0, io.SEEK_END)
+        layer.seek(0)
+        archive.addfile(entry, layer)
+    partial.replace(output)
+
+
+def image_identities(archive: Path) -> dict[str, str]:
+    """The images of a docker-archive: tag to digest of its configuration, which identifies the content.
+
+    Raises:
+        ValueError: the file is no docker-archive.
+    """
+    try:
+        with tarfile.open(archive) as opened:
+            member = opened.extractfile("manifest.json")
+            manifest = json.load(member) if member is not None else []
+    except (OSError, tarfile.TarError, KeyError) as error:
+        raise ValueError(f"{archive} is not a docker-archive: {error}") from error
+    return {tag: Path(image["Config"]).stem for image in manifest for tag in image["RepoTags"] or []}
+
+
+@contextmanager
+def _layer(files: Sequence[tuple[str, Path]], folder: Path) -> Iterator[IO[bytes]]:
+    """A layer's tar in a temporary file beside the output, positioned at its beginning."""
+    with tempfile.TemporaryFile(dir=folder) as stream:
+        with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as layer:
+            for name, source in files:
+                layer.add(source, arcname=name.lstrip("/"), filter=_anonymous)
+        stream.seek(0)
+        yield stream
+
+
+def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    entry.mtime = 0
+    entry.uname = entry.gname = ""
+    return entry
+
+
+def _sha256(stream: IO[bytes]) -> str:
+    state = hashlib.sha256()
+    while block := stream.read(BLOCK_BYTES):
+        state.update(block)
+    return state.hexdigest()
+
+
+def _add_bytes(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    archive.addfile(entry, io.BytesIO(content))

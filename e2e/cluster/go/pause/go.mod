@@ -1,0 +1,3 @@
+module kvstrata.io/e2e/cluster/pause
+
+go 1.21

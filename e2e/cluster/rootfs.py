@@ -1,0 +1,126 @@
+"""The Debian root file system: the node's operating system, the image builder, and a Redis for tests.
+
+Installing containerd or redis-server on the machine itself would start services there. Here they are unpacked into a
+folder that only the node's mount namespace uses as ``/``. Single programs of it (``openssl``, ``ip``, ``redis-server``)
+also run on the host, through the folder's own dynamic linker, so that they meet the libraries they were built for.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from e2e.cluster import digests
+from e2e.cluster.processes import run_logged
+from e2e.cluster.progress import ClusterError, Progress
+from e2e.cluster.settings import DEBIAN_SUITE, Paths, debian_mirror
+
+NODE_PACKAGES = (
+    "buildah", "ca-certificates", "conntrack", "containerd", "containernetworking-plugins", "ethtool", "iproute2",
+    "ipset", "iptables", "kmod", "nftables", "openssl", "procps", "python3", "redis-server", "redis-tools", "runc",
+    "socat",
+)  # fmt: skip
+BASE_IMAGE_PACKAGES = ("ca-certificates",)
+
+LIBRARY_FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib")
+LOADERS = ("usr/lib64/ld-linux-x86-64.so.2", "usr/lib/ld-linux-aarch64.so.1")
+
+
+def build_rootfs(paths: Paths, progress: Progress) -> None:
+    """Make ``paths.rootfs``; a quick no-op when it is there with the same packages.
+
+    Raises:
+        ClusterError: not root, debootstrap cannot be had, or it failed.
+    """
+    digest = digests.digest_of({"suite": DEBIAN_SUITE, "packages": NODE_PACKAGES})
+    if paths.rootfs.is_dir() and digests.is_unchanged(paths, "rootfs", digest):
+        return
+    digests.forget(paths, "rootfs")
+    with progress.step(f"make the node's Debian root file system (about a minute, {len(NODE_PACKAGES)} packages)"):
+        debootstrap(paths, paths.rootfs, NODE_PACKAGES, log=paths.logs / "debootstrap-rootfs.log")
+    digests.remember(paths, "rootfs", digest)
+
+
+def debootstrap(paths: Paths, target: Path, packages: tuple[str, ...], *, log: Path) -> None:
+    """Unpack a minimal Debian with ``packages`` into ``target``, which is replaced only when all went well."""
+    require_root("making a Debian root file system")
+    program = _debootstrap_program(paths)
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.parent.mkdir(parents=True, exist_ok=True)
+    # debootstrap mounts /proc inside the target; in a mount namespace of its own nothing of it can be left behind.
+    run_logged(
+        ["unshare", "--mount", program, "--variant=minbase", f"--include={','.join(packages)}",
+         DEBIAN_SUITE, partial, debian_mirror()],
+        log=log,
+        what="debootstrap",
+        advice="check that the Debian mirror can be reached; KVSTRATA_DEBIAN_MIRROR names another one",
+    )  # fmt: skip
+    shutil.rmtree(partial / "var/cache/apt/archives", ignore_errors=True)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)
+
+
+def require_root(purpose: str) -> None:
+    """Raise a ClusterError that says why root is needed unless this process is root."""
+    if os.geteuid() != 0:
+        raise ClusterError(
+            f"{purpose} needs root",
+            advice="run the command as root, or use `up --cluster kind` where Docker and kind are installed",
+        )
+
+
+def host_command(paths: Paths, program: str) -> list[str]:
+    """An argv prefix that runs a program of the root file system on the host.
+
+    Args:
+        paths: where the root file system is.
+        program: its path inside the root file system, such as ``usr/bin/redis-server``.
+
+    Raises:
+        ClusterError: the root file system has not been built.
+    """
+    root = paths.rootfs
+    loader = next((root / name for name in LOADERS if (root / name).exists()), None)
+    if loader is None or not (root / program).exists():
+        raise ClusterError(f"{root / program} is not there", advice="run `python3 -m e2e.cluster build`")
+    libraries = ":".join(str(root / name) for name in LIBRARY_FOLDERS if (root / name).is_dir())
+    return [str(loader), "--library-path", libraries, str(root / program)]
+
+
+def redis_server_command(paths: Paths | None = None) -> list[str]:
+    """An argv prefix that runs a real redis-server (Debian's 7.0, with TLS) on the host without installing it.
+
+    Append options: ``[*redis_server_command(), "--port", "0", "--unixsocket", path]``. An installed redis-server is not
+    looked for: tests should meet the same one everywhere. It needs no root.
+    """
+    return host_command(paths or Paths(), "usr/bin/redis-server")
+
+
+def redis_cli_command(paths: Paths | None = None) -> list[str]:
+    """An argv prefix that runs the redis-cli that belongs to :func:`redis_server_command`."""
+    return host_command(paths or Paths(), "usr/bin/redis-cli")
+
+
+def _debootstrap_program(paths: Paths) -> str:
+    """Path of debootstrap, installed by apt-get when it is missing: a script that starts no service."""
+    program = shutil.which("debootstrap", path="/usr/sbin:/usr/bin:/sbin:/bin")
+    if program is not None:
+        return program
+    apt_get = shutil.which("apt-get")
+    if apt_get is None:
+        raise ClusterError(
+            "debootstrap is not installed, and there is no apt-get to install it",
+            advice="install debootstrap by this system's package manager, or use `up --cluster kind`",
+        )
+    log = paths.logs / "apt-debootstrap.log"
+    advice = "install the packages debootstrap and debian-archive-keyring by hand, then try again"
+    run_logged([apt_get, "update", "-q"], log=log, what="apt-get update", advice=advice)
+    run_logged(
+        [apt_get, "install", "-q", "-y", "--no-install-recommends", "debootstrap", "debian-archive-keyring"],
+        log=log,
+        what="apt-get install debootstrap",
+        advice=advice,
+    )
+    return _debootstrap_program(paths)
