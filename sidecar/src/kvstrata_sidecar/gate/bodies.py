@@ -1,0 +1,262 @@
+"""What a caller may say to an engine: endpoints, keys of their bodies, and the body that the engine gets instead.
+
+The lists are what vLLM 0.32 takes and what cannot reach another caller's cache, files, addresses or place in the
+queue. A key that is in no list is refused by name: an engine of a later version may give it a meaning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import content
+from .errors import Reason, bad_request
+
+Json = dict[str, Any]
+
+FORBIDDEN: Mapping[str, str] = {
+    "cache_salt": "the gate derives the cache namespace from your API key; a caller cannot choose it",
+    "kv_transfer_params": "it reads and writes the KV cache of other requests",
+    "ec_transfer_params": "it reads and writes the encoder cache of other requests",
+    "vllm_xargs": "it reaches extensions of the engine that do not know tenants",
+    "request_id": "the engine's ids are shared by all tenants; the gate lets the engine choose",
+    "session_id": "the engine's sessions are shared by all tenants",
+    "priority": "the engine's queue is shared by all tenants",
+    "prompt_embeds": "embeddings are not keyed by what they mean and are deserialised by the engine",
+    "mm_processor_kwargs": "the engine's multimodal cache is shared by all tenants",
+    "media_io_kwargs": "it steers how the engine fetches and decodes files",
+    "mm_payload": "it belongs to the engine's internal endpoints",
+    "return_mm_kwargs": "it belongs to the engine's internal endpoints",
+    "chat_template": "templates are code; the operator of the model chooses them",
+    "logits_processors": "it names code to load",
+    "previous_response_id": "stored responses are shared by all tenants",
+    "guided_decoding_backend": "the operator of the model chooses the backend",
+}
+"""Keys that are refused with the reason why. They are refused whether or not the engine knows them."""
+
+# fmt: off  (one key a line would hide the lists)
+_SAMPLING = frozenset(
+    (
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "length_penalty",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "include_stop_str_in_output",
+        "ignore_eos",
+        "max_tokens",
+        "min_tokens",
+        "n",
+        "use_beam_search",
+        "logit_bias",
+        "logprobs",
+        "prompt_logprobs",
+        "logprob_token_ids",
+        "allowed_token_ids",
+        "bad_words",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "truncate_prompt_tokens",
+        "truncation_side",
+        "add_special_tokens",
+        "echo",
+        "stream",
+        "stream_options",
+        "response_format",
+        "structured_outputs",
+        "return_tokens_as_token_ids",
+        "return_token_ids",
+        "thinking_token_budget",
+    )
+)
+_IGNORED = frozenset(
+    ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"]
+)
+"""Keys that OpenAI's clients send and no engine needs: taken, and not forwarded."""
+
+_TEMPLATE_KEYWORD = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_TEMPLATE_RESERVED = frozenset(
+    (
+        "chat_template",
+        "tokenize",
+        "tools",
+        "messages",
+        "conversation",
+        "documents",
+        "return_dict",
+        "return_tensors",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenizer_kwargs",
+        "processor_kwargs",
+        "template_id",
+    )
+)
+_STRUCTURED = frozenset(
+    (
+        "json",
+        "regex",
+        "choice",
+        "grammar",
+        "json_object",
+        "disable_any_whitespace",
+        "disable_additional_properties",
+        "whitespace_pattern",
+        "structural_tag",
+    )
+)
+# fmt: on
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A path of the engine that callers may use.
+
+    `forwarded` keys reach the engine, `ignored` keys are taken and dropped, all others are refused. `check` raises
+    Refusal for values that a list of keys cannot judge. `usage_option` says that the endpoint knows `stream_options`.
+    """
+
+    path: bytes
+    forwarded: frozenset[str]
+    ignored: frozenset[str]
+    check: Callable[[Json], None]
+    usage_option: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """A checked body: `fields` lack `model` and `cache_salt` until `seal` adds ours.
+
+    `strip_usage` is set when the gate asked for a usage event that the caller did not.
+    """
+
+    fields: Json
+    stream: bool
+    strip_usage: bool
+
+    def seal(self, model: str, salt: str) -> Json:
+        """Return the fields that the engine gets: the caller's, and exactly one model and one salt, ours."""
+        return {**self.fields, "model": model, "cache_salt": salt}
+
+
+def rewrite(endpoint: Endpoint, body: Json) -> Rewritten:
+    """Return what of `body` may reach the engine. Raises Refusal (400) that names the key it objects to."""
+    fields: Json = {}
+    for key, value in body.items():
+        if key in endpoint.forwarded:
+            if value is not None:
+                fields[key] = value
+        elif key in FORBIDDEN:
+            raise bad_request(Reason.FORBIDDEN_KEY, f"'{key}' is not accepted: {FORBIDDEN[key]}", key)
+        elif key != "model" and key not in endpoint.ignored:
+            name = key.encode("utf-8", "replace").decode()[:64]
+            raise bad_request(Reason.UNKNOWN_KEY, f"'{name}' is not a key that this gate forwards", name)
+    stream = fields.get("stream", False)
+    if not isinstance(stream, bool):
+        raise bad_request(Reason.BAD_VALUE, "'stream' is true or false", "stream")
+    endpoint.check(fields)
+    return Rewritten(fields, stream, stream and endpoint.usage_option and _ask_for_usage(fields))
+
+
+def _ask_for_usage(fields: Json) -> bool:
+    """Make the engine report usage at the end of a stream; return whether the caller did not ask for it."""
+    options = fields.get("stream_options", {})
+    if options.get("include_usage"):
+        return False
+    fields["stream_options"] = {**options, "include_usage": True}
+    return True
+
+
+def _check_shared(fields: Json) -> None:
+    options = fields.get("stream_options")
+    if options is not None:
+        content.require_keys(options, frozenset({"include_usage", "continuous_usage_stats"}), "stream_options")
+        if not all(isinstance(value, bool) or value is None for value in options.values()):
+            raise bad_request(Reason.BAD_VALUE, "'stream_options' holds true or false", "stream_options")
+        if not fields.get("stream"):
+            raise bad_request(Reason.BAD_VALUE, "'stream_options' needs 'stream': true", "stream_options")
+        if options.get("continuous_usage_stats") and not options.get("include_usage"):
+            raise bad_request(
+                Reason.BAD_VALUE, "'continuous_usage_stats' needs 'include_usage': true", "stream_options"
+            )
+    if "structured_outputs" in fields:
+        content.require_keys(fields["structured_outputs"], _STRUCTURED, "structured_outputs")
+
+
+def _check_template_keywords(fields: Json) -> None:
+    keywords = fields.get("chat_template_kwargs")
+    if keywords is None:
+        return
+    if not isinstance(keywords, dict):
+        raise bad_request(Reason.BAD_VALUE, "'chat_template_kwargs' is an object", "chat_template_kwargs")
+    for name, value in keywords.items():
+        if not _TEMPLATE_KEYWORD.fullmatch(name) or name in _TEMPLATE_RESERVED or isinstance(value, (dict, list)):
+            raise bad_request(
+                Reason.FORBIDDEN_KEY,
+                "'chat_template_kwargs' takes simple values for names that the template itself defines",
+                "chat_template_kwargs",
+            )
+
+
+def _check_chat(fields: Json) -> None:
+    _check_shared(fields)
+    _check_template_keywords(fields)
+    content.check_chat_messages(fields)
+    content.check_chat_tools(fields)
+
+
+def _check_completion(fields: Json) -> None:
+    _check_shared(fields)
+    content.check_prompt(fields)
+
+
+def _check_anthropic(fields: Json) -> None:
+    _check_template_keywords(fields)
+    content.check_anthropic_messages(fields)
+
+
+# fmt: off
+CHAT = Endpoint(
+    path=b"/v1/chat/completions",
+    forwarded=_SAMPLING
+    | frozenset(
+        (
+            "messages", "max_completion_tokens", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls",
+            "reasoning_effort", "include_reasoning", "add_generation_prompt", "continue_final_message",
+            "chat_template_kwargs",
+        )
+    ),
+    ignored=_IGNORED,
+    check=_check_chat,
+    usage_option=True,
+)
+COMPLETIONS = Endpoint(
+    path=b"/v1/completions",
+    forwarded=_SAMPLING | frozenset({"prompt", "suffix"}),
+    ignored=_IGNORED,
+    check=_check_completion,
+    usage_option=True,
+)
+MESSAGES = Endpoint(
+    path=b"/v1/messages",
+    forwarded=frozenset(
+        (
+            "messages", "max_tokens", "system", "stop_sequences", "stream", "temperature", "top_k", "top_p",
+            "tools", "tool_choice", "thinking", "output_config", "chat_template_kwargs",
+        )
+    ),
+    ignored=frozenset({"metadata", "service_tier"}),
+    check=_check_anthropic,
+    usage_option=False,
+)
+# fmt: on
+MODELS_PATH = b"/v1/models"
+ENDPOINTS: Mapping[bytes, Endpoint] = {endpoint.path: endpoint for endpoint in (CHAT, COMPLETIONS, MESSAGES)}

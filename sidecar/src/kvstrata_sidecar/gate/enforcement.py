@@ -1,0 +1,161 @@
+"""Putting a revision in force, and knowing when it is.
+
+A revision is acknowledged when three things hold: new requests get nothing older (at once), the requests on keyspaces
+that it took away have ended (by themselves until `drainTimeout`, then aborted), and the adapter said that it refuses
+those keyspaces (`link`). Requests that still drain hold back the acknowledgement of the revision that took their
+keyspace away, not of the ones before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from kvstrata.contract.bundle import Bundle
+from kvstrata.contract.cacheview import CacheView
+
+from . import log
+from .fencing import Freshness, PolicyVolume
+from .grants import still_granted
+
+
+class InFlight(Protocol):
+    """A request that can be ended."""
+
+    def abort(self) -> None:
+        """End it now, with an answer if one is still possible."""
+
+
+class _Hold:
+    """What an admitted request holds on to: its tenant's keyspace (empty for a random salt) and, once that was
+    taken away, the newest revision that may be acknowledged meanwhile and the time at which patience ends."""
+
+    __slots__ = ("deadline", "floor", "keyspace", "tenant")
+
+    def __init__(self, tenant: str, keyspace: str) -> None:
+        self.tenant = tenant
+        self.keyspace = keyspace
+        self.floor: int | None = None
+        self.deadline = 0.0
+
+
+class Enforcement:
+    """The bundle in force, the requests in flight, and what follows from both for the acknowledgement."""
+
+    def __init__(self, volume: PolicyVolume, freshness: Freshness, loop: asyncio.AbstractEventLoop) -> None:
+        self.bundle: Bundle | None = None
+        self.in_flight: dict[InFlight, _Hold] = {}
+        self.acked = 0
+        self.cache_boot = ""
+        self.changed: list[Callable[[], None]] = []
+        """Called after anything that the operator may want to hear of; must not raise."""
+        self.revision_wanted = asyncio.Event()
+        """Set when there is a revision that the adapter has not been asked to apply."""
+        self._volume = volume
+        self._freshness = freshness
+        self._loop = loop
+        self._adapter_revision = 0
+        self._reaper: asyncio.TimerHandle | None = None
+
+    @property
+    def revision(self) -> int:
+        """The revision that new requests are served under; 0 before the first."""
+        return self.bundle.root.revision if self.bundle is not None else 0
+
+    @property
+    def term(self) -> int:
+        """The leader's term of that revision."""
+        return self.bundle.root.term if self.bundle is not None else 0
+
+    def fresh(self) -> bool:
+        """Whether the bundle in force was confirmed recently enough."""
+        return self.bundle is not None and self._freshness.fresh(self.bundle.root.rules.stale_after_s)
+
+    def confirm(self, sent_ns: int) -> None:
+        """A quorum read, sent at `sent_ns`, showed the revision that is in force."""
+        was_fresh = self.fresh()
+        self._freshness.confirm(sent_ns)
+        self._volume.write_freshness(self._freshness.sent_ns)
+        if not was_fresh:
+            self._notify()
+
+    def apply(self, bundle: Bundle) -> None:
+        """Serve under `bundle` from now on, and start what leads to its acknowledgement."""
+        # The policy is on the volume before any request can be granted under it: the cache server never learns of
+        # a keyspace later than the engine does.
+        self._volume.write_policy(CacheView.of(bundle))
+        before = self.revision
+        self.bundle = bundle
+        deadline = self._loop.time() + bundle.root.rules.drain_timeout_s
+        draining = 0
+        for hold in self.in_flight.values():
+            if hold.keyspace and not still_granted(bundle, hold.tenant, hold.keyspace):
+                if hold.floor is None:
+                    hold.floor, hold.deadline = before, deadline
+                draining += 1
+        log.info("a policy revision is in force", revision=bundle.root.revision, term=bundle.root.term,
+                 tenants=len(bundle.entries), draining=draining)  # fmt: skip
+        self.revision_wanted.set()
+        self._arm_reaper()
+        self._advance()
+        self._notify()
+
+    def admit(self, request: InFlight, tenant: str, keyspace: str) -> None:
+        """Note a request that was granted `keyspace` (empty: a salt that nobody else has) under the bundle in force."""
+        self.in_flight[request] = _Hold(tenant, keyspace)
+
+    def release(self, request: InFlight) -> None:
+        """Forget a request that ended."""
+        hold = self.in_flight.pop(request, None)
+        if hold is not None and hold.floor is not None:
+            self._advance()
+
+    def adapter_applied(self, revision: int, boot: str) -> None:
+        """The adapter of cache server `boot` enforces `revision`."""
+        changed = boot != self.cache_boot
+        self.cache_boot = boot
+        self._adapter_revision = revision
+        self._advance()
+        if changed:
+            self._notify()
+
+    def adapter_lost(self) -> None:
+        """The link to the adapter broke: whatever answers next has to apply the revision again."""
+        self._adapter_revision = 0
+        if self.cache_boot:
+            self.cache_boot = ""
+            self._notify()
+
+    def _advance(self) -> None:
+        if not self.cache_boot:
+            return
+        floors = [hold.floor for hold in self.in_flight.values() if hold.floor is not None]
+        reached = min(self._adapter_revision, *floors) if floors else self._adapter_revision
+        if reached > self.acked:
+            self.acked = reached
+            log.info("a policy revision is acknowledged", revision=reached)
+            self._notify()
+
+    def _arm_reaper(self) -> None:
+        if self._reaper is not None:
+            self._reaper.cancel()
+            self._reaper = None
+        deadlines = [hold.deadline for hold in self.in_flight.values() if hold.floor is not None]
+        if deadlines:
+            self._reaper = self._loop.call_at(min(deadlines), self._reap)
+
+    def _reap(self) -> None:
+        self._reaper = None
+        now = self._loop.time()
+        late = [request for request, hold in self.in_flight.items() if hold.floor is not None and hold.deadline <= now]
+        for request in late:
+            request.abort()
+            self.release(request)
+        if late:
+            log.warning("requests on removed keyspaces were aborted", requests=len(late))
+        self._arm_reaper()
+
+    def _notify(self) -> None:
+        for callback in tuple(self.changed):
+            callback()

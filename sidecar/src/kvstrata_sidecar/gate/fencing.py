@@ -1,0 +1,82 @@
+"""Freshness: how old the policy in force may be before the gate trusts it no more.
+
+Freshness is the moment, on CLOCK_BOOTTIME, at which the last quorum read of the bundle root was *sent* whose revision
+is in force here. The send time counts, because anything committed after it may be missing. CLOCK_BOOTTIME goes on
+while the machine sleeps and no time service moves it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.cacheview import FRESHNESS_FILE, FRESHNESS_FORMAT, POLICY_FILE, CacheView
+
+
+def boottime_ns() -> int:
+    """Return CLOCK_BOOTTIME in nanoseconds."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class Freshness:
+    """The send time of the last good read; 0 before the first."""
+
+    __slots__ = ("_clock_ns", "sent_ns")
+
+    def __init__(self, clock_ns: Callable[[], int] = boottime_ns) -> None:
+        self._clock_ns = clock_ns
+        self.sent_ns = 0
+
+    def now_ns(self) -> int:
+        """Return the clock's time, to be taken just before a read is sent."""
+        return self._clock_ns()
+
+    def confirm(self, sent_ns: int) -> None:
+        """Note a read that was answered; an older one than known changes nothing."""
+        self.sent_ns = max(self.sent_ns, sent_ns)
+
+    def age_ms(self) -> int:
+        """Return the age in milliseconds, or -1 before the first read."""
+        return (self._clock_ns() - self.sent_ns) // 1_000_000 if self.sent_ns else -1
+
+    def fresh(self, stale_after_s: int) -> bool:
+        """Whether the last read was sent within `stale_after_s`. A clock that ran backwards is not fresh."""
+        return bool(self.sent_ns) and 0 <= self._clock_ns() - self.sent_ns <= stale_after_s * 1_000_000_000
+
+
+class PolicyVolume:
+    """The memory volume that the cache server reads: the policy by atomic rename, freshness in place."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        path = directory / FRESHNESS_FILE
+        self._freshness = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # A gate that has just started has confirmed nothing yet, whatever its predecessor wrote.
+        os.pwrite(self._freshness, FRESHNESS_FORMAT.pack(0), 0)
+
+    def enforced_before(self) -> tuple[int, int]:
+        """Return revision and term of the policy that a predecessor in this pod left, or zeros."""
+        try:
+            view = CacheView.decode((self._directory / POLICY_FILE).read_bytes())
+        except (OSError, ContractError):
+            return (0, 0)
+        return (view.revision, view.term)
+
+    def write_policy(self, view: CacheView) -> None:
+        """Put `view` where the adapter reads it."""
+        target = self._directory / POLICY_FILE
+        draft = target.with_suffix(".tmp")
+        draft.write_bytes(view.encode())
+        draft.chmod(0o644)
+        draft.replace(target)
+
+    def write_freshness(self, sent_ns: int) -> None:
+        """Put the send time where the adapter reads it; eight aligned bytes, so no reader sees half of them."""
+        os.pwrite(self._freshness, FRESHNESS_FORMAT.pack(sent_ns), 0)
+
+    def close(self) -> None:
+        """Give the file back."""
+        os.close(self._freshness)

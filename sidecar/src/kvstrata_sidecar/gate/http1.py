@@ -1,0 +1,404 @@
+"""The server half of HTTP/1.1: one request at a time, read whole, refused on any doubt.
+
+A protocol on raw asyncio with llhttp as the parser. There is no task per request: a `Service` gets the request by a
+call and answers by calls on the connection. What two parsers could frame differently is refused (repeated framing
+headers, Content-Length with Transfer-Encoding, pipelining, upgrades, HTTP/1.0), because the gate must never disagree
+with anything in front of it about where a request ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httptools
+
+from .errors import Reason, Refusal, bad_request
+
+STATUS_LINES = {
+    code: f"HTTP/1.1 {code} {phrase}\r\n".encode()
+    for code, phrase in {
+        100: "Continue", 200: "OK", 201: "Created", 204: "No Content", 400: "Bad Request", 401: "Unauthorized",
+        403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout",
+        413: "Content Too Large", 415: "Unsupported Media Type", 417: "Expectation Failed",
+        422: "Unprocessable Content", 429: "Too Many Requests", 431: "Request Header Fields Too Large",
+        500: "Internal Server Error", 501: "Not Implemented", 502: "Bad Gateway", 503: "Service Unavailable",
+        504: "Gateway Timeout", 505: "HTTP Version Not Supported",
+    }.items()
+}  # fmt: skip
+
+_SINGLE = frozenset(
+    (b"content-length", b"content-type", b"content-encoding", b"transfer-encoding", b"authorization", b"x-api-key",
+     b"host", b"expect", b"if-none-match")
+)  # fmt: skip
+_LINGER_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one server; sizes in bytes, times in seconds."""
+
+    head_bytes: int = 32 * 1024
+    headers: int = 100
+    target_bytes: int = 2048
+    body_bytes: int = 8 * 1024 * 1024
+    buffered_bytes: int = 64 * 1024 * 1024
+    head_s: float = 10.0
+    body_s: float = 60.0
+    idle_s: float = 75.0
+    stalled_write_s: float = 300.0
+
+
+class Request:
+    """One request: `headers` by lower-case name, `path` without its query, `body` complete when it is served."""
+
+    __slots__ = ("body", "headers", "method", "path", "peer", "query", "subject")
+
+    def __init__(self) -> None:
+        self.method = b""
+        self.path = b""
+        self.query = b""
+        self.headers: dict[bytes, bytes] = {}
+        self.body = bytearray()
+        self.subject: Any = None
+        """Whatever the service learnt in `check_head`, for its `serve`."""
+        self.peer = ""
+        """Common name of the client's certificate; empty without one."""
+
+
+class Exchange(Protocol):
+    """What a connection tells the owner of the response that it is sending."""
+
+    def client_gone(self) -> None:
+        """The caller has closed; nothing can be written any more."""
+
+    def client_paused(self) -> None:
+        """The caller reads too slowly: stop producing."""
+
+    def client_resumed(self) -> None:
+        """The caller has caught up."""
+
+
+class Service(Protocol):
+    """What a server serves."""
+
+    def check_head(self, request: Request) -> None:
+        """Raise Refusal by the head alone, before a body is read."""
+
+    def serve(self, request: Request, connection: ServerConnection) -> None:
+        """Answer, now or later, by calls on `connection`. May raise Refusal."""
+
+    def refused(self, request: Request, refusal: Refusal) -> None:
+        """Take note of a refusal that the connection answers."""
+
+
+class HttpServer:
+    """The connections of one listening port, with their limits and one clock for all of their timeouts."""
+
+    def __init__(self, service: Service, limits: Limits, loop: asyncio.AbstractEventLoop) -> None:
+        self.service = service
+        self.limits = limits
+        self.loop = loop
+        self.connections: set[ServerConnection] = set()
+        self.buffered_bytes = 0
+        self.closing_after_response = False
+        """Set while draining: every response ends its connection, so that callers move to other pods."""
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._listeners: list[asyncio.Server] = []
+
+    async def listen(self, **arguments: Any) -> asyncio.Server:
+        """Listen as `loop.create_server` does; the first call starts the timeout sweeper."""
+        listener = await self.loop.create_server(lambda: ServerConnection(self), **arguments)
+        self._listeners.append(listener)
+        if self._sweeper is None:
+            self._sweep()
+        return listener
+
+    def close(self) -> None:
+        """Stop listening and drop every connection."""
+        for listener in self._listeners:
+            listener.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in tuple(self.connections):
+            connection.abort()
+
+    def _sweep(self) -> None:
+        now = self.loop.time()
+        for connection in [c for c in self.connections if c.deadline <= now]:
+            connection.expired()
+        self._sweeper = self.loop.call_later(1.0, self._sweep)
+
+
+class ServerConnection(asyncio.Protocol):
+    """One client connection. Between `serve` and `end` it belongs to an exchange."""
+
+    __slots__ = (
+        "_complete", "_doubt", "_exchange", "_expect", "_head_bytes", "_head_done", "_keep_alive",
+        "_lingering", "_parser", "_refusal", "_serving", "_target", "deadline", "paused", "peer", "request", "server",
+        "transport",
+    )  # fmt: skip
+
+    def __init__(self, server: HttpServer) -> None:
+        self.server = server
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made
+        self.peer = ""
+        self.deadline = 0.0
+        self.paused = False
+        self._exchange: Exchange | None = None
+        self._serving = False
+        self._lingering = False
+        self._parser = httptools.HttpRequestParser(self)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.request = Request()
+        self._target = b""
+        self._head_bytes = 0
+        self._head_done = False
+        self._complete = False
+        self._expect = False
+        self._keep_alive = True
+        self._refusal: Refusal | None = None
+        self._doubt = False
+
+    # Transport.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start the clock for the first head."""
+        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")  # noqa: S101
+        self.transport = transport  # type: ignore[assignment]
+        certificate = transport.get_extra_info("peercert")
+        if certificate:
+            self.peer = common_name(certificate)
+        self.deadline = self.server.loop.time() + self.server.limits.head_s
+        self.server.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (asyncio's signature)
+        """Tell the exchange, which cancels its work for this caller."""
+        self.server.connections.discard(self)
+        self._forget_body()
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.client_gone()
+
+    def pause_writing(self) -> None:
+        """Pass the caller's slowness on to the producer."""
+        self.paused = True
+        if self._exchange is not None:
+            self.deadline = self.server.loop.time() + self.server.limits.stalled_write_s
+            self._exchange.client_paused()
+
+    def resume_writing(self) -> None:
+        """Let the producer go on."""
+        self.paused = False
+        if self._exchange is not None:
+            self.deadline = float("inf")
+            self._exchange.client_resumed()
+
+    def data_received(self, data: bytes) -> None:
+        """Feed the parser, then refuse or serve what it found."""
+        if self._lingering:
+            return
+        if self._serving:
+            # Bytes behind a whole request: there is no clean answer in the middle of another one.
+            self.server.service.refused(self.request, bad_request(Reason.PIPELINING, "pipelining is not supported"))
+            self.abort()
+            return
+        if not self._head_done:
+            if self._head_bytes == 0:
+                self.deadline = self.server.loop.time() + self.server.limits.head_s
+            self._head_bytes += len(data)
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(bad_request(Reason.MALFORMED_HTTP, "protocol upgrades are not supported"))
+        except httptools.HttpParserError as error:
+            self._refuse(bad_request(Reason.MALFORMED_HTTP, f"malformed HTTP request ({error})"))
+        if not self._head_done and self._head_bytes > self.server.limits.head_bytes:
+            self._refuse(Refusal(431, Reason.TOO_LARGE, "the request's head is too large"))
+        if self._refusal is not None:
+            self.refuse(self._refusal)
+        elif self._complete:
+            self._serve()
+
+    # Parser. Callbacks must not raise: they note a refusal, which data_received answers.
+
+    def on_message_begin(self) -> None:
+        """Refuse a second request that came with the first."""
+        if self._complete:
+            self._refuse(bad_request(Reason.PIPELINING, "pipelining is not supported"))
+
+    def on_url(self, url: bytes) -> None:
+        """Collect the target, which may come in pieces."""
+        self._target += url
+        if len(self._target) > self.server.limits.target_bytes:
+            self._refuse(Refusal(431, Reason.TOO_LARGE, "the request's target is too long"))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Collect a header; a repeated one that frames or authenticates is refused, and so is a trailer."""
+        if self._refusal is not None:
+            return
+        headers = self.request.headers
+        key = name.lower()
+        if self._head_done:
+            self._refuse(bad_request(Reason.MALFORMED_HTTP, "trailers are not supported"))
+        elif key in headers and key in _SINGLE:
+            self._refuse(bad_request(Reason.MALFORMED_HTTP, f"the header {key.decode()} is given more than once"))
+        elif len(headers) >= self.server.limits.headers:
+            self._refuse(Refusal(431, Reason.TOO_LARGE, "the request has too many headers"))
+        else:
+            headers[key] = value
+
+    def on_headers_complete(self) -> None:
+        """Judge the head: framing first, then what the service thinks of it."""
+        self._head_done = True
+        if self._refusal is not None or self._complete:
+            return
+        try:
+            self._check_framing()
+            self.server.service.check_head(self.request)
+        except Refusal as refusal:
+            self._refuse(refusal)
+            return
+        self.deadline = self.server.loop.time() + self.server.limits.body_s
+        if self._expect:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        """Collect a piece of the body, within the limits of one request and of all together."""
+        if self._refusal is not None or self._complete:
+            return
+        request, server = self.request, self.server
+        if len(request.body) + len(body) > server.limits.body_bytes:
+            self._refuse(self._too_large())
+        elif server.buffered_bytes + len(body) > server.limits.buffered_bytes:
+            self._refuse(Refusal(503, Reason.OVERLOADED, "too many large requests at once", retry_after_s=1))
+        else:
+            request.body += body
+            server.buffered_bytes += len(body)
+
+    def on_message_complete(self) -> None:
+        """Mark the request as whole."""
+        self._complete = True
+
+    def _check_framing(self) -> None:
+        request, headers = self.request, self.request.headers
+        if self._parser.get_http_version() != "1.1":
+            raise Refusal(505, Reason.MALFORMED_HTTP, "only HTTP/1.1 is supported")
+        request.method = self._parser.get_method()
+        request.path, _, request.query = self._target.partition(b"?")
+        request.peer = self.peer
+        self._keep_alive = self._parser.should_keep_alive()
+        if b"upgrade" in headers:
+            raise bad_request(Reason.MALFORMED_HTTP, "protocol upgrades are not supported")
+        encoding, length = headers.get(b"transfer-encoding"), headers.get(b"content-length")
+        if encoding is not None and length is not None:
+            raise bad_request(Reason.MALFORMED_HTTP, "Content-Length and Transfer-Encoding exclude each other")
+        if encoding is not None and encoding.strip().lower() != b"chunked":
+            raise bad_request(Reason.MALFORMED_HTTP, "the only transfer encoding supported is 'chunked'")
+        if length is not None and int(length) > self.server.limits.body_bytes:
+            raise self._too_large()
+        expect = headers.get(b"expect")
+        if expect is not None and expect.lower() != b"100-continue":
+            raise Refusal(417, Reason.MALFORMED_HTTP, "the only expectation supported is '100-continue'")
+        self._expect = expect is not None and not self._complete
+
+    def _too_large(self) -> Refusal:
+        return Refusal(413, Reason.TOO_LARGE, f"the body exceeds {self.server.limits.body_bytes} bytes")
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if refusal.reason in (Reason.MALFORMED_HTTP, Reason.PIPELINING):
+            self._doubt = True
+        if self._refusal is None:
+            self._refusal = refusal
+
+    # Responses.
+
+    def _serve(self) -> None:
+        self._serving = True
+        self.deadline = float("inf")
+        try:
+            self.server.service.serve(self.request, self)
+        except Refusal as refusal:
+            self.refuse(refusal)
+
+    def hold(self, exchange: Exchange) -> None:
+        """Make `exchange` the one that hears about this caller until the response ends."""
+        self._exchange = exchange
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Answer with a refusal. Doubt about framing or a request not read to its end costs the connection."""
+        self.server.service.refused(self.request, refusal)
+        if not self._complete or self._doubt:
+            self._keep_alive = False
+        self.reply(refusal.status, refusal.body(), extra=refusal.headers())
+
+    def reply(self, status: int, body: bytes, content_type: bytes = b"application/json", extra: bytes = b"") -> None:
+        """Send a whole response and end the exchange."""
+        head = b"%sContent-Type: %s\r\nContent-Length: %d\r\n%s%s" % (
+            STATUS_LINES[status], content_type, len(body), extra, self.head_end(),
+        )  # fmt: skip
+        self.transport.write(head + body)
+        self.end()
+
+    def head_end(self) -> bytes:
+        """Return the last lines of a response's head."""
+        if self.server.closing_after_response:
+            self._keep_alive = False
+        return b"\r\n" if self._keep_alive else b"Connection: close\r\n\r\n"
+
+    def end(self) -> None:
+        """The response is written: be ready for the next request, or close."""
+        self._exchange = None
+        self._serving = False
+        self._forget_body()
+        now = self.server.loop.time()
+        if self._keep_alive:
+            self._reset()
+            self.deadline = now + self.server.limits.idle_s
+        elif self._complete:
+            self.transport.close()
+        else:
+            # Closing with unread data would reset the connection before the caller reads the answer.
+            self._lingering = True
+            self.deadline = now + _LINGER_S
+
+    def end_broken(self) -> None:
+        """Send what is buffered, then close without ending the response, so that the caller sees it cut."""
+        self._exchange = None
+        self._forget_body()
+        self.deadline = self.server.loop.time() + self.server.limits.body_s
+        self.transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.transport.abort()
+
+    def expired(self) -> None:
+        """A deadline passed: answer a half-sent request with 408, drop everything else."""
+        begun = self._head_bytes > 0 and not self._serving and not self._lingering
+        self.deadline = float("inf")
+        if begun:
+            self._keep_alive = False
+            self.refuse(Refusal(408, Reason.TIMEOUT, "the request was not sent in time"))
+        else:
+            self.abort()
+
+    def _forget_body(self) -> None:
+        self.server.buffered_bytes -= len(self.request.body)
+        self.request.body = bytearray()
+
+    def release_body(self) -> None:
+        """The service has taken what it needs of the body: stop counting and holding it."""
+        self._forget_body()
+
+
+def common_name(certificate: dict[str, Any]) -> str:
+    """Return the common name of a verified certificate as `ssl` presents it, or an empty string."""
+    for part in certificate.get("subject", ()):
+        for key, value in part:
+            if key == "commonName":
+                return str(value)
+    return ""

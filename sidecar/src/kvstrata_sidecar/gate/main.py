@@ -1,0 +1,248 @@
+"""The gate's entry point: wires the parts together and runs them until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from kvstrata.contract.ack import PodState
+
+from . import log
+from .auth import KeyRing, Keys
+from .bundle_watch import BundleWatch, KeyWatch
+from .control import ControlService
+from .drain import POLL_S, Drain
+from .enforcement import Enforcement
+from .fencing import Freshness, PolicyVolume
+from .health import HealthService
+from .http1 import HttpServer, Limits
+from .kubeapi import KubeApi, in_cluster_tls
+from .link import AdapterLink
+from .metrics import Metrics
+from .proxy import TenantService
+from .settings import Settings, SettingsError, load
+from .tlsfiles import ServerTls
+from .upstream import EnginePool
+
+_ENGINE_POLL_S = 1.0
+_CERTIFICATE_POLL_S = 10.0
+
+
+class Gate:
+    """One running gate. `run` returns after `stop`, once nothing is in flight or patience ends."""
+
+    def __init__(self, settings: Settings, loop: asyncio.AbstractEventLoop) -> None:
+        self.settings = settings
+        self.loop = loop
+        self.boot = secrets.token_hex(8)
+        self.engine_ready = False
+        self.ports: dict[str, int] = {}
+        """The ports that are listened on, by name, as soon as they are."""
+        self.started = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self.freshness = Freshness()
+        self.volume = PolicyVolume(settings.policy_dir)
+        self.enforcement = Enforcement(self.volume, self.freshness, loop)
+        self.metrics = Metrics(settings.metrics_tenants)
+        self.engine = EnginePool(str(settings.engine_socket), loop)
+        self.keys = Keys(KeyRing())
+        tls = in_cluster_tls(settings.kube_ca_file) if settings.kube_tls else None
+        self.api = KubeApi(
+            settings.kube_host, settings.kube_port, settings.pod_namespace, settings.kube_token_file, tls
+        )
+        self.bundles = BundleWatch(
+            self.api,
+            self.enforcement,
+            self.freshness,
+            root_name=settings.bundle_secret,
+            model=settings.model,
+            floor=self.volume.enforced_before(),
+        )
+        self.key_watch = KeyWatch(self.api, self.keys, secret_name=settings.api_keys_secret)
+        self.link = AdapterLink(settings.adapter_socket, self.enforcement)
+        self.drain = Drain(settings.engine_socket.parent, grace_s=settings.drain_grace_s, clock=loop.time)
+        self.tenants = TenantService(
+            model=settings.served_model,
+            keys=self.keys,
+            enforcement=self.enforcement,
+            engine=self.engine,
+            metrics=self.metrics,
+            clock=loop.time,
+            max_in_flight=settings.max_in_flight,
+        )
+        self.tenant_server = HttpServer(self.tenants, Limits(body_bytes=settings.max_body_bytes), loop)
+        self.control = ControlService(self.state, settings.ack_token_file, loop)
+        self.control_server = HttpServer(self.control, Limits(body_bytes=0), loop)
+        self.health_server = HttpServer(
+            HealthService(self.not_ready, self.metrics_page), Limits(body_bytes=0, idle_s=120.0), loop
+        )
+        self.enforcement.changed.append(self.control.changed)
+        self._certificates: list[ServerTls] = []
+
+    def stop(self) -> None:
+        """Leave: unready at once, then finish what is in flight."""
+        self._stopping.set()
+
+    def state(self) -> PodState:
+        """Return this pod's word to the operator."""
+        settings, enforcement = self.settings, self.enforcement
+        problems = (self.bundles.problem, self.key_watch.problem, self.link.problem)
+        return PodState(
+            pod=settings.pod_name,
+            pod_uid=settings.pod_uid,
+            namespace=settings.pod_namespace,
+            model=settings.model,
+            identity=settings.identity,
+            gate_boot=self.boot,
+            cache_boot=enforcement.cache_boot,
+            term=enforcement.term,
+            acked=enforcement.acked,
+            seen=self.bundles.seen,
+            fresh=enforcement.fresh(),
+            fresh_age_ms=self.freshness.age_ms(),
+            engine_ready=self.engine_ready,
+            problem="; ".join(problem for problem in problems if problem),
+            tiers=self.link.tiers,
+        )
+
+    def not_ready(self) -> str:
+        """Return why no caller should be sent here, or an empty string."""
+        if self._stopping.is_set() or self.drain.active:
+            return "draining"
+        if self.enforcement.bundle is None:
+            return f"no policy: {self.bundles.problem}"
+        if not self.enforcement.acked:
+            return f"the first revision is not acknowledged: {self.link.problem or 'requests are draining'}"
+        if not self.engine_ready:
+            return "the engine is not ready"
+        return ""
+
+    def metrics_page(self) -> bytes:
+        """Return the metrics page."""
+        enforcement = self.enforcement
+        self.metrics.gauges.update(
+            kvstrata_gate_bundle_revision=enforcement.revision,
+            kvstrata_gate_acked_revision=enforcement.acked,
+            kvstrata_gate_seen_revision=self.bundles.seen,
+            kvstrata_gate_policy_fresh=enforcement.fresh(),
+            kvstrata_gate_policy_age_seconds=self.freshness.age_ms() / 1000,
+            kvstrata_gate_cache_linked=bool(enforcement.cache_boot),
+            kvstrata_gate_engine_ready=self.engine_ready,
+            kvstrata_gate_connections=len(self.tenant_server.connections),
+            kvstrata_gate_buffered_bytes=self.tenant_server.buffered_bytes,
+            kvstrata_gate_api_keys=len(self.keys.ring),
+        )
+        return self.metrics.page()
+
+    async def run(self) -> None:
+        """Listen and work until stopped; background work that fails ends the process, to be started afresh."""
+        await self._listen()
+        background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = (
+            self.bundles.run, self.bundles.watch, self.key_watch.run, self.link.run, self._watch_engine,
+            self._watch_drain, self._watch_certificates,
+        )  # fmt: skip
+        tasks = [self.loop.create_task(start(), name=start.__qualname__) for start in background]
+        stopping = self.loop.create_task(self._stopping.wait())
+        self.started.set()
+        log.info("the gate listens", ports=self.ports, boot=self.boot)
+        try:
+            done, _ = await asyncio.wait([stopping, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {stopping}:
+                task.result()
+                raise RuntimeError(f"{task.get_name()} ended")
+            await self._finish_in_flight()
+        finally:
+            stopping.cancel()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._close()
+
+    async def _listen(self) -> None:
+        settings = self.settings
+        if settings.https_port >= 0:
+            tls = ServerTls(settings.tls_dir, client_authority=False)
+            self._certificates.append(tls)
+            await self._open("https", self.tenant_server, settings.https_port, tls)
+        if settings.http_port >= 0:
+            await self._open("http", self.tenant_server, settings.http_port, None)
+        control_tls = ServerTls(settings.control_tls_dir, client_authority=True)
+        self._certificates.append(control_tls)
+        await self._open("control", self.control_server, settings.control_port, control_tls)
+        await self._open("health", self.health_server, settings.health_port, None)
+
+    async def _open(self, name: str, server: HttpServer, port: int, tls: ServerTls | None) -> None:
+        listener = await server.listen(
+            host=self.settings.bind, port=port, backlog=1024, ssl=tls.context if tls is not None else None
+        )
+        self.ports[name] = listener.sockets[0].getsockname()[1]
+
+    async def _watch_engine(self) -> None:
+        while True:
+            ready = await self.engine.get("/health") == 200
+            if ready != self.engine_ready:
+                self.engine_ready = ready
+                log.info("the engine is ready" if ready else "the engine is not ready")
+                self.control.changed()
+            await asyncio.sleep(_ENGINE_POLL_S)
+
+    async def _watch_drain(self) -> None:
+        while True:
+            self.drain.poll(in_flight=len(self.enforcement.in_flight), engine_ready=self.engine_ready)
+            self.tenant_server.closing_after_response = self.drain.active
+            await asyncio.sleep(POLL_S)
+
+    async def _watch_certificates(self) -> None:
+        while True:
+            await asyncio.sleep(_CERTIFICATE_POLL_S)
+            for certificate in self._certificates:
+                certificate.reload_if_changed()
+
+    async def _finish_in_flight(self) -> None:
+        self.drain.begin()
+        self.tenant_server.closing_after_response = True
+        log.info("stopping", in_flight=len(self.enforcement.in_flight))
+        deadline = self.loop.time() + self.settings.shutdown_s
+        while self.enforcement.in_flight and self.loop.time() < deadline:  # noqa: ASYNC110  (a deadline of seconds)
+            await asyncio.sleep(POLL_S)
+
+    def _close(self) -> None:
+        self.control.close()
+        for server in (self.tenant_server, self.control_server, self.health_server):
+            server.close()
+        self.engine.close()
+        self.api.close()
+        self.volume.close()
+
+
+async def _run(settings: Settings) -> None:
+    loop = asyncio.get_running_loop()
+    gate = Gate(settings, loop)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, gate.stop)
+    await gate.run()
+
+
+def main() -> None:
+    """Run the gate. Exit codes: 0 after a signal, 2 for bad settings, 1 for anything else."""
+    try:
+        settings = load(sys.argv[1:], os.environ)
+    except SettingsError as error:
+        log.event("error", "bad settings", problem=str(error))
+        sys.exit(2)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_run(settings))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        log.warning("uvloop is missing; the gate runs on plain asyncio and costs more")
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,145 @@
+"""Counters, gauges and histograms in Prometheus' text format, with a bounded number of tenants.
+
+A tenant is a label: past `max_tenants`, further ones are counted together as `_other`, so that neither thousands of
+tenants nor an attacker can make the page grow. Requests without a tenant count as `_none`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+
+OTHER = "_other"
+NOBODY = "_none"
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class TenantMetrics:
+    """What is counted for one tenant."""
+
+    __slots__ = (
+        "cached_tokens", "completion_tokens", "in_flight", "no_reuse", "prompt_tokens", "requests", "ttft_buckets",
+        "ttft_sum_s",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.requests: dict[tuple[str, int], int] = {}
+        self.in_flight = 0
+        self.prompt_tokens = 0
+        self.completion_tokens = 0
+        self.cached_tokens = 0
+        self.no_reuse = 0
+        self.ttft_buckets = [0] * (len(TTFT_BUCKETS_S) + 1)
+        self.ttft_sum_s = 0.0
+
+    def answered(self, endpoint: str, code: int) -> None:
+        """Count one answer."""
+        key = (endpoint, code)
+        self.requests[key] = self.requests.get(key, 0) + 1
+
+    def first_token(self, seconds: float) -> None:
+        """Count the time from a whole request to the first byte of its streamed answer."""
+        self.ttft_buckets[bisect_left(TTFT_BUCKETS_S, seconds)] += 1
+        self.ttft_sum_s += seconds
+
+
+class Metrics:
+    """All numbers of one gate. Gauges are set by their owners just before a page is made."""
+
+    def __init__(self, max_tenants: int) -> None:
+        self.max_tenants = max_tenants
+        self._tenants: dict[str, TenantMetrics] = {}
+        self.refusals: dict[str, int] = {}
+        self.gauges: dict[str, float] = {}
+        self.counters: dict[str, int] = {}
+
+    def tenant(self, name: str) -> TenantMetrics:
+        """Return the numbers of `name`, or the shared ones once the bound is reached."""
+        found = self._tenants.get(name)
+        if found is None:
+            if len(self._tenants) >= self.max_tenants and name not in (OTHER, NOBODY):
+                return self.tenant(OTHER)
+            found = self._tenants[name] = TenantMetrics()
+        return found
+
+    def refused(self, reason: str) -> None:
+        """Count a refusal."""
+        self.refusals[reason] = self.refusals.get(reason, 0) + 1
+
+    def count(self, name: str, amount: int = 1) -> None:
+        """Add to a plain counter."""
+        self.counters[name] = self.counters.get(name, 0) + amount
+
+    def page(self) -> bytes:
+        """Return the whole page."""
+        return ("\n".join(self._lines()) + "\n").encode()
+
+    def _lines(self) -> Iterator[str]:
+        tenants = sorted(self._tenants.items())
+        yield from _family("kvstrata_gate_requests_total", "counter", "Answers by tenant, endpoint and status.")
+        for name, numbers in tenants:
+            for (endpoint, code), count in sorted(numbers.requests.items()):
+                labels = f'tenant="{_escape(name)}",endpoint="{endpoint}",code="{code}"'
+                yield f"kvstrata_gate_requests_total{{{labels}}} {count}"
+        yield from _by_tenant(
+            "kvstrata_gate_in_flight_requests", "gauge", "Requests being answered.",
+            ((name, numbers.in_flight) for name, numbers in tenants),
+        )  # fmt: skip
+        yield from _by_tenant(
+            "kvstrata_gate_prompt_tokens_total", "counter", "Prompt tokens as the engine reports them.",
+            ((name, numbers.prompt_tokens) for name, numbers in tenants),
+        )  # fmt: skip
+        yield from _by_tenant(
+            "kvstrata_gate_completion_tokens_total", "counter", "Generated tokens as the engine reports them.",
+            ((name, numbers.completion_tokens) for name, numbers in tenants),
+        )  # fmt: skip
+        yield from _by_tenant(
+            "kvstrata_gate_cached_prompt_tokens_total", "counter",
+            "Prompt tokens that came from the cache, as the engine reports them.",
+            ((name, numbers.cached_tokens) for name, numbers in tenants),
+        )  # fmt: skip
+        yield from _by_tenant(
+            "kvstrata_gate_no_reuse_requests_total", "counter",
+            "Requests served with a random salt: unknown tenant, stale policy or reuse off.",
+            ((name, numbers.no_reuse) for name, numbers in tenants),
+        )  # fmt: skip
+        yield from _family(
+            "kvstrata_gate_time_to_first_token_seconds", "histogram",
+            "From a whole request to the first byte of its streamed answer.",
+        )  # fmt: skip
+        for name, numbers in tenants:
+            yield from _histogram("kvstrata_gate_time_to_first_token_seconds", name, numbers)
+        yield from _family("kvstrata_gate_refusals_total", "counter", "Requests that the gate refused, by reason.")
+        for reason, count in sorted(self.refusals.items()):
+            yield f'kvstrata_gate_refusals_total{{reason="{reason}"}} {count}'
+        for counter, count in sorted(self.counters.items()):
+            yield from _family(counter, "counter", "")
+            yield f"{counter} {count}"
+        for gauge, value in sorted(self.gauges.items()):
+            yield from _family(gauge, "gauge", "")
+            yield f"{gauge} {value:g}" if value != int(value) else f"{gauge} {int(value)}"
+
+
+def _family(name: str, kind: str, text: str) -> Iterator[str]:
+    if text:
+        yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} {kind}"
+
+
+def _by_tenant(name: str, kind: str, text: str, values: Iterable[tuple[str, int]]) -> Iterator[str]:
+    yield from _family(name, kind, text)
+    for tenant, value in values:
+        yield f'{name}{{tenant="{_escape(tenant)}"}} {value}'
+
+
+def _histogram(family: str, tenant: str, numbers: TenantMetrics) -> Iterator[str]:
+    total, label = 0, _escape(tenant)
+    for bound, count in zip((*map(str, TTFT_BUCKETS_S), "+Inf"), numbers.ttft_buckets, strict=True):
+        total += count
+        yield f'{family}_bucket{{tenant="{label}",le="{bound}"}} {total}'
+    yield f'{family}_sum{{tenant="{label}"}} {numbers.ttft_sum_s:.6f}'
+    yield f'{family}_count{{tenant="{label}"}} {total}'
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

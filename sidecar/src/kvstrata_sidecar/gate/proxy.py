@@ -1,0 +1,286 @@
+"""The tenants' service: authenticate, rewrite, grant, relay.
+
+A `Relay` is one request on its way through: it hears from the caller's connection and from the engine's, and couples
+the two, so that a slow caller slows the engine's socket and a caller who leaves ends the engine's work.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+import orjson
+
+from . import bodies, strictjson
+from .auth import Keys, credential, unauthenticated
+from .enforcement import Enforcement
+from .errors import Reason, Refusal
+from .grants import decide
+from .http1 import STATUS_LINES, Request, ServerConnection
+from .metrics import NOBODY, Metrics, TenantMetrics
+from .upstream import Call, EnginePool
+from .usage import DocumentUsage, EventUsage
+
+_EVENT_STREAM = b"text/event-stream"
+_MAX_ERROR_BYTES = 256 * 1024
+_POST_PATHS = frozenset(bodies.ENDPOINTS)
+
+
+class TenantService:
+    """What callers reach: four paths, each for known tenants only."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        keys: Keys,
+        enforcement: Enforcement,
+        engine: EnginePool,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        max_in_flight: int,
+        random_salt: Callable[[], str] = lambda: secrets.token_hex(16),
+    ) -> None:
+        self.model = model
+        self.keys = keys
+        self.enforcement = enforcement
+        self.engine = engine
+        self.metrics = metrics
+        self.clock = clock
+        self.max_in_flight = max_in_flight
+        self.random_salt = random_salt
+        self._models = orjson.dumps(
+            {"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": "kvstrata"}]}
+        )
+
+    def check_head(self, request: Request) -> None:
+        """Refuse by path, method, key and media type before a body is read."""
+        path, method = request.path, request.method
+        if path not in _POST_PATHS and path != bodies.MODELS_PATH:
+            raise Refusal(404, Reason.NOT_FOUND, "this gate serves chat, completions, messages and the model list only")
+        allowed = b"GET" if path == bodies.MODELS_PATH else b"POST"
+        if method != allowed:
+            raise Refusal(405, Reason.METHOD, f"use {allowed.decode()} here", allow=allowed.decode())
+        tenant = self.keys.ring.tenant_of(credential(request.headers))
+        if tenant is None:
+            raise unauthenticated("this API key is not known")
+        request.subject = tenant
+        if b"content-encoding" in request.headers:
+            raise Refusal(415, Reason.ENCODING, "send the body without content encoding")
+        if method == b"POST":
+            _require_json(request.headers.get(b"content-type", b""))
+
+    def serve(self, request: Request, connection: ServerConnection) -> None:
+        """Answer the model list here; rewrite and relay everything else."""
+        tenant: str = request.subject
+        if request.path == bodies.MODELS_PATH:
+            decide(self.enforcement.bundle, tenant, self.enforcement.fresh(), self.random_salt)
+            self._count(request, 200)
+            connection.reply(200, self._models)
+            return
+        received_at = self.clock()
+        endpoint = bodies.ENDPOINTS[request.path]
+        grant = decide(self.enforcement.bundle, tenant, self.enforcement.fresh(), self.random_salt)
+        if len(self.enforcement.in_flight) >= self.max_in_flight:
+            raise Refusal(429, Reason.OVERLOADED, "too many requests in flight on this replica", retry_after_s=1)
+        body = strictjson.parse_object(request.body)
+        self._check_model(body)
+        rewritten = bodies.rewrite(endpoint, body)
+        payload = strictjson.emit(rewritten.seal(self.model, grant.salt))
+        connection.release_body()
+        numbers = self.metrics.tenant(tenant)
+        if not grant.keyspace:
+            numbers.no_reuse += 1
+        relay = Relay(self, connection, numbers, tenant, endpoint.path, grant.salt, received_at)
+        relay.strip_usage = rewritten.strip_usage
+        connection.hold(relay)
+        self.enforcement.admit(relay, tenant, grant.salt if grant.keyspace else "")
+        relay.call = self.engine.send(_request_bytes(endpoint.path, payload), relay)
+
+    def refused(self, request: Request, refusal: Refusal) -> None:
+        """Count a refusal for its reason and its tenant."""
+        self.metrics.refused(str(refusal.reason))
+        self._count(request, refusal.status)
+
+    def _count(self, request: Request, status: int) -> None:
+        known = request.path in _POST_PATHS or request.path == bodies.MODELS_PATH
+        endpoint = request.path.decode() if known else "other"
+        self.metrics.tenant(request.subject or NOBODY).answered(endpoint, status)
+
+    def _check_model(self, body: bodies.Json) -> None:
+        asked = body.get("model")
+        if asked is not None and asked != self.model:
+            raise Refusal(
+                404, Reason.MODEL, "this gate serves one model; see GET /v1/models", param="model",
+                code="model_not_found",
+            )  # fmt: skip
+
+
+class Relay:
+    """One admitted request, from the engine's call to the end of its answer."""
+
+    __slots__ = (
+        "_begun", "_chunked", "_connection", "_endpoint", "_error", "_numbers", "_over", "_received_at", "_salt",
+        "_service", "_status", "_streaming", "_usage", "call", "strip_usage", "tenant",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        service: TenantService,
+        connection: ServerConnection,
+        numbers: TenantMetrics,
+        tenant: str,
+        endpoint: bytes,
+        salt: str,
+        received_at: float,
+    ) -> None:
+        self.tenant = tenant
+        self.call: Call | None = None
+        self.strip_usage = False
+        self._service = service
+        self._connection = connection
+        self._numbers = numbers
+        self._endpoint = endpoint
+        self._salt = salt
+        self._received_at = received_at
+        self._status = 0
+        self._begun = False
+        self._chunked = False
+        self._streaming = False
+        self._over = False
+        self._error: list[bytes] | None = None
+        self._usage: EventUsage | DocumentUsage | None = None
+        numbers.in_flight += 1
+
+    # The engine's side.
+
+    def engine_head(self, status: int, content_type: bytes, length: int | None) -> None:
+        """Send a head of our own for a success; hold an error back, to look for the salt in it."""
+        self._status = status
+        if status != 200:
+            self._error = []
+            return
+        self._streaming = content_type.startswith(_EVENT_STREAM)
+        self._usage = EventUsage(self.strip_usage) if self._streaming else DocumentUsage()
+        self._chunked = length is None or self._streaming
+        framing = b"Transfer-Encoding: chunked\r\n" if self._chunked else b"Content-Length: %d\r\n" % (length or 0)
+        kind = b"text/event-stream; charset=utf-8" if self._streaming else b"application/json"
+        extra = b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n" if self._streaming else b""
+        head = b"%sContent-Type: %s\r\n%s%s%s" % (STATUS_LINES[200], kind, framing, extra, self._connection.head_end())
+        self._begun = True
+        self._connection.transport.write(head)
+
+    def engine_body(self, data: bytes) -> None:
+        """Pass a piece on, in its own chunk where the answer is chunked."""
+        if self._error is not None:
+            self._hold_error(data)
+            return
+        if self._received_at:
+            if self._streaming:
+                self._numbers.first_token(self._service.clock() - self._received_at)
+            self._received_at = 0.0
+        assert self._usage is not None  # noqa: S101
+        self._write(self._usage.feed(data))
+
+    def engine_end(self) -> None:
+        """End the caller's answer too."""
+        if self._error is not None:
+            self._reply_error()
+            return
+        assert self._usage is not None  # noqa: S101
+        self._write(self._usage.end())
+        usage = self._usage.usage
+        self._numbers.prompt_tokens += max(usage.prompt, 0)
+        self._numbers.completion_tokens += max(usage.completion, 0)
+        self._numbers.cached_tokens += max(usage.cached, 0)
+        if self._chunked:
+            self._connection.transport.write(b"0\r\n\r\n")
+        self._finish(self._status)
+        self._connection.end()
+
+    def engine_failed(self, unreachable: bool) -> None:
+        """Answer 503 or 502 while that is possible; afterwards say so in the stream and cut it."""
+        if unreachable:
+            self._fail(Refusal(503, Reason.ENGINE, "the engine is not ready", retry_after_s=1))
+        else:
+            self._fail(Refusal(502, Reason.ENGINE, "the engine closed the connection before its answer was complete"))
+
+    # The caller's side.
+
+    def client_gone(self) -> None:
+        """End the engine's work for a caller who left (status 499 in the counts, as nginx has it)."""
+        self._cancel()
+        self._finish(499)
+
+    def client_paused(self) -> None:
+        """Stop reading from the engine."""
+        if self.call is not None:
+            self.call.pause()
+
+    def client_resumed(self) -> None:
+        """Read from the engine again."""
+        if self.call is not None:
+            self.call.resume()
+
+    # The policy's side.
+
+    def abort(self) -> None:
+        """End this request because its keyspace was removed and the time to drain is over."""
+        self._cancel()
+        self._fail(
+            Refusal(503, Reason.POLICY_CHANGED, "the cache policy changed while this request ran", retry_after_s=0)
+        )
+
+    def _write(self, data: bytes) -> None:
+        if data:
+            self._connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+
+    def _hold_error(self, data: bytes) -> None:
+        assert self._error is not None  # noqa: S101
+        if sum(map(len, self._error)) + len(data) <= _MAX_ERROR_BYTES:
+            self._error.append(data)
+
+    def _reply_error(self) -> None:
+        # The engine's validation errors may quote the body, and with it the keyspace.
+        body = b"".join(self._error or ()).replace(self._salt.encode(), b"[removed]")
+        status = self._status if self._status in STATUS_LINES and self._status >= 400 else 502
+        self._finish(status)
+        self._connection.reply(status, body)
+
+    def _fail(self, refusal: Refusal) -> None:
+        if self._over:
+            return
+        self._finish(refusal.status)
+        self._service.metrics.refused(str(refusal.reason))
+        if not self._begun:
+            self._connection.reply(refusal.status, refusal.body(), extra=refusal.headers())
+            return
+        if self._streaming:
+            event = b"event: error\ndata: " if self._endpoint == bodies.MESSAGES.path else b"data: "
+            self._write(event + refusal.body() + b"\n\n")
+        self._connection.end_broken()
+
+    def _cancel(self) -> None:
+        if self.call is not None:
+            self.call.cancel()
+
+    def _finish(self, status: int) -> None:
+        if not self._over:
+            self._over = True
+            self._numbers.in_flight -= 1
+            self._numbers.answered(self._endpoint.decode(), status)
+            self._service.enforcement.release(self)
+
+
+def _require_json(content_type: bytes) -> None:
+    kind, _, parameters = content_type.lower().partition(b";")
+    if kind.strip() != b"application/json":
+        raise Refusal(415, Reason.ENCODING, "send 'Content-Type: application/json'")
+    charset = parameters.replace(b" ", b"").replace(b'"', b"")
+    if charset not in (b"", b"charset=utf-8", b"charset=utf8"):
+        raise Refusal(415, Reason.ENCODING, "the body is UTF-8 and nothing else")
+
+
+def _request_bytes(path: bytes, payload: bytes) -> bytes:
+    head = b"POST %s HTTP/1.1\r\nHost: engine\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return head % (path, len(payload)) + payload

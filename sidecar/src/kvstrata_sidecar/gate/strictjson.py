@@ -1,0 +1,103 @@
+"""JSON that has one reading only.
+
+Engines take the last of repeated keys, NaN, other encodings and lone surrogates; a proxy that reads any of these
+differently can be made to forward what it believes to have refused. So the gate parses everything, takes only what
+every parser reads alike, and emits its own bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from typing import Any, NoReturn
+
+import orjson
+
+from .errors import Reason, Refusal, bad_request
+
+MAX_DEPTH = 64
+MAX_CONTAINERS = 20_000
+MAX_VALUES = 1_000_000
+
+# Possessive quantifiers: no input makes this pattern backtrack.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+
+
+def parse_object(data: bytes | bytearray) -> dict[str, Any]:
+    """Return the object that `data` holds. Raises Refusal (400) for anything that parsers might read differently."""
+    check_shape(data)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise bad_request(Reason.ENCODING, f"the body is not UTF-8 (byte {error.start})") from None
+    if text.startswith("\ufeff"):
+        raise bad_request(Reason.ENCODING, "the body starts with a byte order mark; send plain UTF-8")
+    try:
+        value = _DECODER.decode(text)
+    except Refusal:
+        raise
+    except json.JSONDecodeError as error:
+        raise bad_request(Reason.MALFORMED_JSON, f"the body is not JSON: {error.msg} at {error.pos}") from None
+    except (ValueError, RecursionError):
+        raise bad_request(Reason.MALFORMED_JSON, "the body holds a number that no engine can represent") from None
+    if not isinstance(value, dict):
+        raise bad_request(Reason.MALFORMED_JSON, "the body is not a JSON object")
+    return value
+
+
+def emit(value: dict[str, Any]) -> bytes:
+    """Return `value` as JSON. Raises Refusal for lone surrogates and integers beyond 64 bits."""
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        raise bad_request(
+            Reason.MALFORMED_JSON, "the body holds a lone surrogate or an integer of more than 64 bits"
+        ) from None
+
+
+def check_shape(data: bytes | bytearray) -> None:
+    """Raise Refusal for nesting and element counts that would stall a parser; costs little on ordinary bodies."""
+    containers = data.count(b"[") + data.count(b"{")
+    commas = data.count(b",")
+    if containers <= MAX_DEPTH and commas <= MAX_VALUES:
+        return
+    skeleton = _STRING.sub(b"", data)
+    if skeleton.count(b",") > MAX_VALUES:
+        raise bad_request(Reason.TOO_LARGE, f"the body holds more than {MAX_VALUES} values")
+    brackets = skeleton.translate(None, _ALL_BUT_BRACKETS)
+    if len(brackets) > 2 * MAX_CONTAINERS:
+        raise bad_request(Reason.TOO_LARGE, f"the body holds more than {MAX_CONTAINERS} lists and objects")
+    depth = 0
+    for bracket in brackets:
+        if bracket in b"[{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise bad_request(Reason.TOO_LARGE, f"the body is nested deeper than {MAX_DEPTH}")
+        else:
+            depth -= 1
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        repeated, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        name = repeated.encode("utf-8", "replace").decode()[:64]
+        raise bad_request(Reason.MALFORMED_JSON, f"the key {name!r} is given more than once", name)
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise bad_request(Reason.MALFORMED_JSON, "the body holds a number that is too large")
+    return value
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise bad_request(Reason.MALFORMED_JSON, f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_float=_finite, parse_constant=_no_constant)

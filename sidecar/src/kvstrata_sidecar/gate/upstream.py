@@ -1,0 +1,244 @@
+"""The client half: the engine behind a unix socket, with kept connections and answers passed on as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Protocol
+
+import httptools
+
+_KEEP_IDLE_S = 3.0
+"""Below the five seconds after which the engine's server closes idle connections."""
+_CONNECT_TIMEOUT_S = 5.0
+
+
+class Receiver(Protocol):
+    """What an engine's answer is delivered to. After `engine_end` or `engine_failed` nothing more comes."""
+
+    def engine_head(self, status: int, content_type: bytes, length: int | None) -> None:
+        """The head of the answer; `length` is None for a chunked one."""
+
+    def engine_body(self, data: bytes) -> None:
+        """A piece of the body, without transfer framing."""
+
+    def engine_end(self) -> None:
+        """The answer is complete."""
+
+    def engine_failed(self, unreachable: bool) -> None:
+        """The engine cannot be reached (`unreachable`), or it closed before the answer was complete."""
+
+
+class Call:
+    """One request on its way. The owner may pause, resume and cancel it at any time."""
+
+    __slots__ = ("cancelled", "connection", "fresh", "payload", "receiver", "started")
+
+    def __init__(self, payload: bytes, receiver: Receiver) -> None:
+        self.payload = payload
+        self.receiver = receiver
+        self.connection: EngineConnection | None = None
+        self.cancelled = False
+        self.started = False
+        """Whether any byte of an answer has come."""
+        self.fresh = False
+        """Whether the connection was opened for this call, so that its failure is the engine's."""
+
+    def cancel(self) -> None:
+        """Drop the connection at once: the engine takes that as the sign to stop computing."""
+        self.cancelled = True
+        if self.connection is not None:
+            self.connection.transport.abort()
+
+    def pause(self) -> None:
+        """Read no more of the answer."""
+        if self.connection is not None:
+            self.connection.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self.connection is not None:
+            self.connection.transport.resume_reading()
+
+
+class EnginePool:
+    """Connections to one engine. There is no limit here: the service limits requests in flight."""
+
+    def __init__(self, socket_path: str, loop: asyncio.AbstractEventLoop) -> None:
+        self.socket_path = socket_path
+        self.loop = loop
+        self._idle: deque[EngineConnection] = deque()
+        self._connecting: set[asyncio.Task[None]] = set()
+
+    def send(self, payload: bytes, receiver: Receiver) -> Call:
+        """Send a whole HTTP request and deliver its answer."""
+        call = Call(payload, receiver)
+        now = self.loop.time()
+        while self._idle:
+            connection = self._idle.pop()
+            if now - connection.idle_since < _KEEP_IDLE_S and not connection.transport.is_closing():
+                connection.start(call)
+                return call
+            connection.transport.abort()
+        self._open(call)
+        return call
+
+    async def get(self, path: str) -> int:
+        """Return the status of a GET, or 0 if the engine cannot be reached."""
+        answer: asyncio.Future[int] = self.loop.create_future()
+        request = f"GET {path} HTTP/1.1\r\nHost: engine\r\n\r\n".encode()
+        call = self.send(request, _StatusReceiver(answer))
+        try:
+            return await asyncio.wait_for(answer, _CONNECT_TIMEOUT_S)
+        except TimeoutError:
+            call.cancel()
+            return 0
+
+    def close(self) -> None:
+        """Drop idle connections and those being made."""
+        for task in self._connecting:
+            task.cancel()
+        while self._idle:
+            self._idle.pop().transport.abort()
+
+    def _open(self, call: Call) -> None:
+        call.fresh = True
+        task = self.loop.create_task(self._connect(call))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, call: Call) -> None:
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                _, connection = await self.loop.create_unix_connection(lambda: EngineConnection(self), self.socket_path)
+        except (OSError, TimeoutError):
+            if not call.cancelled:
+                call.receiver.engine_failed(True)
+            return
+        if call.cancelled:
+            connection.transport.abort()
+        else:
+            connection.start(call)
+
+    def failed(self, call: Call) -> None:
+        """A connection died under `call`: a kept one may have been closed before it was used, so try once more."""
+        if call.cancelled:
+            return
+        if call.started or call.fresh:
+            call.receiver.engine_failed(False)
+        else:
+            self._open(call)
+
+    def keep(self, connection: EngineConnection) -> None:
+        """Take back a connection whose answer is complete."""
+        while self._idle and self.loop.time() - self._idle[0].idle_since >= _KEEP_IDLE_S:
+            self._idle.popleft().transport.abort()
+        self._idle.append(connection)
+
+
+class EngineConnection(asyncio.Protocol):
+    """One connection to the engine, with at most one call on it."""
+
+    __slots__ = ("_content_type", "_done", "_length", "_parser", "_pieces", "_pool", "call", "idle_since", "transport")
+
+    def __init__(self, pool: EnginePool) -> None:
+        self._pool = pool
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]  # set by connection_made
+        self.call: Call | None = None
+        self.idle_since = 0.0
+
+    def start(self, call: Call) -> None:
+        """Send the call's request."""
+        self.call = call
+        call.connection = self
+        self._parser = httptools.HttpResponseParser(self)
+        self._pieces: list[bytes] = []
+        self._content_type = b"application/octet-stream"
+        self._length: int | None = None
+        self._done = False
+        self.transport.write(call.payload)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self.transport = transport  # type: ignore[assignment]
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (asyncio's signature)
+        """Fail the call, if there is one."""
+        call, self.call = self.call, None
+        if call is not None:
+            call.connection = None
+            self._pool.failed(call)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse and pass on; several pieces that came together go on together."""
+        call = self.call
+        if call is None:
+            self.transport.abort()
+            return
+        call.started = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self.transport.abort()
+            return
+        if self._pieces and not call.cancelled:
+            body = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+            self._pieces.clear()
+            call.receiver.engine_body(body)
+        if self._done and self.call is call:
+            self.call = None
+            call.connection = None
+            if self._parser.should_keep_alive() and not self.transport.is_closing():
+                self.transport.resume_reading()
+                self.idle_since = self._pool.loop.time()
+                self._pool.keep(self)
+            else:
+                self.transport.abort()
+            if not call.cancelled:
+                call.receiver.engine_end()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Note the two headers that matter; all others stay behind."""
+        key = name.lower()
+        if key == b"content-type":
+            self._content_type = value
+        elif key == b"content-length":
+            self._length = int(value)
+
+    def on_headers_complete(self) -> None:
+        """Deliver the head."""
+        call = self.call
+        if call is not None and not call.cancelled:
+            call.receiver.engine_head(self._parser.get_status_code(), self._content_type, self._length)
+
+    def on_body(self, body: bytes) -> None:
+        """Collect a piece until the parser has read all that came."""
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        """Mark the answer as complete."""
+        self._done = True
+
+
+class _StatusReceiver:
+    """Takes the status of an answer and drops its body."""
+
+    __slots__ = ("_answer", "_status")
+
+    def __init__(self, answer: asyncio.Future[int]) -> None:
+        self._answer = answer
+        self._status = 0
+
+    def engine_head(self, status: int, content_type: bytes, length: int | None) -> None:  # noqa: ARG002
+        self._status = status
+
+    def engine_body(self, data: bytes) -> None:
+        pass
+
+    def engine_end(self) -> None:
+        if not self._answer.done():
+            self._answer.set_result(self._status)
+
+    def engine_failed(self, unreachable: bool) -> None:  # noqa: ARG002
+        if not self._answer.done():
+            self._answer.set_result(0)

@@ -1,0 +1,43 @@
+"""Fixtures: a gate in force with two tenants that have a policy and one that has none."""
+
+from __future__ import annotations
+
+import ssl
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from .world import ACME, GLOBEX, NOBODY, World, entry, until
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    """Everything around a gate, which itself is not running."""
+    # Unix socket paths are short, pytest's directories are not.
+    with tempfile.TemporaryDirectory(prefix="gate") as directory:
+        world = World(Path(directory))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(world.gate_tls / "tls.crt", world.gate_tls / "tls.key")
+        await world.api.start(context)
+        await world.engine.start()
+        await world.adapter.start()
+        await world.publish_keys(acme=ACME, globex=GLOBEX, nobody=NOBODY)
+        try:
+            yield world
+        finally:
+            await world.adapter.stop()
+            await world.engine.stop()
+            await world.api.stop()
+
+
+@pytest.fixture
+async def gate(world: World) -> AsyncIterator[World]:
+    """A gate that is ready."""
+    revision = await world.publish([entry("acme"), entry("globex")])
+    async with world.started():
+        await world.acked(revision)
+        await until(lambda: not world.gate.not_ready())
+        await until(lambda: len(world.gate.keys.ring) == 3)
+        yield world

@@ -1,0 +1,286 @@
+"""What stands around a gate in these tests: an engine that records, an adapter that acknowledges, an API server that
+serves Secrets. Each is real on the wire and scripted behind it; the real engine and adapter run in the cluster tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from kvstrata.contract.link import AdapterAck, AdapterState, TierState, decode_request
+
+Handler = Callable[["EngineRequest", asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class EngineRequest:
+    """A request as the engine saw it, with the raw head."""
+
+    head: bytes
+    body: bytes
+
+    @property
+    def path(self) -> str:
+        return self.head.split(b" ", 2)[1].decode()
+
+    @property
+    def json(self) -> dict[str, Any]:
+        value = json.loads(self.body)
+        assert isinstance(value, dict)
+        return value
+
+
+async def plain_answer(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+    """Answer a completion, streamed or whole, as vLLM frames it."""
+    usage = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+    if not request.json.get("stream"):
+        await whole(writer, 200, json.dumps({"id": "x", "choices": [{"text": "hi"}], "usage": usage}).encode())
+        return
+    await stream_head(writer)
+    for text in ("he", "llo"):
+        await event(writer, {"id": "x", "choices": [{"index": 0, "delta": {"content": text}}]})
+    if request.json.get("stream_options", {}).get("include_usage"):
+        await event(writer, {"id": "x", "choices": [], "usage": usage})
+    await chunk(writer, b"data: [DONE]\n\n")
+    await chunk(writer, b"")
+
+
+async def whole(writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
+    writer.write(
+        b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\ncontent-length: %d\r\nx-internal: 1\r\n\r\n%s"
+        % (status, len(body), body)
+    )
+    await writer.drain()
+
+
+async def stream_head(writer: asyncio.StreamWriter) -> None:
+    writer.write(
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+    await writer.drain()
+
+
+async def event(writer: asyncio.StreamWriter, value: object) -> None:
+    await chunk(writer, b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n")
+
+
+async def chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+    await writer.drain()
+
+
+class RecorderEngine:
+    """An engine on a unix socket that records every request and answers by `handler`."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self.socket_path = socket_path
+        self.requests: list[EngineRequest] = []
+        self.healthy = True
+        self.handler: Handler = plain_answer
+        self.disconnects = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, str(self.socket_path), limit=1 << 24)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(FileNotFoundError):
+            self.socket_path.unlink()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = 0
+                for line in head.split(b"\r\n"):
+                    if line.lower().startswith(b"content-length:"):
+                        length = int(line.split(b":")[1])
+                request = EngineRequest(head, await reader.readexactly(length))
+                if request.path == "/health":
+                    await whole(writer, 200 if self.healthy else 503, b"{}")
+                    continue
+                self.requests.append(request)
+                await self.handler(request, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.disconnects += 1
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+
+class StandInAdapter:
+    """The policy adapter's end of the link."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self.socket_path = socket_path
+        self.boot = "boot-1"
+        self.applied: list[int] = []
+        self.revision = 0
+        self.term = 0
+        self.breaker = "closed"
+        self.gate = asyncio.Event()
+        """Cleared: applications are taken and not acknowledged."""
+        self.gate.set()
+        self._server: asyncio.Server | None = None
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_unix_server(self._serve, str(self.socket_path))
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for writer in tuple(self._writers):
+            writer.close()
+        with contextlib.suppress(FileNotFoundError):
+            self.socket_path.unlink()
+
+    async def restart(self, boot: str) -> None:
+        await self.stop()
+        self.boot, self.revision, self.term = boot, 0, 0
+        await self.start()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while line := await reader.readline():
+                question = decode_request(line)
+                if question["op"] == "apply":
+                    self.applied.append(question["revision"])
+                    await self.gate.wait()
+                    self.revision, self.term = question["revision"], question["term"]
+                    writer.write(AdapterAck(self.revision, self.term, self.boot).encode())
+                else:
+                    tier = TierState("shared", "Redis", self.breaker)
+                    writer.write(AdapterState(self.boot, self.revision, self.term, True, 0, (tier,)).encode())
+                await writer.drain()
+        except ConnectionError:
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+
+@dataclass
+class StandInApi:
+    """Secrets with versions, GET and watch, over TLS with a bearer token."""
+
+    token: str = "kube-token"
+    secrets: dict[str, dict[str, Any]] = field(default_factory=dict)
+    port: int = 0
+    broken: bool = False
+    """Answer 500 to everything."""
+    gets: list[str] = field(default_factory=list)
+    unauthorized: int = 0
+    watches: int = 0
+    _version: int = 100
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    _server: asyncio.Server | None = None
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def start(self, context: ssl.SSLContext) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=context)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def put(self, name: str, data: dict[str, bytes]) -> None:
+        self._version += 1
+        self.secrets[name] = {
+            "kind": "Secret",
+            "metadata": {"name": name, "resourceVersion": str(self._version)},
+            "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
+        }
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def delete(self, name: str) -> None:
+        self.secrets.pop(name, None)
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                url = urlsplit(head.split(" ", 2)[1])
+                if f"Authorization: Bearer {self.token}\r\n" not in head:
+                    self.unauthorized += 1
+                    self._send(writer, 401, {"message": "unauthorized"})
+                elif self.broken:
+                    self._send(writer, 500, {"message": "broken"})
+                elif "watch=1" in url.query:
+                    await self._watch(parse_qs(url.query), writer)
+                    return
+                else:
+                    name = url.path.rsplit("/", 1)[1]
+                    self.gets.append(name)
+                    found = self.secrets.get(name)
+                    self._send(writer, 200 if found else 404, found or {"message": "not found"})
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    def _send(self, writer: asyncio.StreamWriter, status: int, value: object) -> None:
+        body = json.dumps(value).encode()
+        writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body))
+
+    async def _watch(self, query: dict[str, list[str]], writer: asyncio.StreamWriter) -> None:
+        self.watches += 1
+        name = query["fieldSelector"][0].removeprefix("metadata.name=")
+        last = query.get("resourceVersion", [""])[0]
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while not self.broken:
+            found = self.secrets.get(name)
+            version = found["metadata"]["resourceVersion"] if found else "gone"
+            if version != last:
+                last = version
+                value = {"type": "MODIFIED", "object": found} if found else {
+                    "type": "DELETED", "object": {"metadata": {"name": name, "resourceVersion": "gone"}}
+                }  # fmt: skip
+                await chunk(writer, json.dumps(value).encode() + b"\n")
+            async with self._changed:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), 0.5)
+
+
+@contextlib.asynccontextmanager
+async def running(*parts: Any) -> AsyncIterator[None]:
+    """Start parts that take no arguments; stop them in reverse order."""
+    started: list[Any] = []
+    try:
+        for part in parts:
+            await part.start()
+            started.append(part)
+        yield
+    finally:
+        for part in reversed(started):
+            await part.stop()

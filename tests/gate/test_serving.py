@@ -1,0 +1,206 @@
+"""Who gets which keyspace, and what an ordinary caller sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+
+from kvstrata.contract.bundle import Rules
+
+from .world import ACME, GLOBEX, NOBODY, World, chat, entry, keyspace, post, until
+
+
+async def test_a_tenant_is_served_under_its_keyspace_and_the_pinned_model(gate: World) -> None:
+    answer = await gate.ask(post("/v1/chat/completions", chat()))
+    assert answer.status == 200
+    assert answer.json["choices"]
+    request = gate.engine.requests[-1]
+    assert request.json["cache_salt"] == keyspace("acme")
+    assert request.json["model"] == "tiny"
+    assert request.json["messages"] == [{"role": "user", "content": "hello"}]
+
+
+async def test_the_engine_sees_only_headers_that_the_gate_wrote(gate: World) -> None:
+    extra = "X-Vllm-Priority: -9\r\nX-Session-ID: s\r\nX-Request-Id: r\r\nX-data-parallel-rank: 1\r\nCookie: a=b\r\n"
+    assert (await gate.ask(post("/v1/chat/completions?x=1", chat(), extra=extra))).status == 200
+    head = gate.engine.requests[-1].head.decode()
+    assert head.startswith("POST /v1/chat/completions HTTP/1.1\r\n")
+    assert {line.split(":")[0] for line in head.split("\r\n")[1:] if line} == {
+        "Host", "Content-Type", "Content-Length"
+    }  # fmt: skip
+
+
+async def test_the_caller_sees_no_header_of_the_engine(gate: World) -> None:
+    answer = await gate.ask(post("/v1/chat/completions", chat()))
+    assert "x-internal" not in answer.headers
+
+
+async def test_two_tenants_get_two_keyspaces(gate: World) -> None:
+    await gate.ask(post("/v1/completions", {"prompt": "a"}, ACME))
+    await gate.ask(post("/v1/completions", {"prompt": "a"}, GLOBEX))
+    assert [r.json["cache_salt"] for r in gate.engine.requests] == [keyspace("acme"), keyspace("globex")]
+
+
+async def test_a_tenant_without_policy_gets_a_salt_that_never_comes_again(gate: World) -> None:
+    for _ in range(3):
+        assert (await gate.ask(post("/v1/completions", {"prompt": "a"}, NOBODY))).status == 200
+    salts = [r.json["cache_salt"] for r in gate.engine.requests]
+    assert len(set(salts)) == 3
+    assert all(re.fullmatch("[0-9a-f]{32}", salt) for salt in salts)
+
+
+async def test_refuse_keeps_out_tenants_without_policy(gate: World) -> None:
+    revision = await gate.publish([entry("acme")], Rules(unknown_tenants="Refuse"))
+    await gate.acked(revision)
+    answer = await gate.ask(post("/v1/completions", {"prompt": "a"}, NOBODY))
+    assert (answer.status, answer.error["code"]) == (403, "unknown_tenant")
+    assert not gate.engine.requests
+
+
+async def test_a_suspended_tenant_is_refused_and_told_so(gate: World) -> None:
+    revision = await gate.publish([entry("acme", suspended=True)])
+    await gate.acked(revision)
+    answer = await gate.ask(post("/v1/completions", {"prompt": "a"}))
+    assert (answer.status, answer.error["code"]) == (403, "tenant_suspended")
+    assert not gate.engine.requests
+
+
+async def test_reuse_off_gives_every_request_its_own_salt(gate: World) -> None:
+    revision = await gate.publish([entry("acme")], Rules(reuse="Off"))
+    await gate.acked(revision)
+    for _ in range(2):
+        await gate.ask(post("/v1/completions", {"prompt": "a"}))
+    salts = {r.json["cache_salt"] for r in gate.engine.requests}
+    assert len(salts) == 2
+    assert keyspace("acme") not in salts
+
+
+async def test_the_model_list_names_the_served_model_only_and_asks_no_engine(gate: World) -> None:
+    answer = await gate.ask(f"GET /v1/models HTTP/1.1\r\nHost: g\r\nx-api-key: {ACME}\r\n\r\n".encode())
+    assert [model["id"] for model in answer.json["data"]] == ["tiny"]
+    assert not gate.engine.requests
+
+
+async def test_another_model_is_not_found(gate: World) -> None:
+    answer = await gate.ask(post("/v1/chat/completions", chat(model="gpt-4")))
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "model")
+    assert not gate.engine.requests
+
+
+async def test_anthropic_messages_are_served_under_the_keyspace(gate: World) -> None:
+    body = {
+        "model": "tiny", "max_tokens": 5, "metadata": {"user_id": "u"},
+        "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+    }  # fmt: skip
+    head = f"POST /v1/messages?beta=true HTTP/1.1\r\nHost: g\r\nx-api-key: {ACME}\r\nContent-Type: application/json\r\n"
+    data = json.dumps(body).encode()
+    assert (await gate.ask(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)).status == 200
+    seen = gate.engine.requests[-1].json
+    assert gate.engine.requests[-1].path == "/v1/messages"
+    assert seen == {
+        "model": "tiny", "max_tokens": 5, "system": [{"type": "text", "text": "s"}], "messages": body["messages"],
+        "cache_salt": keyspace("acme"),
+    }  # fmt: skip
+
+
+async def test_a_connection_serves_one_request_after_another(gate: World) -> None:
+    connection = await gate.connect()
+    for number in range(3):
+        await connection.send(post("/v1/completions", {"prompt": str(number)}))
+        assert (await connection.answer()).status == 200
+    connection.close()
+    assert [r.json["prompt"] for r in gate.engine.requests] == ["0", "1", "2"]
+
+
+async def test_a_refusal_of_a_whole_request_keeps_the_connection(gate: World) -> None:
+    connection = await gate.connect()
+    await connection.send(post("/v1/completions", {"prompt": "a", "cache_salt": "x"}))
+    assert (await connection.answer()).status == 400
+    await connection.send(post("/v1/completions", {"prompt": "b"}))
+    assert (await connection.answer()).status == 200
+    connection.close()
+
+
+async def test_expect_100_continue_is_answered(gate: World) -> None:
+    data = json.dumps({"prompt": "a"}).encode()
+    connection = await gate.connect()
+    head = post("/v1/completions", data, extra="Expect: 100-continue\r\n")[: -len(data)]
+    await connection.send(head)
+    assert (await connection.head())[0] == 100
+    await connection.send(data)
+    assert (await connection.answer()).status == 200
+    connection.close()
+
+
+async def test_a_chunked_body_is_read(gate: World) -> None:
+    data = json.dumps({"prompt": "chunks"}).encode()
+    request = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: g\r\nAuthorization: Bearer {ACME}\r\n"
+        "Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    ).encode() + b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data)
+    assert (await gate.ask(request)).status == 200
+    assert gate.engine.requests[-1].json["prompt"] == "chunks"
+
+
+async def test_an_error_of_the_engine_is_passed_on_without_the_keyspace(gate: World) -> None:
+    async def leak(request, writer):  # type: ignore[no-untyped-def]
+        from .stand_ins import whole
+
+        salt = request.json["cache_salt"]
+        await whole(writer, 400, json.dumps({"error": {"message": f"bad input {{'cache_salt': '{salt}'}}"}}).encode())
+
+    gate.engine.handler = leak
+    answer = await gate.ask(post("/v1/completions", {"prompt": "a"}))
+    assert answer.status == 400
+    assert b"bad input" in answer.body
+    assert keyspace("acme").encode() not in answer.body
+
+
+async def test_requests_without_a_known_key_never_reach_the_engine(gate: World) -> None:
+    for head in ("", "Authorization: Bearer wrong\r\n", "Authorization: Basic x\r\n", "x-api-key: wrong\r\n"):
+        data = b'{"prompt":"a"}'
+        request = f"POST /v1/completions HTTP/1.1\r\nHost: g\r\n{head}Content-Type: application/json\r\n"
+        answer = await gate.ask(f"{request}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        assert (answer.status, answer.error["code"]) == (401, "invalid_api_key")
+    assert not gate.engine.requests
+
+
+async def test_a_key_that_is_removed_stops_working(gate: World) -> None:
+    await gate.publish_keys(globex=GLOBEX)
+    await until(lambda: len(gate.gate.keys.ring) == 1)
+    assert (await gate.ask(post("/v1/completions", {"prompt": "a"}))).status == 401
+    assert (await gate.ask(post("/v1/completions", {"prompt": "a"}, GLOBEX))).status == 200
+
+
+async def test_without_a_bundle_nobody_is_served(world: World) -> None:
+    async with world.started():
+        await until(lambda: len(world.gate.keys.ring) == 3)
+        answer = await world.ask(post("/v1/completions", {"prompt": "a"}))
+        assert (answer.status, answer.error["code"]) == (503, "no_policy")
+        assert (await world.get("/readyz")).status == 503
+        assert (await world.get("/livez")).status == 200
+        assert not world.engine.requests
+
+
+async def test_too_many_requests_in_flight_are_refused(world: World) -> None:
+    hold = asyncio.Event()
+
+    async def wait(request, writer):  # type: ignore[no-untyped-def]
+        from .stand_ins import plain_answer
+
+        await hold.wait()
+        await plain_answer(request, writer)
+
+    world.engine.handler = wait
+    await world.publish([entry("acme")])
+    async with world.started(max_in_flight=1):
+        await world.acked(1)
+        await until(lambda: len(world.gate.keys.ring) == 3)
+        first = asyncio.create_task(world.ask(post("/v1/completions", {"prompt": "a"})))
+        await until(lambda: world.engine.requests)
+        second = await world.ask(post("/v1/completions", {"prompt": "b"}))
+        assert (second.status, second.headers["retry-after"]) == (429, "1")
+        hold.set()
+        assert (await first).status == 200
