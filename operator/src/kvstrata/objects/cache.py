@@ -1,0 +1,148 @@
+"""The cache container: LMCache's multi-process server with our policy adapter in front of every shared tier.
+
+Everything listens on loopback, telemetry is off, and no secret is in arguments or environment: LMCache prints its
+configuration to whoever asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
+from kvstrata.api.podtemplate import PodTemplate
+from kvstrata.contract.canonical import canonical_json
+
+from . import paths, sizing
+from .container import SECURITY, amounts, chosen_amounts, environment, exec_probe, mount
+from .engine import needs_device_sharing
+from .meta import without_empty
+from .quantities import GIB, binary
+from .tierlinks import AUTHORITY_FILE, PASSWORD_FILE, redis_link, tier_secrets
+
+SHARED_MEMORY_NAME = "kvstrata"
+ADAPTER_MODULE = "kvstrata_sidecar.adapter.plugin"
+ADAPTER_CLASS = "PolicyAdapter"
+
+EVICTION_FLAG = {EvictionPolicy.LRU: "LRU", EvictionPolicy.ARC: "ARC", EvictionPolicy.NONE: "noop"}
+"""LMCache's names. Its fourth, IsolatedLRU, stops its eviction thread at the first tick."""
+
+HEALTH_SCRIPT = (
+    "import socket,sys; c=socket.create_connection(('127.0.0.1',int(sys.argv[1])),4); "
+    "c.sendall(b'GET /healthcheck HTTP/1.0\\r\\n\\r\\n'); sys.exit(b' 200 ' not in c.recv(64))"
+)
+
+
+def build_container(domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str) -> dict[str, Any]:
+    """Return the native sidecar `cache`. `tiers` are those of the model, from fast to slow."""
+    chosen = model.spec.engine.pod_template or PodTemplate()
+    probe = ("python3", "-S", "-c", HEALTH_SCRIPT, str(paths.CACHE_HTTP_PORT))
+    variables = {
+        "DO_NOT_TRACK": "1",
+        "HOME": paths.TEMPORARY,
+        "LMCACHE_DISABLE_BANNER": "1",
+        "LMCACHE_TRACK_USAGE": "false",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONPATH": paths.PLUGIN,
+    }
+    if needs_device_sharing(model):
+        variables["NVIDIA_VISIBLE_DEVICES"] = "all"
+    return without_empty(
+        {
+            "name": "cache",
+            "image": model.spec.cache_image,
+            "imagePullPolicy": chosen.image_pull_policy,
+            "restartPolicy": "Always",
+            "command": ["lmcache", "server"],
+            "args": arguments(domain_id, model, tiers, identity),
+            "env": environment(variables),
+            "startupProbe": exec_probe(probe, period_s=1, timeout_s=5, failures=300),
+            "livenessProbe": exec_probe(probe, period_s=10, timeout_s=5, failures=6),
+            "resources": chosen_amounts(model.spec.cache_server.resources, _default_resources(tiers)),
+            "securityContext": SECURITY,
+            "volumeMounts": [
+                mount("plugin", paths.PLUGIN, read_only=True),
+                mount("policy", paths.POLICY, read_only=True),
+                mount("link", paths.LINK),
+                mount("shm", paths.SHARED_MEMORY),
+                mount("cache-tmp", paths.TEMPORARY),
+                *(
+                    mount(f"tier-{tier.name}", paths.tier_directory(tier.name), read_only=True)
+                    for tier in tiers
+                    if tier_secrets(tier)
+                ),
+            ],
+        }
+    )
+
+
+def arguments(domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str) -> list[str]:
+    """Return the cache server's arguments."""
+    flags = [
+        *("--host", "127.0.0.1", "--port", str(paths.CACHE_PORT)),
+        *("--http-host", "127.0.0.1", "--http-port", str(paths.CACHE_HTTP_PORT)),
+        *("--chunk-size", str(model.spec.cache_server.chunk_size_tokens)),
+        # LMCache multiplies by 2^30, whatever the flag's name says.
+        *("--l1-size-gb", f"{sizing.l1_bytes(tiers) / GIB:.9g}", "--no-l1-use-lazy"),
+        *_eviction_flags(tiers),
+    ]
+    if needs_device_sharing(model):
+        flags += ["--supported-transfer-mode", "lmcache_driven", "--isolated-ipc"]
+    else:
+        flags += ["--supported-transfer-mode", "engine_driven", "--shm-name", SHARED_MEMORY_NAME]
+    for params in adapter_params(domain_id, tiers, identity):
+        flags += ["--l2-adapter", _plugin(params)]
+    return flags
+
+
+def adapter_params(domain_id: str, tiers: Sequence[CacheTier], identity: str) -> tuple[dict[str, Any], ...]:
+    """Return the parameters of each policy adapter: one for each Redis tier; without any, one that only enforces.
+
+    The adapter acknowledges policies to the gate, so there is always one.
+    """
+    shared: list[dict[str, Any] | None] = [_tier_params(tier) for tier in tiers if tier.spec.medium is Medium.REDIS]
+    return tuple({"domain": domain_id, "identity": identity, "tier": params} for params in shared or [None])
+
+
+def _tier_params(tier: CacheTier) -> dict[str, Any]:
+    link = redis_link(tier)
+    if link is None:
+        raise ValueError(f"CacheTier {tier.name} is no Redis tier")
+    folder = paths.tier_directory(tier.name)
+    params: dict[str, Any] = {
+        "name": tier.name,
+        "endpoints": [{"host": host, "port": port} for host, port in link.endpoints],
+    }
+    if link.ca is not None:
+        params["tls"] = {"ca_file": f"{folder}/{AUTHORITY_FILE}"}
+    if link.password is not None:
+        params["password_file"] = f"{folder}/{PASSWORD_FILE}"
+    if tier.spec.max_retention_s is not None:
+        params["default_ttl_s"] = tier.spec.max_retention_s
+    return params
+
+
+def _plugin(params: dict[str, Any]) -> str:
+    return canonical_json(
+        {"type": "plugin", "module_path": ADAPTER_MODULE, "class_name": ADAPTER_CLASS, "adapter_params": params}
+    ).decode()
+
+
+def _eviction_flags(tiers: Sequence[CacheTier]) -> list[str]:
+    memory = next((tier.spec for tier in tiers if tier.spec.medium is Medium.CPU), None)
+    if memory is None:
+        return ["--eviction-policy", EVICTION_FLAG[EvictionPolicy.LRU]]
+    return [
+        *("--eviction-policy", EVICTION_FLAG[memory.eviction_policy]),
+        *("--eviction-trigger-watermark", f"{memory.high_watermark_percent / 100:g}"),
+    ]
+
+
+def _default_resources(tiers: Sequence[CacheTier]) -> dict[str, Any]:
+    size = sizing.l1_bytes(tiers)
+    return amounts(
+        requests={"cpu": "100m", "memory": binary(size + sizing.CACHE_BASE_REQUEST_BYTES)},
+        limits={"memory": binary(size + sizing.CACHE_BASE_LIMIT_BYTES)},
+    )

@@ -1,0 +1,63 @@
+"""All objects that belong to one object of the API, in the order in which they are applied.
+
+Rights and names come before the pods that need them. Secrets are not among them: their values are made once, by the
+caller, and never applied over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachetier import CacheTier
+
+from .context import BuildContext
+from .deployment import build_deployment
+from .networkpolicy import build_model_networkpolicy, build_redis_networkpolicy
+from .pdb import build_pdb
+from .rbac import build_role, build_rolebinding, build_serviceaccount
+from .service import build_model_service, build_redis_service
+from .servicemonitor import build_servicemonitor
+from .statefulset import build_redis_statefulset
+
+
+def model_children(
+    ctx: BuildContext,
+    domain_id: str,
+    model: CachedModel,
+    tiers: Sequence[CacheTier],
+    identity: str,
+    *,
+    shard_count: int = 1,
+    service_monitors: bool = False,
+) -> tuple[dict[str, Any], ...]:
+    """Return every object of a CachedModel but its Secrets. What is absent here and exists must be pruned.
+
+    `shard_count` is the number of the bundle's shards, `service_monitors` whether the cluster knows ServiceMonitor.
+    """
+    return _present(
+        build_serviceaccount(model),
+        build_role(model, shard_count),
+        build_rolebinding(model),
+        build_model_networkpolicy(ctx, model),
+        build_model_service(model),
+        build_pdb(model),
+        build_servicemonitor(model, service_monitors),
+        build_deployment(ctx, domain_id, model, tiers, identity),
+    )
+
+
+def redis_tier_children(
+    ctx: BuildContext, tier: CacheTier, *, tls_revision: str | None = None
+) -> tuple[dict[str, Any], ...]:
+    """Return every object of a managed Redis tier but its Secrets; nothing for any other tier."""
+    return _present(
+        build_redis_networkpolicy(ctx, tier),
+        build_redis_service(tier),
+        build_redis_statefulset(ctx, tier, tls_revision),
+    )
+
+
+def _present(*objects: dict[str, Any] | None) -> tuple[dict[str, Any], ...]:
+    return tuple(built for built in objects if built is not None)

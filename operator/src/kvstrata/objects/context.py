@@ -1,0 +1,24 @@
+"""What builders need to know of the installation that they build for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class BuildContext:
+    """Settings of the operator's own installation; the same for every object of a process.
+
+    `operator_labels` select the operator's pods: with `operator_namespace` they are the peer that may reach the
+    gates' control port. `cluster_domain` is the suffix of the cluster's DNS names.
+    """
+
+    sidecar_image: str
+    redis_image: str
+    image_pull_policy: str = "IfNotPresent"
+    operator_namespace: str = "kvstrata-system"
+    operator_labels: Mapping[str, str] = field(
+        default_factory=lambda: {"app.kubernetes.io/name": "kvstrata", "app.kubernetes.io/component": "operator"}
+    )
+    cluster_domain: str = "cluster.local"

@@ -1,0 +1,204 @@
+"""The engine container: vLLM, which listens on a unix socket that only the gate mounts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel, DType, Transfer, WeightsSource
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.podtemplate import PodTemplate
+from kvstrata.contract.canonical import canonical_json
+
+from . import paths, sizing
+from .container import SECURITY, amounts, environment, exec_probe, mount
+from .meta import without_empty
+from .quantities import binary
+
+COMMAND = ("python3", "-m", "vllm.entrypoints.openai.api_server")
+DRAIN_TIMEOUT_S = 120
+"""How long a pod that is going away lets requests run on."""
+
+DRAIN_SCRIPT = (
+    "import os,sys,time; d=sys.argv[1]; end=time.monotonic()+float(sys.argv[2]); open(d+'/draining','w').close()\n"
+    "while not os.path.exists(d+'/drained') and time.monotonic()<end: time.sleep(0.1)"
+)
+"""Tells the gate that the engine is about to stop, and waits until the gate has no request left."""
+
+STARTUP_PERIOD_S = 2
+GPU = "nvidia.com/gpu"
+
+HEALTH_SCRIPT = (
+    "import socket,sys; c=socket.socket(socket.AF_UNIX); c.settimeout(4); c.connect(sys.argv[1]); "
+    "c.sendall(b'GET /health HTTP/1.0\\r\\nHost: engine\\r\\n\\r\\n'); sys.exit(b' 200 ' not in c.recv(64))"
+)
+"""A probe without curl, which engine images do not have; `-S` keeps it at 20 ms."""
+
+
+def build_container(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]:
+    """Return the engine container. `tiers` are those of the model, from fast to slow."""
+    spec = model.spec.engine
+    chosen = spec.pod_template or PodTemplate()
+    probe = ("python3", "-S", "-c", HEALTH_SCRIPT, paths.ENGINE_SOCKET)
+    drain = ["python3", "-S", "-c", DRAIN_SCRIPT, paths.ENGINE, str(DRAIN_TIMEOUT_S)]
+    return without_empty(
+        {
+            "name": "engine",
+            "image": spec.image,
+            "imagePullPolicy": chosen.image_pull_policy,
+            "command": list(COMMAND),
+            "args": arguments(model, tiers),
+            "env": environment(_variables(model), [(variable.name, variable.value) for variable in spec.env]),
+            "startupProbe": exec_probe(
+                probe,
+                period_s=STARTUP_PERIOD_S,
+                timeout_s=5,
+                failures=max(1, -(-spec.startup_timeout_s // STARTUP_PERIOD_S)),
+            ),
+            "livenessProbe": exec_probe(probe, period_s=10, timeout_s=5, failures=6),
+            "lifecycle": {"preStop": {"exec": {"command": drain}}},
+            "resources": _resources(model, tiers),
+            "securityContext": SECURITY,
+            "volumeMounts": [
+                mount("plugin", paths.PLUGIN, read_only=True),
+                mount("engine-socket", paths.ENGINE),
+                mount("shm", paths.SHARED_MEMORY),
+                mount("engine-tmp", paths.TEMPORARY),
+                *_weight_mounts(model),
+            ],
+        }
+    )
+
+
+def arguments(model: CachedModel, tiers: Sequence[CacheTier]) -> list[str]:
+    """Return the engine's arguments: the operator's, then the user's, which cannot name any of the operator's."""
+    spec = model.spec.model
+    flags = [
+        *("--model", weights(spec.source)),
+        *("--served-model-name", spec.name),
+        *("--uds", paths.ENGINE_SOCKET),
+        *("--prefix-caching-hash-algo", "sha256"),
+    ]
+    if spec.effective_dtype is not DType.AUTO:
+        flags += ["--dtype", str(spec.effective_dtype)]
+    if spec.revision is not None and spec.source.hub is not None:
+        flags += ["--revision", spec.revision]
+    if spec.tokenizer is not None:
+        flags += ["--tokenizer", spec.tokenizer]
+    if spec.max_model_len is not None:
+        flags += ["--max-model-len", str(spec.max_model_len)]
+    if model.spec.engine.effective_tensor_parallel_size > 1:
+        flags += ["--tensor-parallel-size", str(model.spec.engine.effective_tensor_parallel_size)]
+    return [*flags, *_hbm_flags(tiers), "--kv-transfer-config", transfer_config(model), *model.spec.engine.args]
+
+
+def transfer_config(model: CachedModel) -> str:
+    """Return the JSON that connects the engine to its cache server. Short times: a dead server must become a miss."""
+    extra: dict[str, Any] = {
+        "lmcache.mp.host": "tcp://127.0.0.1",
+        "lmcache.mp.port": paths.CACHE_PORT,
+        "lmcache.mp.mq_timeout": 3.0,
+        "lmcache.mp.heartbeat_interval": 1.0,
+    }
+    if needs_device_sharing(model):
+        extra["lmcache.mp.isolated_ipc"] = True
+    return canonical_json(
+        {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    ).decode()
+
+
+def weights(source: WeightsSource) -> str:
+    """Return what `--model` names: a repository, or a folder in the container."""
+    if source.hub is not None:
+        return source.hub.repository
+    return source.path if source.path is not None else paths.WEIGHTS
+
+
+def requests_gpu(model: CachedModel) -> bool:
+    """Whether the engine's resources ask for accelerators."""
+    chosen = model.spec.engine.resources
+    return chosen is not None and (GPU in chosen.limits or GPU in chosen.requests)
+
+
+def needs_device_sharing(model: CachedModel) -> bool:
+    """Whether blocks move by handles of the accelerator's memory."""
+    return model.spec.cache_server.effective_transfer is Transfer.GPU_IPC
+
+
+def weight_volumes(model: CachedModel) -> list[dict[str, Any]]:
+    """Return the volumes that weights and the hub's token come from."""
+    source = model.spec.model.source
+    if source.pvc is not None:
+        return [{"name": "weights", "persistentVolumeClaim": {"claimName": source.pvc.claim_name, "readOnly": True}}]
+    if source.hub is None:
+        return []
+    volumes: list[dict[str, Any]] = [{"name": "weights-cache", "emptyDir": {}}]
+    token = source.hub.token_secret_ref
+    if token is not None:
+        items = [{"key": token.key, "path": "token"}]
+        volumes.append(
+            {"name": "hub-token", "secret": {"secretName": token.name, "defaultMode": 0o440, "items": items}}
+        )
+    return volumes
+
+
+def _weight_mounts(model: CachedModel) -> list[dict[str, Any]]:
+    source = model.spec.model.source
+    if source.pvc is not None:
+        # The apiserver refuses an absolute subPath; the volume's root is the absence of one.
+        return [mount("weights", paths.WEIGHTS, read_only=True, sub_path=(source.pvc.path or "").strip("/"))]
+    if source.hub is None:
+        return []
+    mounts = [mount("weights-cache", paths.HUB_CACHE)]
+    if source.hub.token_secret_ref is not None:
+        mounts.append(mount("hub-token", paths.HUB_TOKEN, read_only=True))
+    return mounts
+
+
+def _variables(model: CachedModel) -> dict[str, str]:
+    variables = {
+        "DO_NOT_TRACK": "1",
+        "HOME": paths.TEMPORARY,
+        "LMCACHE_TRACK_USAGE": "false",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONPATH": paths.PLUGIN,
+        "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    source = model.spec.model.source
+    if source.hub is None and (model.spec.model.tokenizer or "/").startswith("/"):
+        variables["HF_HUB_OFFLINE"] = "1"
+    if source.hub is not None:
+        variables["HF_HOME"] = paths.HUB_CACHE
+        if source.hub.token_secret_ref is not None:
+            variables["HF_TOKEN_PATH"] = f"{paths.HUB_TOKEN}/token"
+    return variables
+
+
+def _hbm_flags(tiers: Sequence[CacheTier]) -> list[str]:
+    for tier in tiers:
+        if tier.spec.medium is Medium.HBM and tier.spec.hbm is not None:
+            percent, dtype = tier.spec.hbm.gpu_memory_utilization_percent, tier.spec.hbm.kv_cache_dtype
+            return [
+                *(("--gpu-memory-utilization", f"{percent / 100:g}") if percent is not None else ()),
+                *(("--kv-cache-dtype", dtype) if dtype is not None else ()),
+            ]
+    return []
+
+
+def _resources(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]:
+    """Return the user's resources, with what they cannot know: the CPU tier's memory, and one device for each rank."""
+    chosen = model.spec.engine.resources
+    if chosen is None:
+        return {}
+    requests: dict[str, str] = dict(chosen.requests)
+    limits: dict[str, str] = dict(chosen.limits)
+    if "memory" in chosen.limits and model.spec.cache_server.effective_transfer is Transfer.ENGINE_DRIVEN:
+        limits["memory"] = binary(chosen.limits["memory"].in_bytes + sizing.l1_bytes(tiers))
+    if requests_gpu(model):
+        asked = [int(part[GPU].in_units) for part in (chosen.requests, chosen.limits) if GPU in part]
+        devices = str(max(model.spec.engine.effective_tensor_parallel_size, *asked))
+        # Kubernetes wants extended resources with equal request and limit.
+        requests[GPU] = limits[GPU] = devices
+    return amounts(requests, limits)

@@ -1,0 +1,103 @@
+"""The gate container: the only one that callers reach and the only one with a token for the API server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.common import TlsMode
+from kvstrata.contract.ack import CONTROL_PORT
+from kvstrata.contract.link import SOCKET_NAME
+
+from . import names, paths
+from .container import SECURITY, amounts, chosen_amounts, environment, field_environment, http_probe, mount
+from .context import BuildContext
+from .meta import without_empty
+
+COMMAND = ("kvstrata-gate",)
+LISTENER_OFF = -1
+"""Port number that switches one of the gate's listeners off."""
+
+
+def build_container(ctx: BuildContext, model: CachedModel, identity: str) -> dict[str, Any]:
+    """Return the native sidecar `gate`. Its readiness is the pod's, because it speaks for the engine."""
+    spec = model.spec.gate
+    return without_empty(
+        {
+            "name": "gate",
+            "image": ctx.sidecar_image,
+            "imagePullPolicy": ctx.image_pull_policy,
+            "restartPolicy": "Always",
+            "command": list(COMMAND),
+            "env": [
+                field_environment("POD_NAME", "metadata.name"),
+                field_environment("POD_UID", "metadata.uid"),
+                field_environment("POD_NAMESPACE", "metadata.namespace"),
+                *environment(_variables(model, identity)),
+            ],
+            "ports": [
+                {"name": caller_port_name(model), "containerPort": caller_port(model), "protocol": "TCP"},
+                {"name": "control", "containerPort": CONTROL_PORT, "protocol": "TCP"},
+                {"name": "health", "containerPort": paths.HEALTH_PORT, "protocol": "TCP"},
+            ],
+            "startupProbe": http_probe("/livez", paths.HEALTH_PORT, period_s=1, timeout_s=2, failures=60),
+            "livenessProbe": http_probe("/livez", paths.HEALTH_PORT, period_s=10, timeout_s=5, failures=3),
+            "readinessProbe": http_probe("/readyz", paths.HEALTH_PORT, period_s=2, timeout_s=2, failures=2),
+            "resources": chosen_amounts(
+                spec.resources,
+                amounts(requests={"cpu": "100m", "memory": "96Mi"}, limits={"memory": "384Mi"}),
+            ),
+            "securityContext": SECURITY,
+            "volumeMounts": _mounts(model),
+        }
+    )
+
+
+def caller_port_name(model: CachedModel) -> str:
+    """Return the name of the port that callers use: `https`, or `http` when TLS is disabled."""
+    return "http" if model.spec.gate.tls_mode is TlsMode.DISABLED else "https"
+
+
+def caller_port(model: CachedModel) -> int:
+    """Return the pod's port that callers use."""
+    return paths.HTTP_PORT if model.spec.gate.tls_mode is TlsMode.DISABLED else paths.HTTPS_PORT
+
+
+def _variables(model: CachedModel, identity: str) -> dict[str, str]:
+    keys = model.spec.gate.authentication.api_keys
+    mode = model.spec.gate.tls_mode
+    port = caller_port(model)
+    return {
+        "KVSTRATA_MODEL": model.name,
+        "KVSTRATA_SERVED_MODEL": model.spec.model.name,
+        "KVSTRATA_IDENTITY": identity,
+        "KVSTRATA_BUNDLE_SECRET": names.bundle_root(model.name),
+        **({"KVSTRATA_API_KEYS_SECRET": keys.secret_ref.name} if keys is not None else {}),
+        "KVSTRATA_ENGINE_SOCKET": paths.ENGINE_SOCKET,
+        "KVSTRATA_POLICY_DIR": paths.POLICY,
+        "KVSTRATA_ADAPTER_SOCKET": f"{paths.LINK}/{SOCKET_NAME}",
+        "KVSTRATA_HTTPS_PORT": str(LISTENER_OFF if mode is TlsMode.DISABLED else port),
+        "KVSTRATA_HTTP_PORT": str(port if mode is TlsMode.DISABLED else LISTENER_OFF),
+        "KVSTRATA_CONTROL_PORT": str(CONTROL_PORT),
+        "KVSTRATA_HEALTH_PORT": str(paths.HEALTH_PORT),
+        "KVSTRATA_TLS_DIR": paths.CALLER_TLS if mode is TlsMode.SECRET else paths.GATE_TLS,
+        "KVSTRATA_CONTROL_TLS_DIR": paths.GATE_TLS,
+        "KVSTRATA_ACK_TOKEN_FILE": f"{paths.ACK_TOKEN}/token",
+        "KVSTRATA_KUBE_TOKEN_FILE": f"{paths.KUBE_TOKEN}/token",
+        "KVSTRATA_KUBE_CA_FILE": f"{paths.KUBE_TOKEN}/ca.crt",
+    }
+
+
+def _mounts(model: CachedModel) -> list[dict[str, Any]]:
+    mounts = [
+        mount("policy", paths.POLICY),
+        mount("link", paths.LINK, read_only=True),
+        mount("engine-socket", paths.ENGINE),
+        mount("gate-tls", paths.GATE_TLS, read_only=True),
+        mount("ack-token", paths.ACK_TOKEN, read_only=True),
+        mount("kube-token", paths.KUBE_TOKEN, read_only=True),
+        mount("gate-tmp", paths.TEMPORARY),
+    ]
+    if model.spec.gate.tls_mode is TlsMode.SECRET:
+        mounts.append(mount("caller-tls", paths.CALLER_TLS, read_only=True))
+    return mounts

@@ -1,0 +1,190 @@
+"""The cache identity: a digest of everything that changes the bytes of a KV block.
+
+Blocks are stored under it, so a model never reads what another weight file, layout or kernel has computed, and a
+rollback finds its old blocks again. Arguments of the engine count unless they are known to leave KV bytes alone: a
+flag that nobody thought of costs a cold cache, never a wrong answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel, WeightsSource
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.contract.canonical import digest
+
+IDENTITY_HEX_DIGITS = 16
+CHUNK_HASH_ALGORITHM = "blake3"
+
+KV_NEUTRAL_FLAGS = frozenset(
+    {
+        # what is said about requests
+        "--disable-fastapi-docs",
+        "--disable-log-requests",
+        "--disable-log-stats",
+        "--disable-uvicorn-access-log",
+        "--enable-log-requests",
+        "--enable-log-outputs",
+        "--enable-request-id-headers",
+        "--enable-server-load-tracking",
+        "--log-config-file",
+        "--log-error-stack",
+        "--max-log-len",
+        "--otlp-traces-endpoint",
+        "--collect-detailed-traces",
+        "--show-hidden-metrics-for-version",
+        "--uvicorn-log-level",
+        "--disable-access-log-for-endpoints",
+        # how requests are read and answers are written: other tokens have other hashes
+        "--allowed-headers",
+        "--allowed-local-media-path",
+        "--allowed-methods",
+        "--allowed-origins",
+        "--allow-credentials",
+        "--chat-template",
+        "--chat-template-content-format",
+        "--enable-auto-tool-choice",
+        "--enable-force-include-usage",
+        "--enable-prompt-tokens-details",
+        "--exclude-tools-when-tool-choice-none",
+        "--generation-config",
+        "--h11-max-header-count",
+        "--h11-max-incomplete-event-size",
+        "--logprobs-mode",
+        "--max-logprobs",
+        "--override-generation-config",
+        "--reasoning-parser",
+        "--response-role",
+        "--return-tokens-as-token-ids",
+        "--structured-outputs-config",
+        "--tool-call-parser",
+        "--tool-parser-plugin",
+        "--trust-request-chat-template",
+        # when and how much is computed, not what
+        "--api-server-count",
+        "--async-scheduling",
+        "--download-dir",
+        "--gpu-memory-utilization",
+        "--kv-cache-memory-bytes",
+        "--long-prefill-token-threshold",
+        "--max-long-partial-prefills",
+        "--max-num-batched-tokens",
+        "--max-num-partial-prefills",
+        "--max-num-seqs",
+        "--max-parallel-loading-workers",
+        "--num-gpu-blocks-override",
+        "--scheduling-policy",
+        "--stream-interval",
+        "--swap-space",
+        "--use-tqdm-on-load",
+    }
+)
+"""Flags that leave KV bytes alone, with dashes, without a leading `no-`."""
+
+KV_NEUTRAL_VARIABLES = frozenset(
+    {
+        "HF_ENDPOINT",
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "HF_HUB_DOWNLOAD_TIMEOUT",
+        "HF_HUB_OFFLINE",
+        "HTTPS_PROXY",
+        "HTTP_PROXY",
+        "NO_PROXY",
+        "NCCL_DEBUG",
+        "OMP_NUM_THREADS",
+        "PYTHONUNBUFFERED",
+        "TZ",
+        "VLLM_CPU_KVCACHE_SPACE",
+        "VLLM_CPU_OMP_THREADS_BIND",
+        "VLLM_ENGINE_ITERATION_TIMEOUT_S",
+        "VLLM_LOGGING_LEVEL",
+    }
+)
+"""Environment variables that leave KV bytes alone."""
+
+SHORT_FLAGS = {
+    "-dp": "--data-parallel-size",
+    "-dcp": "--decode-context-parallel-size",
+    "-ep": "--enable-expert-parallel",
+    "-n": "--nnodes",
+    "-pcp": "--prefill-context-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-q": "--quantization",
+    "-sc": "--speculative-config",
+    "-tp": "--tensor-parallel-size",
+}
+
+_FLAG = re.compile(r"-{1,2}[A-Za-z]")
+
+
+def cache_identity(model: CachedModel, tiers: Sequence[CacheTier]) -> str:
+    """Return the cache identity, 16 hexadecimal digits. `tiers` are those of the model, in any order."""
+    return digest(_inputs(model, tiers))[:IDENTITY_HEX_DIGITS]
+
+
+def kv_relevant_arguments(arguments: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Return the engine arguments that may change KV bytes as sorted (flag, values) pairs.
+
+    `--a=b` and `--a b` are one, underscores are dashes, short flags are long ones, and order between flags does not
+    matter; values keep theirs. Words before the first flag appear under an empty flag.
+    """
+    groups: list[tuple[str, list[str]]] = [("", [])]
+    for argument in arguments:
+        if _FLAG.match(argument):
+            flag, equals, value = argument.partition("=")
+            groups.append((_normal(flag), [value] if equals else []))
+        else:
+            groups[-1][1].append(argument)
+    relevant = ((flag, tuple(values)) for flag, values in groups if (flag or values) and not _neutral(flag))
+    return tuple(sorted(relevant))
+
+
+def _inputs(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]:
+    spec = model.spec
+    adapter = spec.model.adapter
+    hbm = next((tier.spec.hbm for tier in tiers if tier.spec.medium is Medium.HBM), None)
+    inputs: dict[str, Any] = {
+        "weights": _weights(spec.model.source),
+        "revision": spec.model.revision,
+        "tokenizer": spec.model.tokenizer,
+        "adapter": None
+        if adapter is None
+        else {"name": adapter.name, "weights": _weights(adapter.source), "revision": adapter.revision},
+        "dtype": str(spec.model.effective_dtype),
+        "maxModelLen": spec.model.max_model_len,
+        "kvCacheDtype": (hbm.kv_cache_dtype if hbm is not None else None) or "auto",
+        "tensorParallelSize": spec.engine.effective_tensor_parallel_size,
+        "chunkSize": spec.cache_server.chunk_size_tokens,
+        "chunkHash": CHUNK_HASH_ALGORITHM,
+        "engineImage": spec.engine.image,
+        "cacheImage": spec.cache_image,
+        "arguments": kv_relevant_arguments(spec.engine.args),
+        "variables": sorted(
+            (variable.name, variable.value) for variable in spec.engine.env if variable.name not in KV_NEUTRAL_VARIABLES
+        ),
+    }
+    if spec.effective_cache_generation:
+        inputs["cacheGeneration"] = spec.effective_cache_generation
+    return inputs
+
+
+def _weights(source: WeightsSource) -> dict[str, Any]:
+    if source.hub is not None:
+        return {"hub": source.hub.repository}
+    if source.pvc is not None:
+        return {"claim": source.pvc.claim_name, "path": (source.pvc.path or "/").rstrip("/") or "/"}
+    return {"path": source.path}
+
+
+def _normal(flag: str) -> str:
+    name, dot, rest = flag.partition(".")
+    name = name.replace("_", "-")
+    return f"{SHORT_FLAGS.get(name, name)}{dot}{rest}"
+
+
+def _neutral(flag: str) -> bool:
+    name = flag.partition(".")[0]
+    return name in KV_NEUTRAL_FLAGS or f"--{name.removeprefix('--no-')}" in KV_NEUTRAL_FLAGS

@@ -1,0 +1,65 @@
+"""Labels and annotations of what the operator makes.
+
+Selectors use `selector_of_model` and `selector_of_tier` only: a selector can never change, so it holds nothing that
+a later version might want to say differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+NAME = "app.kubernetes.io/name"
+INSTANCE = "app.kubernetes.io/instance"
+COMPONENT = "app.kubernetes.io/component"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+PART_OF = "app.kubernetes.io/part-of"
+MODEL = "kvstrata.io/model"
+TIER = "kvstrata.io/tier"
+IDENTITY = "kvstrata.io/identity"
+BUNDLE_PART = "kvstrata.io/bundle-part"
+READS_TIER_PREFIX = "tier.kvstrata.io/"
+
+MANAGER = "kvstrata"
+OWNED = {MANAGED_BY: MANAGER}
+"""Label that every object of the operator has; listing by it finds what may be pruned."""
+
+TLS_REVISION = "kvstrata.io/tls-revision"
+
+
+def selector_of_model(model: str) -> dict[str, str]:
+    """Return the labels that select a CachedModel's pods."""
+    return {MODEL: model}
+
+
+def selector_of_tier(tier: str) -> dict[str, str]:
+    """Return the labels that select a managed Redis tier's pods."""
+    return {TIER: tier, COMPONENT: "redis"}
+
+
+def of_model(model: str, component: str = "engine") -> dict[str, str]:
+    """Return the labels of what belongs to a CachedModel."""
+    return _labels("cached-model", model, component) | {MODEL: model}
+
+
+def of_tier(tier: str, component: str = "redis") -> dict[str, str]:
+    """Return the labels of what belongs to a CacheTier."""
+    return _labels("cache-tier", tier, component) | {TIER: tier}
+
+
+def of_domain(component: str) -> dict[str, str]:
+    """Return the labels of what belongs to a whole namespace."""
+    return _labels("cache-domain", "default", component)
+
+
+def reads_tier(tier: str) -> dict[str, str]:
+    """Return the label of pods that use a tier; its NetworkPolicy admits them by it."""
+    return {f"{READS_TIER_PREFIX}{tier}": "true"}
+
+
+def merged(user: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """Return the user's labels or annotations with the operator's over them, sorted by key."""
+    return dict(sorted({**user, **own}.items()))
+
+
+def _labels(name: str, instance: str, component: str) -> dict[str, str]:
+    return {NAME: name, INSTANCE: instance, COMPONENT: component, PART_OF: "kvstrata", MANAGED_BY: MANAGER}

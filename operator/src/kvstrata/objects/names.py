@@ -1,0 +1,91 @@
+"""Names of everything that the operator makes, derived from the object that it makes it for.
+
+Names of this API group have at most 40 characters, so every derived name fits into the 63 of a DNS label.
+"""
+
+from __future__ import annotations
+
+from kvstrata.contract.ack import gate_server_name
+
+PREFIX = "kvs-"
+
+DOMAIN_KEY_SECRET = "kvstrata-domain"  # noqa: S105  (a Secret's name)
+"""Secret of a namespace that holds the domain key."""
+
+DOMAIN_KEY_DATA_KEY = "domain.key"
+PASSWORD_KEY = "password"  # noqa: S105  (a key's name)
+USERNAME_KEY = "username"
+OPERATOR_PASSWORD_KEY = "operator-password"  # noqa: S105  (a key's name)
+ACL_FILE_KEY = "users.acl"
+CERTIFICATE_KEY = "tls.crt"
+PRIVATE_KEY_KEY = "tls.key"
+AUTHORITY_KEY = "ca.crt"
+API_KEYS_KEY = "keys.json"
+
+
+def model_child(model: str) -> str:
+    """Return the name that a CachedModel's Deployment, Service, PodDisruptionBudget, Role and the like share."""
+    return f"{PREFIX}{model}"
+
+
+def bundle_root(model: str) -> str:
+    """Return the name of the Secret with the root of a model's bundle."""
+    return f"{PREFIX}{model}-bundle"
+
+
+def bundle_shard(model: str, index: int, slot: str) -> str:
+    """Return the name of the Secret with one slot (`a` or `b`) of a bundle's shard."""
+    return f"{PREFIX}{model}-bundle-{index}{slot}"
+
+
+def gate_tls(model: str) -> str:
+    """Return the name of the Secret with the certificate that the operator issued to a model's gates."""
+    return f"{PREFIX}{model}-gate-tls"
+
+
+def redis(tier: str) -> str:
+    """Return the name that a managed Redis tier's StatefulSet, Service and NetworkPolicy share."""
+    return f"{PREFIX}{tier}-redis"
+
+
+def redis_auth(tier: str) -> str:
+    """Return the name of the Secret with a managed Redis tier's passwords."""
+    return f"{PREFIX}{tier}-redis-auth"
+
+
+def redis_tls(tier: str) -> str:
+    """Return the name of the Secret with a managed Redis tier's certificate."""
+    return f"{PREFIX}{tier}-redis-tls"
+
+
+def service_dns_names(service: str, namespace: str, cluster_domain: str) -> tuple[str, ...]:
+    """Return every name under which pods of the cluster reach a Service, the most specific last."""
+    return (
+        service,
+        f"{service}.{namespace}",
+        f"{service}.{namespace}.svc",
+        f"{service}.{namespace}.svc.{cluster_domain}",
+    )
+
+
+def gate_dns_names(model: str, namespace: str, cluster_domain: str) -> tuple[str, ...]:
+    """Return the names in a gate's certificate: the one that the operator checks, then those of the Service."""
+    return (
+        gate_server_name(model, namespace),
+        *service_dns_names(model_child(model), namespace, cluster_domain),
+    )
+
+
+def redis_dns_names(tier: str, namespace: str, cluster_domain: str) -> tuple[str, ...]:
+    """Return the names in a managed Redis tier's certificate: the Service's, and those of its pods by wildcard."""
+    service = redis(tier)
+    return (
+        *service_dns_names(service, namespace, cluster_domain),
+        f"*.{service}.{namespace}.svc",
+        f"*.{service}.{namespace}.svc.{cluster_domain}",
+    )
+
+
+def redis_host(tier: str, namespace: str) -> str:
+    """Return the host name under which a managed Redis tier is reached from any namespace."""
+    return f"{redis(tier)}.{namespace}.svc"

@@ -1,0 +1,69 @@
+"""NetworkPolicies: who may open connections to gates and to managed Redis servers.
+
+Only ingress is restricted. A pod has to reach the API server, and neither its address nor its port can be named in a
+NetworkPolicy in a way that holds on every cluster; a rule that is wide enough to work everywhere would not protect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.contract.ack import CONTROL_PORT
+
+from . import gate, labels, names, paths
+from .context import BuildContext
+from .meta import metadata
+
+
+def build_model_networkpolicy(ctx: BuildContext, model: CachedModel) -> dict[str, Any]:
+    """Return the policy of a model's pods: callers of the namespace, the operator for control, health for all."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(
+            names.model_child(model.name), model.namespace, labels.of_model(model.name), model.owner_reference()
+        ),
+        "spec": {
+            "podSelector": {"matchLabels": labels.selector_of_model(model.name)},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {"from": [{"podSelector": {}}], "ports": [_tcp(gate.caller_port(model))]},
+                {"from": [_operator(ctx)], "ports": [_tcp(CONTROL_PORT)]},
+                {"ports": [_tcp(paths.HEALTH_PORT)]},
+            ],
+        },
+    }
+
+
+def build_redis_networkpolicy(ctx: BuildContext, tier: CacheTier) -> dict[str, Any] | None:
+    """Return the policy of a managed Redis tier: pods that use the tier, and the operator; None for other tiers."""
+    if tier.spec.redis is None or tier.spec.redis.managed is None:
+        return None
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(names.redis(tier.name), tier.namespace, labels.of_tier(tier.name), tier.owner_reference()),
+        "spec": {
+            "podSelector": {"matchLabels": labels.selector_of_tier(tier.name)},
+            "policyTypes": ["Ingress"],
+            "ingress": [
+                {
+                    "from": [{"podSelector": {"matchLabels": labels.reads_tier(tier.name)}}, _operator(ctx)],
+                    "ports": [_tcp(paths.REDIS_PORT)],
+                }
+            ],
+        },
+    }
+
+
+def _operator(ctx: BuildContext) -> dict[str, Any]:
+    return {
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": ctx.operator_namespace}},
+        "podSelector": {"matchLabels": dict(ctx.operator_labels)},
+    }
+
+
+def _tcp(port: int) -> dict[str, Any]:
+    return {"protocol": "TCP", "port": port}

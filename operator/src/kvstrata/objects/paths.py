@@ -1,0 +1,37 @@
+"""Where things are inside of the pods: ports, mount points and files that containers agree on."""
+
+from __future__ import annotations
+
+HTTPS_PORT = 8443
+HTTP_PORT = 8080
+HEALTH_PORT = 8081
+CACHE_PORT = 5555
+CACHE_HTTP_PORT = 5556
+"""LMCache's own HTTP server, on loopback; not 8080, which is the gate's when TLS is disabled."""
+
+REDIS_PORT = 6379
+
+PLUGIN = "/kvstrata/plugin"
+PLUGIN_SOURCE = "/opt/kvstrata/plugin"
+POLICY = "/run/kvstrata/policy"
+LINK = "/run/kvstrata/link"
+ENGINE = "/run/kvstrata/engine"
+ENGINE_SOCKET = "/run/kvstrata/engine/engine.sock"
+GATE_TLS = "/run/kvstrata/tls"
+CALLER_TLS = "/run/kvstrata/caller-tls"
+ACK_TOKEN = "/run/kvstrata/ack-token"  # noqa: S105  (a path)
+KUBE_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105  (a path)
+TIERS = "/run/kvstrata/tiers"
+HUB_TOKEN = "/run/kvstrata/hub"  # noqa: S105  (a path)
+HUB_CACHE = "/run/kvstrata/weights-cache"
+WEIGHTS = "/run/kvstrata/weights"
+SHARED_MEMORY = "/dev/shm"  # noqa: S108  (the container's own)
+TEMPORARY = "/tmp"  # noqa: S108  (a volume of each container's own)
+
+REDIS_TLS = "/etc/kvstrata/tls"
+REDIS_AUTH = "/etc/kvstrata/auth"
+
+
+def tier_directory(tier: str) -> str:
+    """Return the folder of the cache container that holds a tier's credentials."""
+    return f"{TIERS}/{tier}"

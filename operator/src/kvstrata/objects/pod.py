@@ -1,0 +1,176 @@
+"""The pod of a CachedModel: gate, cache server and engine, start order, volumes and placement.
+
+`plugin` copies our packages into a volume, so that any upstream image of engine and cache works unmodified. `gate`
+and `cache` are native sidecars: they start before the engine and end after it, so a rollout breaks no stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.common import TlsMode
+from kvstrata.api.podtemplate import PodTemplate
+from kvstrata.contract.ack import ACK_AUDIENCE
+
+from . import cache, engine, gate, labels, names, paths, sizing
+from .container import SECURITY, amounts, mount
+from .context import BuildContext
+from .meta import without_empty
+from .quantities import MIB, binary
+from .tierlinks import tier_secrets
+
+RUN_AS = 65532
+SECRET_FILE_MODE = 0o440
+ACK_TOKEN_LIFETIME_S = 3600
+KUBE_TOKEN_LIFETIME_S = 3607
+"""The lifetime that Kubernetes gives its own tokens; it extends this one when the kubelet renews late."""
+
+TERMINATION_MARGIN_S = 30
+
+
+def pod_template(
+    ctx: BuildContext, domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str
+) -> dict[str, Any]:
+    """Return the template of a model's pods. `tiers` are those to use, from fast to slow."""
+    chosen = model.spec.engine.pod_template or PodTemplate()
+    own_labels = labels.of_model(model.name) | {labels.IDENTITY: identity}
+    for tier in tiers:
+        if tier.spec.medium is Medium.REDIS:
+            own_labels |= labels.reads_tier(tier.name)
+    spec: dict[str, Any] = {
+        "serviceAccountName": names.model_child(model.name),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": engine.DRAIN_TIMEOUT_S + TERMINATION_MARGIN_S,
+        "securityContext": pod_security(),
+        "initContainers": [
+            plugin_container(ctx),
+            gate.build_container(ctx, model, identity),
+            cache.build_container(domain_id, model, tiers, identity),
+        ],
+        "containers": [engine.build_container(model, tiers)],
+        "volumes": _volumes(model, tiers),
+        **placement(chosen, labels.selector_of_model(model.name)),
+    }
+    if engine.needs_device_sharing(model):
+        spec.setdefault("runtimeClassName", "nvidia")
+    return {
+        "metadata": {
+            "labels": labels.merged(chosen.labels, own_labels),
+            "annotations": labels.merged(chosen.annotations, {labels.IDENTITY: identity}),
+        },
+        "spec": spec,
+    }
+
+
+def plugin_container(ctx: BuildContext) -> dict[str, Any]:
+    """Return the init container that copies our packages to where cache and engine import them from."""
+    return {
+        "name": "plugin",
+        "image": ctx.sidecar_image,
+        "imagePullPolicy": ctx.image_pull_policy,
+        "command": ["cp", "-R", f"{paths.PLUGIN_SOURCE}/.", paths.PLUGIN],
+        "resources": amounts(requests={"cpu": "10m", "memory": "16Mi"}, limits={"memory": "64Mi"}),
+        "securityContext": SECURITY,
+        "volumeMounts": [mount("plugin", paths.PLUGIN)],
+    }
+
+
+def pod_security() -> dict[str, Any]:
+    """Return the pod's part of the restricted Pod Security Standard; one user id, because sockets are shared."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": RUN_AS,
+        "runAsGroup": RUN_AS,
+        "fsGroup": RUN_AS,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def placement(chosen: PodTemplate, selector: Mapping[str, str]) -> dict[str, Any]:
+    """Return where pods may run: the user's choice, and unless they chose otherwise a spread over nodes."""
+    spread = [dict(constraint) for constraint in chosen.topology_spread_constraints] or [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": dict(selector)},
+        }
+    ]
+    return without_empty(
+        {
+            "nodeSelector": dict(chosen.node_selector),
+            "tolerations": [without_empty(toleration.to_kubernetes()) for toleration in chosen.tolerations],
+            "affinity": chosen.affinity,
+            "topologySpreadConstraints": spread,
+            "priorityClassName": chosen.priority_class_name,
+            "runtimeClassName": chosen.runtime_class_name,
+            "imagePullSecrets": [{"name": reference.name} for reference in chosen.image_pull_secrets],
+        }
+    )
+
+
+def _volumes(model: CachedModel, tiers: Sequence[CacheTier]) -> list[dict[str, Any]]:
+    volumes = [
+        {"name": "plugin", "emptyDir": {"sizeLimit": "16Mi"}},
+        _memory("policy", sizing.POLICY_VOLUME_BYTES),
+        _memory("link", MIB),
+        _memory("engine-socket", MIB),
+        _memory("shm", sizing.shared_memory_bytes(model, tiers)),
+        {"name": "gate-tmp", "emptyDir": {}},
+        {"name": "cache-tmp", "emptyDir": {}},
+        {"name": "engine-tmp", "emptyDir": {}},
+        {"name": "gate-tls", "secret": _secret_files(names.gate_tls(model.name))},
+        {
+            "name": "ack-token",
+            "projected": {
+                "defaultMode": SECRET_FILE_MODE,
+                "sources": [
+                    {
+                        "serviceAccountToken": {
+                            "audience": ACK_AUDIENCE,
+                            "expirationSeconds": ACK_TOKEN_LIFETIME_S,
+                            "path": "token",
+                        }
+                    }
+                ],
+            },
+        },
+        {"name": "kube-token", "projected": {"defaultMode": SECRET_FILE_MODE, "sources": _kube_token_sources()}},
+    ]
+    gate_spec = model.spec.gate
+    if gate_spec.tls is not None and gate_spec.tls_mode is TlsMode.SECRET and gate_spec.tls.secret_ref is not None:
+        volumes.append({"name": "caller-tls", "secret": _secret_files(gate_spec.tls.secret_ref.name)})
+    volumes += [_tier_volume(tier) for tier in tiers if tier_secrets(tier)]
+    return volumes + engine.weight_volumes(model)
+
+
+def _tier_volume(tier: CacheTier) -> dict[str, Any]:
+    sources = [
+        {"secret": {"name": source.secret, "items": [{"key": key, "path": path} for key, path in source.items]}}
+        for source in tier_secrets(tier)
+    ]
+    return {"name": f"tier-{tier.name}", "projected": {"defaultMode": SECRET_FILE_MODE, "sources": sources}}
+
+
+def _memory(name: str, size_bytes: int) -> dict[str, Any]:
+    return {"name": name, "emptyDir": {"medium": "Memory", "sizeLimit": binary(size_bytes)}}
+
+
+def _secret_files(secret: str) -> dict[str, Any]:
+    return {"secretName": secret, "defaultMode": SECRET_FILE_MODE}
+
+
+def _kube_token_sources() -> list[dict[str, Any]]:
+    return [
+        {"serviceAccountToken": {"expirationSeconds": KUBE_TOKEN_LIFETIME_S, "path": "token"}},
+        {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+        {
+            "downwardAPI": {
+                "items": [{"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]
+            }
+        },
+    ]

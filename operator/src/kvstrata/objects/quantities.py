@@ -1,0 +1,77 @@
+"""Quantities as the apiserver writes them.
+
+The apiserver parses a quantity and returns its canonical form: `1024Mi` comes back as `1Gi`, `0.5` as `500m`. The
+operator skips a write when the live object already holds what it wants, so it must want canonical forms.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from fractions import Fraction
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+_QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]+))?")
+_BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
+_DECIMAL = {-9: "n", -6: "u", -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P", 18: "E"}
+_EXPONENTS = {suffix: exponent for exponent, suffix in _DECIMAL.items()}
+
+
+def canonical_quantity(text: str) -> str:
+    """Return the form in which the apiserver stores a quantity (apimachinery's `Quantity.String`).
+
+    Raises ValueError for what is not a quantity.
+    """
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        raise ValueError(f"{text!r} is not a quantity")
+    number, suffix, exponent = found.groups()
+    if suffix in _BINARY and suffix:
+        value = Fraction(number) * 1024 ** _BINARY.index(suffix)
+        return binary(int(value)) if value >= 1024 and value.denominator == 1 else _decimal(value)
+    if exponent is not None:
+        mantissa, power = _thousands(Fraction(number) * Fraction(10) ** int(exponent))
+        return f"{mantissa}e{power}" if power else str(mantissa)
+    return _decimal(Fraction(number) * Fraction(10) ** _EXPONENTS[suffix or ""])
+
+
+def canonical_amounts(amounts: Mapping[str, str]) -> dict[str, str]:
+    """Return resource amounts in canonical form."""
+    return {name: canonical_quantity(str(amount)) for name, amount in amounts.items()}
+
+
+def binary(size_bytes: int) -> str:
+    """Return a size in bytes as a canonical quantity with a binary suffix, exact: `1610612736` is `1536Mi`."""
+    if size_bytes < 1024:
+        return _decimal(Fraction(size_bytes))
+    power = 0
+    while size_bytes % 1024 == 0 and power < len(_BINARY) - 1:
+        size_bytes //= 1024
+        power += 1
+    return f"{size_bytes}{_BINARY[power]}"
+
+
+def round_up(size_bytes: int, unit_bytes: int = MIB) -> int:
+    """Return the size rounded up to whole units."""
+    return -(-size_bytes // unit_bytes) * unit_bytes
+
+
+def _decimal(value: Fraction) -> str:
+    mantissa, power = _thousands(value)
+    return f"{mantissa}{_DECIMAL[power]}"
+
+
+def _thousands(value: Fraction) -> tuple[int, int]:
+    """Return (integer, power of ten that is a multiple of three), the integer as small as it gets; nano at least."""
+    whole = math.ceil(value * 10**9)
+    if whole == 0:
+        return 0, 0
+    power = -9
+    while whole % 1000 == 0 and power < 18:
+        whole //= 1000
+        power += 3
+    return whole, power

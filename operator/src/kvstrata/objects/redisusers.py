@@ -1,0 +1,31 @@
+"""The users of a managed Redis server, as the lines of its ACL file.
+
+The file holds digests of passwords. The default user is the data plane's: it reaches its own domain's keys only, and
+cannot list keys, because SCAN, RANDOMKEY and DBSIZE would show those of others. The operator's user reaches no key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from kvstrata.contract.keys import domain_pattern
+
+from .tierlinks import OPERATOR_USER
+
+_DATA_RULES = (
+    "-@all +@read +@write +@scripting +@connection +wait -@dangerous -@admin -@blocking -scan -randomkey -dbsize +info"
+)
+_OPERATOR_RULES = "-@all +@connection -@dangerous -@admin +info +config|get +memory|stats +memory|purge +time +wait"
+
+
+def users_acl(domain_id: str, password: str, operator_password: str) -> bytes:
+    """Return the ACL file. The passwords enter it as SHA-256, which is safe for random ones of 128 bits or more."""
+    lines = (
+        ("user", "default", "on", _digest(password), f"~{domain_pattern(domain_id)}", "resetchannels", _DATA_RULES),
+        ("user", OPERATOR_USER, "on", _digest(operator_password), "resetkeys", "resetchannels", _OPERATOR_RULES),
+    )
+    return ("\n".join(" ".join(line) for line in lines) + "\n").encode()
+
+
+def _digest(password: str) -> str:
+    return "#" + hashlib.sha256(password.encode()).hexdigest()

@@ -1,0 +1,68 @@
+"""Secrets: bundles, keys, passwords and certificates. Values come in as bytes and go out as base64."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root
+
+from . import labels, names
+from .meta import metadata
+from .redisusers import users_acl
+
+
+def build_secret(
+    name: str,
+    namespace: str,
+    own_labels: Mapping[str, str],
+    owner: Mapping[str, Any],
+    data: Mapping[str, bytes],
+    secret_type: str = "Opaque",  # noqa: S107  (a type's name)
+) -> dict[str, Any]:
+    """Return a Secret with `data`, owned by `owner`."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": metadata(name, namespace, own_labels, owner),
+        "type": secret_type,
+        "data": {key: base64.b64encode(value).decode("ascii") for key, value in sorted(data.items())},
+    }
+
+
+def build_bundle_root(namespace: str, owner: Mapping[str, Any], root: Root) -> dict[str, Any]:
+    """Return the Secret with the root of a model's bundle."""
+    own_labels = labels.of_model(root.model, "bundle") | {labels.BUNDLE_PART: "root"}
+    return build_secret(names.bundle_root(root.model), namespace, own_labels, owner, {ROOT_DATA_KEY: root.encode()})
+
+
+def build_bundle_shard(
+    namespace: str, model: str, owner: Mapping[str, Any], index: int, slot: str, shard: bytes
+) -> dict[str, Any]:
+    """Return the Secret with one slot of a bundle's shard; `shard` is `contract.bundle.encode_shard`'s."""
+    own_labels = labels.of_model(model, "bundle") | {labels.BUNDLE_PART: "shard"}
+    return build_secret(names.bundle_shard(model, index, slot), namespace, own_labels, owner, {SHARD_DATA_KEY: shard})
+
+
+def build_tls_secret(
+    name: str,
+    namespace: str,
+    own_labels: Mapping[str, str],
+    owner: Mapping[str, Any],
+    certificate_pem: bytes,
+    key_pem: bytes,
+    ca_pem: bytes,
+) -> dict[str, Any]:
+    """Return a Secret of type kubernetes.io/tls that holds the authority's certificate beside the server's."""
+    data = {names.CERTIFICATE_KEY: certificate_pem, names.PRIVATE_KEY_KEY: key_pem, names.AUTHORITY_KEY: ca_pem}
+    return build_secret(name, namespace, own_labels, owner, data, "kubernetes.io/tls")
+
+
+def redis_auth_data(domain_id: str, password: str, operator_password: str) -> dict[str, bytes]:
+    """Return the data of a managed Redis tier's Secret: both passwords, and the ACL file that admits them."""
+    return {
+        names.PASSWORD_KEY: password.encode(),
+        names.OPERATOR_PASSWORD_KEY: operator_password.encode(),
+        names.ACL_FILE_KEY: users_acl(domain_id, password, operator_password),
+    }

@@ -1,0 +1,72 @@
+"""Services: the one that callers of a model use, and the headless one of a managed Redis tier."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachetier import CacheTier
+
+from . import gate, labels, names, paths
+from .context import BuildContext
+from .meta import metadata
+
+HTTPS_SERVICE_PORT = 443
+HTTP_SERVICE_PORT = 80
+
+
+def build_model_service(model: CachedModel) -> dict[str, Any]:
+    """Return the Service of a model: its gates, for callers (443 or 80) and for scrapers (8081).
+
+    Target ports are numbers, because named ports of native sidecars are not resolved by every Kubernetes version.
+    """
+    name = gate.caller_port_name(model)
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(
+            names.model_child(model.name), model.namespace, labels.of_model(model.name), model.owner_reference()
+        ),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": labels.selector_of_model(model.name),
+            "ports": [
+                {
+                    "name": name,
+                    "port": service_port(model),
+                    "targetPort": gate.caller_port(model),
+                    "protocol": "TCP",
+                    "appProtocol": name,
+                },
+                {"name": "health", "port": paths.HEALTH_PORT, "targetPort": paths.HEALTH_PORT, "protocol": "TCP"},
+            ],
+        },
+    }
+
+
+def build_redis_service(tier: CacheTier) -> dict[str, Any] | None:
+    """Return the headless Service of a managed Redis tier; None for any other tier."""
+    if tier.spec.redis is None or tier.spec.redis.managed is None:
+        return None
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(names.redis(tier.name), tier.namespace, labels.of_tier(tier.name), tier.owner_reference()),
+        "spec": {
+            "type": "ClusterIP",
+            "clusterIP": "None",
+            "selector": labels.selector_of_tier(tier.name),
+            "ports": [{"name": "redis", "port": paths.REDIS_PORT, "targetPort": paths.REDIS_PORT, "protocol": "TCP"}],
+        },
+    }
+
+
+def service_port(model: CachedModel) -> int:
+    """Return the Service's port for callers."""
+    return HTTP_SERVICE_PORT if gate.caller_port_name(model) == "http" else HTTPS_SERVICE_PORT
+
+
+def endpoint_url(ctx: BuildContext, model: CachedModel) -> str:
+    """Return the URL of a model's Service within the cluster, without a path."""
+    host = names.service_dns_names(names.model_child(model.name), model.namespace, ctx.cluster_domain)[-1]
+    return f"{gate.caller_port_name(model)}://{host}"

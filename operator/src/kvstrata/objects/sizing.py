@@ -1,0 +1,48 @@
+"""How much memory volumes and containers get.
+
+Pages of a memory-backed volume are charged to the container that first touches them, and blocks are written by the
+engine as well as by the cache server: so the memory of the CPU tier counts in the limits of both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstrata.api.cachedmodel import CachedModel, Transfer
+from kvstrata.api.cachetier import CacheTier, Medium
+
+from .quantities import GIB, MIB, round_up
+
+STAGING_BYTES = 512 * MIB
+"""Memory of the cache server when no tier of medium CPU is listed: blocks pass through it to slower tiers."""
+
+SHARED_MEMORY_MARGIN_BYTES = 512 * MIB
+SHARED_MEMORY_PER_RANK_BYTES = GIB
+"""NCCL and the engine's own message queues live in /dev/shm too, once there is more than one rank."""
+
+CACHE_BASE_REQUEST_BYTES = 512 * MIB
+CACHE_BASE_LIMIT_BYTES = 1536 * MIB
+POLICY_VOLUME_BYTES = 64 * MIB
+
+REDIS_MARGIN_BYTES = 64 * MIB
+REDIS_MARGIN_DIVISOR = 4
+
+
+def l1_bytes(tiers: Sequence[CacheTier]) -> int:
+    """Return the size of the cache server's memory: the CPU tier's, or a staging area without one."""
+    sizes = [tier.spec.capacity_bytes or 0 for tier in tiers if tier.spec.medium is Medium.CPU]
+    return sum(sizes) or STAGING_BYTES
+
+
+def shared_memory_bytes(model: CachedModel, tiers: Sequence[CacheTier]) -> int:
+    """Return the size limit of /dev/shm, in whole MiB."""
+    ranks = model.spec.engine.effective_tensor_parallel_size
+    size = SHARED_MEMORY_MARGIN_BYTES + (ranks * SHARED_MEMORY_PER_RANK_BYTES if ranks > 1 else 0)
+    if model.spec.cache_server.effective_transfer is Transfer.ENGINE_DRIVEN:
+        size += l1_bytes(tiers)
+    return round_up(size)
+
+
+def redis_memory_limit_bytes(maxmemory_bytes: int) -> int:
+    """Return the memory limit of a Redis server: a quarter above `maxmemory` for fragmentation and buffers."""
+    return round_up(maxmemory_bytes + maxmemory_bytes // REDIS_MARGIN_DIVISOR + REDIS_MARGIN_BYTES)

@@ -1,0 +1,92 @@
+"""How a Redis tier is reached: address, TLS and the Secrets that hold password and certificate authority.
+
+Pods and operator use the same link, so that what the operator probes is what pods talk to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.common import TlsMode
+
+from . import names, paths
+
+
+@dataclass(frozen=True, slots=True)
+class SecretFiles:
+    """Keys of a Secret and the file names that they get."""
+
+    secret: str
+    items: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RedisLink:
+    """A tier's addresses as (host, port), and the Secrets beside them, each as (Secret, key) or None.
+
+    `ca` None means plain text. `operator_password` is the operator's own user's where the operator runs the servers.
+    """
+
+    endpoints: tuple[tuple[str, int], ...]
+    ca: tuple[str, str] | None
+    password: tuple[str, str] | None
+    operator_username: str | None = None
+    operator_password: tuple[str, str] | None = None
+
+
+OPERATOR_USER = "kvstrata-operator"
+"""User of managed servers that may ask for figures and touch no key."""
+
+PASSWORD_FILE = "password"  # noqa: S105  (a file's name)
+AUTHORITY_FILE = "ca.crt"
+
+
+def redis_link(tier: CacheTier) -> RedisLink | None:
+    """Return how a Redis tier is reached, or None for any other medium."""
+    redis = tier.spec.redis
+    if tier.spec.medium is not Medium.REDIS or redis is None:
+        return None
+    if redis.managed is not None:
+        host = names.redis_host(tier.name, tier.namespace)
+        secret = redis_tls_secret(tier)
+        auth = names.redis_auth(tier.name)
+        return RedisLink(
+            endpoints=((host, paths.REDIS_PORT),),
+            ca=(secret, names.AUTHORITY_KEY) if secret is not None else None,
+            password=(auth, names.PASSWORD_KEY),
+            operator_username=OPERATOR_USER,
+            operator_password=(auth, names.OPERATOR_PASSWORD_KEY),
+        )
+    external = redis.external
+    if external is None:
+        return None
+    return RedisLink(
+        endpoints=tuple(_address(endpoint) for endpoint in external.endpoints),
+        ca=(external.tls.ca_secret_ref.name, external.tls.ca_secret_ref.key) if external.tls is not None else None,
+        password=(external.auth_secret_ref.name, names.PASSWORD_KEY) if external.auth_secret_ref is not None else None,
+    )
+
+
+def redis_tls_secret(tier: CacheTier) -> str | None:
+    """Return the Secret with the certificate of a managed tier's servers; None for plain text or other tiers."""
+    managed = tier.spec.redis.managed if tier.spec.redis is not None else None
+    if managed is None or managed.tls_mode is TlsMode.DISABLED:
+        return None
+    if managed.tls is not None and managed.tls.secret_ref is not None:
+        return managed.tls.secret_ref.name
+    return names.redis_tls(tier.name)
+
+
+def tier_secrets(tier: CacheTier) -> tuple[SecretFiles, ...]:
+    """Return what the cache container needs as files to use a tier; empty for tiers without credentials."""
+    link = redis_link(tier)
+    if link is None:
+        return ()
+    files = ((link.password, PASSWORD_FILE), (link.ca, AUTHORITY_FILE))
+    return tuple(SecretFiles(source[0], ((source[1], file),)) for source, file in files if source is not None)
+
+
+def _address(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port)
