@@ -30,9 +30,9 @@ class Gain:
 class Part(ABC):
     """One exchange with the server, all within one keyspace. `task` is None for what LMCache does not wait for."""
 
-    task: Task | None = None
-    keyspace: str | None = None
-    urgent: bool = True
+    task: Task | None
+    keyspace: str | None
+    urgent: bool
 
     @abstractmethod
     def run(self, connection: Connection) -> Gain:

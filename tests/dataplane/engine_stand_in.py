@@ -1,0 +1,134 @@
+"""An engine without a model: drives a real LMCache server through LMCache's own client, with a salt.
+
+Run by the interpreter that has LMCache: `python engine_stand_in.py RPC_PORT HTTP_PORT`. Reads one JSON object a line
+and answers each with one. A `sequence` names a prompt of four chunks; its blocks hold `fill` in every element.
+
+    {"op": "store", "sequence": 1, "salt": "…", "fill": 7}    -> {"stored": true, "ms": 3.1}
+    {"op": "lookup", "sequence": 1, "salt": "…"}              -> {"hits": 4, "ms": 1.2}
+    {"op": "read", "sequence": 1, "salt": "…"}                -> {"hits": 4, "values": [7.0], "ms": 4.5}
+
+`values` are the distinct elements that a retrieve put into zeroed blocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+import uuid
+from typing import Any
+
+from lmcache.cli.commands.bench.server_bench import client, config, helpers
+
+TOKENS = 64
+BLOCK_TOKENS = 16
+SHAPE = f"(2,64,{BLOCK_TOKENS},4,32):float16:2"
+LOOKUP_TIMEOUT_S = 30.0
+
+_current_salt = ""
+_make_unsalted_key = helpers._make_key
+
+
+def _make_salted_key(*arguments: Any, **options: Any) -> Any:
+    return dataclasses.replace(_make_unsalted_key(*arguments, **options), cache_salt=_current_salt)
+
+
+helpers._make_key = _make_salted_key
+
+
+class Engine:
+    """One simulated worker that is registered with the server."""
+
+    def __init__(self, rpc_port: int, http_port: int) -> None:
+        self._client = client.ServerBenchClient(
+            config.BenchConfig(
+                rpc_url=f"tcp://127.0.0.1:{rpc_port}",
+                http_url=f"http://127.0.0.1:{http_port}",
+                mode="cpu",
+                transfer_mode="engine_driven",
+                tp_size=1,
+                use_mla=False,
+                num_tokens=TOKENS,
+                kvcache_shape_spec=SHAPE,
+                num_blocks=64,
+                block_size=BLOCK_TOKENS,
+            ),
+            lambda _: None,
+        )
+        self._client.start()
+        self._rpc = self._client._require_started()
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Carry out one request."""
+        global _current_salt
+        _current_salt = request["salt"]
+        context = self._client.create_request(request["sequence"], uuid.uuid4().hex, "test")
+        started_s = time.monotonic()
+        try:
+            if request["op"] == "store":
+                self._fill(context, request["fill"])
+                stored = self._client.store(context, 0, context.num_full_tokens).succeeded
+                return {"stored": stored, "ms": _ms_since(started_s)}
+            hits = self._lookup(context)
+            answer = {"hits": hits, "ms": _ms_since(started_s)}
+            if request["op"] == "lookup":
+                self._free(context, hits)
+            elif hits:
+                self._fill(context, 0)
+                self._client.retrieve(context, 0, hits * BLOCK_TOKENS)
+                answer["values"] = self._values(context, hits)
+            return answer
+        finally:
+            self._client.end_session(context)
+
+    def _lookup(self, context: Any) -> int:
+        """Return how many chunks the server has, however long it takes to say so."""
+        key = helpers._make_key(context.token_ids, context.request_id, start=0, end=context.num_full_tokens)
+        self._rpc.lookup(key, 1).result(timeout=LOOKUP_TIMEOUT_S)
+        give_up_at_s = time.monotonic() + LOOKUP_TIMEOUT_S
+        while time.monotonic() < give_up_at_s:
+            hits = self._rpc.query_prefetch_status(context.request_id).result(timeout=LOOKUP_TIMEOUT_S)
+            if hits is not None:
+                return int(hits)
+            time.sleep(0.001)
+        raise TimeoutError("the lookup was never answered")
+
+    def _free(self, context: Any, hits: int) -> None:
+        if hits:
+            key = helpers._make_key(context.token_ids, context.request_id, start=0, end=hits * BLOCK_TOKENS)
+            self._rpc.free_lookup_locks(key, 1).result(timeout=LOOKUP_TIMEOUT_S)
+
+    def _fill(self, context: Any, value: float) -> None:
+        for tensor in self._tensors():
+            tensor[:, context.block_offset : context.block_offset + context.num_blocks].fill_(value)
+
+    def _values(self, context: Any, chunks: int) -> list[float]:
+        found: set[float] = set()
+        for tensor in self._tensors():
+            blocks = tensor[:, context.block_offset : context.block_offset + chunks]
+            found.update(blocks.unique().tolist())
+        return sorted(found)
+
+    def _tensors(self) -> Any:
+        return self._client._workers[0].kv_caches.values()
+
+
+def _ms_since(started_s: float) -> float:
+    return round((time.monotonic() - started_s) * 1000, 2)
+
+
+def main() -> None:
+    """Answer requests until the input ends."""
+    engine = Engine(int(sys.argv[1]), int(sys.argv[2]))
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        try:
+            answer = engine.answer(json.loads(line))
+        except Exception as error:
+            answer = {"error": repr(error)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""A real LMCache server with the policy adapter, and the engine stand-in that drives it, as child processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, GateStandIn
+from tests.tiers.redis_process import free_port
+
+ROOT = Path(__file__).parents[2]
+START_TIMEOUT_S = 60.0
+
+
+def lmcache_python() -> Path | None:
+    """Return the interpreter that has the real LMCache, None if there is none (see install_lmcache.py)."""
+    named = os.environ.get("KVSTRATA_LMCACHE_PYTHON")
+    candidate = Path(named) if named else ROOT / ".local/venv-lmcache/bin/python"
+    return candidate if candidate.exists() else None
+
+
+class LMCacheServer:
+    """The server as a pod runs it, on loopback, with one adapter for each tier; `tiers` are TierParams or None."""
+
+    def __init__(self, python: Path, directory: Path, gate: GateStandIn, tiers: list[dict[str, Any] | None]) -> None:
+        self.rpc_port, self.http_port = free_port(), free_port()
+        self.log_file = directory / "lmcache.log"
+        adapters: list[str] = []
+        for tier in tiers:
+            adapters += ["--l2-adapter", json.dumps(adapter(gate, tier))]
+        environment = os.environ | {
+            "PYTHONPATH": f"{ROOT}/operator/src:{ROOT}/sidecar/src",
+            "LMCACHE_TRACK_USAGE": "false",
+            "LMCACHE_DISABLE_BANNER": "1",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            "HOME": str(directory),
+        }
+        self._shm_name = f"kvs-test-{self.rpc_port}"
+        with self.log_file.open("wb") as log:
+            self.process = subprocess.Popen(
+                [str(python.parent / "lmcache"), "server", "--host", "127.0.0.1", "--port", str(self.rpc_port)]
+                + ["--http-host", "127.0.0.1", "--http-port", str(self.http_port), "--chunk-size", "16"]
+                + ["--l1-size-gb", "0.05", "--no-l1-use-lazy", "--eviction-policy", "LRU"]
+                + ["--supported-transfer-mode", "engine_driven", "--shm-name", self._shm_name, *adapters],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self._python, self._environment = python, environment
+        self._engine: subprocess.Popen[str] | None = None
+
+    def wait_until_ready(self) -> None:
+        """Wait until the server answers over HTTP and the engine stand-in is registered."""
+        give_up_at_s = time.monotonic() + START_TIMEOUT_S
+        while True:
+            assert self.process.poll() is None, self.log_file.read_text()[-4000:]
+            assert time.monotonic() < give_up_at_s, self.log_file.read_text()[-4000:]
+            try:
+                self.get("/healthcheck")
+                break
+            except OSError:
+                time.sleep(0.1)
+        self._engine = subprocess.Popen(
+            [str(self._python), str(Path(__file__).with_name("engine_stand_in.py"))]
+            + [str(self.rpc_port), str(self.http_port)],
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log_file.with_name("engine.log").open("wb"),
+            text=True,
+        )
+        assert self._answer() == {"ready": True}
+
+    def store(self, sequence: int, salt: str, fill: int) -> dict[str, Any]:
+        """Store a sequence's chunks with every element set to `fill`."""
+        return self._ask(op="store", sequence=sequence, salt=salt, fill=fill)
+
+    def lookup(self, sequence: int, salt: str) -> dict[str, Any]:
+        """Return `hits` and `ms`."""
+        return self._ask(op="lookup", sequence=sequence, salt=salt)
+
+    def read(self, sequence: int, salt: str) -> dict[str, Any]:
+        """Return `hits`, `values` and `ms`."""
+        return self._ask(op="read", sequence=sequence, salt=salt)
+
+    def forget_memory(self) -> None:
+        """Empty the server's own memory, so that only the tiers can answer."""
+        self.post("/cache/clear", {"tier": "l1", "force": True})
+
+    def get(self, path: str) -> Any:
+        """Ask the server's HTTP port."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=10) as response:
+            return json.load(response)
+
+    def post(self, path: str, body: dict[str, Any], method: str = "POST") -> Any:
+        """Tell the server's HTTP port."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.http_port}{path}",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+            method=method,
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            return json.load(response)
+
+    def stop(self) -> None:
+        """End both processes."""
+        for process in (self._engine, self.process):
+            if process is not None:
+                process.kill()
+                process.wait()
+        for segment in Path("/dev/shm").glob(f"*{self._shm_name}*"):
+            segment.unlink(missing_ok=True)
+
+    def _ask(self, **request: Any) -> dict[str, Any]:
+        assert self._engine is not None
+        assert self._engine.stdin is not None
+        self._engine.stdin.write(json.dumps(request) + "\n")
+        self._engine.stdin.flush()
+        answer = self._answer()
+        assert "error" not in answer, answer
+        return answer
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._engine is not None
+        assert self._engine.stdout is not None
+        line = self._engine.stdout.readline()
+        assert line, self.log_file.with_name("engine.log").read_text()[-4000:]
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def adapter(gate: GateStandIn, tier: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the value of `--l2-adapter` for one tier."""
+    return {
+        "type": "plugin",
+        "module_path": "kvstrata_sidecar.adapter.plugin",
+        "class_name": "PolicyAdapter",
+        "adapter_params": {
+            "domain": DOMAIN,
+            "identity": IDENTITY,
+            "policy_dir": str(gate.policy_dir),
+            "link_dir": str(gate.link_dir),
+            "tier": tier,
+        },
+    }

@@ -1,0 +1,87 @@
+"""The gate's half of the pod's files and of the adapter's socket, for tests without a gate."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from kvstrata.contract.bundle import Rules, TierBudget
+from kvstrata.contract.cacheview import FRESHNESS_FILE, FRESHNESS_FORMAT, POLICY_FILE, CacheView
+from kvstrata.contract.link import (
+    SOCKET_NAME,
+    AdapterAck,
+    AdapterState,
+    apply_request,
+    decode_answer,
+    state_request,
+)
+
+DOMAIN = "d0d0d0d0d0d0d0d0"
+IDENTITY = "1d1d1d1d1d1d1d1d"
+KEYSPACE_A = "a" * 32
+KEYSPACE_B = "b" * 32
+KEYSPACE_UNKNOWN = "c" * 32
+
+
+class GateStandIn:
+    """Writes what a gate writes and asks what a gate asks. `policy_dir` and `link_dir` exist afterwards."""
+
+    def __init__(self, directory: Path) -> None:
+        self.policy_dir = directory / "policy"
+        self.link_dir = directory / "link"
+        self.policy_dir.mkdir()
+        self.link_dir.mkdir()
+        self.revision = 0
+
+    def write_freshness(self, age_s: float = 0.0) -> None:
+        """Say that the last quorum read was sent `age_s` ago; written in place, as the gate does."""
+        sent_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - int(age_s * 1e9)
+        descriptor = os.open(self.policy_dir / FRESHNESS_FILE, os.O_RDWR | os.O_CREAT, 0o600)
+        os.pwrite(descriptor, FRESHNESS_FORMAT.pack(sent_ns), 0)
+        os.close(descriptor)
+
+    def view(
+        self,
+        keyspaces: Iterable[str],
+        *,
+        revision: int,
+        term: int = 1,
+        on_stale: str = "Fence",
+        budgets: tuple[TierBudget, ...] = (),
+    ) -> CacheView:
+        """Return a cache view that allows `keyspaces`."""
+        rules = Rules(stale_after_s=300, on_stale=on_stale)
+        return CacheView(DOMAIN, revision, term, rules, dict.fromkeys(keyspaces, budgets))
+
+    def write_policy(self, view: CacheView) -> None:
+        """Write policy.json by atomic rename."""
+        new = self.policy_dir / (POLICY_FILE + ".new")
+        new.write_bytes(view.encode())
+        new.rename(self.policy_dir / POLICY_FILE)
+
+    def allow(self, *keyspaces: str, on_stale: str = "Fence", budgets: tuple[TierBudget, ...] = ()) -> AdapterAck:
+        """Put a policy that allows just `keyspaces` in force and return the acknowledgement."""
+        self.revision += 1
+        self.write_freshness()
+        self.write_policy(self.view(keyspaces, revision=self.revision, on_stale=on_stale, budgets=budgets))
+        ack = decode_answer(self.ask(apply_request(self.revision, 1)))
+        assert isinstance(ack, AdapterAck)
+        return ack
+
+    def state(self) -> AdapterState:
+        """Ask the adapter what it holds."""
+        state = decode_answer(self.ask(state_request()))
+        assert isinstance(state, AdapterState)
+        return state
+
+    def ask(self, line: bytes, timeout_s: float = 20.0) -> bytes:
+        """Send one line and return the answer's."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(timeout_s)
+            connection.connect(str(self.link_dir / SOCKET_NAME))
+            connection.sendall(line)
+            with connection.makefile("rb") as lines:
+                return lines.readline()

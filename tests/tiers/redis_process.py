@@ -1,0 +1,86 @@
+"""A real Redis for tests: started, killed, frozen and brought back on one port."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import redis
+
+
+def server_command() -> list[str]:
+    """Return the argv prefix that runs a real redis-server: the installed one, else the local cluster's."""
+    installed = shutil.which("redis-server")
+    if installed is not None:
+        return [installed]
+    from e2e.cluster.rootfs import redis_server_command
+
+    return redis_server_command()
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class RedisProcess:
+    """A redis-server on loopback without persistence. `options` are command line options of its own."""
+
+    def __init__(self, directory: Path, *options: str, port: int | None = None, tls: Sequence[str] = ()) -> None:
+        self.port = port or free_port()
+        self._directory = directory
+        self._tls = tuple(tls)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.options = options
+
+    def start(self, *options: str) -> None:
+        """Start it, with further options, and wait until it listens."""
+        listen = ["--port", "0", "--tls-port", str(self.port), *self._tls] if self._tls else ["--port", str(self.port)]
+        self._process = subprocess.Popen(
+            [*server_command(), "--bind", "127.0.0.1", *listen, "--save", "", "--appendonly", "no"]
+            + ["--dir", str(self._directory), "--unixsocket", str(self.admin_socket), *self.options, *options],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                    return
+            except OSError:
+                time.sleep(0.02)
+        raise TimeoutError("redis-server did not start")
+
+    @property
+    def admin_socket(self) -> Path:
+        """A unix socket for the tests' own questions, whatever TLS does on the port."""
+        return self._directory / f"redis-{self.port}.sock"
+
+    def admin(self, password: str | None = None) -> redis.Redis:
+        """Return a client that looks from the outside."""
+        return redis.Redis(unix_socket_path=str(self.admin_socket), password=password)
+
+    def kill(self) -> None:
+        """Kill it, as a lost node would go."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def freeze(self) -> None:
+        """Stop it without closing its connections."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
