@@ -45,10 +45,7 @@ class LMCacheServer:
         self._shm_name = f"kvs-test-{self.rpc_port}"
         with self.log_file.open("wb") as log:
             self.process = subprocess.Popen(
-                [str(python.parent / "lmcache"), "server", "--host", "127.0.0.1", "--port", str(self.rpc_port)]
-                + ["--http-host", "127.0.0.1", "--http-port", str(self.http_port), "--chunk-size", "16"]
-                + ["--l1-size-gb", "0.05", "--no-l1-use-lazy", "--eviction-policy", "LRU"]
-                + ["--supported-transfer-mode", "engine_driven", "--shm-name", self._shm_name, *adapters],
+                [str(python.parent / "lmcache"), "server", *self._flags(), *adapters],
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -67,9 +64,9 @@ class LMCacheServer:
                 break
             except OSError:
                 time.sleep(0.1)
+        engine = Path(__file__).with_name("engine_stand_in.py")
         self._engine = subprocess.Popen(
-            [str(self._python), str(Path(__file__).with_name("engine_stand_in.py"))]
-            + [str(self.rpc_port), str(self.http_port)],
+            [str(self._python), str(engine), str(self.rpc_port), str(self.http_port)],
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -107,7 +104,7 @@ class LMCacheServer:
             {"Content-Type": "application/json"},
             method=method,
         )
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
             return json.load(response)
 
     def stop(self) -> None:
@@ -118,6 +115,21 @@ class LMCacheServer:
                 process.wait()
         for segment in Path("/dev/shm").glob(f"*{self._shm_name}*"):
             segment.unlink(missing_ok=True)
+
+    def _flags(self) -> list[str]:
+        """The flags that a pod's cache container gets, but for ports, sizes and the chunk size."""
+        flags = {
+            "--host": "127.0.0.1",
+            "--port": str(self.rpc_port),
+            "--http-host": "127.0.0.1",
+            "--http-port": str(self.http_port),
+            "--chunk-size": "16",
+            "--l1-size-gb": "0.05",
+            "--eviction-policy": "LRU",
+            "--supported-transfer-mode": "engine_driven",
+            "--shm-name": self._shm_name,
+        }
+        return ["--no-l1-use-lazy", *(word for flag in flags.items() for word in flag)]
 
     def _ask(self, **request: Any) -> dict[str, Any]:
         assert self._engine is not None

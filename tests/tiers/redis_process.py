@@ -44,9 +44,10 @@ class RedisProcess:
     def start(self, *options: str) -> None:
         """Start it, with further options, and wait until it listens."""
         listen = ["--port", "0", "--tls-port", str(self.port), *self._tls] if self._tls else ["--port", str(self.port)]
+        common = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(self._directory)]
+        common += ["--unixsocket", str(self.admin_socket)]
         self._process = subprocess.Popen(
-            [*server_command(), "--bind", "127.0.0.1", *listen, "--save", "", "--appendonly", "no"]
-            + ["--dir", str(self._directory), "--unixsocket", str(self.admin_socket), *self.options, *options],
+            [*server_command(), *listen, *common, *self.options, *options],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
