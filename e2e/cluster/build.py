@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from e2e.cluster import digests
+from e2e.cluster.locks import exclusive
 from e2e.cluster.processes import output_of, run_logged
 from e2e.cluster.progress import ClusterError, Progress
 from e2e.cluster.settings import COMPONENTS, HELM_VERSION, KUBERNETES_VERSION, Paths, inherited_environment
@@ -45,12 +46,17 @@ def build_binaries(paths: Paths, progress: Progress) -> None:
         ClusterError: Go is missing or the build failed.
     """
     go = shutil.which("go")
-    built = all((paths.bin / name).exists() for name in (MULTI_CALL_BINARY, PAUSE_BINARY, *COMPONENTS))
     if go is None:
         raise ClusterError(
             "Go is not installed, and the Kubernetes components are built from source",
             advice="install Go 1.25 or newer (https://go.dev/dl/ or a package), or use `up --cluster kind`",
         )
+    with exclusive(paths, "binaries", progress):
+        _build_changed(go, paths, progress)
+
+
+def _build_changed(go: str, paths: Paths, progress: Progress) -> None:
+    built = all((paths.bin / name).exists() for name in (MULTI_CALL_BINARY, PAUSE_BINARY, *COMPONENTS))
     flags = linker_flags(KUBERNETES_VERSION, HELM_VERSION)
     digest = digests.digest_of({"go": output_of([go, "env", "GOVERSION"]), "flags": flags}, [SOURCES])
     if built and digests.is_unchanged(paths, "binaries", digest):

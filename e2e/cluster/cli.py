@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from e2e.cluster import locks
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.image_build import Build, build_image
 from e2e.cluster.kind import ExistingCluster, KindCluster
 from e2e.cluster.local import LocalCluster
+from e2e.cluster.locks import exclusive
 from e2e.cluster.pki import write_private
 from e2e.cluster.progress import ClusterError, Progress, describe
 from e2e.cluster.settings import Paths
@@ -118,18 +118,18 @@ def parser(commands: Commands) -> argparse.ArgumentParser:
 
     up = verbs.add_parser("up", help="bring the cluster up; a no-op when it is up")
     up.add_argument("--cluster", choices=("local", "kind", "existing"), help="default: what is in use, else local")
-    up.set_defaults(run=commands.up)
+    up.set_defaults(run=commands.up, lock=locks.CLUSTER)
 
     down = verbs.add_parser("down", help="stop the cluster and leave nothing behind")
     down.add_argument("--purge", action="store_true", help="also remove binaries, root file system and images")
-    down.set_defaults(run=commands.down)
+    down.set_defaults(run=commands.down, lock=locks.CLUSTER)
 
     build = verbs.add_parser("build", help="build binaries and the root file system, start nothing")
-    build.set_defaults(run=commands.build)
+    build.set_defaults(run=commands.build, lock=None)
 
     load = verbs.add_parser("load", help="load docker-archives into the cluster")
     load.add_argument("archives", nargs="+", type=Path, metavar="IMAGE.tar")
-    load.set_defaults(run=commands.load)
+    load.set_defaults(run=commands.load, lock=locks.CLUSTER)
 
     image = verbs.add_parser("image", help="work with images").add_subparsers(required=True, metavar="VERB")
     image_build = image.add_parser("build", help="build a Dockerfile; a no-op while its inputs are unchanged")
@@ -139,14 +139,15 @@ def parser(commands: Commands) -> argparse.ArgumentParser:
     image_build.add_argument("--build-arg", type=_key_value, action="append", default=[], metavar="NAME=VALUE")
     image_build.add_argument("--out", type=Path, required=True, metavar="FILE.tar")
     image_build.add_argument("--builder", choices=("auto", "buildah", "docker"), default="auto")
-    image_build.set_defaults(run=commands.image_build)
+    image_build.set_defaults(run=commands.image_build, lock=None)
 
     plane = verbs.add_parser("control-plane", help="etcd and apiserver alone, as any user")
     plane_verbs = plane.add_subparsers(required=True, metavar="VERB")
     start = plane_verbs.add_parser("start", help="start it on a free port")
     start.add_argument("--full", action="store_true", help="with the controller manager and the scheduler")
-    start.set_defaults(run=commands.control_plane_start)
-    plane_verbs.add_parser("stop", help="stop it").set_defaults(run=commands.control_plane_stop)
+    start.set_defaults(run=commands.control_plane_start, lock=locks.CONTROL_PLANE)
+    stop = plane_verbs.add_parser("stop", help="stop it")
+    stop.set_defaults(run=commands.control_plane_stop, lock=locks.CONTROL_PLANE)
     return top
 
 
@@ -155,8 +156,13 @@ def main(argv: Sequence[str]) -> int:
     paths, progress = Paths(), Progress()
     arguments = parser(Commands(paths, progress)).parse_args(argv)
     try:
-        with _exclusive(paths, progress):
+        paths.local.mkdir(parents=True, exist_ok=True)
+        (paths.local / ".gitignore").write_text(IGNORE_EVERYTHING)
+        if arguments.lock is None:
             arguments.run(arguments)
+        else:
+            with exclusive(paths, arguments.lock, progress):
+                arguments.run(arguments)
     except ClusterError as error:
         print(describe(error), file=sys.stderr)
         return EXIT_FAILED
@@ -164,20 +170,6 @@ def main(argv: Sequence[str]) -> int:
         print("interrupted; `down` or the next `up` cleans up", file=sys.stderr)
         return EXIT_INTERRUPTED
     return 0
-
-
-@contextmanager
-def _exclusive(paths: Paths, progress: Progress) -> Iterator[None]:
-    """Hold the lock of ``.local``: two commands that change it at once would undo each other."""
-    paths.local.mkdir(parents=True, exist_ok=True)
-    (paths.local / ".gitignore").write_text(IGNORE_EVERYTHING)
-    with paths.lock.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with progress.step("wait for another command of this package to end"):
-                fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _key_value(text: str) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from e2e.cluster import digests
 from e2e.cluster.archive import write_image
 from e2e.cluster.ignorefile import context_files, read_patterns
+from e2e.cluster.locks import exclusive
 from e2e.cluster.node import SHELL
 from e2e.cluster.processes import run_logged
 from e2e.cluster.progress import ClusterError, Progress
@@ -93,13 +94,19 @@ def build_image(build: Build, paths: Paths, progress: Progress, *, use_docker: b
         if not path.exists():
             raise ClusterError(f"{path} is not there")
     name = "image-" + digests.digest_of({"tag": build.tag, "output": str(build.output)})[:16]
+    with exclusive(paths, name, progress):
+        return _build_changed(build, name, paths, progress, use_docker=use_docker)
+
+
+def _build_changed(build: Build, name: str, paths: Paths, progress: Progress, *, use_docker: bool) -> bool:
     digest = build.digest("docker" if use_docker else "buildah")
     if build.output.exists() and digests.is_unchanged(paths, name, digest):
         progress.say(f"{build.tag}: unchanged, {build.output}")
         return False
     digests.forget(paths, name)
     builder: Buildah | Docker = Docker(paths) if use_docker else Buildah(paths)
-    builder.ensure_base(progress)
+    with exclusive(paths, "base-image", progress):
+        builder.ensure_base(progress)
     build.output.parent.mkdir(parents=True, exist_ok=True)
     log = paths.logs / f"{name}.log"
     with progress.step(f"build the image {build.tag} (log: {log})"), _secrets() as secrets:

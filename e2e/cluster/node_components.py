@@ -69,9 +69,7 @@ class NodeComponents:
             f"--kubeconfig={pki.kubeconfig('kubelet')}", f"--hostname-override={self._network.node_name}",
             f"--node-ip={self._network.node_ip}", "--v=1",
         ])  # fmt: skip
-        self._spawn(
-            "kube-proxy", [str(binaries / "kube-proxy"), f"--config={self._etc / 'kube-proxy.json'}", "--v=1"]
-        )
+        self._spawn("kube-proxy", [str(binaries / "kube-proxy"), f"--config={self._etc / 'kube-proxy.json'}", "--v=1"])
         self._spawn("netpol", [
             "env", f"PYTHONPATH={REPOSITORY}", "PYTHONDONTWRITEBYTECODE=1",
             "/usr/bin/python3", "-m", "e2e.cluster.netpol", str(pki.kubeconfig(ENFORCER_USER)),

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 from e2e.cluster import digests
+from e2e.cluster.locks import exclusive
 from e2e.cluster.processes import run_logged
 from e2e.cluster.progress import ClusterError, Progress
 from e2e.cluster.settings import DEBIAN_SUITE, Paths, debian_mirror
@@ -34,12 +35,13 @@ def build_rootfs(paths: Paths, progress: Progress) -> None:
         ClusterError: not root, debootstrap cannot be had, or it failed.
     """
     digest = digests.digest_of({"suite": DEBIAN_SUITE, "packages": NODE_PACKAGES})
-    if paths.rootfs.is_dir() and digests.is_unchanged(paths, "rootfs", digest):
-        return
-    digests.forget(paths, "rootfs")
-    with progress.step(f"make the node's Debian root file system (about a minute, {len(NODE_PACKAGES)} packages)"):
-        debootstrap(paths, paths.rootfs, NODE_PACKAGES, log=paths.logs / "debootstrap-rootfs.log")
-    digests.remember(paths, "rootfs", digest)
+    with exclusive(paths, "rootfs", progress):
+        if paths.rootfs.is_dir() and digests.is_unchanged(paths, "rootfs", digest):
+            return
+        digests.forget(paths, "rootfs")
+        with progress.step(f"make the node's Debian root file system (about a minute, {len(NODE_PACKAGES)} packages)"):
+            debootstrap(paths, paths.rootfs, NODE_PACKAGES, log=paths.logs / "debootstrap-rootfs.log")
+        digests.remember(paths, "rootfs", digest)
 
 
 def debootstrap(paths: Paths, target: Path, packages: tuple[str, ...], *, log: Path) -> None:

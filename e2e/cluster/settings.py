@@ -92,9 +92,9 @@ class Paths:
         return self.local / "provider"
 
     @property
-    def lock(self) -> Path:
-        """Held while the cluster is being changed, so that two commands never interleave."""
-        return self.local / "lock"
+    def locks(self) -> Path:
+        """Locks between commands that run at the same time."""
+        return self.local / "locks"
 
 
 @dataclass(frozen=True, slots=True)

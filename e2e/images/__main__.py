@@ -1,0 +1,53 @@
+"""``python3 -m e2e.images build|load|list [NAME ...]``: build the images, and load them into the cluster in use.
+
+Nothing is built or loaded again while its inputs are unchanged. Without names, all images are meant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from e2e.cluster.cli import main as cluster
+from e2e.cluster.settings import Paths
+from e2e.images.catalogue import IMAGES, Image, select
+
+
+def build(images: Sequence[Image], paths: Paths) -> int:
+    """Build images as docker-archives; returns the exit code of the first that failed, or 0."""
+    for image in images:
+        if code := cluster(image.build_command(paths)):
+            return code
+    return 0
+
+
+def load(images: Sequence[Image], paths: Paths) -> int:
+    """Build what is out of date, and load all into the cluster; returns the exit code."""
+    return build(images, paths) or cluster(["load", *(str(image.archive(paths)) for image in images)])
+
+
+def show(images: Sequence[Image], paths: Paths) -> int:
+    """Print the images with their tags and whether they are built; returns 0."""
+    for image in images:
+        archive = image.archive(paths)
+        size = f"{archive.stat().st_size / 1e6:,.0f} MB" if archive.exists() else "not built"
+        print(f"{image.name:<12} {image.tag:<40} {size:>10}  {image.purpose}")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python3 -m e2e.images", description="The images of tests and demos.")
+    parser.add_argument("verb", choices=("build", "load", "list"))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(image.name for image in IMAGES))
+    options = parser.parse_args(arguments)
+    try:
+        images = select(options.names)
+    except ValueError as error:
+        parser.error(str(error))
+    return {"build": build, "load": load, "list": show}[options.verb](images, Paths())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Which images there are, and what they are built from."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from e2e.cluster.settings import BASE_IMAGE, REPOSITORY, Paths
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """One image. Every build's context is the root of the repository; an ignore file beside the Dockerfile narrows it.
+
+    Attributes:
+        name: the short name, as on the command line.
+        dockerfile: relative to the root of the repository.
+        purpose: one line for people.
+    """
+
+    name: str
+    dockerfile: str
+    purpose: str
+
+    @property
+    def tag(self) -> str:
+        """The name under which pods refer to it: the charts' default, so that an installation needs no values."""
+        return f"localhost/kvstrata-{self.name}:{version()}"
+
+    def archive(self, paths: Paths) -> Path:
+        """The docker-archive that a build writes."""
+        return paths.images / f"kvstrata-{self.name}.tar"
+
+    def build_command(self, paths: Paths) -> list[str]:
+        """Arguments of ``python3 -m e2e.cluster`` that build it."""
+        return [
+            "image", "build",
+            "--context", str(REPOSITORY),
+            "--file", str(REPOSITORY / self.dockerfile),
+            "--tag", self.tag,
+            "--build-arg", f"BASE={BASE_IMAGE}",
+            "--out", str(self.archive(paths)),
+        ]  # fmt: skip
+
+
+IMAGES = (
+    Image("operator", "operator/Dockerfile", "the operator"),
+    Image("sidecar", "sidecar/Dockerfile", "the gate, and the packages that run in cache and engine containers"),
+    Image("redis", "e2e/images/redis/Dockerfile", "Redis for managed tiers"),
+    Image("engine-cpu", "e2e/images/engine-cpu/Dockerfile", "vLLM on CPU, LMCache and a tiny Llama (2 GB, minutes)"),
+)
+
+
+def version() -> str:
+    """The project's version, which is also the charts'."""
+    with (REPOSITORY / "pyproject.toml").open("rb") as file:
+        project: dict[str, str] = tomllib.load(file)["project"]
+    return project["version"]
+
+
+def select(names: Sequence[str]) -> tuple[Image, ...]:
+    """The images of these names, in the order of the catalogue; all when there are no names.
+
+    Raises:
+        ValueError: a name is none of the catalogue's.
+    """
+    unknown = sorted(set(names) - {image.name for image in IMAGES})
+    if unknown:
+        known = ", ".join(image.name for image in IMAGES)
+        raise ValueError(f"there is no image {', '.join(unknown)}; there are {known}")
+    return tuple(image for image in IMAGES if not names or image.name in names)
