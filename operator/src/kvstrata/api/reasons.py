@@ -80,6 +80,13 @@ class TierReason(Reason):
         "ShardingNotReconciled",
         "This version runs one Redis server, without shards and replicas.",
     )
+    CLASSIFICATION_NOT_RECONCILED = (
+        "ClassificationNotReconciled",
+        "This version does not keep data off a tier by its classification, so the tier is not used.",
+    )
+    NAME_CONFLICT = "NameConflict", "An object that would belong to this one exists and belongs to someone else."
+    WRONG_SERVER = "WrongServer", "What answers at the tier's address cannot be used."
+    BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
     EVICTION_NOT_RECONCILED = "EvictionNotReconciled", "This version does not evict from this medium in this order."
     SERVERS_NOT_READY = "ServersNotReady", "The tier's servers are starting."
     REACHABLE = "Reachable", "The tier's servers answer."
@@ -111,6 +118,8 @@ class ModelReason(Reason):
     TIMING_NOT_RECONCILED = "TimingNotReconciled", "This version does not pad the time of the first token."
     ADAPTER_NOT_RECONCILED = "AdapterNotReconciled", "This version does not load LoRA adapters."
     CHUNK_SIZE_MISMATCH = "ChunkSizeMismatch", "The chunk size is not a multiple of the engine's block size."
+    TIER_STALLED = "TierStalled", "A CacheTier of the model is stalled; the model serves without it."
+    NAME_CONFLICT = "NameConflict", "An object that would belong to this one exists and belongs to someone else."
     ROLLING_OUT = "RollingOut", "Some pods still run an older template."
     ROLLED_OUT = "RolledOut", "Every pod runs the newest template."
     ROLLOUT_STUCK = "RolloutStuck", "Pods do not become ready within startupTimeout."

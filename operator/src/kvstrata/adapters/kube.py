@@ -1,0 +1,212 @@
+"""The API server, through the asynchronous client of the official library.
+
+Only the transport of that library is used (credentials, their renewal, TLS, pooling): requests go by path and carry
+plain dictionaries, because discovery and model classes cost more than the operator's whole decision.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+from kubernetes.aio import client as aio_client
+from kubernetes.aio import config as aio_config
+from kubernetes.aio.client.exceptions import ApiException
+
+from .resources import TOKEN_REVIEW, Resource
+
+REQUEST_TIMEOUT_S = 15.0
+LIST_PAGE = 500
+
+
+class KubeError(Exception):
+    """The API server refused or did not answer. `status` is 0 when there was no answer at all."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(f"{status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+    @property
+    def is_conflict(self) -> bool:
+        """Whether another writer was faster, or the object exists already."""
+        return self.status == 409
+
+    @property
+    def is_not_found(self) -> bool:
+        """Whether there is no such object (or its kind is not installed)."""
+        return self.status == 404
+
+
+@dataclass(frozen=True, slots=True)
+class TokenIdentity:
+    """Who a token belongs to: the service account's user name, and the UID of the pod it is bound to (or empty)."""
+
+    username: str
+    pod_uid: str
+
+
+class Kube:
+    """A client for one API server. Every call may raise KubeError."""
+
+    def __init__(self, api: aio_client.ApiClient) -> None:
+        self._api = api
+        self.writes = 0
+
+    @classmethod
+    async def connect(cls) -> Kube:
+        """Return a client with the pod's service account, or else the current kubeconfig."""
+        configuration = aio_client.Configuration()
+        configuration.connection_pool_maxsize = 64
+        try:
+            aio_config.load_incluster_config(client_configuration=configuration)
+        except aio_config.ConfigException:
+            await aio_config.load_kube_config(client_configuration=configuration)
+        return cls(aio_client.ApiClient(configuration))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._api.close()
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content_type: str = "application/json",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> dict[str, Any]:
+        """Send one request and return the decoded answer. Raises KubeError for every kind of failure."""
+        if method != "GET":
+            self.writes += 1
+        try:
+            request = await self._api.param_serialize(
+                method,
+                path,
+                query_params=list((query or {}).items()),
+                header_params={"Content-Type": content_type, "Accept": "application/json"},
+                auth_settings=["BearerToken"],
+            )
+            verb, url, headers, _, _ = request
+            answer = await self._api.call_api(
+                verb,
+                url,
+                headers,
+                json.dumps(body) if body is not None else None,
+                _request_timeout=timeout_s,
+            )
+            data = await answer.read()
+        except ApiException as error:
+            raise KubeError(int(error.status or 0), str(error.reason), "the client library refused") from error
+        except (OSError, TimeoutError, aiohttp.ClientError) as error:
+            raise KubeError(0, type(error).__name__, "the API server did not answer") from error
+        if 200 <= answer.status <= 299:
+            decoded: dict[str, Any] = json.loads(data) if data else {}
+            return decoded
+        raise _refusal(answer.status, data, answer.getheader("Retry-After"))
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+        """Return an object by a quorum read, or None if there is none."""
+        try:
+            return await self.request("GET", resource.path(namespace, name))
+        except KubeError as error:
+            if error.is_not_found:
+                return None
+            raise
+
+    async def list(
+        self, resource: Resource, namespace: str | None, label_selector: str | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield every object of a collection, page by page; each has its apiVersion and kind."""
+        query = {"limit": str(LIST_PAGE)}
+        if label_selector:
+            query["labelSelector"] = label_selector
+        while True:
+            page = await self.request("GET", resource.path(namespace), query=query, timeout_s=60)
+            for item in page.get("items") or ():
+                item["apiVersion"], item["kind"] = resource.api_version, resource.kind
+                yield item
+            token = (page.get("metadata") or {}).get("continue")
+            if not token:
+                return
+            query["continue"] = token
+
+    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Create an object; KubeError.is_conflict when it exists."""
+        return await self.request("POST", resource.path(namespace), body=body)
+
+    async def replace(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace an object; conditional when `body` carries a resourceVersion."""
+        return await self.request("PUT", resource.path(namespace, body["metadata"]["name"]), body=body)
+
+    async def apply(
+        self, resource: Resource, namespace: str, body: Mapping[str, Any], field_manager: str
+    ) -> dict[str, Any]:
+        """Apply an object on the server's side, taking over fields that others hold."""
+        return await self.request(
+            "PATCH",
+            resource.path(namespace, body["metadata"]["name"]),
+            query={"fieldManager": field_manager, "force": "true"},
+            body=body,
+            content_type="application/apply-patch+yaml",
+        )
+
+    async def patch_status(
+        self, resource: Resource, namespace: str, name: str, status: Mapping[str, Any], resource_version: str
+    ) -> dict[str, Any]:
+        """Merge into an object's status, if it is still at `resource_version`; a None value removes its field."""
+        return await self.request(
+            "PATCH",
+            resource.path(namespace, name, "status"),
+            query={"fieldManager": "kvstrata-status"},
+            body={"metadata": {"resourceVersion": resource_version}, "status": status},
+            content_type="application/merge-patch+json",
+        )
+
+    async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
+        """Delete the object with this UID; one that is gone or was re-created is left alone."""
+        body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        try:
+            await self.request("DELETE", resource.path(namespace, name), body=body)
+        except KubeError as error:
+            if not (error.is_not_found or error.is_conflict):
+                raise
+
+    async def review_token(self, token: str, audience: str) -> TokenIdentity | None:
+        """Ask whose token this is; None if it is not valid for `audience`."""
+        answer = await self.request(
+            "POST",
+            TOKEN_REVIEW.path(None),
+            body={
+                "apiVersion": TOKEN_REVIEW.api_version,
+                "kind": TOKEN_REVIEW.kind,
+                "spec": {"token": token, "audiences": [audience]},
+            },
+        )
+        self.writes -= 1  # a review is a question, it stores nothing
+        status = answer.get("status") or {}
+        if not status.get("authenticated") or audience not in (status.get("audiences") or ()):
+            return None
+        user = status.get("user") or {}
+        extra = user.get("extra") or {}
+        return TokenIdentity(user.get("username", ""), "".join(extra.get("authentication.kubernetes.io/pod-uid") or ()))
+
+
+def _refusal(status: int, data: bytes, retry_after: str | None) -> KubeError:
+    reason, message = "Unknown", ""
+    try:
+        raw = json.loads(data)
+        reason, message = raw.get("reason") or reason, raw.get("message") or message
+    except (ValueError, AttributeError):
+        message = data[:200].decode("utf-8", "replace")
+    try:
+        wait_s = float(retry_after) if retry_after else None
+    except ValueError:
+        wait_s = None
+    return KubeError(status, reason, message, wait_s)

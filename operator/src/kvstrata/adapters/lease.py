@@ -1,0 +1,118 @@
+"""Leadership by a Lease: one operator acts, the others stay warm.
+
+Kept here rather than taken from the client library because the library's election neither exposes the Lease's
+transition count, which bundles carry as their term, nor measures expiry on a monotonic clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from .kube import Kube, KubeError
+from .resources import LEASE
+
+log = logging.getLogger(__name__)
+
+DURATION_S = 15.0
+RENEW_EVERY_S = 2.0
+RENEW_DEADLINE_S = 10.0
+
+
+class Lease:
+    """A contender for one Lease. `monotonic` gives seconds that no clock change moves.
+
+    A holder that could not renew for RENEW_DEADLINE_S must stop before DURATION_S, when another may start.
+    """
+
+    def __init__(self, kube: Kube, namespace: str, name: str, identity: str, monotonic: Callable[[], float]) -> None:
+        self._kube, self._namespace, self._name, self._identity = kube, namespace, name, identity
+        self._monotonic = monotonic
+        self._observed: tuple[str, str] = ("", "")
+        self._observed_at = monotonic()
+        self._renewed_at = float("-inf")
+        self.term = 0
+
+    async def acquire(self) -> int:
+        """Wait until this process holds the Lease; return its term, which grows with every change of holder."""
+        while True:
+            try:
+                if await self._try_once():
+                    log.info("leading", extra={"term": self.term, "lease": self._name})
+                    return self.term
+            except KubeError as error:
+                log.warning("the lease cannot be read or written", extra={"error": str(error)})
+            await asyncio.sleep(RENEW_EVERY_S)
+
+    async def hold(self) -> None:
+        """Renew until that fails for RENEW_DEADLINE_S or another holds the Lease; then return: the caller stops."""
+        while True:
+            await asyncio.sleep(RENEW_EVERY_S)
+            try:
+                if not await asyncio.wait_for(self._try_once(), RENEW_DEADLINE_S):
+                    log.error("another operator holds the lease")
+                    return
+            except (KubeError, TimeoutError) as error:
+                log.warning("the lease was not renewed", extra={"error": str(error)})
+            if self._monotonic() - self._renewed_at > RENEW_DEADLINE_S:
+                log.error("the lease could not be renewed in time")
+                return
+
+    async def release(self) -> None:
+        """Give the Lease up, so that a successor need not wait for its expiry. Failure to do so is harmless."""
+        try:
+            lease = await self._kube.get(LEASE, self._namespace, self._name)
+            if lease and lease["spec"].get("holderIdentity") == self._identity:
+                lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+                await self._kube.replace(LEASE, self._namespace, lease)
+        except KubeError as error:
+            log.info("the lease was not released", extra={"error": str(error)})
+
+    async def _try_once(self) -> bool:
+        asked_at = self._monotonic()
+        lease = await self._kube.get(LEASE, self._namespace, self._name)
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        if lease is None:
+            return await self._write(self._new(now), asked_at, create=True)
+        spec = lease.setdefault("spec", {})
+        holder = spec.get("holderIdentity") or ""
+        seen = (holder, spec.get("renewTime") or "")
+        if seen != self._observed:
+            self._observed, self._observed_at = seen, asked_at
+        if holder != self._identity:
+            expires_s = float(spec.get("leaseDurationSeconds") or DURATION_S)
+            if holder and asked_at - self._observed_at < expires_s:
+                return False
+            spec |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
+        spec |= {"holderIdentity": self._identity, "renewTime": now, "leaseDurationSeconds": int(DURATION_S)}
+        return await self._write(lease, asked_at, create=False)
+
+    def _new(self, now: str) -> dict[str, Any]:
+        return {
+            "apiVersion": LEASE.api_version,
+            "kind": LEASE.kind,
+            "metadata": {"name": self._name, "namespace": self._namespace},
+            "spec": {
+                "holderIdentity": self._identity,
+                "acquireTime": now,
+                "renewTime": now,
+                "leaseDurationSeconds": int(DURATION_S),
+                "leaseTransitions": 1,
+            },
+        }
+
+    async def _write(self, lease: dict[str, Any], asked_at: float, *, create: bool) -> bool:
+        try:
+            write = self._kube.create if create else self._kube.replace
+            stored = await write(LEASE, self._namespace, lease)
+        except KubeError as error:
+            if error.is_conflict:
+                return False
+            raise
+        # Counted from before the request: the successor counts from the write, which is later.
+        self._renewed_at = asked_at
+        self.term = int(stored["spec"].get("leaseTransitions") or 1)
+        return True

@@ -1,0 +1,68 @@
+"""The Kubernetes resources that the operator reads or writes, and their paths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstrata.model.refs import GROUP_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """One namespaced resource of the API server."""
+
+    api_version: str
+    kind: str
+    plural: str
+
+    def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
+        """Return the URL path of the collection (of all namespaces when None), an object or its subresource."""
+        root = f"/api/{self.api_version}" if "/" not in self.api_version else f"/apis/{self.api_version}"
+        parts = [root]
+        if namespace is not None:
+            parts += ["namespaces", namespace]
+        parts.append(self.plural)
+        parts += [part for part in (name, subresource) if part]
+        return "/".join(parts)
+
+
+OWN_RESOURCES = (
+    Resource(GROUP_VERSION, "CacheDomain", "cachedomains"),
+    Resource(GROUP_VERSION, "CacheTier", "cachetiers"),
+    Resource(GROUP_VERSION, "CachedModel", "cachedmodels"),
+    Resource(GROUP_VERSION, "TenantCachePolicy", "tenantcachepolicies"),
+    Resource(GROUP_VERSION, "TenantGroup", "tenantgroups"),
+    Resource(GROUP_VERSION, "PrefixPool", "prefixpools"),
+    Resource(GROUP_VERSION, "CacheInvalidation", "cacheinvalidations"),
+)
+"""The kinds that users write."""
+
+CHILD_RESOURCES = (
+    Resource("apps/v1", "Deployment", "deployments"),
+    Resource("apps/v1", "StatefulSet", "statefulsets"),
+    Resource("v1", "Service", "services"),
+    Resource("v1", "ServiceAccount", "serviceaccounts"),
+    Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+    Resource("rbac.authorization.k8s.io/v1", "Role", "roles"),
+    Resource("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings"),
+)
+"""What the operator makes of them, and watches so that a change by hand is undone."""
+
+POD = Resource("v1", "Pod", "pods")
+SECRET = Resource("v1", "Secret", "secrets")
+LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
+EVENT = Resource("v1", "Event", "events")
+TOKEN_REVIEW = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
+SERVICE_MONITOR = Resource("monitoring.coreos.com/v1", "ServiceMonitor", "servicemonitors")
+
+
+def child_resources(service_monitors: bool) -> tuple[Resource, ...]:
+    """Return what is watched of the operator's own objects; ServiceMonitors where the cluster knows them."""
+    return (*CHILD_RESOURCES, POD, *((SERVICE_MONITOR,) if service_monitors else ()))
+
+
+BY_KIND = {
+    resource.kind: resource
+    for resource in (*OWN_RESOURCES, *CHILD_RESOURCES, POD, SECRET, LEASE, EVENT, SERVICE_MONITOR)
+}

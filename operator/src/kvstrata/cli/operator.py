@@ -1,0 +1,205 @@
+"""The operator process: watch always, act while leading, end when leadership ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+import time
+
+import kopf
+import uvloop
+from aiohttp import web
+
+from kvstrata.adapters.gate_client import GateClient
+from kvstrata.adapters.kube import Kube, KubeError
+from kvstrata.adapters.lease import Lease
+from kvstrata.adapters.resources import SERVICE_MONITOR
+from kvstrata.handlers.watch import build_registry, build_settings, expected_watchers, live_watchers
+from kvstrata.objects.context import BuildContext
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.acks import AckListener
+from kvstrata.reconcile.clock import utc_now
+from kvstrata.reconcile.loop import Loop
+from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.resync import Resync
+from kvstrata.reconcile.secrets import Keeper
+from kvstrata.reconcile.server import build_app
+from kvstrata.reconcile.store import Store
+from kvstrata.reconcile.writer import Writer
+from kvstrata.settings import Settings, SettingsError
+
+from .logs import configure
+
+log = logging.getLogger(__name__)
+
+LEASE_NAME = "kvstrata-operator"
+WATCHERS_GRACE_S = 60.0
+"""How long after the start, or at a stretch, a watch may be missing before the process counts as ill."""
+
+
+class Operator:
+    """One operator process. `run` returns when it should end; the exit code is the caller's."""
+
+    def __init__(self, settings: Settings, kube: Kube) -> None:
+        self._settings, self._kube = settings, kube
+        self._store = Store(lambda: secrets.token_bytes(64), utc_now)
+        self._queue = WorkQueue(time.monotonic)
+        self._keeper = Keeper(kube, settings.namespace, secrets.token_bytes, utc_now)
+        self._leading = False
+        self._synced = False
+        self._watchers_seen_at = time.monotonic()
+        self._service_monitors = False
+
+    async def run(self) -> None:
+        """Run until leadership is lost, a part fails, or the process is told to stop."""
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await self._serve_http()
+        self._service_monitors = await self._knows_service_monitors()
+        parts = {
+            asyncio.create_task(self._watch(), name="kopf"),
+            asyncio.create_task(self._supervise_watchers(), name="watchers"),
+            asyncio.create_task(self._lead(), name="lead"),
+            asyncio.create_task(stop.wait(), name="stop"),
+        }
+        done, pending = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
+        self._leading = False
+        for task in pending:
+            task.cancel()
+        await asyncio.gather(*pending, return_exceptions=True)
+        for task in done:
+            error = task.exception()
+            if error is not None:
+                raise error
+            log.info("ending", extra={"because": task.get_name()})
+
+    async def _watch(self) -> None:
+        await kopf.operator(
+            registry=build_registry(self._store, self._queue.add, self._service_monitors),
+            settings=build_settings(),
+            standalone=True,
+            clusterwide=self._settings.cluster_wide,
+            namespaces=self._settings.watch_namespaces,
+        )
+
+    async def _lead(self) -> None:
+        lease = Lease(self._kube, self._settings.namespace, LEASE_NAME, self._settings.pod_name, time.monotonic)
+        self._store.term = await lease.acquire()
+        holding = asyncio.create_task(lease.hold(), name="lease")
+        acting = asyncio.create_task(self._act(), name="act")
+        try:
+            await asyncio.wait({holding, acting}, return_when=asyncio.FIRST_COMPLETED)
+            if acting.done():
+                acting.result()
+        finally:
+            self._leading = False
+            metrics.LEADING.set(0)
+            for task in (holding, acting):
+                task.cancel()
+            await asyncio.gather(holding, acting, return_exceptions=True)
+            await lease.release()
+
+    async def _act(self) -> None:
+        """Everything that only the leader does. Nothing is planned before the world is known in full."""
+        client = await self._keeper.open()
+        resync = Resync(self._kube, self._store, self._keeper, self._settings.watch_namespaces, self._service_monitors)
+        await resync.objects(lambda _: None)
+        await resync.secrets()
+        await resync.bundles()
+        self._leading = True
+        metrics.LEADING.set(1)
+        writer = Writer(self._kube, self._store, self._queue, self._keeper, lambda: self._leading)
+        authority = self._keeper.authority
+        async with GateClient(authority.certificate_pem, client.certificate_pem, client.key_pem) as gates:
+            listener = AckListener(self._kube, gates, self._store, self._queue)
+            loop = Loop(self._store, self._queue, writer, self._context(), self._settings.workers)
+            await listener.first_round()
+            self._enqueue_all()
+            self._synced = True
+            async with asyncio.TaskGroup() as group:
+                group.create_task(listener.run(), name="acks")
+                group.create_task(loop.run(), name="loop")
+                group.create_task(self._resync_for_ever(resync), name="resync")
+
+    async def _resync_for_ever(self, resync: Resync) -> None:
+        while True:
+            await asyncio.sleep(self._settings.resync_s)
+            try:
+                await resync.objects(self._queue.add)
+                await resync.secrets()
+                self._enqueue_all()
+            except KubeError as error:
+                log.warning("the list-and-diff pass failed", extra={"error": str(error)})
+
+    def _enqueue_all(self) -> None:
+        for key in self._store.all_keys():
+            self._queue.add(key)
+
+    def _context(self) -> BuildContext:
+        return BuildContext(
+            sidecar_image=self._settings.sidecar_image,
+            redis_image=self._settings.redis_image,
+            image_pull_policy=self._settings.image_pull_policy,
+            operator_namespace=self._settings.namespace,
+            cluster_domain=self._settings.cluster_domain,
+            service_monitors=self._service_monitors,
+        )
+
+    async def _knows_service_monitors(self) -> bool:
+        try:
+            group = await self._kube.request("GET", f"/apis/{SERVICE_MONITOR.api_version}")
+        except KubeError:
+            return False
+        return any(resource.get("name") == SERVICE_MONITOR.plural for resource in group.get("resources") or ())
+
+    async def _supervise_watchers(self) -> None:
+        while True:
+            running = live_watchers()
+            metrics.WATCHERS.set(running)
+            expected = expected_watchers(len(self._settings.watch_namespaces), self._service_monitors)
+            if running >= expected:
+                self._watchers_seen_at = time.monotonic()
+            await asyncio.sleep(2)
+
+    def _watchers_problem(self) -> str | None:
+        missing_s = time.monotonic() - self._watchers_seen_at
+        return f"a watch has been missing for {missing_s:.0f} s" if missing_s > WATCHERS_GRACE_S else None
+
+    def _sync_problem(self) -> str | None:
+        return None if self._synced or not self._leading else "the first list of the world is not complete"
+
+    async def _serve_http(self) -> None:
+        app = build_app({"watchers": self._watchers_problem}, {"sync": self._sync_problem})
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, port=self._settings.http_port).start()
+
+
+async def _run(settings: Settings) -> None:
+    kube = await Kube.connect()
+    try:
+        await Operator(settings, kube).run()
+    finally:
+        await kube.close()
+
+
+def main() -> None:
+    """Run the operator; the exit code is 1 after an error, so that Kubernetes counts the restart."""
+    try:
+        settings = Settings.from_environment()
+    except SettingsError as error:
+        sys.exit(str(error))
+    configure(settings.log_level)
+    try:
+        uvloop.run(_run(settings))
+    except Exception:
+        log.exception("the operator failed")
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

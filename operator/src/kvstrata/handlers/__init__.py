@@ -1,0 +1,1 @@
+"""kopf's part: watching. A handler hands an object to the store and the keys that it concerns to the queue."""

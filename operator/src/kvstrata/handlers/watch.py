@@ -1,0 +1,64 @@
+"""The watches, by kopf.
+
+kopf lists and watches every resource below and calls the handler for each event. `on.event` alone is used: it writes no
+annotation, no finalizer and no status, and whatever it misses the list-and-diff pass finds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import kopf
+
+from kvstrata.adapters.resources import OWN_RESOURCES, child_resources
+from kvstrata.model.refs import Key
+from kvstrata.objects import labels
+from kvstrata.reconcile.store import Store
+
+WATCHER_TASK_PREFIX = "watcher for "
+"""kopf's name for the tasks that watch; there is one for each resource and namespace while they live."""
+
+
+def build_registry(store: Store, enqueue: Callable[[Key], None], service_monitors: bool) -> kopf.OperatorRegistry:
+    """Return a registry whose handlers feed `store`, and `enqueue` the keys that an event concerns."""
+    registry = kopf.OperatorRegistry()
+
+    async def observe(event: kopf.RawEvent, **_: Any) -> None:
+        raw: dict[str, Any] = dict(event["object"])
+        metadata = raw["metadata"]
+        if event["type"] == "DELETED":
+            keys = store.forget(raw["kind"], metadata["namespace"], metadata["name"], raw)
+        else:
+            keys = store.observe(raw)
+        for key in keys:
+            enqueue(key)
+
+    for resource in OWN_RESOURCES:
+        kopf.on.event(resource.api_version, resource.plural, registry=registry)(observe)
+    for resource in child_resources(service_monitors):
+        owned = dict(labels.OWNED)
+        kopf.on.event(resource.api_version, resource.plural, labels=owned, registry=registry)(observe)
+    return registry
+
+
+def build_settings() -> kopf.OperatorSettings:
+    """Return kopf's settings: no events posted, watches renewed often, and no giving up on an absent API server."""
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 310
+    settings.watching.connect_timeout = 10
+    settings.networking.error_backoffs = (1, 1, 2, 3, 5, 8, *([10] * 360))
+    return settings
+
+
+def live_watchers() -> int:
+    """Return how many of kopf's watches run in the current event loop."""
+    return sum(1 for task in asyncio.all_tasks() if task.get_name().startswith(WATCHER_TASK_PREFIX))
+
+
+def expected_watchers(namespaces: int, service_monitors: bool) -> int:
+    """Return how many watches there should be; `namespaces` is 0 for one cluster-wide watch a resource."""
+    return (len(OWN_RESOURCES) + len(child_resources(service_monitors))) * max(1, namespaces)

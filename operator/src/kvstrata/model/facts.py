@@ -1,0 +1,93 @@
+"""Facts that are not objects of the API: what pods said, what backends answered, what was committed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from kvstrata.contract.ack import PodState
+from kvstrata.contract.bundle import Bundle
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """A pod of a CachedModel as the API server shows it.
+
+    `ever_ran` is whether the kubelet reported any of its containers as running or terminated: before that it cannot
+    hold a policy, and its gate will read the newest bundle when it starts.
+    """
+
+    name: str
+    uid: str
+    model: str
+    ip: str | None
+    scheduled: bool
+    finished: bool
+    ever_ran: bool
+    ready: bool
+    deleting: bool
+    identity: str
+
+    @property
+    def live(self) -> bool:
+        """Whether this pod may serve requests, so that a policy is not enforced without its acknowledgement."""
+        return self.scheduled and self.ever_ran and not self.finished
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """A pod whose object disappeared. `clean` is whether it had reported all containers as ended before."""
+
+    uid: str
+    at: datetime
+    clean: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedState:
+    """What a pod's gate said, after its certificate and its pod-bound token were checked."""
+
+    state: PodState
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedBundle:
+    """The bundle that the API server holds for a model, and the resourceVersion of its root."""
+
+    bundle: Bundle
+    resource_version: str
+
+
+@dataclass(frozen=True, slots=True)
+class BackendReport:
+    """What a Redis tier answered to the operator. `reason` is empty when it was reachable."""
+
+    reachable: bool
+    reason: str
+    message: str
+    at: datetime
+    used_bytes: int = 0
+    max_bytes: int = 0
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SecretFacts:
+    """A Secret that the operator made: which keys it has, whether its certificate is due; never its values."""
+
+    name: str
+    keys: frozenset[str]
+    resource_version: str
+    renewal_due: bool = False
+    issued_by_current_ca: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """An object that this version cannot read. `told` is whether its status says so already."""
+
+    problem: str
+    generation: int
+    resource_version: str
+    told: bool

@@ -1,0 +1,87 @@
+"""The world of one domain: everything that a plan may look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain, CacheDomainSpec
+from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.prefixpool import PrefixPool
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.api.tenantgroup import TenantGroup
+
+from .facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
+from .refs import Key
+
+LiveObject = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """A snapshot of one namespace; a plan reads it and nothing else.
+
+    The mappings are read-only views, so a snapshot costs nothing to take; it is valid until the plan returns, because
+    plans never wait. `term` is the leader's, `entropy` 64 fresh random bytes for this plan alone.
+    """
+
+    namespace: str
+    term: int
+    entropy: bytes
+    domain_key: bytes | None = None
+    domains: Mapping[str, CacheDomain] = field(default_factory=dict)
+    tiers: Mapping[str, CacheTier] = field(default_factory=dict)
+    models: Mapping[str, CachedModel] = field(default_factory=dict)
+    policies: Mapping[str, TenantCachePolicy] = field(default_factory=dict)
+    groups: Mapping[str, TenantGroup] = field(default_factory=dict)
+    pools: Mapping[str, PrefixPool] = field(default_factory=dict)
+    invalidations: Mapping[str, CacheInvalidation] = field(default_factory=dict)
+    unreadable: Mapping[Key, Unreadable] = field(default_factory=dict)
+    policies_of_tenant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    children: Mapping[tuple[str, str], LiveObject] = field(default_factory=dict)
+    secrets: Mapping[str, SecretFacts] = field(default_factory=dict)
+    pods: Mapping[str, Mapping[str, Pod]] = field(default_factory=dict)
+    departures: Mapping[str, tuple[Departure, ...]] = field(default_factory=dict)
+    states: Mapping[str, VerifiedState] = field(default_factory=dict)
+    bundles: Mapping[str, CommittedBundle] = field(default_factory=dict)
+    backends: Mapping[str, BackendReport] = field(default_factory=dict)
+
+    @property
+    def domain(self) -> CacheDomain | None:
+        """The namespace's CacheDomain."""
+        return self.domains.get(DOMAIN_NAME)
+
+    @property
+    def domain_spec(self) -> CacheDomainSpec:
+        """The domain's settings, or their defaults while it does not exist yet."""
+        return self.domain.spec if self.domain else CacheDomainSpec()
+
+    @property
+    def domain_id(self) -> str | None:
+        """The domain's random id, once it has one."""
+        return self.domain.status.domain_id if self.domain else None
+
+    def live_pods(self, model: str) -> tuple[Pod, ...]:
+        """Every pod of a model that may hold a policy, by name: what an invalidation waits for."""
+        pods = self.pods.get(model) or {}
+        return tuple(pod for _, pod in sorted(pods.items()) if pod.live)
+
+    def serving_pods(self, model: str) -> tuple[Pod, ...]:
+        """The live pods that take requests: ready, or past their first acknowledgement.
+
+        A pod that starts reads the newest bundle and is not ready before it acknowledged it, so policies need not wait
+        for it; otherwise every rollout would rewrite the status of every policy.
+        """
+        return tuple(pod for pod in self.live_pods(model) if pod.ready or self.acked_revision(pod) > 0)
+
+    def acked_revision(self, pod: Pod) -> int:
+        """The revision that this pod enforces; 0 for none.
+
+        It stands when the pod cannot be reached or its cache server restarts: what was enforced stays enforced, and a
+        cache server without policy answers every lookup with a miss.
+        """
+        verified = self.states.get(pod.uid)
+        return verified.state.acked if verified else 0

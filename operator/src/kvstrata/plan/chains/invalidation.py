@@ -1,0 +1,121 @@
+"""What a CacheInvalidation asks for, and whether this version can do it."""
+
+from __future__ import annotations
+
+from kvstrata.api.cacheinvalidation import CacheInvalidation, HbmHandling, InvalidationMode, SharedScopes
+from kvstrata.api.reasons import InvalidationReason
+from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
+from kvstrata.model.world import World
+from kvstrata.plan.scopes import group_scope, scope_in_force, tenant_scope
+from kvstrata.plan.types import Decision
+
+from . import first
+
+
+def is_lazy(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """Erasure needs an index, a Job and a receipt, which this version does not have."""
+    if invalidation.spec.mode is InvalidationMode.LAZY:
+        return None
+    return Decision(
+        InvalidationReason.EAGER_NOT_RECONCILED,
+        "mode Eager is not reconciled by this version: nothing was done; create one with mode Lazy",
+    )
+
+
+def leaves_the_engine_running(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """Only new epochs take blocks in the engine's memory out of reach."""
+    if invalidation.spec.effective_hbm is HbmHandling.ROLL_SCOPES:
+        return None
+    return Decision(
+        InvalidationReason.RESET_NOT_RECONCILED,
+        "hbm ResetEngine is not reconciled by this version: nothing was done; create one with hbm RollScopes",
+    )
+
+
+def has_a_scope_with_an_epoch(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """This version rolls the epochs of tenants, groups and whole domains."""
+    scope = invalidation.spec.scope
+    if scope.tenant is not None or scope.group is not None or scope.all:
+        return None
+    return Decision(
+        InvalidationReason.SCOPE_NOT_RECONCILED,
+        f"scope {scope.summary} is not reconciled by this version: nothing was done; name a tenant, a group or all",
+    )
+
+
+def names_something_that_exists(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """A name that matches nothing is a mistake, not a success."""
+    scope = invalidation.spec.scope
+    if scope.tenant is not None and not world.policies_of_tenant.get(scope.tenant):
+        return Decision(
+            InvalidationReason.TENANT_NOT_FOUND,
+            f"no TenantCachePolicy of namespace {world.namespace} speaks for tenant {scope.tenant}: nothing of it is "
+            "cached under a policy; correct the name",
+        )
+    if scope.group is not None and scope.group not in world.groups:
+        return Decision(
+            InvalidationReason.GROUP_NOT_FOUND,
+            f"TenantGroup {scope.group} does not exist in namespace {world.namespace}: correct the name",
+        )
+    return None
+
+
+def says_what_becomes_of_shared_scopes(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """What a sharing tenant wrote is read by others: the user must choose between their hits and its traces."""
+    shared = _shared_scopes(world, invalidation)
+    if not shared or invalidation.spec.shared_scopes is not None:
+        return None
+    return Decision(
+        InvalidationReason.SHARED_SCOPE_CHOICE_REQUIRED,
+        f"tenant {invalidation.spec.scope.tenant} shares scope {', '.join(map(str, shared))}: create one with "
+        "sharedScopes Roll (invalidate it for everyone) or Exclude (leave it, named as residue)",
+    )
+
+
+RULES = (
+    is_lazy,
+    leaves_the_engine_running,
+    has_a_scope_with_an_epoch,
+    names_something_that_exists,
+    says_what_becomes_of_shared_scopes,
+)
+
+
+def refusal(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """Return why this invalidation cannot be carried out, or None."""
+    return first(RULES, world, invalidation)
+
+
+def scopes_to_roll(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
+    """Return the scopes that get a new epoch, in order, each once."""
+    scope = invalidation.spec.scope
+    if scope.group is not None:
+        return (group_scope(scope.group),)
+    if scope.all:
+        tenants = {
+            tenant_scope(policy)
+            for policy in world.policies.values()
+            if scope_in_force(world, policy).kind is ScopeKind.TENANT
+        }
+        return tuple(sorted({*tenants, *(group_scope(name) for name in world.groups), PUBLIC_SCOPE}))
+    chosen = {
+        tenant_scope(world.policies[name])
+        for name in world.policies_of_tenant.get(scope.tenant or "", ())
+        if scope_in_force(world, world.policies[name]).kind is ScopeKind.TENANT
+    }
+    if invalidation.spec.shared_scopes is SharedScopes.ROLL:
+        chosen |= set(_shared_scopes(world, invalidation))
+    return tuple(sorted(chosen))
+
+
+def residue(invalidation: CacheInvalidation) -> str:
+    """Return what the user chose to leave, in words, or nothing."""
+    return "scopes shared with others" if invalidation.spec.shared_scopes is SharedScopes.EXCLUDE else ""
+
+
+def _shared_scopes(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
+    tenant = invalidation.spec.scope.tenant
+    if tenant is None:
+        return ()
+    scopes = {scope_in_force(world, world.policies[name]) for name in world.policies_of_tenant.get(tenant, ())}
+    return tuple(sorted(scope for scope in scopes if scope.kind is not ScopeKind.TENANT))

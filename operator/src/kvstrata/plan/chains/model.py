@@ -1,0 +1,83 @@
+"""What can be wrong with a CachedModel that schema and CEL cannot see, and what this version does not carry out."""
+
+from __future__ import annotations
+
+from kvstrata.api.cachedmodel import CachedModel, ReuseMode
+from kvstrata.api.cachetier import Medium
+from kvstrata.api.gate import TimingMode
+from kvstrata.api.reasons import ModelReason
+from kvstrata.model.world import World
+from kvstrata.plan.types import Decision
+
+
+def tiers_exist(world: World, model: CachedModel) -> Decision | None:
+    """Every tier that the model lists must be there."""
+    missing = [name for name in model.spec.tier_names if name not in world.tiers]
+    if not missing:
+        return None
+    known = ", ".join(sorted(world.tiers)) or "none"
+    return Decision(
+        ModelReason.TIER_NOT_FOUND,
+        f"CacheTier {missing[0]} does not exist in namespace {world.namespace} (there: {known}): create it or correct "
+        "spec.tiers",
+    )
+
+
+def tiers_fit_a_pod(world: World, model: CachedModel) -> Decision | None:
+    """A pod has one HBM and one CPU tier at the most."""
+    for medium in (Medium.HBM, Medium.CPU):
+        names = [name for name in model.spec.tier_names if world.tiers[name].spec.medium is medium]
+        if len(names) > 1:
+            return Decision(
+                ModelReason.TIERS_CONFLICT,
+                f"CacheTiers {' and '.join(names)} are both {medium}, of which a pod has one: leave one in spec.tiers",
+            )
+    return None
+
+
+def callers_can_be_authenticated(world: World, model: CachedModel) -> Decision | None:
+    """The gate knows API keys."""
+    if model.spec.gate.authentication.api_keys is not None:
+        return None
+    return Decision(
+        ModelReason.AUTHENTICATION_NOT_RECONCILED,
+        "this version authenticates callers by API keys only: set spec.gate.authentication.apiKeys",
+    )
+
+
+def reuse_is_by_prefix(world: World, model: CachedModel) -> Decision | None:
+    """Blocks are reused for equal beginnings."""
+    if model.spec.reuse_mode is not ReuseMode.BLEND:
+        return None
+    return Decision(
+        ModelReason.REUSE_NOT_RECONCILED, "this version reuses equal beginnings only: set spec.reuse.mode to Prefix"
+    )
+
+
+def timing_is_exact(world: World, model: CachedModel) -> Decision | None:
+    """Answers are passed on at once."""
+    if model.spec.gate.timing_mode is TimingMode.EXACT:
+        return None
+    return Decision(
+        ModelReason.TIMING_NOT_RECONCILED,
+        "this version does not hide hits in the time of the first token: set spec.gate.timing.mode to Exact",
+    )
+
+
+def has_no_adapter(world: World, model: CachedModel) -> Decision | None:
+    """The weights are served as they are."""
+    if model.spec.model.adapter is None:
+        return None
+    return Decision(
+        ModelReason.ADAPTER_NOT_RECONCILED, "this version does not load LoRA adapters: remove spec.model.adapter"
+    )
+
+
+RULES = (
+    tiers_exist,
+    tiers_fit_a_pod,
+    callers_can_be_authenticated,
+    reuse_is_by_prefix,
+    timing_is_exact,
+    has_no_adapter,
+)

@@ -1,0 +1,121 @@
+"""What can be wrong with a TenantCachePolicy that schema and CEL cannot see.
+
+`BLOCKING` rules keep the last enforced policy in force; `ISOLATING` ones let the policy act, with the tenant isolated.
+"""
+
+from __future__ import annotations
+
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.common import TierBudget
+from kvstrata.api.reasons import PolicyReason
+from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
+from kvstrata.model.world import World
+from kvstrata.plan.types import Decision
+
+
+def only_policy_of_its_tenant(world: World, policy: TenantCachePolicy) -> Decision | None:
+    """Of two policies for one tenant the older stands."""
+    rivals = [world.policies[name] for name in world.policies_of_tenant.get(policy.spec.tenant, ())]
+    older = [rival for rival in rivals if _seniority(rival) < _seniority(policy)]
+    if not older:
+        return None
+    winner = min(older, key=_seniority)
+    return Decision(
+        PolicyReason.TENANT_CONFLICT,
+        f"TenantCachePolicy {winner.name} is older and already speaks for tenant {policy.spec.tenant}: "
+        "delete one of the two",
+    )
+
+
+def tiers_exist(world: World, policy: TenantCachePolicy) -> Decision | None:
+    """Every tier that the policy names must be there."""
+    for budget in policy.spec.tiers:
+        if budget.name not in world.tiers:
+            known = ", ".join(sorted(world.tiers)) or "none"
+            return Decision(
+                PolicyReason.TIER_NOT_FOUND,
+                f"CacheTier {budget.name} does not exist in namespace {world.namespace} (there: {known}): "
+                "create it or correct spec.tiers",
+            )
+    return None
+
+
+def budgets_fit_their_tiers(world: World, policy: TenantCachePolicy) -> Decision | None:
+    """A budget may not promise what its tier cannot hold or keep."""
+    for budget in policy.spec.tiers:
+        decision = _budget_problem(budget, world.tiers[budget.name], policy)
+        if decision:
+            return decision
+    return None
+
+
+def models_exist(world: World, policy: TenantCachePolicy) -> Decision | None:
+    """Every model that the policy names must be there; a selector may select none."""
+    chosen = policy.spec.models
+    for name in (chosen.names if chosen else None) or ():
+        if name not in world.models:
+            return Decision(
+                PolicyReason.MODEL_NOT_FOUND,
+                f"CachedModel {name} does not exist in namespace {world.namespace}: create it or correct spec.models",
+            )
+    return None
+
+
+def group_exists(world: World, policy: TenantCachePolicy) -> Decision | None:
+    """A policy that shares in a group needs that group."""
+    if policy.spec.isolation is not Isolation.GROUP or policy.spec.group_name in world.groups:
+        return None
+    return Decision(
+        PolicyReason.GROUP_NOT_FOUND,
+        f"TenantGroup {policy.spec.group_name} does not exist in namespace {world.namespace}: create it or correct "
+        "spec.groupRef; until then the tenant is isolated",
+    )
+
+
+def group_lists_the_tenant(world: World, policy: TenantCachePolicy) -> Decision | None:
+    """The right to edit a policy is not the right to join a group: the group must list the tenant."""
+    group = world.groups.get(policy.spec.group_name or "")
+    if policy.spec.isolation is not Isolation.GROUP or group is None or policy.spec.tenant in group.spec.members:
+        return None
+    return Decision(
+        PolicyReason.NOT_A_MEMBER,
+        f"TenantGroup {group.name} does not list tenant {policy.spec.tenant}: add it to spec.members of the group; "
+        "until then the tenant is isolated",
+    )
+
+
+BLOCKING = (only_policy_of_its_tenant, tiers_exist, budgets_fit_their_tiers, models_exist)
+ISOLATING = (group_exists, group_lists_the_tenant)
+
+
+def _seniority(policy: TenantCachePolicy) -> tuple[float, str]:
+    created = policy.metadata.creation_timestamp
+    return (created.timestamp() if created else 0.0, policy.uid)
+
+
+def _budget_problem(budget: TierBudget, tier: CacheTier, policy: TenantCachePolicy) -> Decision | None:
+    if tier.spec.medium is Medium.HBM and (budget.limit is not None or budget.guaranteed is not None):
+        return Decision(
+            PolicyReason.BUDGET_NOT_SUPPORTED,
+            f"CacheTier {tier.name} is HBM, where the engine knows no budgets: leave only retention in spec.tiers",
+        )
+    capacity_bytes = tier.spec.capacity_bytes
+    if capacity_bytes is not None and budget.guaranteed_bytes > capacity_bytes:
+        return Decision(
+            PolicyReason.GUARANTEE_EXCEEDS_CAPACITY,
+            f"guaranteed {budget.guaranteed} on CacheTier {tier.name} is more than its whole capacity: lower it",
+        )
+    longest_s = tier.spec.max_retention_s
+    if longest_s is not None and budget.retention_s is not None and budget.retention_s > longest_s:
+        return Decision(
+            PolicyReason.RETENTION_EXCEEDS_TIER,
+            f"retention {budget.retention} on CacheTier {tier.name} is longer than its maxRetention "
+            f"{tier.spec.max_retention}: shorten it",
+        )
+    if policy.spec.classification and not tier.spec.admits(policy.spec.classification):
+        return Decision(
+            PolicyReason.CLASSIFICATION_NOT_ALLOWED,
+            f"CacheTier {tier.name} does not allow data of classification {policy.spec.classification}: choose "
+            "another tier in spec.tiers",
+        )
+    return None

@@ -1,0 +1,73 @@
+"""What can be wrong with a CacheTier that schema and CEL cannot see, and what this version does not provide.
+
+A tier with a decision is not used by any pod: what it promises (encryption, classification) would not be kept.
+"""
+
+from __future__ import annotations
+
+from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
+from kvstrata.api.reasons import TierReason
+from kvstrata.model.world import World
+from kvstrata.plan.types import Decision
+
+
+def medium_is_provided(world: World, tier: CacheTier) -> Decision | None:
+    """NVMe tiers are accepted, and nothing else."""
+    if tier.spec.medium is not Medium.NVME:
+        return None
+    return Decision(
+        TierReason.MEDIUM_NOT_RECONCILED,
+        "this version stores the tier but puts nothing on it; models that list it serve from their other tiers",
+    )
+
+
+def encryption_is_possible(world: World, tier: CacheTier) -> Decision | None:
+    """Blocks are not encrypted yet, so a tier that requires it must hold none."""
+    if not tier.spec.encryption_required:
+        return None
+    return Decision(
+        TierReason.ENCRYPTION_UNAVAILABLE,
+        "this version cannot encrypt blocks, and the tier requires it (as it does unless Disabled): nothing "
+        "is stored on it; set spec.encryption: Disabled to use it without",
+    )
+
+
+def classifications_can_be_kept(world: World, tier: CacheTier) -> Decision | None:
+    """A tier that must not hold some data may not be used before that is enforced."""
+    if tier.spec.allowed_classifications is None:
+        return None
+    return Decision(
+        TierReason.CLASSIFICATION_NOT_RECONCILED,
+        "this version does not keep data off a tier by its classification, so the tier is not used: remove "
+        "spec.allowedClassifications to admit all data",
+    )
+
+
+def is_one_server(world: World, tier: CacheTier) -> Decision | None:
+    """A Redis tier is a single primary."""
+    redis = tier.spec.redis
+    managed = redis.managed if redis else None
+    if managed and (managed.effective_shards > 1 or managed.effective_replicas_per_shard > 0):
+        return Decision(
+            TierReason.SHARDING_NOT_RECONCILED,
+            "this version runs one Redis server a tier: set redis.managed.shards to 1 and replicasPerShard to 0",
+        )
+    if redis and redis.external and redis.external.cluster:
+        return Decision(
+            TierReason.SHARDING_NOT_RECONCILED,
+            "this version speaks to one Redis server, not to a Redis Cluster: name a server without cluster: true",
+        )
+    return None
+
+
+def eviction_is_lru(world: World, tier: CacheTier) -> Decision | None:
+    """Blocks leave in the order of their last use, or by age."""
+    if tier.spec.eviction_policy is EvictionPolicy.LRU:
+        return None
+    return Decision(
+        TierReason.EVICTION_NOT_RECONCILED,
+        f"this version does not evict by {tier.spec.eviction_policy}: set spec.eviction.policy to LRU or remove it",
+    )
+
+
+RULES = (medium_is_provided, encryption_is_possible, classifications_can_be_kept, is_one_server, eviction_is_lru)

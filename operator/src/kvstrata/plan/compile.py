@@ -1,0 +1,89 @@
+"""From policies to bundle entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.common import TierBudget as ApiBudget
+from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
+from kvstrata.contract.bundle import Entry, Rules, TierBudget
+from kvstrata.contract.keyspace import Scope, ScopeKind
+from kvstrata.model.world import World
+
+from .chains import first
+from .chains import policy as chain
+from .scopes import current_epoch
+from .types import Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a policy comes to: an entry (None while its epoch is not drawn), or what keeps the last one in force."""
+
+    entry: Entry | None = None
+    blocked: Decision | None = None
+
+
+def compile_policy(world: World, policy: TenantCachePolicy) -> Compiled:
+    """Return the bundle entry of a policy, without its `since`."""
+    blocked = first(chain.BLOCKING, world, policy)
+    if blocked:
+        return Compiled(blocked=blocked)
+    epoch = current_epoch(world, policy)
+    if epoch is None or world.domain_key is None:
+        return Compiled()
+    return Compiled(
+        Entry(
+            tenant=policy.spec.tenant,
+            keyspace=epoch.keyspace(world.domain_key),
+            scope=epoch.scope,
+            policy=policy.uid,
+            suspended=policy.spec.is_suspended,
+            budgets=budgets_of(world, policy, epoch.scope),
+        )
+    )
+
+
+def budgets_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[TierBudget, ...]:
+    """Return the budgets of the scope that the policy's tenant is in; shared scopes bring their own."""
+    match scope.kind:
+        case ScopeKind.GROUP:
+            declared: tuple[ApiBudget, ...] = world.groups[scope.name].spec.tiers
+        case ScopeKind.PUBLIC:
+            declared = world.domain_spec.public_tiers
+        case _:
+            declared = policy.spec.tiers if policy.spec.isolation is Isolation.ISOLATED else ()
+    return tuple(
+        TierBudget(
+            tier=budget.name,
+            limit_bytes=budget.limit_bytes,
+            guaranteed_bytes=budget.guaranteed_bytes or None,
+            retention_s=_shorter(budget.retention_s, world, budget.name),
+        )
+        for budget in sorted(declared, key=lambda budget: budget.name)
+    )
+
+
+def rules_of(world: World, model: CachedModel) -> Rules:
+    """Return what holds for all tenants of a model."""
+    domain = world.domain_spec
+    return Rules(
+        stale_after_s=domain.stale_after_s,
+        drain_timeout_s=domain.drain_timeout_s,
+        on_stale=str(domain.effective_on_stale),
+        unknown_tenants=str(domain.effective_unknown_tenants),
+        reuse=str(model.spec.reuse_mode),
+    )
+
+
+def selects(policy: TenantCachePolicy, model: CachedModel) -> bool:
+    """Whether the policy speaks for this model."""
+    return policy.spec.covers(model.name, model.metadata.labels)
+
+
+def _shorter(retention_s: int | None, world: World, tier_name: str) -> int | None:
+    tier = world.tiers.get(tier_name)
+    longest_s = tier.spec.max_retention_s if tier else None
+    bounds = [bound for bound in (retention_s, longest_s) if bound is not None]
+    return min(bounds) if bounds else None

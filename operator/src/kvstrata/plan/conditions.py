@@ -1,0 +1,130 @@
+"""Conditions: set by one function, so that a status is written only when it says something new."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from kvstrata.api.base import Resource
+from kvstrata.api.common import Condition, ConditionStatus
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.model.refs import Key
+
+from .types import Decision, StatusWrite
+
+READY = "Ready"
+RECONCILING = "Reconciling"
+STALLED = "Stalled"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The state of one condition before it is dated."""
+
+    type: str
+    status: ConditionStatus
+    reason: str
+    message: str = ""
+
+
+def true(kind: str, reason: str, message: str = "") -> Finding:
+    """Return a condition that holds."""
+    return Finding(kind, ConditionStatus.TRUE, reason, message)
+
+
+def false(kind: str, reason: str, message: str = "") -> Finding:
+    """Return a condition that does not hold."""
+    return Finding(kind, ConditionStatus.FALSE, reason, message)
+
+
+def unknown(kind: str, reason: str, message: str = "") -> Finding:
+    """Return a condition that nobody can tell."""
+    return Finding(kind, ConditionStatus.UNKNOWN, reason, message)
+
+
+def kstatus(stalled: Decision | None, pending: Decision | None, ready: Decision) -> tuple[Finding, Finding, Finding]:
+    """Return Ready, Reconciling and Stalled, consistent with one another.
+
+    `stalled` is what only a person can change, `pending` what the operator waits for, `ready` what holds otherwise.
+    """
+    if stalled:
+        return (
+            false(READY, stalled.reason, stalled.message),
+            false(RECONCILING, stalled.reason, "waiting for the problem that Stalled names to be resolved"),
+            true(STALLED, stalled.reason, stalled.message),
+        )
+    if pending:
+        return (
+            false(READY, pending.reason, pending.message),
+            true(RECONCILING, pending.reason, pending.message),
+            false(STALLED, "Progressing"),
+        )
+    return (
+        true(READY, ready.reason, ready.message),
+        false(RECONCILING, "Settled"),
+        false(STALLED, "Settled"),
+    )
+
+
+def write_status(
+    resource: Resource, now: datetime, findings: Iterable[Finding], fields: Mapping[str, Any]
+) -> tuple[StatusWrite, ...]:
+    """Return the status write of `resource`, or nothing if its status says all this already.
+
+    `fields` are further fields of status in API form; a None value removes its field. A condition keeps the time of
+    its last transition while its status stays; the order of conditions is that of `findings`.
+    """
+    status: Any = getattr(resource, "status")  # noqa: B009  (declared by each kind)
+    before: dict[str, Condition] = {condition.type: condition for condition in status.conditions}
+    current: dict[str, Any] = status.to_kubernetes()
+    conditions = []
+    for finding in findings:
+        old = before.get(finding.type)
+        since = old.last_transition_time if old and old.status == finding.status else now
+        conditions.append(
+            {
+                "type": finding.type,
+                "status": str(finding.status),
+                "reason": finding.reason,
+                "message": finding.message,
+                "observedGeneration": resource.generation,
+                "lastTransitionTime": format_timestamp(since),
+            }
+        )
+    desired = {**fields, "observedGeneration": resource.generation, "conditions": conditions}
+    changed = {name: value for name, value in desired.items() if not _same(current.get(name), value)}
+    if not changed:
+        return ()
+    key = Key(resource.INFO.kind, resource.namespace, resource.name)
+    return (StatusWrite(key, resource.metadata.resource_version, changed),)
+
+
+def status_from_nothing(
+    statuses: Mapping[str, str], reason: str, message: str, generation: int, now: datetime
+) -> dict[str, Any]:
+    """Return a status with these conditions for an object whose own status cannot be read."""
+    return {
+        "observedGeneration": generation,
+        "conditions": [
+            {
+                "type": kind,
+                "status": status,
+                "reason": reason,
+                "message": message,
+                "observedGeneration": generation,
+                "lastTransitionTime": format_timestamp(now),
+            }
+            for kind, status in statuses.items()
+        ],
+    }
+
+
+def _same(current: Any, desired: Any) -> bool:
+    if isinstance(current, list) and isinstance(desired, list):
+        return len(current) == len(desired) and all(map(_same, current, desired))
+    if isinstance(current, dict) and isinstance(desired, dict):
+        names = current.keys() | desired.keys()
+        return all(_same(current.get(name), desired.get(name)) for name in names)
+    return bool(current == desired) or (current in (None, "") and desired in (None, ""))

@@ -1,0 +1,93 @@
+"""CacheDomain: the namespace's identity, its key, its public epoch, and a summary of its pods."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from kvstrata.api.base import API_VERSION
+from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
+from kvstrata.api.reasons import DomainReason
+from kvstrata.contract.keyspace import PUBLIC_SCOPE
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import World
+from kvstrata.objects import labels, names
+
+from .conditions import Finding, kstatus, write_status
+from .enforcement import ENFORCED, Coverage, coverage, enforced_finding
+from .scopes import fresh_epoch, held
+from .types import Create, Decision, EnsureSecret, Material, Plan
+
+DOMAIN_ID_BYTES = 8
+
+
+def plan_domain(world: World, now: datetime) -> Plan:
+    """Return the plan for the namespace's domain: create it, give it id and epoch, give it a key, report."""
+    domain = world.domain
+    if domain is None:
+        return Plan(actions=(Create(_new_domain(world.namespace)),)) if _inhabited(world) else Plan()
+    if domain.metadata.deleting:
+        return Plan()
+    previous = held(domain.status.scope, PUBLIC_SCOPE)
+    if domain.status.domain_id is None or previous is None:
+        epoch = fresh_epoch(world, PUBLIC_SCOPE, Key(domain.INFO.kind, world.namespace, DOMAIN_NAME), previous)
+        fields = {
+            "domainID": domain.status.domain_id or world.entropy[16 : 16 + DOMAIN_ID_BYTES].hex(),
+            "scope": epoch.to_status(),
+        }
+        waiting = Decision(DomainReason.CREATING, "the domain's identity was drawn")
+        return Plan(
+            statuses=write_status(domain, now, kstatus(None, waiting, waiting), fields), enqueue=_everyone(world)
+        )
+    if world.domain_key is None:
+        key = EnsureSecret(
+            name=names.DOMAIN_KEY_SECRET,
+            material=Material.DOMAIN_KEY,
+            labels=labels.of_domain("domain-key"),
+            owner=domain.owner_reference(),
+        )
+        waiting = Decision(
+            DomainReason.CREATING, f"the domain's key is being written to Secret {names.DOMAIN_KEY_SECRET}"
+        )
+        return Plan(
+            actions=(key,),
+            statuses=write_status(domain, now, kstatus(None, waiting, waiting), {}),
+            enqueue=_everyone(world),
+        )
+    return _report(world, domain, now)
+
+
+def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
+    total = Coverage()
+    revision = 0
+    for model, committed in world.bundles.items():
+        total += coverage(world, model, committed.bundle.root.revision)
+        revision = max(revision, committed.bundle.root.revision)
+    enforced = enforced_finding(total)
+    if not world.models:
+        enforced = Finding(ENFORCED, enforced.status, DomainReason.NO_MODELS, "no CachedModel exists in this namespace")
+    pending = Decision(enforced.reason, enforced.message) if enforced.status == "False" else None
+    fields = {"bundleRevision": revision, "podsAcked": total.acked, "podsLive": total.live}
+    ready = Decision(DomainReason.READY, "the domain has its identity and key")
+    return Plan(statuses=write_status(domain, now, (*kstatus(None, pending, ready), enforced), fields))
+
+
+def _inhabited(world: World) -> bool:
+    return bool(world.tiers or world.models or world.policies or world.groups or world.pools or world.invalidations)
+
+
+def _everyone(world: World) -> tuple[Key, ...]:
+    return (
+        Key("CacheDomain", world.namespace, DOMAIN_NAME),
+        *(Key("CachedModel", world.namespace, name) for name in world.models),
+        *(Key("TenantCachePolicy", world.namespace, name) for name in world.policies),
+        *(Key(BUNDLE, world.namespace, name) for name in world.models),
+    )
+
+
+def _new_domain(namespace: str) -> dict[str, object]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": CacheDomain.INFO.kind,
+        "metadata": {"name": DOMAIN_NAME, "namespace": namespace},
+        "spec": {},
+    }

@@ -1,0 +1,107 @@
+"""Whether what was declared is in force: nothing is, before every live pod said so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from kvstrata.api.reasons import PolicyReason
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.contract.bundle import Entry
+from kvstrata.model.facts import Pod
+from kvstrata.model.world import World
+
+from .compile import selects
+from .conditions import Finding, false, true, unknown
+
+ENFORCED = "Enforced"
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How many of the live pods enforce a revision, and which do not yet."""
+
+    acked: int = 0
+    live: int = 0
+    missing: tuple[str, ...] = ()
+
+    def __add__(self, other: Coverage) -> Coverage:
+        return Coverage(self.acked + other.acked, self.live + other.live, self.missing + other.missing)
+
+    @property
+    def complete(self) -> bool:
+        """Whether no live pod is missing."""
+        return not self.missing
+
+    def __str__(self) -> str:
+        return f"{self.acked} of {self.live} pods"
+
+
+def coverage(world: World, model: str, revision: int) -> Coverage:
+    """Return which serving pods of a model enforce at least `revision`."""
+    pods = world.serving_pods(model)
+    missing = tuple(pod.name for pod in pods if not _enforces(world, pod, revision))
+    return Coverage(len(pods) - len(missing), len(pods), missing)
+
+
+def _enforces(world: World, pod: Pod, revision: int) -> bool:
+    return world.acked_revision(pod) >= revision
+
+
+@dataclass(frozen=True, slots=True)
+class Enforcement:
+    """The state of one policy in the data plane. `finding` is its condition Enforced."""
+
+    finding: Finding
+    committed: bool
+    coverage: Coverage = Coverage()
+
+
+def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) -> Enforcement:
+    """Return whether `desired` is what all live pods of the policy's models enforce.
+
+    Enforced is True when every bundle holds the entry and every live pod acknowledged the revision that brought it,
+    Unknown/NoLivePods when nobody is there to enforce anything, False otherwise.
+    """
+    models = [model for _, model in sorted(world.models.items()) if selects(policy, model)]
+    if not models:
+        return Enforcement(
+            unknown(ENFORCED, PolicyReason.NO_MODELS, "no CachedModel of this namespace is selected by spec.models"),
+            committed=True,
+        )
+    total = Coverage()
+    uncommitted = []
+    for model in models:
+        committed = world.bundles.get(model.name)
+        entry = committed.bundle.entries.get(desired.tenant) if committed else None
+        if committed is None or entry is None or replace(entry, since=0) != desired:
+            uncommitted.append(model.name)
+            continue
+        total += coverage(world, model.name, max(entry.since, committed.bundle.root.rules_since))
+    if uncommitted:
+        names = ", ".join(uncommitted)
+        return Enforcement(
+            false(
+                ENFORCED, PolicyReason.NOT_COMMITTED, f"the bundle of CachedModel {names} does not hold this policy yet"
+            ),
+            committed=False,
+            coverage=total,
+        )
+    return Enforcement(enforced_finding(total), committed=True, coverage=total)
+
+
+def enforced_finding(total: Coverage) -> Finding:
+    """Return the condition Enforced for a coverage of committed policy."""
+    if not total.live:
+        return unknown(
+            ENFORCED, PolicyReason.NO_LIVE_PODS, "no pod serves these models, so there is nobody to enforce the policy"
+        )
+    if total.complete:
+        return true(ENFORCED, PolicyReason.ALL_PODS_ACKNOWLEDGED, "every serving pod enforces it")
+    return false(ENFORCED, PolicyReason.AWAITING_ACKS, f"{total} enforce it; waiting for {_some(total.missing)}")
+
+
+def _some(names: Iterable[str], most: int = 3) -> str:
+    ordered = sorted(names)
+    rest = len(ordered) - most
+    return ", ".join(ordered[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,101 @@
+"""TenantGroup: the epoch that its members share, and whether every member's pods know it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from kvstrata.api.reasons import GroupReason
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.api.tenantgroup import Sharing, TenantGroup
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import World
+
+from .conditions import Finding, false, kstatus, true, unknown, write_status
+from .enforcement import ENFORCED, Coverage, coverage, enforced_finding
+from .scopes import fresh_epoch, group_scope, held
+from .types import Decision, Plan
+
+MEMBERS_RESOLVED = "MembersResolved"
+
+
+def plan_group(world: World, name: str, now: datetime) -> Plan:
+    """Return the plan for one group: draw its epoch when it has none or its cacheGeneration changed, then report."""
+    group = world.groups.get(name)
+    followers = _followers(world, name)
+    if group is None or group.metadata.deleting:
+        return Plan(enqueue=followers)
+    scope = group_scope(name)
+    previous = held(group.status.scope, scope)
+    due = (
+        group.status.cache_generation is not None
+        and group.status.cache_generation != group.spec.effective_cache_generation
+    )
+    if previous is None or due:
+        epoch = fresh_epoch(world, scope, Key(group.INFO.kind, world.namespace, name), previous)
+        waiting = Decision(GroupReason.NOT_COMMITTED, "a new epoch was drawn; pods are being told")
+        drawn = (*kstatus(None, waiting, waiting), false(ENFORCED, waiting.reason, waiting.message))
+        fields = {"scope": epoch.to_status(), "cacheGeneration": group.spec.effective_cache_generation}
+        return Plan(statuses=write_status(group, now, drawn, fields), enqueue=followers)
+    enforced, total = _enforced(world, group)
+    pending = Decision(enforced.reason, enforced.message) if enforced.status == "False" else None
+    ready = Decision(enforced.reason, enforced.message)
+    findings = (*kstatus(_stalled(group), pending, ready), enforced, _members(world, group))
+    return Plan(statuses=write_status(group, now, findings, {}), enqueue=() if total is not None else followers)
+
+
+def _stalled(group: TenantGroup) -> Decision | None:
+    if group.spec.effective_sharing is Sharing.POOLS_ONLY:
+        return Decision(
+            GroupReason.SHARING_NOT_RECONCILED,
+            "sharing PoolsOnly is not reconciled by this version: members share nothing; use Full, or remove the group",
+        )
+    return None
+
+
+def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | None]:
+    """Return the condition Enforced, and None for coverage while a bundle has yet to follow the group."""
+    scope = group_scope(group.name)
+    total = Coverage()
+    joined = {policy.uid for policy in _member_policies(world, group)}
+    for model, committed in sorted(world.bundles.items()):
+        root = committed.bundle.root
+        inside = {entry.policy for entry in committed.bundle.entries.values() if entry.scope == scope}
+        if inside - joined:
+            return false(
+                ENFORCED, GroupReason.NOT_COMMITTED, f"the bundle of CachedModel {model} is being rewritten"
+            ), None
+        since = max((e.since for e in committed.bundle.entries.values() if e.scope == scope), default=0)
+        total += coverage(world, model, max(since, root.rules_since))
+    if not joined:
+        return unknown(ENFORCED, GroupReason.NO_MEMBERS, "no TenantCachePolicy of a member names this group"), total
+    return enforced_finding(total), total
+
+
+def _members(world: World, group: TenantGroup) -> Finding:
+    joined = {policy.spec.tenant for policy in _member_policies(world, group)}
+    absent = sorted(set(group.spec.members) - joined)
+    if absent:
+        return false(
+            MEMBERS_RESOLVED,
+            GroupReason.MEMBERS_WITHOUT_POLICY,
+            f"no TenantCachePolicy names this group for {', '.join(absent[:5])}; they share nothing until one does",
+        )
+    return true(MEMBERS_RESOLVED, GroupReason.ALL_MEMBERS_JOINED, f"{len(joined)} members have joined")
+
+
+def _member_policies(world: World, group: TenantGroup) -> tuple[TenantCachePolicy, ...]:
+    members = set(group.spec.members)
+    return tuple(
+        policy
+        for policy in world.policies.values()
+        if policy.spec.group_name == group.name and policy.spec.tenant in members
+    )
+
+
+def _followers(world: World, name: str) -> tuple[Key, ...]:
+    policies = tuple(
+        Key("TenantCachePolicy", world.namespace, policy.name)
+        for policy in world.policies.values()
+        if policy.spec.group_name == name
+    )
+    return (*policies, *(Key(BUNDLE, world.namespace, model) for model in sorted(world.models)))

@@ -1,0 +1,265 @@
+"""CacheInvalidation: new epochs first, then every pod's word that the old ones are gone.
+
+The order of writes makes it resumable: the intent (which scope goes from which epoch to which) is written into the
+invalidation's own status before any epoch changes; a scope is rolled only while it still has the old epoch; and the
+revisions to wait for are read off bundles that no longer hold the old keyspaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from kvstrata.api.cachedomain import DOMAIN_NAME, OnStale
+from kvstrata.api.cacheinvalidation import CacheInvalidation, Phase
+from kvstrata.api.common import ScopeStatus
+from kvstrata.api.reasons import InvalidationReason
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.canonical import digest
+from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace, epoch_from_random
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import World
+
+from .chains import invalidation as chain
+from .conditions import false, kstatus, true, write_status
+from .custody import Witness, account_for
+from .scopes import held
+from .types import Decision, Plan, Remove, StatusWrite
+
+LOGICALLY_INVALID = "LogicallyInvalid"
+COMPLETE = "Complete"
+FAILED = "Failed"
+
+
+def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
+    """Return the next step of an invalidation; every step is idempotent and names the next in status.phase."""
+    invalidation = world.invalidations.get(name)
+    if invalidation is None or invalidation.metadata.deleting:
+        return Plan()
+    phase = invalidation.status.phase or Phase.PENDING
+    if phase.finished:
+        return _expire(invalidation, now)
+    if _past_deadline(invalidation, now):
+        late = Decision(
+            InvalidationReason.DEADLINE_EXCEEDED,
+            f"not complete within {invalidation.spec.deadline}; epochs that were rolled stay rolled; pods that have "
+            "not acknowledged fence themselves off: see status.awaiting, then create another one",
+        )
+        return _fail(invalidation, now, late)
+    match phase:
+        case Phase.PENDING:
+            return _begin(world, invalidation, now)
+        case Phase.ROLLING:
+            return _roll(world, invalidation, now)
+        case _:
+            return _await(world, invalidation, now)
+
+
+def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
+    if world.domain_key is None:
+        waiting = Decision(InvalidationReason.WAITING_FOR_DOMAIN, "the domain's key is being drawn")
+        return Plan(statuses=write_status(invalidation, now, kstatus(None, waiting, waiting), {}), wake_after_s=1)
+    refused = chain.refusal(world, invalidation)
+    if refused:
+        return _fail(invalidation, now, refused)
+    scopes = chain.scopes_to_roll(world, invalidation)
+    missing = [scope for scope in scopes if _holder(world, scope)[1] is None]
+    if missing:
+        waiting = Decision(
+            InvalidationReason.WAITING_FOR_DOMAIN, f"scope {missing[0]} has not drawn its first epoch yet"
+        )
+        return Plan(statuses=write_status(invalidation, now, kstatus(None, waiting, waiting), {}), wake_after_s=1)
+    rolled = [_intent(world, scope) for scope in scopes]
+    waiting = Decision(InvalidationReason.ROLLING_EPOCHS, f"{len(scopes)} scopes get a new epoch")
+    fields = {
+        "phase": str(Phase.ROLLING),
+        "startTime": format_timestamp(now),
+        "scopeSummary": invalidation.spec.scope.summary,
+        "scopes": rolled,
+        "message": waiting.message,
+    }
+    findings = (*kstatus(None, waiting, waiting), false(LOGICALLY_INVALID, waiting.reason, waiting.message))
+    return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
+
+
+def _intent(world: World, scope: Scope) -> dict[str, Any]:
+    """Return which epoch a scope leaves and which it gets; each scope's draw differs, from one plan's entropy."""
+    status = _holder(world, scope)[1]
+    drawn = bytes.fromhex(digest([world.entropy.hex(), str(scope)]))[:16]
+    return {
+        "kind": str(scope.kind),
+        "name": scope.name,
+        "oldEpoch": status.epoch if status else "",
+        "newEpoch": epoch_from_random(drawn),
+    }
+
+
+def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
+    """Write the epochs that are still old; when none is, go on to waiting for the pods."""
+    writes: list[StatusWrite] = []
+    for rolled in invalidation.status.scopes:
+        scope = Scope(ScopeKind(rolled.kind), rolled.name)
+        holder, status, version = _holder_with_version(world, scope)
+        if status is None or status.epoch != rolled.old_epoch or rolled.new_epoch is None:
+            continue
+        epoch = {"kind": str(scope.kind), "name": scope.name, "epoch": rolled.new_epoch, "rolls": status.rolls + 1}
+        writes.append(StatusWrite(holder, version, {"scope": epoch}))
+    if writes:
+        followers = _followers(world)
+        return Plan(statuses=tuple(writes), enqueue=(*followers, _key(invalidation)))
+    if not _bundles_follow(world, invalidation):
+        return Plan(enqueue=tuple(Key(BUNDLE, world.namespace, name) for name in sorted(world.models)), wake_after_s=1)
+    targets = [
+        {"model": model, "revision": committed.bundle.root.revision}
+        for model, committed in sorted(world.bundles.items())
+        if model in world.models
+    ]
+    awaiting = [
+        {"model": pod.model, "pod": pod.name, "uid": pod.uid}
+        for model in sorted(world.models)
+        for pod in world.live_pods(model)
+    ][:1000]
+    waiting = Decision(InvalidationReason.AWAITING_ACKS, f"{len(awaiting)} pods are asked to acknowledge")
+    fields = {
+        "phase": str(Phase.AWAITING_ACKS),
+        "targets": targets,
+        "awaiting": awaiting,
+        "rolledTime": format_timestamp(now),
+        "message": waiting.message,
+    }
+    findings = (*kstatus(None, waiting, waiting), false(LOGICALLY_INVALID, waiting.reason, waiting.message))
+    return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
+
+
+def _bundles_follow(world: World, invalidation: CacheInvalidation) -> bool:
+    """Whether no bundle holds a keyspace of an epoch that this invalidation left."""
+    if world.domain_key is None:
+        return False
+    gone = {
+        derive_keyspace(world.domain_key, Scope(ScopeKind(rolled.kind), rolled.name), rolled.old_epoch)
+        for rolled in invalidation.status.scopes
+        if rolled.old_epoch
+    }
+    return all(
+        committed is not None and not gone & {entry.keyspace for entry in committed.bundle.entries.values()}
+        for committed in (world.bundles.get(model) for model in world.models)
+    )
+
+
+def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
+    revisions = {target.model: target.revision for target in invalidation.status.targets}
+    rolled_at = invalidation.status.rolled_time or now
+    domain = world.domain_spec
+    fenced_by = (
+        rolled_at + timedelta(seconds=domain.stale_after_s + domain.drain_timeout_s)
+        if domain.effective_on_stale is OnStale.FENCE
+        else None
+    )
+    witnesses = tuple(Witness(pod.model, pod.pod, pod.uid) for pod in invalidation.status.awaiting)
+    account = account_for(world, witnesses, revisions, fenced_by, now)
+    pods = {"acked": account.acked, "live": account.live, "fenced": account.fenced}
+    if account.open:
+        names = ", ".join(sorted(account.open)[:3])
+        message = f"{account.acked} of {account.live} pods acknowledged; waiting for {names}"
+        if fenced_by is None:
+            message += "; onStale is ServeStale, so a pod that cannot be reached is never counted as fenced"
+        waiting = Decision(InvalidationReason.AWAITING_ACKS, message)
+        findings = (*kstatus(None, waiting, waiting), false(LOGICALLY_INVALID, waiting.reason, message))
+        wake = max(1.0, (fenced_by - now).total_seconds()) if fenced_by else None
+        return Plan(
+            statuses=write_status(invalidation, now, findings, {"pods": pods, "message": message}), wake_after_s=wake
+        )
+    return _complete(invalidation, now, pods, account.fenced)
+
+
+def _complete(invalidation: CacheInvalidation, now: datetime, pods: Mapping[str, int], fenced: int) -> Plan:
+    residue = chain.residue(invalidation)
+    message = f"{pods['acked']} pods acknowledged that the old epochs are gone"
+    if fenced:
+        message += f"; {fenced} could not be reached and have fenced themselves off"
+    if residue:
+        message += f"; left as asked: {residue}"
+    done = Decision(InvalidationReason.LOGICALLY_INVALID, message)
+    findings = (
+        *kstatus(None, None, done),
+        true(LOGICALLY_INVALID, done.reason, message),
+        true(COMPLETE, InvalidationReason.LAZY_COMPLETE, "unreachable now; the bytes age out of each tier"),
+    )
+    fields = {
+        "phase": str(Phase.COMPLETE),
+        "completionTime": format_timestamp(now),
+        "took": _took(invalidation, now),
+        "pods": dict(pods),
+        "awaiting": None,
+        "message": message,
+    }
+    return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
+
+
+def _fail(invalidation: CacheInvalidation, now: datetime, why: Decision) -> Plan:
+    findings = (*kstatus(why, None, why), true(FAILED, why.reason, why.message))
+    fields = {
+        "phase": str(Phase.FAILED),
+        "startTime": format_timestamp(invalidation.status.start_time or now),
+        "completionTime": format_timestamp(now),
+        "took": _took(invalidation, now),
+        "scopeSummary": invalidation.spec.scope.summary,
+        "message": why.message,
+    }
+    return Plan(statuses=write_status(invalidation, now, findings, fields))
+
+
+def _expire(invalidation: CacheInvalidation, now: datetime) -> Plan:
+    ttl_s = invalidation.spec.ttl_seconds_after_finished
+    ended = invalidation.status.completion_time
+    if ttl_s is None or ended is None:
+        return Plan()
+    left_s = ttl_s - (now - ended).total_seconds()
+    if left_s > 0:
+        return Plan(wake_after_s=left_s)
+    return Plan(actions=(Remove(invalidation.INFO.kind, invalidation.name, invalidation.uid),))
+
+
+def _past_deadline(invalidation: CacheInvalidation, now: datetime) -> bool:
+    start, limit_s = invalidation.status.start_time, invalidation.spec.deadline_s
+    return start is not None and limit_s is not None and (now - start).total_seconds() > limit_s
+
+
+def _took(invalidation: CacheInvalidation, now: datetime) -> str:
+    start = invalidation.status.start_time or now
+    return f"{max(0, int((now - start).total_seconds()))}s"
+
+
+def _key(invalidation: CacheInvalidation) -> Key:
+    return Key(invalidation.INFO.kind, invalidation.namespace, invalidation.name)
+
+
+def _followers(world: World) -> tuple[Key, ...]:
+    return tuple(Key(BUNDLE, world.namespace, name) for name in sorted(world.models))
+
+
+def _holder(world: World, scope: Scope) -> tuple[Key | None, ScopeStatus | None]:
+    key, status, _ = _holder_with_version(world, scope)
+    return key, status
+
+
+def _holder_with_version(world: World, scope: Scope) -> tuple[Key, ScopeStatus | None, str]:
+    """Return the object whose status holds a scope's epoch, what it says, and its resourceVersion."""
+    match scope.kind:
+        case ScopeKind.GROUP:
+            group = world.groups.get(scope.name)
+            key = Key("TenantGroup", world.namespace, scope.name)
+            return (key, held(group.status.scope, scope), group.metadata.resource_version) if group else (key, None, "")
+        case ScopeKind.PUBLIC:
+            domain = world.domain
+            key = Key("CacheDomain", world.namespace, DOMAIN_NAME)
+            found = held(domain.status.scope, PUBLIC_SCOPE) if domain else None
+            return key, found, domain.metadata.resource_version if domain else ""
+        case _:
+            for name in world.policies_of_tenant.get(scope.name, ()):
+                policy = world.policies[name]
+                found = held(policy.status.scope, scope)
+                if found:
+                    return Key(policy.INFO.kind, world.namespace, name), found, policy.metadata.resource_version
+            return Key("TenantCachePolicy", world.namespace, ""), None, ""

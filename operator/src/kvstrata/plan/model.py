@@ -1,0 +1,200 @@
+"""CachedModel: its pods and what surrounds them, and how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.common import TlsMode
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import ModelReason
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import World
+from kvstrata.objects import labels, names
+from kvstrata.objects.children import model_children
+from kvstrata.objects.context import BuildContext
+from kvstrata.objects.identity import cache_identity
+
+from .chains import first
+from .chains import model as chain
+from .chains import tier as tier_chain
+from .conditions import Finding, false, kstatus, true, unknown, write_status
+from .enforcement import coverage
+from .ownership import no_longer_wanted, taken_by_someone_else
+from .types import Decision, EnsureSecret, Material, Plan
+
+
+def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
+    """Return the plan for one model. While a spec is stalled, the objects of the last good one stay as they are."""
+    model = world.models.get(name)
+    if model is None or model.metadata.deleting:
+        return Plan()
+    if not world.domain_id or world.domain_key is None:
+        waiting = Decision(ModelReason.WAITING_FOR_DOMAIN, "the domain's identity and key are being drawn")
+        return Plan(statuses=write_status(model, now, kstatus(None, waiting, waiting), {}))
+    stalled = first(chain.RULES, world, model)
+    if stalled:
+        return Plan(
+            statuses=write_status(
+                model, now, (*kstatus(stalled, None, stalled), *_observed(world, model)), _counts(world, model)
+            )
+        )
+    usable, left_out = _tiers(world, model)
+    identity = cache_identity(model, _listed(world, model))
+    children = _children(world, ctx, model, usable, identity)
+    foreign = taken_by_someone_else(world, model, children)
+    if foreign:
+        conflict = Decision(
+            ModelReason.NAME_CONFLICT,
+            f"{foreign} exists and does not belong to this CachedModel: delete it or rename the CachedModel",
+        )
+        findings = (*kstatus(conflict, None, conflict), *_observed(world, model))
+        return Plan(statuses=write_status(model, now, findings, _counts(world, model)))
+    return Plan(
+        actions=(*_certificate(world, ctx, model), *no_longer_wanted(world, model, children)),
+        apply=children,
+        statuses=_report(world, model, now, identity, left_out),
+        enqueue=(Key(BUNDLE, world.namespace, name),) if name not in world.bundles else (),
+    )
+
+
+def _listed(world: World, model: CachedModel) -> tuple[CacheTier, ...]:
+    return tuple(world.tiers[name] for name in model.spec.tier_names)
+
+
+def _tiers(world: World, model: CachedModel) -> tuple[tuple[CacheTier, ...], tuple[str, ...]]:
+    """Return the tiers that pods use, and the names of those that this version cannot use."""
+    usable, left_out = [], []
+    for tier in _listed(world, model):
+        (left_out.append(tier.name) if first(tier_chain.RULES, world, tier) else usable.append(tier))
+    return tuple(usable), tuple(left_out)
+
+
+def _children(
+    world: World, ctx: BuildContext, model: CachedModel, tiers: tuple[CacheTier, ...], identity: str
+) -> tuple[dict[str, Any], ...]:
+    committed = world.bundles.get(model.name)
+    shard_count = max(1, len(committed.bundle.root.shards)) if committed else 1
+    return model_children(
+        ctx,
+        world.domain_id or "",
+        model,
+        tiers,
+        identity,
+        shard_count=shard_count,
+        service_monitors=ctx.service_monitors,
+    )
+
+
+def _certificate(world: World, ctx: BuildContext, model: CachedModel) -> tuple[EnsureSecret, ...]:
+    name = names.gate_tls(model.name)
+    facts = world.secrets.get(name)
+    due = facts is not None and (facts.renewal_due or not facts.issued_by_current_ca)
+    if facts is not None and not due:
+        return ()
+    return (
+        EnsureSecret(
+            name=name,
+            material=Material.SERVER_CERTIFICATE,
+            labels=labels.of_model(model.name),
+            owner=model.owner_reference(),
+            dns_names=names.gate_dns_names(model.name, model.namespace, ctx.cluster_domain),
+            renew=due,
+        ),
+    )
+
+
+def _report(
+    world: World, model: CachedModel, now: datetime, identity: str, left_out: tuple[str, ...]
+) -> tuple[Any, ...]:
+    rolled_out, enforced, isolation = _observed(world, model)
+    tiers_bound = _tiers_bound(world, model, left_out)
+    pending = next(
+        (Decision(f.reason, f.message) for f in (rolled_out, enforced) if f.status == "False"),
+        None,
+    )
+    ready = Decision(ModelReason.READY, "the model serves, and its pods enforce the newest policy")
+    scheme, port = ("http", 80) if model.gate_tls_mode is TlsMode.DISABLED else ("https", 443)
+    fields = {
+        **_counts(world, model),
+        "identity": identity,
+        "selector": ",".join(f"{k}={v}" for k, v in labels.selector_of_model(model.name).items()),
+        "endpoint": f"{scheme}://{names.model_child(model.name)}.{model.namespace}.svc:{port}/v1",
+        "cacheGeneration": model.spec.effective_cache_generation,
+    }
+    findings = (*kstatus(None, pending, ready), tiers_bound, enforced, isolation, rolled_out)
+    return write_status(model, now, findings, fields)
+
+
+def _observed(world: World, model: CachedModel) -> tuple[Finding, Finding, Finding]:
+    """Return RolledOut, PolicyEnforced and IsolationVerified as the pods show them."""
+    isolation = unknown(
+        ConditionType.ISOLATION_VERIFIED, ModelReason.NOT_PROBED, "this version does not probe isolation"
+    )
+    return _rolled_out(world, model), _enforced(world, model), isolation
+
+
+def _rolled_out(world: World, model: CachedModel) -> Finding:
+    kind = ConditionType.ROLLED_OUT
+    deployment = world.children.get(("Deployment", names.model_child(model.name)))
+    status: Mapping[str, Any] = (deployment or {}).get("status") or {}
+    if deployment is None or (status.get("observedGeneration") or 0) < deployment["metadata"].get("generation", 0):
+        return false(kind, ModelReason.ROLLING_OUT, "the Deployment is being written")
+    wanted = model.spec.engine.replicas
+    updated, ready = status.get("updatedReplicas") or 0, status.get("readyReplicas") or 0
+    if wanted == 0:
+        return true(kind, ModelReason.SCALED_TO_ZERO, "spec.engine.replicas is 0")
+    stuck = next(
+        (c for c in status.get("conditions") or () if c.get("type") == "Progressing" and c.get("status") == "False"),
+        None,
+    )
+    if stuck:
+        return false(kind, ModelReason.ROLLOUT_STUCK, f"the Deployment reports {stuck.get('reason')}: see its pods")
+    if updated < wanted or (status.get("replicas") or 0) > updated:
+        return false(kind, ModelReason.ROLLING_OUT, f"{updated} of {wanted} pods run the newest template")
+    if ready < wanted:
+        return false(kind, ModelReason.PODS_NOT_READY, f"{ready} of {wanted} pods are ready")
+    return true(kind, ModelReason.ROLLED_OUT, "every pod runs the newest template")
+
+
+def _enforced(world: World, model: CachedModel) -> Finding:
+    kind = ConditionType.POLICY_ENFORCED
+    committed = world.bundles.get(model.name)
+    if committed is None:
+        return false(kind, ModelReason.NOT_COMMITTED, "the model's bundle is being written")
+    total = coverage(world, model.name, committed.bundle.root.revision)
+    if not total.live:
+        return unknown(kind, ModelReason.NO_LIVE_PODS, "no pod serves, so there is nobody to enforce anything")
+    if total.complete:
+        return true(kind, ModelReason.ALL_PODS_ACKNOWLEDGED, "every serving pod enforces the newest revision")
+    return false(kind, ModelReason.AWAITING_ACKS, f"{total} enforce the newest revision")
+
+
+def _tiers_bound(world: World, model: CachedModel, left_out: tuple[str, ...]) -> Finding:
+    kind = ConditionType.TIERS_BOUND
+    if left_out:
+        return false(
+            kind, ModelReason.TIER_STALLED, f"served without CacheTier {', '.join(left_out)}: see its conditions"
+        )
+    for tier in _listed(world, model):
+        if not tier.status.is_true(ConditionType.READY):
+            return false(kind, ModelReason.TIER_NOT_READY, f"CacheTier {tier.name} is not ready: see its conditions")
+    return true(kind, ModelReason.TIERS_BOUND, "every tier can be used")
+
+
+def _counts(world: World, model: CachedModel) -> dict[str, Any]:
+    committed = world.bundles.get(model.name)
+    revision = committed.bundle.root.revision if committed else model.status.bundle_revision
+    deployment = world.children.get(("Deployment", names.model_child(model.name)))
+    status: Mapping[str, Any] = (deployment or {}).get("status") or {}
+    total = coverage(world, model.name, revision or 0)
+    return {
+        "replicas": status.get("replicas") or 0,
+        "readyReplicas": status.get("readyReplicas") or 0,
+        "bundleRevision": revision,
+        "podsAcked": total.acked,
+        "podsLive": total.live,
+    }

@@ -1,0 +1,160 @@
+"""TenantCachePolicy: the tenant's scope and epoch, and whether the policy is in force."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from kvstrata.api.reasons import PolicyReason
+from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
+from kvstrata.contract.keyspace import ScopeKind
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import World
+
+from .chains import first
+from .chains import policy as chain
+from .compile import compile_policy
+from .conditions import Finding, false, kstatus, true, unknown, write_status
+from .enforcement import ENFORCED, Enforcement, policy_enforcement
+from .scopes import Epoch, current_epoch, fresh_epoch, held, scope_in_force
+from .types import Decision, Plan
+
+ADMITTED = "Admitted"
+WITHIN_BUDGET = "WithinBudget"
+POOLS_RESOLVED = "PoolsResolved"
+ERASES_ON_DELETION = "ErasesOnDeletion"
+
+
+def plan_policy(world: World, name: str, now: datetime) -> Plan:
+    """Return the plan for one policy.
+
+    An epoch that is missing or due to be replaced is drawn and written first, alone: the bundle is compiled from what
+    the API server holds, so that no keyspace is ever served whose epoch could be lost.
+    """
+    policy = world.policies.get(name)
+    if policy is None or policy.metadata.deleting:
+        return Plan(enqueue=_bundles(world))
+    blocked = first(chain.BLOCKING, world, policy)
+    epoch, drawn = _epoch(world, policy)
+    if drawn is not None:
+        return Plan(
+            statuses=write_status(policy, now, _waiting(), _scope_fields(policy, drawn)),
+            enqueue=(Key(policy.INFO.kind, world.namespace, name), *_bundles(world)),
+        )
+    return _report(world, policy, now, epoch, blocked)
+
+
+def _epoch(world: World, policy: TenantCachePolicy) -> tuple[Epoch | None, Epoch | None]:
+    """Return the epoch in force and, when this policy must write a new one into its status, that one."""
+    scope = scope_in_force(world, policy)
+    if scope.kind is not ScopeKind.TENANT:
+        epoch = current_epoch(world, policy)
+        shown = held(policy.status.scope, scope)
+        if epoch and (shown is None or shown.epoch != epoch.value or _generation_due(policy)):
+            return epoch, epoch
+        return epoch, None
+    previous = held(policy.status.scope, scope)
+    if previous is None or _generation_due(policy):
+        drawn = fresh_epoch(world, scope, Key(policy.INFO.kind, world.namespace, policy.name), previous)
+        return None, drawn
+    return current_epoch(world, policy), None
+
+
+def _generation_due(policy: TenantCachePolicy) -> bool:
+    acted_on = policy.status.cache_generation
+    return acted_on is not None and acted_on != policy.spec.effective_cache_generation
+
+
+def _scope_fields(policy: TenantCachePolicy, epoch: Epoch) -> dict[str, object]:
+    return {"scope": epoch.to_status(), "cacheGeneration": policy.spec.effective_cache_generation}
+
+
+def _report(
+    world: World, policy: TenantCachePolicy, now: datetime, epoch: Epoch | None, blocked: Decision | None
+) -> Plan:
+    compiled = compile_policy(world, policy)
+    fields: dict[str, object] = {"enforcedGeneration": policy.status.enforced_generation}
+    stalled = blocked or first(chain.ISOLATING, world, policy)
+    if blocked:
+        enforcement = Enforcement(_last_enforced(world, policy), committed=True)
+    elif compiled.entry is None or epoch is None:
+        enforcement = Enforcement(
+            false(ENFORCED, PolicyReason.WAITING_FOR_DOMAIN, "the domain's key and epochs are being drawn"),
+            committed=False,
+        )
+    else:
+        enforcement = policy_enforcement(world, policy, compiled.entry)
+        fields["digest"] = compiled.entry.content_digest()[:16]
+        if enforcement.finding.status == "True":
+            fields["enforcedGeneration"] = policy.generation
+    pending = None
+    if enforcement.finding.status == "False":
+        pending = Decision(enforcement.finding.reason, enforcement.finding.message)
+    findings = (
+        *kstatus(stalled, pending, Decision(enforcement.finding.reason, enforcement.finding.message)),
+        enforcement.finding,
+        _admitted(blocked),
+        _within_budget(policy),
+        _pools(policy),
+        *_erasure(policy),
+    )
+    bundles = _bundles(world) if not blocked and not enforcement.committed else ()
+    return Plan(statuses=write_status(policy, now, findings, fields), enqueue=bundles)
+
+
+def _waiting() -> tuple[Finding, ...]:
+    waiting = Decision(PolicyReason.NOT_COMMITTED, "a new epoch was drawn; pods are being told")
+    return (*kstatus(None, waiting, waiting), false(ENFORCED, waiting.reason, waiting.message))
+
+
+def _last_enforced(world: World, policy: TenantCachePolicy) -> Finding:
+    kept = any(
+        entry.policy == policy.uid
+        for committed in world.bundles.values()
+        for entry in committed.bundle.entries.values()
+    )
+    if kept:
+        return false(
+            ENFORCED,
+            PolicyReason.LAST_VALID_IN_FORCE,
+            f"this spec is not in force; the one of generation {policy.status.enforced_generation or 0} still is",
+        )
+    return false(ENFORCED, PolicyReason.NEVER_ENFORCED, "no valid version of this policy was ever in force")
+
+
+def _admitted(blocked: Decision | None) -> Finding:
+    if blocked:
+        return false(ADMITTED, blocked.reason, blocked.message)
+    return true(ADMITTED, PolicyReason.ACCEPTED, "the policy is accepted; guarantees are not reserved by this version")
+
+
+def _within_budget(policy: TenantCachePolicy) -> Finding:
+    if any(budget.limit is not None or budget.guaranteed is not None for budget in policy.spec.tiers):
+        return unknown(
+            WITHIN_BUDGET,
+            PolicyReason.BUDGETS_NOT_ENFORCED,
+            "guaranteed and limit are declared, but this version neither enforces nor measures them",
+        )
+    return true(WITHIN_BUDGET, PolicyReason.NO_BUDGET, "the policy sets no limit")
+
+
+def _pools(policy: TenantCachePolicy) -> Finding:
+    if policy.spec.pools:
+        return false(POOLS_RESOLVED, PolicyReason.POOLS_NOT_RECONCILED, "this version does not serve prefix pools")
+    return true(POOLS_RESOLVED, PolicyReason.NO_POOLS, "the policy reads no pool")
+
+
+def _erasure(policy: TenantCachePolicy) -> tuple[Finding, ...]:
+    if policy.spec.effective_deletion_policy is not DeletionPolicy.ERASE:
+        return ()
+    return (
+        false(
+            ERASES_ON_DELETION,
+            PolicyReason.ERASURE_NOT_RECONCILED,
+            "deleting this policy makes the tenant's blocks unreachable at once and lets them expire; this version "
+            "does not erase them and issues no receipt",
+        ),
+    )
+
+
+def _bundles(world: World) -> tuple[Key, ...]:
+    return tuple(Key(BUNDLE, world.namespace, model) for model in sorted(world.models))

@@ -1,0 +1,98 @@
+"""Scopes and epochs: whose blocks a tenant may reuse, and since when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvstrata.api.common import ScopeStatus
+from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
+from kvstrata.api.tenantgroup import Sharing
+from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace, epoch_from_random
+from kvstrata.model.refs import Key
+from kvstrata.model.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A scope in its current epoch, and the object whose status holds it."""
+
+    scope: Scope
+    value: str
+    rolls: int
+    holder: Key
+
+    def keyspace(self, domain_key: bytes) -> str:
+        """Return the keyspace that this scope has in this epoch."""
+        return derive_keyspace(domain_key, self.scope, self.value)
+
+    def to_status(self) -> dict[str, Any]:
+        """Return the form that it has in status."""
+        return {"kind": str(self.scope.kind), "name": self.scope.name, "epoch": self.value, "rolls": self.rolls}
+
+
+def tenant_scope(policy: TenantCachePolicy) -> Scope:
+    """Return the scope that holds this policy's tenant alone."""
+    return Scope(ScopeKind.TENANT, policy.spec.tenant)
+
+
+def group_scope(name: str) -> Scope:
+    """Return the scope of a TenantGroup's members."""
+    return Scope(ScopeKind.GROUP, name)
+
+
+def is_member(world: World, policy: TenantCachePolicy) -> bool:
+    """Whether the group that the policy names shares blocks and lists the policy's tenant."""
+    group = world.groups.get(policy.spec.group_name or "")
+    return (
+        group is not None
+        and not group.metadata.deleting
+        and group.spec.effective_sharing is Sharing.FULL
+        and policy.spec.tenant in group.spec.members
+    )
+
+
+def scope_in_force(world: World, policy: TenantCachePolicy) -> Scope:
+    """Return the scope that the policy puts its tenant into now.
+
+    Sharing takes both sides' consent: a policy that names a group which does not list its tenant stays isolated.
+    """
+    match policy.spec.isolation:
+        case Isolation.PUBLIC:
+            return PUBLIC_SCOPE
+        case Isolation.GROUP if is_member(world, policy) and policy.spec.group_name:
+            return group_scope(policy.spec.group_name)
+        case _:
+            return tenant_scope(policy)
+
+
+def current_epoch(world: World, policy: TenantCachePolicy) -> Epoch | None:
+    """Return the epoch of the scope in force, or None while its holder has not drawn one."""
+    scope = scope_in_force(world, policy)
+    holder, status = _holder(world, policy, scope)
+    epoch = held(status, scope)
+    return Epoch(scope, epoch.epoch, epoch.rolls, holder) if epoch else None
+
+
+def held(status: ScopeStatus | None, scope: Scope) -> ScopeStatus | None:
+    """Return what a holder's status says of `scope`, or None if it speaks of another scope or of none."""
+    if status and (str(status.kind), status.name) == (str(scope.kind), scope.name):
+        return status
+    return None
+
+
+def fresh_epoch(world: World, scope: Scope, holder: Key, previous: ScopeStatus | None) -> Epoch:
+    """Return a new epoch for `scope`, drawn from the plan's entropy."""
+    return Epoch(scope, epoch_from_random(world.entropy[:16]), previous.rolls + 1 if previous else 0, holder)
+
+
+def _holder(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[Key, ScopeStatus | None]:
+    match scope.kind:
+        case ScopeKind.GROUP:
+            group = world.groups[scope.name]
+            return Key("TenantGroup", world.namespace, group.name), group.status.scope
+        case ScopeKind.PUBLIC:
+            domain = world.domain
+            return Key("CacheDomain", world.namespace, "default"), domain.status.scope if domain else None
+        case _:
+            return Key("TenantCachePolicy", world.namespace, policy.name), policy.status.scope

@@ -1,0 +1,167 @@
+"""CacheTier: the servers of a managed Redis tier, and whether a tier can be used."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import TierReason
+from kvstrata.contract.canonical import digest
+from kvstrata.model.world import World
+from kvstrata.objects import labels, names
+from kvstrata.objects.children import redis_tier_children
+from kvstrata.objects.context import BuildContext
+from kvstrata.objects.tierlinks import redis_link, redis_tls_secret
+
+from .chains import first
+from .chains import tier as chain
+from .conditions import Finding, false, kstatus, true, unknown, write_status
+from .ownership import no_longer_wanted, taken_by_someone_else
+from .types import Action, Decision, EnsureSecret, Material, Plan, ProbeBackend
+
+PROBE_EVERY_S = 15.0
+PROBE_WHILE_DOWN_S = 3.0
+USED_STEPS = 20
+"""`used` is reported in twentieths of the capacity, so that a busy tier does not rewrite its status all the time."""
+
+
+def plan_tier(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
+    """Return the plan for one tier. A stalled tier keeps the servers that it has."""
+    tier = world.tiers.get(name)
+    if tier is None or tier.metadata.deleting:
+        return Plan()
+    stalled = first(chain.RULES, world, tier)
+    fields = {"capacity": str(tier.spec.capacity or tier.spec.capacity_per_pod or "") or None}
+    if stalled:
+        findings = (*kstatus(stalled, None, stalled), *_static(tier))
+        return Plan(statuses=write_status(tier, now, findings, fields))
+    if tier.spec.medium is not Medium.REDIS:
+        in_pod = Decision(TierReason.IN_POD, "the tier lives inside the pods of the models that list it")
+        return Plan(statuses=write_status(tier, now, (*kstatus(None, None, in_pod), *_static(tier)), fields))
+    return _redis(world, ctx, tier, now, fields)
+
+
+def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fields: dict[str, Any]) -> Plan:
+    actions: tuple[Action, ...] = ()
+    children: tuple[dict[str, Any], ...] = ()
+    if tier.spec.redis and tier.spec.redis.managed:
+        if world.domain_id is None:
+            waiting = Decision(TierReason.PROGRESSING, "the domain's identity is being drawn")
+            findings = (*kstatus(None, waiting, waiting), *_static(tier))
+            return Plan(statuses=write_status(tier, now, findings, fields), wake_after_s=1)
+        actions = _secrets(world, ctx, tier, world.domain_id)
+        children = redis_tier_children(ctx, tier, tls_revision=_restart_token(world, tier))
+    foreign = taken_by_someone_else(world, tier, children)
+    if foreign:
+        conflict = Decision(
+            TierReason.NAME_CONFLICT,
+            f"{foreign} exists and does not belong to this CacheTier: delete it or rename the CacheTier",
+        )
+        return Plan(statuses=write_status(tier, now, (*kstatus(conflict, None, conflict), *_static(tier)), fields))
+    report = world.backends.get(tier.name)
+    reachable = _reachable(world, tier)
+    pending = Decision(reachable.reason, reachable.message) if reachable.status != "True" else None
+    ready = Decision(TierReason.READY, "the tier's server answers")
+    fields |= {"shards": 1, "shardsReady": 1 if report and report.reachable else 0, "used": _used(world, tier)}
+    findings = (*kstatus(None, pending, ready), reachable, *_static(tier))
+    up = report is not None and report.reachable
+    return Plan(
+        actions=(*actions, *_probe(tier, now, world), *no_longer_wanted(world, tier, children)),
+        apply=children,
+        statuses=write_status(tier, now, findings, fields),
+        wake_after_s=PROBE_EVERY_S if up else PROBE_WHILE_DOWN_S,
+    )
+
+
+def _secrets(world: World, ctx: BuildContext, tier: CacheTier, domain_id: str) -> tuple[EnsureSecret, ...]:
+    wanted = []
+    users = world.secrets.get(names.redis_auth(tier.name))
+    if users is None:
+        wanted.append(
+            EnsureSecret(
+                name=names.redis_auth(tier.name),
+                material=Material.REDIS_USERS,
+                labels=labels.of_tier(tier.name),
+                owner=tier.owner_reference(),
+                domain=domain_id,
+            )
+        )
+    if redis_tls_secret(tier) == names.redis_tls(tier.name):
+        certificate = world.secrets.get(names.redis_tls(tier.name))
+        due = certificate is not None and (certificate.renewal_due or not certificate.issued_by_current_ca)
+        if certificate is None or due:
+            wanted.append(
+                EnsureSecret(
+                    name=names.redis_tls(tier.name),
+                    material=Material.SERVER_CERTIFICATE,
+                    labels=labels.of_tier(tier.name),
+                    owner=tier.owner_reference(),
+                    dns_names=("localhost", *names.redis_dns_names(tier.name, tier.namespace, ctx.cluster_domain)),
+                    renew=due,
+                )
+            )
+    return tuple(wanted)
+
+
+def _restart_token(world: World, tier: CacheTier) -> str:
+    """Return what changes when the server must read its files anew."""
+    certificate = world.secrets.get(names.redis_tls(tier.name))
+    users = world.secrets.get(names.redis_auth(tier.name))
+    return digest([facts.resource_version if facts else "" for facts in (certificate, users)])[:12]
+
+
+def _probe(tier: CacheTier, now: datetime, world: World) -> tuple[ProbeBackend, ...]:
+    """Ask again when the last answer is older than the interval, and not on every plan that an answer causes."""
+    report = world.backends.get(tier.name)
+    interval_s = PROBE_EVERY_S if report and report.reachable else PROBE_WHILE_DOWN_S
+    if report and (now - report.at).total_seconds() < interval_s - 0.5:
+        return ()
+    link = redis_link(tier)
+    if link is None:
+        return ()
+    host, port = link.endpoints[0]
+    return (
+        ProbeBackend(
+            tier=tier.name,
+            endpoint=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+            server_name=host,
+            username=link.operator_username,
+            password_secret=link.operator_password or link.password,
+            authority_secret=link.ca,
+        ),
+    )
+
+
+def _reachable(world: World, tier: CacheTier) -> Finding:
+    report = world.backends.get(tier.name)
+    if report is None:
+        return unknown(ConditionType.BACKEND_REACHABLE, TierReason.PROGRESSING, "the server has not been asked yet")
+    if report.reachable:
+        return true(ConditionType.BACKEND_REACHABLE, TierReason.REACHABLE, f"Redis {report.version} answers")
+    return false(ConditionType.BACKEND_REACHABLE, report.reason, report.message)
+
+
+def _used(world: World, tier: CacheTier) -> str | None:
+    report, capacity = world.backends.get(tier.name), tier.spec.capacity_bytes
+    if report is None or not capacity:
+        return tier.status.used
+    steps = min(USED_STEPS, round(report.used_bytes * USED_STEPS / capacity))
+    return f"~{steps * 100 // USED_STEPS}%"
+
+
+def _static(tier: CacheTier) -> tuple[Finding, ...]:
+    encrypted = (
+        false(
+            ConditionType.ENCRYPTED, TierReason.ENCRYPTION_UNAVAILABLE, "blocks are not encrypted, and none are stored"
+        )
+        if tier.spec.encryption_required
+        else false(ConditionType.ENCRYPTED, TierReason.ENCRYPTION_DISABLED, "spec.encryption is Disabled")
+        if tier.spec.medium in (Medium.REDIS, Medium.NVME)
+        else false(ConditionType.ENCRYPTED, TierReason.NOT_AT_REST, "memory of a pod is not encrypted")
+    )
+    committed = unknown(
+        ConditionType.CAPACITY_COMMITTED, TierReason.BUDGETS_NOT_ENFORCED, "this version does not reserve guarantees"
+    )
+    return (encrypted, committed)

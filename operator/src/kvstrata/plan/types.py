@@ -1,0 +1,124 @@
+"""What a plan consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from kvstrata.contract.bundle import Entry, Root
+from kvstrata.model.refs import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Why something is as it is: a reason of the API and a sentence that names the object and the fix."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatusWrite:
+    """A status to write, if the object is still at `resource_version`. A None value removes its field."""
+
+    key: Key
+    resource_version: str
+    status: Mapping[str, Any]
+
+
+class Material(StrEnum):
+    """What a generated Secret holds."""
+
+    DOMAIN_KEY = "DomainKey"
+    REDIS_USERS = "RedisUsers"
+    SERVER_CERTIFICATE = "ServerCertificate"
+
+
+@dataclass(frozen=True, slots=True)
+class EnsureSecret:
+    """Make a Secret with fresh material, or renew it. Never overwrites a key or password that exists.
+
+    `dns_names` are the subject alternative names of a certificate; `domain` is the domain id whose keys the users of a
+    Redis tier may reach.
+    """
+
+    name: str
+    material: Material
+    labels: Mapping[str, str]
+    owner: Mapping[str, Any]
+    dns_names: tuple[str, ...] = ()
+    renew: bool = False
+    domain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitBundle:
+    """Write a model's bundle: its changed shards into their free slots, then the root, conditionally.
+
+    `shards` maps the index of each changed shard to its bytes; `resource_version` is the root's, None to create it;
+    `entries` is the whole content, as the store will hold it.
+    """
+
+    model: str
+    root: Root
+    entries: Mapping[str, Entry]
+    shards: Mapping[int, bytes]
+    resource_version: str | None
+    owner: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeBackend:
+    """Ask a Redis tier whether it serves.
+
+    `password_secret` and `authority_secret` name Secrets and keys in them (name, key), or are None where there is
+    neither password nor TLS.
+    """
+
+    tier: str
+    endpoint: str
+    server_name: str
+    username: str | None
+    password_secret: tuple[str, str] | None
+    authority_secret: tuple[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create an object that users may also write, so it is never applied over theirs."""
+
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Delete an object, if it still has this UID."""
+
+    kind: str
+    name: str
+    uid: str
+
+
+Action = EnsureSecret | CommitBundle | ProbeBackend | Create | Remove
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do for one key, in this order: actions, objects, deletions, statuses, then other keys.
+
+    `apply` holds full desired objects; the writer skips those that the server already has. `wake_after_s` is when to
+    plan again if nothing else happens.
+    """
+
+    actions: tuple[Action, ...] = ()
+    apply: tuple[Mapping[str, Any], ...] = ()
+    statuses: tuple[StatusWrite, ...] = ()
+    enqueue: tuple[Key, ...] = ()
+    wake_after_s: float | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether this plan writes nothing."""
+        return not (self.apply or self.statuses or [a for a in self.actions if not isinstance(a, ProbeBackend)])

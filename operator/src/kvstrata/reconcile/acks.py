@@ -1,0 +1,136 @@
+"""Acknowledgements: one long poll a pod, and no word believed that Kubernetes did not bind to that pod."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from kvstrata.adapters.gate_client import GateClient, GateError
+from kvstrata.adapters.kube import Kube, KubeError
+from kvstrata.contract.ack import ACK_AUDIENCE, PodState, gate_server_name
+from kvstrata.model.facts import Pod, VerifiedState
+from kvstrata.objects import names
+
+from . import metrics
+from .clock import utc_now
+from .queue import WorkQueue
+from .store import Store
+
+log = logging.getLogger(__name__)
+
+LONG_POLL_S = 20.0
+RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+TOKEN_CACHE_S = 60.0
+FIRST_ROUND_S = 3.0
+
+
+class AckListener:
+    """Keeps a long poll open to the gate of every live pod while this process leads."""
+
+    def __init__(
+        self, kube: Kube, gates: GateClient, store: Store, queue: WorkQueue, jitter: Callable[[], float] = random.random
+    ) -> None:
+        self._kube, self._gates, self._store, self._queue, self._jitter = kube, gates, store, queue, jitter
+        self._polls: dict[str, asyncio.Task[None]] = {}
+        self._answered: set[str] = set()
+        self._tokens: dict[str, tuple[float, str, str]] = {}
+
+    async def run(self) -> None:
+        """Follow the pods in the store until cancelled."""
+        try:
+            while True:
+                self._follow()
+                await asyncio.sleep(0.2)
+        finally:
+            for task in self._polls.values():
+                task.cancel()
+
+    async def first_round(self) -> None:
+        """Wait until every live pod has answered once, at most FIRST_ROUND_S seconds.
+
+        Otherwise an operator that has just started would take silence for a missing acknowledgement, and rewrite the
+        status of every policy twice.
+        """
+        deadline = time.monotonic() + FIRST_ROUND_S
+        while time.monotonic() < deadline:
+            self._follow()
+            if all(uid in self._answered for uid in self._polls):
+                return
+            await asyncio.sleep(0.02)
+
+    def _follow(self) -> None:
+        wanted: dict[str, tuple[str, Pod]] = {}
+        for namespace in self._store.namespaces:
+            for pods in self._store.domain(namespace).pods.values():
+                wanted |= {pod.uid: (namespace, pod) for pod in pods.values() if pod.live and pod.ip}
+        for uid in self._polls.keys() - wanted.keys():
+            self._polls.pop(uid).cancel()
+            self._answered.discard(uid)
+        for uid, (namespace, pod) in wanted.items():
+            running = self._polls.get(uid)
+            if running is None or running.done():
+                self._polls[uid] = asyncio.create_task(self._poll(namespace, pod), name=f"acks of {pod.name}")
+
+    async def _poll(self, namespace: str, pod: Pod) -> None:
+        server_name = gate_server_name(pod.model, namespace)
+        failures = 0
+        while True:
+            known = self._store.domain(namespace).states.get(pod.uid)
+            after = known.state.acked if known else 0
+            try:
+                wait_s = LONG_POLL_S if known and not failures else 0.0
+                state, token = await self._gates.state(pod.ip or "", server_name, after, wait_s)
+                refusal = await self._doubt(namespace, pod, state, token)
+            except GateError as error:
+                metrics.GATE_ERRORS.labels(str(error.reason)).inc()
+                refusal = None
+                failures += 1
+                log.debug("a gate did not answer", extra={"pod": pod.name, "reason": str(error.reason)})
+            except KubeError as error:
+                failures += 1
+                refusal = None
+                log.warning("a token could not be reviewed", extra={"pod": pod.name, "error": str(error)})
+            else:
+                if refusal is None:
+                    failures = 0
+                    self._take(namespace, pod, state)
+                    continue
+                failures += 1
+                metrics.ACKS_REFUSED.labels(refusal).inc()
+                log.warning("an acknowledgement was refused", extra={"pod": pod.name, "reason": refusal})
+            delay_s = RETRY_S[min(failures, len(RETRY_S)) - 1]
+            await asyncio.sleep(delay_s * (0.75 + 0.5 * self._jitter()))
+
+    def _take(self, namespace: str, pod: Pod, state: PodState) -> None:
+        self._answered.add(pod.uid)
+        for key in self._store.observe_state(pod, namespace, VerifiedState(state, utc_now())):
+            self._queue.add(key)
+
+    async def _doubt(self, namespace: str, pod: Pod, state: PodState, token: str) -> str | None:
+        """Return why a state is not believed, or None."""
+        if (state.pod_uid, state.namespace, state.model) != (pod.uid, namespace, pod.model):
+            return "WrongPod"
+        username, bound_to = await self._identity(token)
+        if username != f"system:serviceaccount:{namespace}:{names.model_child(pod.model)}":
+            return "WrongAccount"
+        if bound_to != pod.uid:
+            return "ForeignToken"
+        return None
+
+    async def _identity(self, token: str) -> tuple[str, str]:
+        """Return whose token this is, asking the API server at most once a minute for each token."""
+        now = time.monotonic()
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        cached = self._tokens.get(digest)
+        if cached and cached[0] > now:
+            return cached[1], cached[2]
+        identity = await self._kube.review_token(token, ACK_AUDIENCE)
+        if identity is None:
+            return "", ""
+        self._tokens = {d: entry for d, entry in self._tokens.items() if entry[0] > now}
+        self._tokens[digest] = (now + TOKEN_CACHE_S, identity.username, identity.pod_uid)
+        return identity.username, identity.pod_uid

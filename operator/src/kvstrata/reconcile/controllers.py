@@ -1,0 +1,40 @@
+"""Which plan belongs to which kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import World
+from kvstrata.objects.context import BuildContext
+from kvstrata.plan.bundle import plan_bundle
+from kvstrata.plan.domain import plan_domain
+from kvstrata.plan.group import plan_group
+from kvstrata.plan.invalidation import plan_invalidation
+from kvstrata.plan.model import plan_model
+from kvstrata.plan.policy import plan_policy
+from kvstrata.plan.pool import plan_pool
+from kvstrata.plan.tier import plan_tier
+from kvstrata.plan.types import Plan
+from kvstrata.plan.unreadable import plan_unreadable
+
+Planner = Callable[[World, BuildContext, str, datetime], Plan]
+
+PLANNERS: Mapping[str, Planner] = {
+    "CacheDomain": lambda world, _ctx, _name, now: plan_domain(world, now),
+    "CacheTier": plan_tier,
+    "CachedModel": plan_model,
+    "TenantCachePolicy": lambda world, _ctx, name, now: plan_policy(world, name, now),
+    "TenantGroup": lambda world, _ctx, name, now: plan_group(world, name, now),
+    "PrefixPool": lambda world, _ctx, name, now: plan_pool(world, name, now),
+    "CacheInvalidation": lambda world, _ctx, name, now: plan_invalidation(world, name, now),
+    BUNDLE: lambda world, _ctx, name, _now: plan_bundle(world, name),
+}
+
+
+def plan(world: World, ctx: BuildContext, key: Key, now: datetime) -> Plan:
+    """Return the plan for `key`. Pure: the same world and time give the same plan."""
+    if key in world.unreadable:
+        return plan_unreadable(world, key, now)
+    return PLANNERS[key.kind](world, ctx, key.name, now)

@@ -1,0 +1,146 @@
+"""Which keys a change concerns.
+
+Kept small on purpose: a status that the operator wrote concerns nobody else unless an epoch is in it, and a pod's
+acknowledgement concerns only the policies that waited for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstrata.api.base import Resource
+from kvstrata.model.facts import Pod, VerifiedState
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import World
+
+
+def concerned_by_object(world: World, key: Key, before: Resource | None, after: Resource | None) -> frozenset[Key]:
+    """Return the keys to plan when an object of the API appeared, changed or went."""
+    own = {key}
+    if before is not None and after is not None and _meaning(before) == _meaning(after):
+        return frozenset(own)
+    own.add(Key("CacheDomain", world.namespace, "default"))
+    match key.kind:
+        case "CacheDomain":
+            return frozenset({*own, *_policies(world), *_groups(world), *_models(world), *_bundles(world)})
+        case "CacheTier":
+            models = {
+                Key("CachedModel", world.namespace, m.name)
+                for m in world.models.values()
+                if key.name in m.spec.tier_names
+            }
+            policies = {
+                Key("TenantCachePolicy", world.namespace, policy.name)
+                for policy in world.policies.values()
+                if any(budget.name == key.name for budget in policy.spec.tiers)
+            }
+            return frozenset(own | models | policies | set(_bundles(world)))
+        case "CachedModel":
+            return frozenset({*own, Key(BUNDLE, world.namespace, key.name), *_policies(world), *_groups(world)})
+        case "TenantCachePolicy":
+            return frozenset(
+                {*own, *_rivals(world, before, after), *_groups_of(world, before, after), *_bundles(world)}
+            )
+        case "TenantGroup":
+            followers = {
+                Key("TenantCachePolicy", world.namespace, policy.name)
+                for policy in world.policies.values()
+                if policy.spec.group_name == key.name
+            }
+            return frozenset({*own, *followers, *_bundles(world)})
+        case _:
+            return frozenset(own)
+
+
+def concerned_by_pod(world: World, before: Pod | None, after: Pod | None, model: str | None = None) -> frozenset[Key]:
+    """Return the keys to plan when a pod appeared, changed or went."""
+    if before == after:
+        return frozenset()
+    pod = after or before
+    name = pod.model if pod else model or ""
+    keys = {Key("CachedModel", world.namespace, name), Key("CacheDomain", world.namespace, "default")}
+    if (before is None or not before.live) != (after is None or not after.live):
+        keys |= set(_open_invalidations(world))
+    if (before is None or not before.ready) != (after is None or not after.ready):
+        keys |= _waiting_policies(world, name, world.acked_revision(after) if after else 0)
+        keys |= set(_groups(world))
+    return frozenset(keys)
+
+
+def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, after: VerifiedState) -> frozenset[Key]:
+    """Return the keys to plan when a pod told the operator something new."""
+    old, new = before.state if before else None, after.state
+    if old is not None and (old.acked, old.problem, old.fresh, old.tiers) == (
+        new.acked,
+        new.problem,
+        new.fresh,
+        new.tiers,
+    ):
+        return frozenset()
+    keys = {Key("CachedModel", world.namespace, pod.model), Key("CacheDomain", world.namespace, "default")}
+    if old is None or old.acked != new.acked:
+        keys |= _waiting_policies(world, pod.model, old.acked if old else 0)
+        keys |= set(_open_invalidations(world)) | set(_groups(world))
+    return frozenset(keys)
+
+
+def _waiting_policies(world: World, model: str, enforced: int) -> set[Key]:
+    """Return the policies of a model that changed after revision `enforced`; all of them while none serves."""
+    committed = world.bundles.get(model)
+    if committed is None:
+        return set()
+    uids = {entry.policy for entry in committed.bundle.entries.values() if entry.since > enforced}
+    if committed.bundle.root.rules_since > enforced or len(world.serving_pods(model)) <= 1:
+        return set(_policies(world))
+    return {
+        Key("TenantCachePolicy", world.namespace, policy.name)
+        for policy in world.policies.values()
+        if policy.uid in uids
+    }
+
+
+def _meaning(resource: Resource) -> tuple[Any, ...]:
+    """Return what of an object others look at: its spec, its labels, whether it is going, and its epoch."""
+    status: Any = getattr(resource, "status")  # noqa: B009  (declared by each kind)
+    metadata = resource.metadata
+    scope = getattr(status, "scope", None)
+    extra = (getattr(status, "domain_id", None), getattr(status, "phase", None))
+    return (metadata.uid, metadata.generation, metadata.labels, metadata.deleting, scope, *extra)
+
+
+def _rivals(world: World, *policies: Resource | None) -> set[Key]:
+    tenants = {policy.spec.tenant for policy in policies if policy is not None}  # type: ignore[attr-defined]
+    return {
+        Key("TenantCachePolicy", world.namespace, name)
+        for tenant in tenants
+        for name in world.policies_of_tenant.get(tenant, ())
+    }
+
+
+def _groups_of(world: World, *policies: Resource | None) -> set[Key]:
+    named = {policy.spec.group_name for policy in policies if policy is not None}  # type: ignore[attr-defined]
+    return {Key("TenantGroup", world.namespace, name) for name in named if name in world.groups}
+
+
+def _policies(world: World) -> tuple[Key, ...]:
+    return tuple(Key("TenantCachePolicy", world.namespace, name) for name in world.policies)
+
+
+def _groups(world: World) -> tuple[Key, ...]:
+    return tuple(Key("TenantGroup", world.namespace, name) for name in world.groups)
+
+
+def _models(world: World) -> tuple[Key, ...]:
+    return tuple(Key("CachedModel", world.namespace, name) for name in world.models)
+
+
+def _bundles(world: World) -> tuple[Key, ...]:
+    return tuple(Key(BUNDLE, world.namespace, name) for name in world.models)
+
+
+def _open_invalidations(world: World) -> tuple[Key, ...]:
+    return tuple(
+        Key("CacheInvalidation", world.namespace, invalidation.name)
+        for invalidation in world.invalidations.values()
+        if invalidation.status.phase is None or not invalidation.status.phase.finished
+    )

@@ -1,0 +1,59 @@
+"""The loop: take a key, look at the world, plan, write."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from kvstrata.adapters.kube import KubeError
+from kvstrata.model.refs import Key
+from kvstrata.objects.context import BuildContext
+
+from . import metrics
+from .clock import utc_now
+from .controllers import plan
+from .queue import WorkQueue
+from .store import Store
+from .writer import NotLeadingError, Writer
+
+log = logging.getLogger(__name__)
+
+
+class Loop:
+    """`workers` tasks that reconcile keys until cancelled."""
+
+    def __init__(self, store: Store, queue: WorkQueue, writer: Writer, ctx: BuildContext, workers: int) -> None:
+        self._store, self._queue, self._writer, self._ctx, self._workers = store, queue, writer, ctx, workers
+
+    async def run(self) -> None:
+        """Work until cancelled, or until one worker finds that this process no longer leads."""
+        async with asyncio.TaskGroup() as group:
+            for number in range(self._workers):
+                group.create_task(self._work(), name=f"worker {number}")
+
+    async def _work(self) -> None:
+        while True:
+            key = await self._queue.take()
+            metrics.QUEUE_DEPTH.set(len(self._queue))
+            await self.reconcile(key)
+
+    async def reconcile(self, key: Key) -> None:
+        """Reconcile one key that was taken from the queue; failures go back to it with a delay."""
+        started = time.monotonic()
+        try:
+            await self._writer.carry_out(key, plan(self._store.world(key.namespace), self._ctx, key, utc_now()))
+        except KubeError as error:
+            delay_s = self._queue.failed(key, error.retry_after_s)
+            metrics.FAILURES.labels(key.kind, error.reason).inc()
+            level = logging.DEBUG if error.is_conflict else logging.WARNING
+            log.log(level, "a write was refused", extra={"key": str(key), "error": str(error), "again_in_s": delay_s})
+        except NotLeadingError:
+            raise
+        except Exception:
+            delay_s = self._queue.failed(key)
+            metrics.FAILURES.labels(key.kind, "Bug").inc()
+            log.exception("a plan failed; this is a defect", extra={"key": str(key), "again_in_s": delay_s})
+        else:
+            self._queue.done(key)
+            metrics.RECONCILES.labels(key.kind).observe(time.monotonic() - started)

@@ -1,0 +1,25 @@
+"""What the operator counts. Names are stable; docs/reference/metrics.md is their list for users."""
+
+from __future__ import annotations
+
+from prometheus_client import Counter, Gauge, Histogram
+
+_FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+LEADING = Gauge("kvstrata_leading", "1 while this process holds the Lease")
+QUEUE_DEPTH = Gauge("kvstrata_queue_depth", "Keys that are due and wait for a worker")
+RECONCILES = Histogram(
+    "kvstrata_reconcile_seconds", "Time from taking a key to its last write", ["kind"], buckets=_FAST
+)
+FAILURES = Counter("kvstrata_reconcile_failures_total", "Reconciles that ended in an error", ["kind", "reason"])
+WRITES = Counter("kvstrata_writes_total", "Writes to the API server", ["kind", "verb"])
+COMMITS = Histogram("kvstrata_bundle_commit_seconds", "Time to write a bundle's shards and root", buckets=_FAST)
+ACK_LATENCY = Histogram(
+    "kvstrata_ack_seconds", "Time from a bundle's commit to a pod's acknowledgement of it", buckets=_FAST
+)
+ACKS_REFUSED = Counter("kvstrata_acks_refused_total", "Acknowledgements that were not believed", ["reason"])
+GATE_ERRORS = Counter("kvstrata_gate_errors_total", "Failed requests to gates", ["reason"])
+BACKEND_UP = Gauge("kvstrata_backend_up", "1 while a Redis tier answers the operator", ["namespace", "tier"])
+WATCHERS = Gauge("kvstrata_watchers", "Watches that run")
+RESYNCS = Counter("kvstrata_resyncs_total", "Complete list-and-diff passes")
+MISSED = Counter("kvstrata_missed_changes_total", "Changes that a list showed and no event had", ["kind"])

@@ -1,0 +1,78 @@
+"""From the API server's dictionaries to typed objects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvstrata.api.base import Resource
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachedomain import CacheDomain
+from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.prefixpool import PrefixPool
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.api.tenantgroup import TenantGroup
+from kvstrata.model.facts import Pod, Unreadable
+from kvstrata.objects import labels
+
+OWN_KINDS: Mapping[str, type[Resource]] = {
+    cls.INFO.kind: cls
+    for cls in (CacheDomain, CacheTier, CachedModel, TenantCachePolicy, TenantGroup, PrefixPool, CacheInvalidation)
+}
+
+
+def parse_pod(raw: Mapping[str, Any]) -> Pod | None:
+    """Return a pod of a CachedModel, or None for any other pod."""
+    metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+    model = (metadata.get("labels") or {}).get(labels.MODEL)
+    if not model:
+        return None
+    containers = [
+        *(status.get("initContainerStatuses") or ()),
+        *(status.get("containerStatuses") or ()),
+    ]
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        model=model,
+        ip=status.get("podIP"),
+        scheduled=bool(spec.get("nodeName")),
+        finished=_finished(status, containers),
+        ever_ran=any(_ever_ran(container) for container in containers),
+        ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ()),
+        deleting="deletionTimestamp" in metadata,
+        identity=(metadata.get("labels") or {}).get(labels.IDENTITY, ""),
+    )
+
+
+def unreadable(raw: Mapping[str, Any], problem: str) -> Unreadable:
+    """Return what can be said of an object that its kind cannot read."""
+    metadata = raw["metadata"]
+    generation = int(metadata.get("generation") or 0)
+    conditions = (raw.get("status") or {}).get("conditions") or ()
+    told = any(
+        c.get("type") == "Stalled" and c.get("reason") == "InvalidSpec" and c.get("observedGeneration") == generation
+        for c in conditions
+    )
+    return Unreadable(problem, generation, metadata.get("resourceVersion", ""), told)
+
+
+def resource_version(raw: Mapping[str, Any]) -> int:
+    """Return an object's resourceVersion as a number, which Kubernetes lets clients compare (KEP-5504)."""
+    try:
+        return int(raw["metadata"].get("resourceVersion") or 0)
+    except ValueError:
+        return 0
+
+
+def _finished(status: Mapping[str, Any], containers: list[Mapping[str, Any]]) -> bool:
+    if status.get("phase") in ("Succeeded", "Failed"):
+        return True
+    states = [container.get("state") or {} for container in containers]
+    return bool(states) and all("terminated" in state for state in states)
+
+
+def _ever_ran(container: Mapping[str, Any]) -> bool:
+    state, last = container.get("state") or {}, container.get("lastState") or {}
+    return "running" in state or "terminated" in state or "terminated" in last

@@ -1,0 +1,105 @@
+"""A queue of keys: each is worked on by one worker at a time, and asked for again it runs once more, not twice."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+from kvstrata.model.refs import Key
+
+BASE_BACKOFF_S = 0.05
+MAX_BACKOFF_S = 60.0
+
+
+class WorkQueue:
+    """Keys that wait for a worker, with delays and an exponential backoff for each failing key.
+
+    `monotonic` gives seconds. A key that is added while it is being worked on runs again afterwards. Of several times
+    at which a key is due the earliest counts.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._due: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        self._order = count()
+        self._active: set[Key] = set()
+        self._again: dict[Key, float] = {}
+        self._failures: dict[Key, int] = {}
+        self._floor: dict[Key, float] = {}
+        self._wake = asyncio.Event()
+
+    def __len__(self) -> int:
+        now = self._monotonic()
+        return sum(1 for due in self._due.values() if due <= now)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is due and nobody works."""
+        return len(self) == 0 and not self._active
+
+    def add(self, key: Key, delay_s: float = 0.0) -> None:
+        """Ask for `key` to be worked on in `delay_s` seconds, or when it is due already if that is earlier."""
+        due = max(self._monotonic() + delay_s, self._floor.get(key, 0.0))
+        if key in self._active:
+            self._again[key] = min(due, self._again.get(key, due))
+            return
+        known = self._due.get(key)
+        if known is not None and known <= due:
+            return
+        self._due[key] = due
+        heapq.heappush(self._heap, (due, next(self._order), key))
+        self._wake.set()
+
+    def hold_off(self, key: Key, seconds: float) -> None:
+        """Let `key` start no earlier than in `seconds`: many requests within that time become one."""
+        self._floor[key] = self._monotonic() + seconds
+
+    async def take(self) -> Key:
+        """Wait for a key that is due; the caller must call `done` or `failed` for it."""
+        while True:
+            now = self._monotonic()
+            while self._heap:
+                due, _, key = self._heap[0]
+                if self._due.get(key) != due:
+                    heapq.heappop(self._heap)
+                    continue
+                if due > now:
+                    break
+                heapq.heappop(self._heap)
+                del self._due[key]
+                self._active.add(key)
+                return key
+            timeout_s = self._heap[0][0] - now if self._heap else None
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), timeout_s)
+            except TimeoutError:
+                pass
+
+    def done(self, key: Key) -> None:
+        """Report that `key` was worked on without an error."""
+        self._failures.pop(key, None)
+        if self._floor.get(key, 0.0) <= self._monotonic():
+            self._floor.pop(key, None)
+        self._release(key)
+
+    def failed(self, key: Key, retry_after_s: float | None = None) -> float:
+        """Report an error on `key`; it is due again after a growing delay, which is returned in seconds."""
+        failures = self._failures.get(key, 0) + 1
+        self._failures[key] = failures
+        delay_s = max(min(MAX_BACKOFF_S, BASE_BACKOFF_S * float(2 ** min(failures, 16))), retry_after_s or 0.0)
+        self._again.pop(key, None)
+        self._active.discard(key)
+        self.add(key, delay_s)
+        return delay_s
+
+    def _release(self, key: Key) -> None:
+        self._active.discard(key)
+        again = self._again.pop(key, None)
+        if again is not None:
+            self.add(key, max(0.0, again - self._monotonic()))
+        elif key in self._due:
+            self._wake.set()

@@ -1,0 +1,90 @@
+"""List and diff: what no event told. At the start before anything is planned, and then every ten minutes.
+
+A watch that is re-established lists the objects that exist, and says nothing of those that went meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvstrata.adapters.kube import Kube
+from kvstrata.adapters.resources import OWN_RESOURCES, SECRET, Resource, child_resources
+from kvstrata.model.refs import Key
+from kvstrata.objects import labels
+
+from . import metrics
+from .bundles import read_bundle
+from .secrets import Keeper
+from .store import Store
+
+log = logging.getLogger(__name__)
+
+OWNED_SELECTOR = ",".join(f"{name}={value}" for name, value in labels.OWNED.items())
+
+
+class Resync:
+    """Compares the store with complete lists. `namespaces` is empty for all of the cluster."""
+
+    def __init__(
+        self, kube: Kube, store: Store, keeper: Keeper, namespaces: Sequence[str], service_monitors: bool
+    ) -> None:
+        self._kube, self._store, self._keeper = kube, store, keeper
+        self._children = child_resources(service_monitors)
+        self._scopes: tuple[str | None, ...] = tuple(namespaces) or (None,)
+
+    async def objects(self, report: Callable[[Key], None]) -> None:
+        """Bring the store up to date; `report` gets every key that something missed concerns."""
+        for scope in self._scopes:
+            for resource in OWN_RESOURCES:
+                await self._diff(resource, scope, None, report)
+            for resource in self._children:
+                await self._diff(resource, scope, OWNED_SELECTOR, report)
+        metrics.RESYNCS.inc()
+
+    async def secrets(self) -> None:
+        """Read which Secrets of the operator there are, with the domains' keys."""
+        for scope in self._scopes:
+            seen: dict[str, set[str]] = {}
+            async for raw in self._kube.list(SECRET, scope, OWNED_SELECTOR):
+                namespace = raw["metadata"]["namespace"]
+                seen.setdefault(namespace, set()).add(raw["metadata"]["name"])
+                self._keeper.observe(self._store.domain(namespace), raw)
+            for namespace in self._namespaces(scope):
+                domain = self._store.domain(namespace)
+                for gone in domain.secrets.keys() - seen.get(namespace, set()):
+                    self._keeper.forget(domain, gone)
+
+    async def bundles(self) -> None:
+        """Read every model's bundle as the API server holds it."""
+        for namespace in self._store.namespaces:
+            domain = self._store.domain(namespace)
+            for model in tuple(domain.objects["CachedModel"]):
+                committed = await read_bundle(self._kube, namespace, model)
+                if committed is None:
+                    domain.bundles.pop(model, None)
+                else:
+                    domain.bundles[model] = committed
+
+    async def _diff(
+        self, resource: Resource, scope: str | None, selector: str | None, report: Callable[[Key], None]
+    ) -> None:
+        known = {namespace: self._store.names(resource.kind, namespace) for namespace in self._namespaces(scope)}
+        seen: dict[str, set[str]] = {}
+        async for raw in self._kube.list(resource, scope, selector):
+            metadata: Mapping[str, Any] = raw["metadata"]
+            seen.setdefault(metadata["namespace"], set()).add(metadata["name"])
+            self._tell(resource.kind, self._store.observe(raw), report)
+        for namespace, names in known.items():
+            for gone in names - seen.get(namespace, set()):
+                self._tell(resource.kind, self._store.forget(resource.kind, namespace, gone), report)
+
+    def _namespaces(self, scope: str | None) -> tuple[str, ...]:
+        return self._store.namespaces if scope is None else (scope,)
+
+    def _tell(self, kind: str, keys: frozenset[Key], report: Callable[[Key], None]) -> None:
+        if keys:
+            metrics.MISSED.labels(kind).inc()
+        for key in keys:
+            report(key)

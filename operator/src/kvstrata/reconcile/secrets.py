@@ -1,0 +1,154 @@
+"""Secrets that the operator makes: fresh material, written once, known by facts and never by value.
+
+The domain key alone is kept in memory, because every keyspace is derived from it.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from kvstrata.adapters import pki
+from kvstrata.adapters.kube import Kube, KubeError
+from kvstrata.adapters.resources import SECRET
+from kvstrata.contract.ack import OPERATOR_COMMON_NAME
+from kvstrata.contract.keyspace import DOMAIN_KEY_BYTES
+from kvstrata.model.facts import SecretFacts
+from kvstrata.objects import names
+from kvstrata.objects.secret import redis_auth_data
+from kvstrata.plan.types import EnsureSecret, Material
+
+from .store import DomainStore
+
+log = logging.getLogger(__name__)
+
+AUTHORITY_SECRET = "kvstrata-ca"  # noqa: S105  (a name)
+
+
+class Keeper:
+    """Makes, renews and reads Secrets. `entropy(n)` returns n random bytes, `now` the wall clock in UTC."""
+
+    def __init__(
+        self, kube: Kube, namespace: str, entropy: Callable[[int], bytes], now: Callable[[], datetime]
+    ) -> None:
+        self._kube, self._namespace, self._entropy, self._now = kube, namespace, entropy, now
+        self._authority: pki.KeyPair | None = None
+
+    @property
+    def authority(self) -> pki.KeyPair:
+        """The operator's certificate authority; `open` must have been awaited."""
+        if self._authority is None:
+            raise RuntimeError("the authority was not opened")
+        return self._authority
+
+    async def open(self) -> pki.KeyPair:
+        """Read the operator's authority, or create it; return a client certificate for talking to gates.
+
+        Two operators that start at once agree on one authority, because only one can create the Secret.
+        """
+        stored = await self._kube.get(SECRET, self._namespace, AUTHORITY_SECRET)
+        if stored is None:
+            pair = pki.create_authority("kvstrata", self._now(), pki.generate_key())
+            body = _secret(
+                AUTHORITY_SECRET,
+                {names.CERTIFICATE_KEY: pair.certificate_pem, names.PRIVATE_KEY_KEY: pair.key_pem},
+                {"app.kubernetes.io/managed-by": "kvstrata", "app.kubernetes.io/component": "authority"},
+                None,
+            )
+            try:
+                stored = await self._kube.create(SECRET, self._namespace, body)
+            except KubeError as error:
+                if not error.is_conflict:
+                    raise
+                stored = await self._kube.get(SECRET, self._namespace, AUTHORITY_SECRET) or body
+        values = decode(stored)
+        self._authority = pki.KeyPair(values[names.CERTIFICATE_KEY], values[names.PRIVATE_KEY_KEY])
+        return pki.issue_client(self._authority, OPERATOR_COMMON_NAME, self._now(), pki.generate_key())
+
+    def observe(self, domain: DomainStore, raw: Mapping[str, Any]) -> None:
+        """Take note of a Secret that the operator made."""
+        name = raw["metadata"]["name"]
+        values = decode(raw)
+        certificate = values.get(names.CERTIFICATE_KEY)
+        domain.secrets[name] = SecretFacts(
+            name=name,
+            keys=frozenset(values),
+            resource_version=raw["metadata"].get("resourceVersion", ""),
+            renewal_due=bool(certificate) and pki.needs_renewal(certificate or b"", self._now()),
+            issued_by_current_ca=values.get(names.AUTHORITY_KEY) in (None, self.authority.certificate_pem),
+        )
+        if name == names.DOMAIN_KEY_SECRET:
+            key = values.get(names.DOMAIN_KEY_DATA_KEY, b"")
+            domain.domain_key = key if len(key) >= DOMAIN_KEY_BYTES else None
+
+    def forget(self, domain: DomainStore, name: str) -> None:
+        """Take note that a Secret is gone."""
+        domain.secrets.pop(name, None)
+        if name == names.DOMAIN_KEY_SECRET:
+            domain.domain_key = None
+
+    async def ensure(self, domain: DomainStore, order: EnsureSecret) -> None:
+        """Create the Secret of `order`, or renew its certificate. Keys and passwords that exist are left alone."""
+        stored = await self._kube.get(SECRET, domain.namespace, order.name)
+        if stored is not None and not order.renew:
+            self.observe(domain, stored)
+            return
+        body = _secret(order.name, self._material(order), order.labels, order.owner)
+        if stored is None:
+            try:
+                written = await self._kube.create(SECRET, domain.namespace, body)
+            except KubeError as error:
+                if not error.is_conflict:
+                    raise
+                written = await self._kube.get(SECRET, domain.namespace, order.name) or body
+        else:
+            body["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
+            written = await self._kube.replace(SECRET, domain.namespace, body)
+        log.info("secret written", extra={"secret": order.name, "material": str(order.material)})
+        self.observe(domain, written)
+
+    def _password(self) -> str:
+        return base64.urlsafe_b64encode(self._entropy(32)).rstrip(b"=").decode()
+
+    def _material(self, order: EnsureSecret) -> dict[str, bytes]:
+        match order.material:
+            case Material.DOMAIN_KEY:
+                return {names.DOMAIN_KEY_DATA_KEY: self._entropy(DOMAIN_KEY_BYTES)}
+            case Material.REDIS_USERS:
+                return redis_auth_data(order.domain, self._password(), self._password())
+            case Material.SERVER_CERTIFICATE:
+                pair = pki.issue_server(self.authority, order.dns_names, self._now(), pki.generate_key())
+                return {
+                    names.CERTIFICATE_KEY: pair.certificate_pem,
+                    names.PRIVATE_KEY_KEY: pair.key_pem,
+                    names.AUTHORITY_KEY: self.authority.certificate_pem,
+                }
+
+
+def decode(raw: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the values of a Secret; one that is not base64 is left out."""
+    values = {}
+    for key, text in (raw.get("data") or {}).items():
+        try:
+            values[key] = base64.b64decode(text, validate=True)
+        except ValueError:
+            continue
+    return values
+
+
+def _secret(
+    name: str, values: Mapping[str, bytes], labels: Mapping[str, str], owner: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": name, "labels": dict(labels)}
+    if owner:
+        metadata["ownerReferences"] = [dict(owner)]
+    return {
+        "apiVersion": SECRET.api_version,
+        "kind": SECRET.kind,
+        "metadata": metadata,
+        "type": "Opaque",
+        "data": {key: base64.b64encode(value).decode() for key, value in values.items()},
+    }

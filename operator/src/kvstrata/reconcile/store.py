@@ -1,0 +1,205 @@
+"""The store: all that the operator knows, by namespace, and which keys a change concerns.
+
+Events and lists may arrive late, twice or out of order: an object is replaced by a newer resourceVersion only, and what
+the operator wrote itself is put into the store from the API server's answer, so that its own event is old news.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from kvstrata.api.base import InvalidObjectError, Resource
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.model.facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
+from kvstrata.model.refs import Key
+from kvstrata.model.world import World
+
+from .fanout import concerned_by_object, concerned_by_pod, concerned_by_state
+from .parse import OWN_KINDS, parse_pod, resource_version, unreadable
+
+MAX_DEPARTURES = 1000
+"""How many departed pods a model remembers; the oldest are forgotten, and count as unaccounted for."""
+
+
+@dataclass(slots=True)
+class DomainStore:
+    """Everything about one namespace. Read it through `Store.world`."""
+
+    namespace: str
+    objects: dict[str, dict[str, Any]] = field(default_factory=lambda: {kind: {} for kind in OWN_KINDS})
+    unreadable: dict[Key, Unreadable] = field(default_factory=dict)
+    versions: dict[tuple[str, str], int] = field(default_factory=dict)
+    policies_of_tenant: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    children: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    secrets: dict[str, SecretFacts] = field(default_factory=dict)
+    domain_key: bytes | None = None
+    pods: dict[str, dict[str, Pod]] = field(default_factory=lambda: defaultdict(dict))
+    departures: dict[str, tuple[Departure, ...]] = field(default_factory=dict)
+    states: dict[str, VerifiedState] = field(default_factory=dict)
+    bundles: dict[str, CommittedBundle] = field(default_factory=dict)
+    backends: dict[str, BackendReport] = field(default_factory=dict)
+
+
+class Store:
+    """The operator's memory. `entropy` returns 64 random bytes a call, `now` the wall clock in UTC."""
+
+    def __init__(self, entropy: Callable[[], bytes], now: Callable[[], datetime]) -> None:
+        self._entropy, self._now = entropy, now
+        self._domains: dict[str, DomainStore] = {}
+        self.term = 0
+
+    def domain(self, namespace: str) -> DomainStore:
+        """Return the store of a namespace, made on first use."""
+        return self._domains.setdefault(namespace, DomainStore(namespace))
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """Every namespace that the store knows something of."""
+        return tuple(sorted(self._domains))
+
+    def world(self, namespace: str) -> World:
+        """Return the snapshot of a namespace; valid until the next await."""
+        d = self.domain(namespace)
+        return World(
+            namespace=namespace,
+            term=self.term,
+            entropy=self._entropy(),
+            domain_key=d.domain_key,
+            domains=d.objects["CacheDomain"],
+            tiers=d.objects["CacheTier"],
+            models=d.objects["CachedModel"],
+            policies=d.objects["TenantCachePolicy"],
+            groups=d.objects["TenantGroup"],
+            pools=d.objects["PrefixPool"],
+            invalidations=d.objects["CacheInvalidation"],
+            unreadable=d.unreadable,
+            policies_of_tenant=d.policies_of_tenant,
+            children=d.children,
+            secrets=d.secrets,
+            pods=d.pods,
+            departures=d.departures,
+            states=d.states,
+            bundles=d.bundles,
+            backends=d.backends,
+        )
+
+    def observe(self, raw: Mapping[str, Any]) -> frozenset[Key]:
+        """Take an object as it is on the server; return the keys that its change concerns (none if it is old news)."""
+        kind, metadata = raw["kind"], raw["metadata"]
+        d = self.domain(metadata["namespace"])
+        version, slot = resource_version(raw), (kind, metadata["name"])
+        if version and version <= d.versions.get(slot, 0):
+            return frozenset()
+        d.versions[slot] = version
+        if kind in OWN_KINDS:
+            return self._observe_own(d, kind, raw)
+        if kind == "Pod":
+            return self._observe_pod(d, raw)
+        d.children[slot] = raw
+        return _owners(raw)
+
+    def forget(self, kind: str, namespace: str, name: str, last: Mapping[str, Any] | None = None) -> frozenset[Key]:
+        """Take note that an object is gone; `last` is its final state where it is known."""
+        d = self.domain(namespace)
+        if last is not None:
+            known = d.versions.get((kind, name), 0)
+            if known and resource_version(last) and resource_version(last) < known:
+                return frozenset()
+        d.versions.pop((kind, name), None)
+        if kind in OWN_KINDS:
+            before = d.objects[kind].pop(name, None)
+            d.unreadable.pop(Key(kind, namespace, name), None)
+            if isinstance(before, TenantCachePolicy):
+                self._index_policy(d, before, present=False)
+            return concerned_by_object(self.world(namespace), Key(kind, namespace, name), before, None)
+        if kind == "Pod":
+            return self._forget_pod(d, name, parse_pod(last) if last else None)
+        child = d.children.pop((kind, name), None)
+        return _owners(child) if child else frozenset()
+
+    def names(self, kind: str, namespace: str) -> frozenset[str]:
+        """Return the names of all known objects of a kind, so that a list can tell what is gone."""
+        d = self.domain(namespace)
+        if kind in OWN_KINDS:
+            return frozenset(d.objects[kind]) | {key.name for key in d.unreadable if key.kind == kind}
+        if kind == "Pod":
+            return frozenset(name for pods in d.pods.values() for name in pods)
+        return frozenset(name for child_kind, name in d.children if child_kind == kind)
+
+    def observe_state(self, pod: Pod, namespace: str, verified: VerifiedState) -> frozenset[Key]:
+        """Take what a pod said; an acknowledgement never goes back while the same gate process lives."""
+        d = self.domain(namespace)
+        before = d.states.get(pod.uid)
+        d.states[pod.uid] = verified
+        return concerned_by_state(self.world(namespace), pod, before, verified)
+
+    def all_keys(self) -> Iterator[Key]:
+        """Yield the key of every object, and of every bundle."""
+        for namespace, d in self._domains.items():
+            for kind, objects in d.objects.items():
+                yield from (Key(kind, namespace, name) for name in objects)
+            yield from d.unreadable
+            yield from (Key("Bundle", namespace, name) for name in d.objects["CachedModel"])
+            yield Key("CacheDomain", namespace, "default")
+
+    def _observe_own(self, d: DomainStore, kind: str, raw: Mapping[str, Any]) -> frozenset[Key]:
+        name = raw["metadata"]["name"]
+        key = Key(kind, d.namespace, name)
+        before: Resource | None = d.objects[kind].get(name)
+        try:
+            after: Resource | None = OWN_KINDS[kind].parse(raw)
+        except InvalidObjectError as error:
+            # What was last understood stays in the store: its policy stays in force until the object can be read.
+            d.unreadable[key] = unreadable(raw, str(error))
+            return frozenset({key})
+        d.unreadable.pop(key, None)
+        d.objects[kind][name] = after
+        if isinstance(before, TenantCachePolicy):
+            self._index_policy(d, before, present=False)
+        if isinstance(after, TenantCachePolicy):
+            self._index_policy(d, after, present=True)
+        return concerned_by_object(self.world(d.namespace), key, before, after)
+
+    def _index_policy(self, d: DomainStore, policy: TenantCachePolicy, *, present: bool) -> None:
+        names = set(d.policies_of_tenant.get(policy.spec.tenant, ()))
+        (names.add if present else names.discard)(policy.name)
+        if names:
+            d.policies_of_tenant[policy.spec.tenant] = tuple(sorted(names))
+        else:
+            d.policies_of_tenant.pop(policy.spec.tenant, None)
+
+    def _observe_pod(self, d: DomainStore, raw: Mapping[str, Any]) -> frozenset[Key]:
+        pod = parse_pod(raw)
+        if pod is None:
+            return frozenset()
+        before = d.pods[pod.model].get(pod.name)
+        gone: frozenset[Key] = frozenset()
+        if before and before.uid != pod.uid:
+            gone = self._forget_pod(d, before.name, None)
+        d.pods[pod.model][pod.name] = pod
+        return gone | concerned_by_pod(self.world(d.namespace), before, pod)
+
+    def _forget_pod(self, d: DomainStore, name: str, last: Pod | None) -> frozenset[Key]:
+        for model, pods in d.pods.items():
+            pod = pods.pop(name, None)
+            if pod is None:
+                continue
+            clean = (last or pod).finished or not (last or pod).ever_ran
+            departure = Departure(pod.uid, self._now(), clean)
+            d.departures[model] = (*d.departures.get(model, ()), departure)[-MAX_DEPARTURES:]
+            d.states.pop(pod.uid, None)
+            return concerned_by_pod(self.world(d.namespace), pod, None, model=model)
+        return frozenset()
+
+
+def _owners(raw: Mapping[str, Any]) -> frozenset[Key]:
+    metadata = raw["metadata"]
+    return frozenset(
+        Key(owner["kind"], metadata["namespace"], owner["name"])
+        for owner in metadata.get("ownerReferences") or ()
+        if owner["kind"] in OWN_KINDS
+    )

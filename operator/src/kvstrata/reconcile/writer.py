@@ -1,0 +1,247 @@
+"""The writer: carries out plans. What it wrote goes into the store from the API server's answer."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvstrata.adapters.kube import Kube, KubeError
+from kvstrata.adapters.redis_probe import probe_redis
+from kvstrata.adapters.resources import BY_KIND, SECRET, SERVICE_MONITOR
+from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle
+from kvstrata.model.facts import BackendReport, CommittedBundle
+from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
+from kvstrata.objects import labels, names
+from kvstrata.plan.types import Action, CommitBundle, Create, EnsureSecret, Plan, ProbeBackend, Remove, StatusWrite
+
+from . import metrics
+from .clock import utc_now
+from .contains import is_applied, stamped
+from .queue import WorkQueue
+from .secrets import Keeper, decode
+from .store import Store
+
+log = logging.getLogger(__name__)
+
+COMMIT_INTERVAL_S = 0.1
+"""A bundle is committed at most ten times a second; edits in between are carried by the next commit."""
+
+
+class Writer:
+    """Carries out plans for one operator process. `leading` says whether this process may still write."""
+
+    def __init__(self, kube: Kube, store: Store, queue: WorkQueue, keeper: Keeper, leading: Callable[[], bool]) -> None:
+        self._kube, self._store, self._queue, self._keeper, self._leading = kube, store, queue, keeper, leading
+        self._probes: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    async def carry_out(self, key: Key, plan: Plan) -> None:
+        """Write everything of `plan`, in its order. Raises KubeError on the first refusal; what was written stands."""
+        for action in plan.actions:
+            await self._act(key, action)
+        for desired in plan.apply:
+            await self._apply(key, desired)
+        for write in plan.statuses:
+            await self._write_status(write)
+        for other in plan.enqueue:
+            self._queue.add(other)
+        if plan.wake_after_s is not None:
+            self._queue.add(key, plan.wake_after_s)
+
+    async def _act(self, key: Key, action: Action) -> None:
+        match action:
+            case EnsureSecret():
+                self._may_write()
+                await self._keeper.ensure(self._store.domain(key.namespace), action)
+            case CommitBundle():
+                await self._commit(key, action)
+            case ProbeBackend():
+                self._probe(key.namespace, action)
+            case Create():
+                await self._create(key, action.body)
+            case Remove():
+                self._may_write()
+                await self._kube.delete(BY_KIND[action.kind], key.namespace, action.name, action.uid)
+
+    async def _create(self, key: Key, body: Mapping[str, Any]) -> None:
+        self._may_write()
+        try:
+            created = await self._kube.create(BY_KIND[body["kind"]], key.namespace, body)
+        except KubeError as error:
+            if error.is_conflict:
+                return
+            raise
+        self._enqueue(self._store.observe(_typed(created, body)))
+
+    async def _apply(self, key: Key, desired: Mapping[str, Any]) -> None:
+        kind, name = desired["kind"], desired["metadata"]["name"]
+        live = self._store.domain(key.namespace).children.get((kind, name))
+        wanted = stamped(desired)
+        if is_applied(live, wanted):
+            return
+        self._may_write()
+        manager = f"{FIELD_MANAGER_PREFIX}-{key.kind.lower()}"
+        try:
+            applied = await self._kube.apply(BY_KIND[kind], key.namespace, wanted, manager)
+        except KubeError as error:
+            if error.is_not_found and kind == SERVICE_MONITOR.kind:
+                return
+            raise
+        metrics.WRITES.labels(kind, "apply").inc()
+        self._enqueue(self._store.observe(_typed(applied, desired)))
+
+    async def _write_status(self, write: StatusWrite) -> None:
+        self._may_write()
+        resource = BY_KIND[write.key.kind]
+        key = write.key
+        try:
+            written = await self._kube.patch_status(
+                resource, key.namespace, key.name, write.status, write.resource_version
+            )
+        except KubeError as error:
+            if error.is_not_found:
+                return
+            if error.is_conflict:
+                await self._refresh(key)
+            raise
+        metrics.WRITES.labels(key.kind, "status").inc()
+        concerned = self._store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
+        # Its own status tells an object nothing new; others may follow from it (an epoch, say).
+        self._enqueue(concerned - {key})
+
+    async def _refresh(self, key: Key) -> None:
+        resource = BY_KIND[key.kind]
+        fresh = await self._kube.get(resource, key.namespace, key.name)
+        if fresh is not None:
+            self._enqueue(self._store.observe(fresh | {"apiVersion": resource.api_version, "kind": resource.kind}))
+
+    async def _commit(self, key: Key, commit: CommitBundle) -> None:
+        self._may_write()
+        started = time.monotonic()
+        self._queue.hold_off(key, COMMIT_INTERVAL_S)
+        for index, data in commit.shards.items():
+            ref = commit.root.shards[index]
+            body = _bundle_secret(names.bundle_shard(commit.model, index, ref.slot), SHARD_DATA_KEY, data, commit)
+            await self._kube.apply(SECRET, key.namespace, body, f"{FIELD_MANAGER_PREFIX}-bundle")
+        self._may_write()
+        root = _bundle_secret(names.bundle_root(commit.model), ROOT_DATA_KEY, commit.root.encode(), commit)
+        try:
+            if commit.resource_version is None:
+                written = await self._kube.create(SECRET, key.namespace, root)
+            else:
+                root["metadata"]["resourceVersion"] = commit.resource_version
+                written = await self._kube.replace(SECRET, key.namespace, root)
+        except KubeError as error:
+            if error.is_conflict or error.is_not_found:
+                await self.load_bundle(key.namespace, commit.model)
+            raise
+        domain = self._store.domain(key.namespace)
+        domain.bundles[commit.model] = CommittedBundle(
+            Bundle(commit.root, commit.entries), written["metadata"]["resourceVersion"]
+        )
+        metrics.COMMITS.observe(time.monotonic() - started)
+        for other in ("TenantCachePolicy", "TenantGroup"):
+            self._enqueue({Key(other, key.namespace, name) for name in self._concerned(key.namespace, other, commit)})
+        self._enqueue({Key("CachedModel", key.namespace, commit.model), Key("CacheDomain", key.namespace, "default")})
+        self._enqueue(
+            {
+                Key("CacheInvalidation", key.namespace, invalidation.name)
+                for invalidation in domain.objects["CacheInvalidation"].values()
+                if not (invalidation.status.phase and invalidation.status.phase.finished)
+            }
+        )
+
+    def _concerned(self, namespace: str, kind: str, commit: CommitBundle) -> set[str]:
+        objects = self._store.domain(namespace).objects[kind]
+        if kind == "TenantGroup":
+            return set(objects)
+        changed = {e.policy for e in commit.entries.values() if e.since == commit.root.revision}
+        everyone = commit.root.rules_since == commit.root.revision
+        return {name for name, policy in objects.items() if everyone or policy.uid in changed}
+
+    async def load_bundle(self, namespace: str, model: str) -> None:
+        """Read a model's bundle as the API server holds it; one that is damaged counts as not there."""
+        from .bundles import read_bundle
+
+        domain = self._store.domain(namespace)
+        committed = await read_bundle(self._kube, namespace, model)
+        if committed is None:
+            domain.bundles.pop(model, None)
+        else:
+            domain.bundles[model] = committed
+        self._queue.add(Key(BUNDLE, namespace, model))
+
+    def _probe(self, namespace: str, order: ProbeBackend) -> None:
+        slot = (namespace, order.tier)
+        running = self._probes.get(slot)
+        if running is None or running.done():
+            self._probes[slot] = asyncio.create_task(self._ask_backend(namespace, order), name=f"probe {order.tier}")
+
+    async def _ask_backend(self, namespace: str, order: ProbeBackend) -> None:
+        try:
+            password = await self._secret_value(namespace, order.password_secret)
+            authority = await self._secret_value(namespace, order.authority_secret)
+        except (KubeError, LookupError) as error:
+            report = BackendReport(False, "SecretNotFound", str(error), utc_now())
+        else:
+            answer = await probe_redis(
+                order.endpoint,
+                password.decode() if password else None,
+                authority,
+                order.server_name,
+                username=order.username,
+            )
+            report = BackendReport(
+                reachable=answer.reachable,
+                reason=str(answer.reason),
+                message=answer.message,
+                at=utc_now(),
+                used_bytes=answer.used_memory_bytes,
+                max_bytes=answer.maxmemory_bytes,
+                version=answer.version,
+            )
+        self._store.domain(namespace).backends[order.tier] = report
+        metrics.BACKEND_UP.labels(namespace, order.tier).set(1 if report.reachable else 0)
+        self._queue.add(Key("CacheTier", namespace, order.tier))
+
+    async def _secret_value(self, namespace: str, where: tuple[str, str] | None) -> bytes | None:
+        if where is None:
+            return None
+        raw = await self._kube.get(SECRET, namespace, where[0])
+        value = decode(raw).get(where[1]) if raw else None
+        if value is None:
+            raise LookupError(f"Secret {where[0]} does not exist or has no key {where[1]}")
+        return value
+
+    def _enqueue(self, keys: frozenset[Key] | set[Key]) -> None:
+        for key in keys:
+            self._queue.add(key)
+
+    def _may_write(self) -> None:
+        if not self._leading():
+            raise NotLeadingError("this process no longer leads and must not write")
+
+
+class NotLeadingError(RuntimeError):
+    """A write was about to happen in a process that lost the Lease."""
+
+
+def _typed(answer: dict[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:
+    return answer | {"apiVersion": desired["apiVersion"], "kind": desired["kind"]}
+
+
+def _bundle_secret(name: str, data_key: str, data: bytes, commit: CommitBundle) -> dict[str, Any]:
+    return {
+        "apiVersion": SECRET.api_version,
+        "kind": SECRET.kind,
+        "metadata": {
+            "name": name,
+            "labels": labels.of_model(commit.model, "bundle"),
+            "ownerReferences": [dict(commit.owner)],
+        },
+        "type": "Opaque",
+        "data": {data_key: base64.b64encode(data).decode()},
+    }

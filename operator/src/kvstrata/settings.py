@@ -1,0 +1,65 @@
+"""The operator's settings: the one place that reads the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+class SettingsError(ValueError):
+    """The environment does not describe a runnable operator; the message names the variable and the fix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How this operator process runs. Names of variables stand beside their fields in `from_environment`."""
+
+    namespace: str
+    pod_name: str
+    watch_namespaces: tuple[str, ...]
+    sidecar_image: str
+    redis_image: str
+    image_pull_policy: str
+    cluster_domain: str
+    log_level: str
+    http_port: int
+    workers: int
+    resync_s: float
+
+    @property
+    def cluster_wide(self) -> bool:
+        """Whether all namespaces are watched."""
+        return not self.watch_namespaces
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Read the settings. Raises SettingsError for a missing or malformed variable."""
+        env = os.environ if environment is None else environment
+
+        def required(name: str) -> str:
+            value = env.get(name, "").strip()
+            if not value:
+                raise SettingsError(f"{name} is not set; the chart sets it, by hand export it before the start")
+            return value
+
+        def number(name: str, default: str) -> float:
+            try:
+                return float(env.get(name) or default)
+            except ValueError as error:
+                raise SettingsError(f"{name} must be a number, not {env[name]!r}") from error
+
+        watch = env.get("KVSTRATA_WATCH_NAMESPACES", "")
+        return cls(
+            namespace=required("KVSTRATA_NAMESPACE"),
+            pod_name=required("KVSTRATA_POD_NAME"),
+            watch_namespaces=tuple(sorted({name.strip() for name in watch.split(",") if name.strip()})),
+            sidecar_image=required("KVSTRATA_SIDECAR_IMAGE"),
+            redis_image=required("KVSTRATA_REDIS_IMAGE"),
+            image_pull_policy=env.get("KVSTRATA_IMAGE_PULL_POLICY") or "IfNotPresent",
+            cluster_domain=env.get("KVSTRATA_CLUSTER_DOMAIN") or "cluster.local",
+            log_level=(env.get("KVSTRATA_LOG_LEVEL") or "INFO").upper(),
+            http_port=int(number("KVSTRATA_HTTP_PORT", "8080")),
+            workers=int(number("KVSTRATA_WORKERS", "8")),
+            resync_s=number("KVSTRATA_RESYNC_SECONDS", "600"),
+        )
