@@ -1,0 +1,48 @@
+{{- define "kvstrata.fullname" -}}
+{{- $release := .Release.Name }}
+{{- $name := ternary $release (printf "%s-kvstrata" $release) (contains "kvstrata" $release) }}
+{{- default $name .Values.fullnameOverride | trunc 50 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "kvstrata.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "kvstrata.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.name is needed when serviceAccount.create is false" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- /* Gates admit the operator by the first two of these labels: they cannot be overridden. */}}
+{{- define "kvstrata.selectorLabels" -}}
+app.kubernetes.io/name: kvstrata
+app.kubernetes.io/component: operator
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "kvstrata.labels" -}}
+{{ include "kvstrata.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: kvstrata
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- /* Takes {image, root}: an image as one string. */}}
+{{- define "kvstrata.image" -}}
+{{- if .image.digest -}}
+{{ .image.repository }}@{{ .image.digest }}
+{{- else -}}
+{{ .image.repository }}:{{ default .root.Chart.AppVersion .image.tag }}
+{{- end }}
+{{- end }}
+
+{{- /* The namespaces to serve, as a JSON list; not meaningful with clusterWide. */}}
+{{- define "kvstrata.namespaces" -}}
+{{- if .Values.watchNamespaces }}{{ .Values.watchNamespaces | sortAlpha | toJson }}{{ else }}{{ list .Release.Namespace | toJson }}{{ end }}
+{{- end }}
+
+{{- define "kvstrata.subject" -}}
+kind: ServiceAccount
+name: {{ include "kvstrata.serviceAccountName" . }}
+namespace: {{ .Release.Namespace }}
+{{- end }}

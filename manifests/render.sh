@@ -1,0 +1,18 @@
+#!/bin/sh
+# Write manifests/base/operator.yaml from the chart with its default values: one source for both ways to install.
+# HELM names the program to use. With --check nothing is written, and the exit code is 1 when the file is out of date.
+set -eu
+cd "$(dirname "$0")/.."
+file=manifests/base/operator.yaml
+rendered=$(mktemp)
+trap 'rm -f "$rendered"' EXIT
+{
+    echo "# Rendered from charts/kvstrata by manifests/render.sh. Do not edit."
+    "${HELM:-helm}" template kvstrata charts/kvstrata --namespace kvstrata-system \
+        | sed -e '/helm\.sh\/chart:/d' -e 's/managed-by: Helm$/managed-by: kustomize/' -e '/^# Source: /d'
+} > "$rendered"
+if [ "${1:-}" = --check ]; then
+    diff -u "$file" "$rendered"
+else
+    cat "$rendered" > "$file"
+fi
