@@ -1,0 +1,72 @@
+"""One real apiserver for all tests of this folder, with the checked-in CRDs installed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from e2e.cluster.control_plane import ControlPlane
+from kvstrata.api import GROUP, VERSION
+from tests.api.apiserver import ApiServer, RefusedError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ESTABLISHED_WITHIN_S = 20
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything here needs a real apiserver."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.apiserver)
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """etcd and kube-apiserver, nothing else."""
+    with ControlPlane(tmp_path_factory.mktemp("control-plane")) as plane:
+        yield plane
+
+
+@pytest.fixture(scope="session")
+def bare_api(control_plane: ControlPlane) -> Iterator[ApiServer]:
+    """The apiserver, without a promise about CRDs."""
+    server = ApiServer(control_plane.kubeconfig)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def installed_crds(bare_api: ApiServer) -> dict[str, dict[str, Any]]:
+    """The checked-in CRDs by name, installed and served."""
+    crds = [yaml.safe_load(path.read_text()) for path in sorted((REPOSITORY / "crds").glob("*.yaml"))]
+    for crd in crds:
+        bare_api.create(crd)
+    deadline = time.monotonic() + ESTABLISHED_WITHIN_S
+    for crd in crds:
+        while not _served(bare_api, crd):
+            assert time.monotonic() < deadline, f"{crd['metadata']['name']} is not served"
+            time.sleep(0.05)
+    return {crd["metadata"]["name"]: bare_api.get_object(crd) for crd in crds}
+
+
+@pytest.fixture(scope="session")
+def api(bare_api: ApiServer, installed_crds: dict[str, dict[str, Any]]) -> ApiServer:
+    """The apiserver with all kinds served."""
+    assert installed_crds
+    return bare_api
+
+
+def _served(server: ApiServer, crd: dict[str, Any]) -> bool:
+    try:
+        server.get(f"/apis/{GROUP}/{VERSION}/namespaces/default/{crd['spec']['names']['plural']}")
+    except RefusedError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True

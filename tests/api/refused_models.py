@@ -1,0 +1,238 @@
+"""Invalid objects of the other kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.api.objects import REMOVE, Row
+
+
+def argument(text: str) -> dict[str, Any]:
+    return {"spec.engine.args": ["--max-num-seqs", "8", text]}
+
+
+OWNED = "this flag belongs to the operator"
+MODEL = [
+    *(
+        Row(f"arg {text}", "CachedModel", argument(text), "spec.engine.args[2]", OWNED)
+        for text in (
+            "--host",
+            "--port=1",
+            "--uds",
+            "--kv-transfer-config",
+            "--kv-transfer-config.kv_role",
+            "--kv_transfer_config={}",
+            "--model",
+            "--served_model_name=x",
+            "--api-key",
+            "--no-enable-prefix-caching",
+            "--served-model",
+            "-tp",
+            "--config=/tmp/x",
+            "--",
+        )
+    ),
+    Row(
+        "env",
+        "CachedModel",
+        {"spec.engine.env": [{"name": "VLLM_API_KEY", "value": "x"}]},
+        "spec.engine.env[0].name",
+        "these variables belong to the operator",
+    ),
+    Row(
+        "env_twice",
+        "CachedModel",
+        {"spec.engine.env": [{"name": "A"}, {"name": "A"}]},
+        "spec.engine.env[1]",
+        "Duplicate value",
+    ),
+    Row("no_source", "CachedModel", {"spec.model.source": {}}, "spec.model.source", "exactly one of hub, pvc and path"),
+    Row(
+        "two_sources",
+        "CachedModel",
+        {"spec.model.source.hub": {"repository": "a/b"}},
+        "spec.model.source",
+        "exactly one of hub, pvc and path",
+    ),
+    Row("relative", "CachedModel", {"spec.model.source": {"path": "x"}}, "spec.model.source.path", "should match"),
+    Row("replicas", "CachedModel", {"spec.engine.replicas": -1}, "spec.engine.replicas", "greater than or equal to 0"),
+    Row(
+        "chunk", "CachedModel", {"spec.cacheServer": {"chunkSize": 100}}, "spec.cacheServer.chunkSize", "multiple of 16"
+    ),
+    Row("chunk_zero", "CachedModel", {"spec.cacheServer": {"chunkSize": 0}}, "spec.cacheServer.chunkSize", "to 16"),
+    Row(
+        "tier_twice",
+        "CachedModel",
+        {"spec.tiers": [{"name": "cpu"}, {"name": "cpu"}]},
+        "spec.tiers[1]",
+        "Duplicate value",
+    ),
+    Row("no_gate", "CachedModel", {"spec.gate": REMOVE}, "spec.gate", "Required value"),
+    Row(
+        "no_authentication",
+        "CachedModel",
+        {"spec.gate.authentication": {}},
+        "spec.gate.authentication",
+        "exactly one of apiKeys, jwt and trustedHeader",
+    ),
+    Row("reuse", "CachedModel", {"spec.reuse": {"mode": "All"}}, "spec.reuse.mode", '"Prefix", "Blend", "Off"'),
+    Row(
+        "timeout",
+        "CachedModel",
+        {"spec.engine.startupTimeout": "1s"},
+        "spec.engine.startupTimeout",
+        "must be between 10s and 24h",
+    ),
+    Row("image", "CachedModel", {"spec.engine.image": "a b"}, "spec.engine.image", "should match"),
+    Row("salt_name", "CachedModel", {"spec.model.name": "tiny@1"}, "spec.model.name", "should match"),
+]
+
+POLICY = [
+    Row("no_tenant", "TenantCachePolicy", {"spec.tenant": REMOVE}, "spec.tenant", "Required value"),
+    Row("empty_tenant", "TenantCachePolicy", {"spec.tenant": ""}, "spec.tenant", "at least 1 chars"),
+    Row("padded_tenant", "TenantCachePolicy", {"spec.tenant": " acme"}, "spec.tenant", "should match"),
+    Row("padded_end", "TenantCachePolicy", {"spec.tenant": "acme\u00a0"}, "spec.tenant", "should match"),
+    Row("control_tenant", "TenantCachePolicy", {"spec.tenant": "ac\u0007me"}, "spec.tenant", "should match"),
+    Row("two_lines", "TenantCachePolicy", {"spec.tenant": "ac\nme"}, "spec.tenant", "should match"),
+    Row("long_tenant", "TenantCachePolicy", {"spec.tenant": "x" * 129}, "spec.tenant", "may not be more than 128"),
+    Row(
+        "group_missing",
+        "TenantCachePolicy",
+        {"spec.isolation": "Group", "spec.tiers": REMOVE},
+        "spec.groupRef",
+        "groupRef is required with isolation Group",
+    ),
+    Row(
+        "group_too_much",
+        "TenantCachePolicy",
+        {"spec.groupRef": {"name": "research"}},
+        "spec.groupRef",
+        "groupRef is only for isolation Group",
+    ),
+    Row(
+        "tiers_of_public",
+        "TenantCachePolicy",
+        {"spec.isolation": "Public"},
+        "spec.tiers",
+        "tiers are only for isolation Isolated",
+    ),
+    Row(
+        "guarantee",
+        "TenantCachePolicy",
+        {"spec.tiers[0].guaranteed": "2049Mi"},
+        "spec.tiers[0].guaranteed",
+        "guaranteed must not be above limit",
+    ),
+    Row(
+        "guarantee_units",
+        "TenantCachePolicy",
+        {"spec.tiers[0].guaranteed": 1025, "spec.tiers[0].limit": "1Ki"},
+        "spec.tiers[0].guaranteed",
+        "guaranteed must not be above limit",
+    ),
+    Row(
+        "budget_twice",
+        "TenantCachePolicy",
+        {"spec.tiers": [{"name": "shared"}, {"name": "shared"}]},
+        "spec.tiers[1]",
+        "Duplicate value",
+    ),
+    Row(
+        "retention",
+        "TenantCachePolicy",
+        {"spec.tiers[0].retention": "7d"},
+        "spec.tiers[0].retention",
+        "should match",
+    ),
+    Row("models", "TenantCachePolicy", {"spec.models": {}}, "spec.models", "exactly one of names and selector"),
+    Row(
+        "selector",
+        "TenantCachePolicy",
+        {"spec.models": {"selector": {"matchExpressions": [{"key": "a", "operator": "In"}]}}},
+        "spec.models.selector.matchExpressions[0]",
+        "values are required for In and NotIn",
+    ),
+    Row(
+        "classification",
+        "TenantCachePolicy",
+        {"spec.classification": "Secret"},
+        "spec.classification",
+        '"Public", "Internal", "Confidential", "Restricted"',
+    ),
+    Row(
+        "pool_twice",
+        "TenantCachePolicy",
+        {"spec.pools": [{"name": "a"}, {"name": "a"}]},
+        "spec.pools[1]",
+        "Duplicate value",
+    ),
+]
+
+OTHERS = [
+    Row("member_twice", "TenantGroup", {"spec.members": ["a", "a"]}, "spec.members[1]", "Duplicate value"),
+    Row("member_form", "TenantGroup", {"spec.members": ["a", "b "]}, "spec.members[1]", "should match"),
+    Row("sharing", "TenantGroup", {"spec.sharing": "Some"}, "spec.sharing", '"Full", "PoolsOnly"'),
+    Row("no_readers", "PrefixPool", {"spec.readers": {}}, "spec.readers", "readers must name at least one of"),
+    Row(
+        "readers_public",
+        "PrefixPool",
+        {"spec.readers": {"public": True, "tenants": ["acme"]}},
+        "spec.readers.public",
+        "already means everyone",
+    ),
+    Row(
+        "reader_twice",
+        "PrefixPool",
+        {"spec.readers": {"tenants": ["acme", "acme"]}},
+        "spec.readers.tenants[1]",
+        "Duplicate value",
+    ),
+    Row(
+        "prefix_empty",
+        "PrefixPool",
+        {"spec.prefixes": [{"name": "a"}]},
+        "spec.prefixes[0]",
+        "exactly one of text, messages, tokenIDs and configMapKeyRef",
+    ),
+    Row(
+        "prefix_tools",
+        "PrefixPool",
+        {"spec.prefixes": [{"name": "a", "text": "b", "tools": [{"type": "function"}]}]},
+        "spec.prefixes[0]",
+        "only for a prefix with messages",
+    ),
+    Row("no_prefixes", "PrefixPool", {"spec.prefixes": []}, "spec.prefixes", "at least 1 items"),
+    Row("no_scope", "CacheInvalidation", {"spec.scope": {}}, "spec.scope", "scope needs exactly one of"),
+    Row("two_scopes", "CacheInvalidation", {"spec.scope.all": True}, "spec.scope", "scope needs exactly one of"),
+    Row("all_false", "CacheInvalidation", {"spec.scope": {"all": False}}, "spec.scope.all", 'supported values: "true"'),
+    Row("no_mode", "CacheInvalidation", {"spec.mode": REMOVE}, "spec.mode", "Required value"),
+    Row(
+        "shared_scopes",
+        "CacheInvalidation",
+        {"spec.scope": {"all": True}, "spec.sharedScopes": "Roll"},
+        "spec.sharedScopes",
+        "sharedScopes is only for a scope that names a tenant",
+    ),
+    Row(
+        "lazy_tiers",
+        "CacheInvalidation",
+        {"spec.tiers": [{"name": "shared"}]},
+        "spec.tiers",
+        "tiers are only for mode Eager",
+    ),
+    Row(
+        "lazy_residue",
+        "CacheInvalidation",
+        {"spec.allowResidue": True},
+        "spec.allowResidue",
+        "allowResidue is only for mode Eager",
+    ),
+    Row("deadline", "CacheInvalidation", {"spec.deadline": "1s"}, "spec.deadline", "must be between 10s and 168h"),
+    Row(
+        "prefix_content",
+        "CacheInvalidation",
+        {"spec.scope": {"prefix": {"modelRef": {"name": "tiny"}, "content": {}}}},
+        "spec.scope.prefix.content",
+        "exactly one of text, messages and tokenIDs",
+    ),
+]

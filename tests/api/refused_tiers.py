@@ -1,0 +1,179 @@
+"""Invalid CacheDomains and CacheTiers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.api.objects import REMOVE, Row
+
+LONG_NAME = "a" * 41
+
+DOMAIN = [
+    Row("domain_name", "CacheDomain", {"metadata.name": "other"}, "metadata.name", "its name must be default"),
+    Row("stale_after_low", "CacheDomain", {"spec.staleAfter": "4s"}, "spec.staleAfter", "must be between 5s and 24h"),
+    Row("stale_after_high", "CacheDomain", {"spec.staleAfter": "25h"}, "spec.staleAfter", "must be between 5s and 24h"),
+    Row("stale_after_form", "CacheDomain", {"spec.staleAfter": "5 min"}, "spec.staleAfter", "should match"),
+    Row("stale_after_empty", "CacheDomain", {"spec.staleAfter": ""}, "spec.staleAfter", "at least 2 chars"),
+    Row("drain_timeout", "CacheDomain", {"spec.drainTimeout": "2h"}, "spec.drainTimeout", "must be between 1s and 1h"),
+    Row("on_stale", "CacheDomain", {"spec.onStale": "Hope"}, "spec.onStale", '"Fence", "ServeStale"'),
+    Row("custody", "CacheDomain", {"spec.keyCustody": "Paper"}, "spec.keyCustody", '"Secret"'),
+    Row("unknown", "CacheDomain", {"spec.unknownTenants": "Allow"}, "spec.unknownTenants", '"NoReuse", "Refuse"'),
+    Row(
+        "public_budget",
+        "CacheDomain",
+        {"spec.publicBudget": {"tiers": [{"name": "shared", "guaranteed": "2Gi", "limit": "1Gi"}]}},
+        "spec.publicBudget.tiers[0].guaranteed",
+        "guaranteed must not be above limit",
+    ),
+]
+
+CPU: dict[str, Any] = {"spec.medium": "CPU", "spec.capacity": REMOVE, "spec.encryption": REMOVE, "spec.redis": REMOVE}
+NVME: dict[str, Any] = {
+    "spec.medium": "NVMe",
+    "spec.capacity": REMOVE,
+    "spec.redis": REMOVE,
+    "spec.capacityPerPod": "1Gi",
+}
+HBM: dict[str, Any] = {**CPU, "spec.medium": "HBM"}
+EXTERNAL: dict[str, Any] = {
+    "spec.redis.managed": REMOVE,
+    "spec.redis.external": {"endpoints": ["a.example:6379", "b.example:6379"]},
+}
+
+TIER = [
+    Row("long_name", "CacheTier", {"metadata.name": LONG_NAME}, "metadata.name", "at most 40 characters"),
+    Row("dotted_name", "CacheTier", {"metadata.name": "a.b"}, "metadata.name", "must not contain dots"),
+    Row("medium", "CacheTier", {"spec.medium": "Tape"}, "spec.medium", '"HBM", "CPU", "NVMe", "Redis"'),
+    Row("no_medium", "CacheTier", {"spec.medium": REMOVE}, "spec.medium", "Required value"),
+    Row("cpu_no_capacity", "CacheTier", CPU, "spec.capacityPerPod", "capacityPerPod is required for the media CPU"),
+    Row(
+        "cpu_capacity",
+        "CacheTier",
+        {**CPU, "spec.capacityPerPod": "1Gi", "spec.capacity": "1Gi"},
+        "spec.capacity",
+        "capacity is only for the medium Redis",
+    ),
+    Row(
+        "redis_no_capacity",
+        "CacheTier",
+        {"spec.capacity": REMOVE},
+        "spec.capacity",
+        "capacity is required for the medium Redis",
+    ),
+    Row(
+        "redis_per_pod",
+        "CacheTier",
+        {"spec.capacityPerPod": "1Gi"},
+        "spec.capacityPerPod",
+        "capacityPerPod is only for the media CPU and NVMe",
+    ),
+    Row(
+        "hbm_capacity",
+        "CacheTier",
+        {**HBM, "spec.capacityPerPod": "1Gi"},
+        "spec.capacityPerPod",
+        "capacityPerPod is only for the media CPU and NVMe",
+    ),
+    Row("hbm_eviction", "CacheTier", {**HBM, "spec.eviction": {"policy": "LRU"}}, "spec.eviction", "the engine evicts"),
+    Row(
+        "hbm_encryption",
+        "CacheTier",
+        {**HBM, "spec.encryption": "Required"},
+        "spec.encryption",
+        "encryption is only for the media Redis and NVMe",
+    ),
+    Row(
+        "cpu_encryption",
+        "CacheTier",
+        {**CPU, "spec.capacityPerPod": "1Gi", "spec.encryption": "Disabled"},
+        "spec.encryption",
+        "encryption is only for the media Redis and NVMe",
+    ),
+    Row("capacity_zero", "CacheTier", {"spec.capacity": 0}, "spec.capacity", "must be above 0"),
+    Row("capacity_negative", "CacheTier", {"spec.capacity": -5}, "spec.capacity", "greater than or equal to 0"),
+    Row("capacity_milli", "CacheTier", {"spec.capacity": "100m"}, "spec.capacity", "should match"),
+    Row("no_redis", "CacheTier", {"spec.redis": REMOVE}, "spec.redis", "required for the medium Redis"),
+    Row(
+        "redis_on_cpu",
+        "CacheTier",
+        {**CPU, "spec.capacityPerPod": "1Gi", "spec.redis": {"managed": {}}},
+        "spec.redis",
+        "the redis block is only for the medium Redis",
+    ),
+    Row("redis_neither", "CacheTier", {"spec.redis": {}}, "spec.redis", "exactly one of managed and external"),
+    Row(
+        "redis_both",
+        "CacheTier",
+        {"spec.redis.external": {"endpoints": ["a:1"]}},
+        "spec.redis",
+        "exactly one of managed and external",
+    ),
+    Row("endpoints", "CacheTier", EXTERNAL, "spec.redis.external.endpoints", "exactly one endpoint"),
+    Row(
+        "endpoint_twice",
+        "CacheTier",
+        {**EXTERNAL, "spec.redis.external": {"cluster": True, "endpoints": ["a:1", "a:1"]}},
+        "spec.redis.external.endpoints[1]",
+        "Duplicate value",
+    ),
+    Row(
+        "endpoint_form",
+        "CacheTier",
+        {**EXTERNAL, "spec.redis.external": {"endpoints": ["redis://a:1"]}},
+        "spec.redis.external.endpoints[0]",
+        "should match",
+    ),
+    Row("no_nvme", "CacheTier", NVME, "spec.nvme", "required for the medium NVMe"),
+    Row("nvme_neither", "CacheTier", {**NVME, "spec.nvme": {}}, "spec.nvme", "exactly one of emptyDir, hostPath"),
+    Row(
+        "nvme_both",
+        "CacheTier",
+        {**NVME, "spec.nvme": {"emptyDir": {}, "hostPath": {"path": "/x"}}},
+        "spec.nvme",
+        "exactly one of emptyDir, hostPath",
+    ),
+    Row(
+        "nvme_path",
+        "CacheTier",
+        {**NVME, "spec.nvme": {"hostPath": {"path": "x"}}},
+        "spec.nvme.hostPath.path",
+        "should match",
+    ),
+    Row("nvme_on_redis", "CacheTier", {"spec.nvme": {"emptyDir": {}}}, "spec.nvme", "only for the medium NVMe"),
+    Row("hbm_on_redis", "CacheTier", {"spec.hbm": {}}, "spec.hbm", "only for the medium HBM"),
+    Row(
+        "watermark",
+        "CacheTier",
+        {"spec.eviction": {"highWatermarkPercent": 101}},
+        "spec.eviction.highWatermarkPercent",
+        "less than or equal to 100",
+    ),
+    Row(
+        "classification_twice",
+        "CacheTier",
+        {"spec.allowedClassifications": ["Public", "Public"]},
+        "spec.allowedClassifications[1]",
+        "Duplicate value",
+    ),
+    Row(
+        "tls_secret",
+        "CacheTier",
+        {"spec.redis.managed": {"tls": {"mode": "Secret"}}},
+        "spec.redis.managed.tls",
+        "secretRef is required for mode Secret",
+    ),
+    Row(
+        "pod_label",
+        "CacheTier",
+        {"spec.redis.managed": {"podTemplate": {"labels": {"kvstrata.io/tier": "x"}}}},
+        "spec.redis.managed.podTemplate.labels",
+        "belong to the operator",
+    ),
+    Row(
+        "pod_label_form",
+        "CacheTier",
+        {"spec.redis.managed": {"podTemplate": {"labels": {"a b": "x"}}}},
+        "spec.redis.managed.podTemplate.labels",
+        "every key must match",
+    ),
+]

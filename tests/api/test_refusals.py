@@ -1,0 +1,111 @@
+"""What schema and CEL can decide, the apiserver refuses: with the path of the field and a sentence a person can act on.
+
+Every row is tried twice: on a real apiserver, and with the Python models, which must refuse the same objects. So an
+object can never be admitted and then trip the operator, nor pass in Python what a cluster would refuse.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstrata.api import KINDS, InvalidObjectError
+from tests.api.apiserver import ApiServer, RefusedError
+from tests.api.objects import Row, changed, valid
+from tests.api.refused_models import MODEL, OTHERS, POLICY, argument
+from tests.api.refused_tiers import DOMAIN, HBM, TIER
+
+ROWS: list[Row] = [*DOMAIN, *TIER, *MODEL, *POLICY, *OTHERS]
+BY_KIND = {kind.INFO.kind: kind for kind in KINDS}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind}-{row.id}")
+def test_the_apiserver_names_the_field_and_says_why(api: ApiServer, row: Row) -> None:
+    base = valid(row.kind)
+    api.create(base, dry_run=True)
+    with pytest.raises(RefusedError) as refused:
+        api.create(changed(base, row.changes), dry_run=True)
+    assert refused.value.status == 422, refused.value.message
+    said = {(cause.field, cause.message) for cause in refused.value.causes}
+    assert any(field == row.field and row.sentence in message for field, message in said), said
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.kind}-{row.id}")
+def test_the_models_refuse_the_same_objects(row: Row) -> None:
+    kind = BY_KIND[row.kind]
+    kind.parse(valid(row.kind))
+    with pytest.raises(InvalidObjectError) as refused:
+        kind.parse(changed(valid(row.kind), row.changes))
+    assert refused.value.problems
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("CacheTier", {"spec.colour": "red"}),
+        ("CacheTier", {"spec.redis.managed.colour": "red"}),
+        ("TenantCachePolicy", {"spec.tiers[0].colour": "red"}),
+    ],
+)
+def test_an_unknown_field_is_refused_by_both(api: ApiServer, kind: str, changes: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError, match="unknown field"):
+        api.create(changed(valid(kind), changes), dry_run=True)
+    with pytest.raises(InvalidObjectError):
+        BY_KIND[kind].parse(changed(valid(kind), changes))
+
+
+ACCEPTED = [
+    ("TenantCachePolicy", {"spec.tenant": "Zürich Büro / 部門 7"}),
+    ("TenantCachePolicy", {"spec.tenant": "x"}),
+    ("TenantCachePolicy", {"spec.tenant": "ü" * 128}),
+    ("TenantCachePolicy", {"spec.tiers[0].guaranteed": 1024, "spec.tiers[0].limit": "1Ki"}),
+    ("TenantCachePolicy", {"spec.tiers[0]": {"name": "shared", "limit": 0}}),
+    ("CachedModel", argument("--max-model-length-of-something-else")),
+    ("CachedModel", argument("./chat.jinja")),
+    ("CachedModel", argument("-1")),
+    ("CachedModel", argument("--model-impl=auto")),
+    ("CachedModel", {"spec.engine.replicas": 0}),
+    ("CacheTier", {"metadata.name": "a" * 40}),
+    ("CacheTier", HBM),
+    ("CacheInvalidation", {"spec.mode": "Eager", "spec.tiers": [{"name": "shared"}], "spec.allowResidue": True}),
+    ("CacheInvalidation", {"spec.scope": {"prefix": {"modelRef": {"name": "m"}, "content": {"tokenIDs": [1, 2]}}}}),
+    ("PrefixPool", {"spec.prefixes[0]": {"name": "a", "tokenIDs": [1, 2, 3]}}),
+    ("CacheDomain", {"spec": {}}),
+    ("CacheDomain", {"spec.staleAfter": "24h", "spec.drainTimeout": "1h"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "changes"), ACCEPTED)
+def test_what_is_just_within_the_rules_is_accepted_by_both(api: ApiServer, kind: str, changes: dict[str, Any]) -> None:
+    written = changed(valid(kind), changes)
+    assert BY_KIND[kind].parse(api.create(written, dry_run=True)).spec == BY_KIND[kind].parse(written).spec  # type: ignore[attr-defined]
+
+
+IMMUTABLE = [
+    ("TenantCachePolicy", {"tenant": "globex"}, "spec.tenant", "tenant is immutable"),
+    (
+        "CacheTier",
+        {"medium": "HBM", "capacity": None, "redis": None, "encryption": None},
+        "spec.medium",
+        "is immutable",
+    ),
+    ("CacheInvalidation", {"mode": "Eager"}, "spec", "an invalidation is immutable"),
+    ("CacheInvalidation", {"reason": "added later"}, "spec", "an invalidation is immutable"),
+]
+
+
+@pytest.mark.parametrize(("kind", "spec", "field", "sentence"), IMMUTABLE)
+def test_what_is_immutable_cannot_be_changed(
+    api: ApiServer, kind: str, spec: dict[str, Any], field: str, sentence: str
+) -> None:
+    stored = valid(kind, name="immutable")
+    api.create(stored)
+    try:
+        with pytest.raises(RefusedError) as refused:
+            api.merge_patch(stored, {"spec": spec})
+        said = [(cause.field, cause.message) for cause in refused.value.causes]
+        assert any(path == field and sentence in message for path, message in said), said
+        api.merge_patch(stored, {"metadata": {"labels": {"still": "editable"}}})
+    finally:
+        api.delete(stored)

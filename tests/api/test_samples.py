@@ -1,0 +1,85 @@
+"""The samples are what people copy first: every one is accepted as it stands, and means what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvstrata.api import KINDS
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from tests.api.apiserver import ApiServer
+
+SAMPLES = Path(__file__).resolve().parents[2] / "manifests" / "samples"
+BY_KIND = {kind.INFO.kind: kind for kind in KINDS}
+
+
+def documents(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path in sorted(folder.glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            yield path.name, document
+
+
+DEMO = list(documents(SAMPLES))
+EXTRA = list(documents(SAMPLES / "extra"))
+
+
+def label(pair: tuple[str, dict[str, Any]]) -> str:
+    metadata = pair[1]["metadata"]
+    return f"{pair[0]}:{pair[1]['kind']}/{metadata.get('name') or metadata.get('generateName')}"
+
+
+@pytest.fixture(scope="module")
+def demo_namespace(api: ApiServer) -> None:
+    namespace = next(document for _, document in DEMO if document["kind"] == "Namespace")
+    api.create(namespace)
+
+
+@pytest.mark.usefixtures("demo_namespace")
+@pytest.mark.parametrize("sample", [*DEMO, *EXTRA], ids=label)
+def test_the_sample_is_accepted_and_read_as_it_stands(api: ApiServer, sample: tuple[str, dict[str, Any]]) -> None:
+    document = sample[1]
+    if document["kind"] == "Namespace":
+        return
+    stored = api.create(document, dry_run=True)
+    if document["kind"] not in BY_KIND:
+        return
+    read = BY_KIND[document["kind"]].parse(stored)
+    assert read.spec.to_kubernetes() == document["spec"]  # type: ignore[attr-defined]
+
+
+def test_every_kind_has_a_sample() -> None:
+    assert {document["kind"] for _, document in [*DEMO, *EXTRA]} >= BY_KIND.keys()
+
+
+def test_all_references_within_the_demo_resolve() -> None:
+    objects = {(document["kind"], document["metadata"]["name"]): document for _, document in DEMO}
+    tiers = {name for kind, name in objects if kind == "CacheTier"}
+    models = [CachedModel.parse(o) for (kind, _), o in objects.items() if kind == "CachedModel"]
+    policies = [TenantCachePolicy.parse(o) for (kind, _), o in objects.items() if kind == "TenantCachePolicy"]
+    assert models
+    assert policies
+    for model in models:
+        assert set(model.spec.tier_names) <= tiers
+        keys = model.spec.gate.authentication.api_keys
+        assert keys is not None
+        assert ("Secret", keys.secret_ref.name) in objects
+    for policy in policies:
+        assert {budget.name for budget in policy.spec.tiers} <= tiers
+        group = policy.spec.group_name
+        if group is not None:
+            assert policy.spec.tenant in objects[("TenantGroup", group)]["spec"]["members"]
+
+
+def test_every_tenant_of_the_demo_has_a_key_and_may_use_the_shared_tier() -> None:
+    secret = next(document for _, document in DEMO if document["kind"] == "Secret")
+    tenants = {entry["tenant"] for entry in yaml.safe_load(secret["stringData"]["keys.json"])["keys"]}
+    policies = [TenantCachePolicy.parse(d) for _, d in DEMO if d["kind"] == "TenantCachePolicy"]
+    assert {policy.spec.tenant for policy in policies} == tenants
+    shared = next(CacheTier.parse(d) for _, d in DEMO if d["kind"] == "CacheTier" and d["metadata"]["name"] == "shared")
+    assert all(shared.spec.admits(policy.spec.effective_classification) for policy in policies)
