@@ -40,7 +40,7 @@ class ApiServer:
     """Administrator's access to one control plane."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        self._client: Any = config.new_client_from_config(str(kubeconfig))  # type: ignore[no-untyped-call]
+        self._client: Any = config.new_client_from_config(str(kubeconfig))
 
     def create(self, obj: Mapping[str, Any], *, dry_run: bool = False) -> dict[str, Any]:
         """Create an object, strictly: unknown fields are an error, as they are for kubectl."""
