@@ -98,7 +98,7 @@ class Kube:
                 verb,
                 url,
                 headers,
-                json.dumps(body) if body is not None else None,
+                body,
                 _request_timeout=timeout_s,
             )
             data = await answer.read()

@@ -25,6 +25,11 @@ def build_registry(store: Store, enqueue: Callable[[Key], None], service_monitor
     """Return a registry whose handlers feed `store`, and `enqueue` the keys that an event concerns."""
     registry = kopf.OperatorRegistry()
 
+    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+    kopf.on.login(registry=registry)(login)
+
     async def observe(event: kopf.RawEvent, **_: Any) -> None:
         raw: dict[str, Any] = dict(event["object"])
         metadata = raw["metadata"]
