@@ -1,0 +1,98 @@
+"""The control plane that other tests run against: it serves, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.progress import ClusterError
+from e2e.cluster.settings import KUBERNETES_VERSION, Paths, kubebuilder_assets
+
+pytestmark = pytest.mark.apiserver
+
+needs_binaries = pytest.mark.skipif(
+    not ((kubebuilder_assets() or Paths().bin) / "kube-apiserver").exists(),
+    reason="no kube-apiserver: run `python3 -m e2e.cluster build`, or set KUBEBUILDER_ASSETS",
+)
+
+
+def processes_that_name(folder: Path) -> list[str]:
+    """Command lines of all running processes in which a folder occurs."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if str(folder) in command:
+                found.append(command)
+    return found
+
+
+def memory_folders() -> set[Path]:
+    return set(Path("/dev/shm").glob("kvstrata-etcd-*"))
+
+
+@needs_binaries
+def test_a_control_plane_serves_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    before = memory_folders()
+    with ControlPlane(tmp_path) as plane:
+        version = plane.get("/version")["gitVersion"]
+        if kubebuilder_assets() is None:
+            assert version == f"v{KUBERNETES_VERSION}"
+        answer = subprocess.run(
+            [plane.kubectl, "--kubeconfig", plane.kubeconfig, "get", "namespace", "default", "-o", "name"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert answer.stdout == "namespace/default\n"
+        assert plane.kubeconfig.stat().st_mode & 0o077 == 0, "others can read the administrator's key"
+        assert len(processes_that_name(tmp_path)) == 2
+
+    assert processes_that_name(tmp_path) == []
+    assert memory_folders() <= before
+    assert not plane.kubeconfig.exists()
+
+
+@needs_binaries
+def test_another_object_on_the_same_folder_stops_what_the_first_started(tmp_path: Path) -> None:
+    first, second = ControlPlane(tmp_path), ControlPlane(tmp_path)
+    first.start()
+    try:
+        assert second.is_running()
+        with pytest.raises(ClusterError, match="already runs"):
+            second.start()
+    finally:
+        second.stop()
+    assert not first.is_running()
+    assert processes_that_name(tmp_path) == []
+
+
+def test_a_folder_without_binaries_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="etcd is not there") as refused:
+        ControlPlane(tmp_path / "state", binaries=tmp_path).start()
+    assert "e2e.cluster build" in refused.value.advice
+
+
+@needs_binaries
+def test_a_component_that_dies_is_named_with_its_log_and_nothing_keeps_running(tmp_path: Path) -> None:
+    real = kubebuilder_assets() or Paths().bin
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    (binaries / "etcd").symlink_to(real / "etcd")
+    broken = binaries / "kube-apiserver"
+    broken.write_text("#!/bin/sh\necho it broke\nexit 1\n")
+    broken.chmod(0o755)
+
+    with pytest.raises(ClusterError, match="kube-apiserver died") as refused:
+        ControlPlane(tmp_path / "state", binaries=binaries).start()
+
+    assert refused.value.log is not None
+    assert "it broke" in refused.value.log.read_text()
+    assert processes_that_name(tmp_path) == []

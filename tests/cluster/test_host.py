@@ -1,0 +1,103 @@
+"""What the package reads from the host, runs on it and tells its user."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.cgroups import Hierarchy, parse_hierarchies
+from e2e.cluster.processes import kill_recorded, record_pid, recorded_pid, spawn
+from e2e.cluster.progress import ClusterError, Progress, describe
+from e2e.cluster.rootfs import redis_server_command
+from e2e.cluster.settings import Paths
+
+JOINT_V1 = """\
+24 18 0:20 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,name=systemd
+25 18 0:21 / /sys/fs/cgroup/cpu,cpuacct rw shared:9 - cgroup cgroup rw,cpu,cpuacct
+26 18 0:22 /outer /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory
+27 18 0:23 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw
+28 18 0:24 / /proc rw - proc proc rw
+"""
+
+
+def test_every_mounted_hierarchy_is_found_with_our_own_group_in_it() -> None:
+    own = "4:cpu,cpuacct:/user\n3:memory:/outer/inner\n2:hugetlb:/\n1:name=systemd:/\n0::/session\n"
+    assert parse_hierarchies(own, JOINT_V1) == [
+        Hierarchy("cpu,cpuacct", Path("/sys/fs/cgroup/cpu,cpuacct/user")),
+        Hierarchy("memory", Path("/sys/fs/cgroup/memory/inner")),
+        Hierarchy("none,name=systemd", Path("/sys/fs/cgroup/systemd")),
+        Hierarchy("", Path("/sys/fs/cgroup/unified/session")),
+    ]
+
+
+def test_a_recorded_process_is_ended_and_forgotten(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    process = spawn(["sleep", "60"], log=tmp_path / "log", pid_file=pid_file)
+    assert recorded_pid(pid_file) == process.pid
+    kill_recorded(pid_file)
+    assert recorded_pid(pid_file) is None
+    assert not pid_file.exists()
+    assert not Path(f"/proc/{process.pid}").exists()
+
+
+def test_a_process_that_got_the_recorded_id_later_is_left_alone(tmp_path: Path) -> None:
+    innocent = subprocess.Popen(["sleep", "60"])
+    try:
+        pid_file = tmp_path / "pid"
+        record_pid(pid_file, innocent.pid)
+        pid, started = pid_file.read_text().split()
+        pid_file.write_text(f"{pid} {int(started) - 1}\n")
+        kill_recorded(pid_file)
+        assert innocent.poll() is None
+    finally:
+        innocent.kill()
+        innocent.wait()
+
+
+def test_an_error_tells_the_end_of_the_log_and_what_to_do(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("\n".join(f"line {number}" for number in range(100)))
+    text = describe(ClusterError("it failed", advice="do this", log=log))
+    assert "it failed" in text
+    assert "line 99" in text
+    assert "line 50" not in text
+    assert "do this" in text
+
+
+def test_a_failed_step_is_not_reported_as_done() -> None:
+    stream = io.StringIO()
+    with pytest.raises(ValueError, match="x"), Progress(stream).step("work"):
+        raise ValueError("x")
+    assert stream.getvalue().startswith("work: failed (")
+
+
+def test_a_step_says_that_it_still_runs_after_two_seconds() -> None:
+    stream = io.StringIO()
+    with Progress(stream).step("work"):
+        time.sleep(2.2)
+    assert stream.getvalue().splitlines()[0] == "work ... 2 s"
+
+
+@pytest.mark.redis
+@pytest.mark.skipif(not Paths().rootfs.is_dir(), reason="needs the root file system of `python3 -m e2e.cluster build`")
+def test_the_redis_of_the_root_file_system_runs_on_the_host() -> None:
+    shown = subprocess.run([*redis_server_command(), "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("Redis server v=7.")
+
+
+def test_the_command_line_explains_itself_without_touching_anything() -> None:
+    shown = subprocess.run(
+        [sys.executable, "-m", "e2e.cluster", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    for verb in ("up", "down", "build", "load", "image", "control-plane"):
+        assert re.search(rf"^    {verb}\b", shown.stdout, re.MULTILINE), verb

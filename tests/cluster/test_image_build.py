@@ -1,0 +1,88 @@
+"""What an image build depends on, and what it is told about this machine."""
+
+from __future__ import annotations
+
+import configparser
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.ignorefile import context_files
+from e2e.cluster.image_build import Build, merged_pip_configuration
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    context = tmp_path / "context"
+    (context / "src" / "deep").mkdir(parents=True)
+    for name in ("Dockerfile", "src/main.py", "src/deep/data.txt", "notes.md"):
+        (context / name).write_text(name)
+    return Build(context, context / "Dockerfile", "localhost/x:1", {"A": "1"}, tmp_path / "x.tar")
+
+
+def names(context: Path, *patterns: str) -> list[str]:
+    return [str(path.relative_to(context)) for path in context_files(context, patterns)]
+
+
+def test_a_change_of_any_input_changes_the_digest(build: Build) -> None:
+    before = build.digest("buildah")
+    assert build.digest("buildah") == before
+    assert build.digest("docker") != before
+    assert replace(build, arguments={"A": "2"}).digest("buildah") != before
+    assert replace(build, tag="localhost/x:2").digest("buildah") != before
+    (build.context / "src" / "main.py").chmod(0o755)
+    with_mode = build.digest("buildah")
+    assert with_mode != before
+    (build.context / "src" / "deep" / "data.txt").write_text("changed")
+    assert build.digest("buildah") != with_mode
+
+
+def test_ignored_files_do_not_change_the_digest(build: Build) -> None:
+    (build.context / ".dockerignore").write_text("*.md\n.dockerignore\n")
+    before = build.digest("buildah")
+    (build.context / "notes.md").write_text("changed")
+    (build.context / ".git").mkdir()
+    (build.context / ".git" / "HEAD").write_text("changed")
+    assert build.digest("buildah") == before
+
+
+def test_the_dockerfiles_own_ignore_file_wins(build: Build) -> None:
+    (build.context / ".dockerignore").write_text("src\n")
+    (build.context / "Dockerfile.dockerignore").write_text("*.md\n")
+    assert build.ignore_file.name == "Dockerfile.dockerignore"
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left"),
+    [
+        ((), ["Dockerfile", "notes.md", "src/deep/data.txt", "src/main.py"]),
+        (("src",), ["Dockerfile", "notes.md"]),
+        (("/src/deep/",), ["Dockerfile", "notes.md", "src/main.py"]),
+        (("*.txt",), ["Dockerfile", "notes.md", "src/deep/data.txt", "src/main.py"]),
+        (("**/*.txt",), ["Dockerfile", "notes.md", "src/main.py"]),
+        (("*", "!src/main.py"), ["src/main.py"]),
+        (("!notes.md", "*.md"), ["Dockerfile", "src/deep/data.txt", "src/main.py"]),
+    ],
+)
+def test_ignore_patterns_read_as_dockers(build: Build, patterns: tuple[str, ...], left: list[str]) -> None:
+    assert names(build.context, *patterns) == left
+
+
+def test_pip_settings_of_the_environment_win_and_paths_of_this_machine_stay_here() -> None:
+    machine = "[global]\nindex-url = https://a.example/simple\ncert = /home/me/ca.pem\nfind-links = /home/me/wheels\n"
+    environment = {"PIP_INDEX_URL": "https://b.example/simple", "PIP_CERT": "/home/me/other.pem", "HOME": "/home/me"}
+    text = merged_pip_configuration(machine, environment, has_ca=True)
+    parsed = configparser.RawConfigParser()
+    parsed.read_string(text)
+    assert dict(parsed["global"]) == {
+        "index-url": "https://b.example/simple",
+        "cert": "/etc/ssl/certs/ca-certificates.crt",
+    }
+    assert "/home/me" not in text
+
+
+def test_without_settings_the_pip_configuration_says_nothing() -> None:
+    parsed = configparser.RawConfigParser()
+    parsed.read_string(merged_pip_configuration("", {}, has_ca=False))
+    assert dict(parsed["global"]) == {}
