@@ -66,7 +66,6 @@ KV_NEUTRAL_FLAGS = frozenset(
         "--api-server-count",
         "--async-scheduling",
         "--download-dir",
-        "--gpu-memory-utilization",
         "--kv-cache-memory-bytes",
         "--long-prefill-token-threshold",
         "--max-long-partial-prefills",

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import base64
+
+from kvstrata.contract.bundle import Root, Rules, ShardRef, encode_shard
+from kvstrata.objects.networkpolicy import build_model_networkpolicy, build_redis_networkpolicy
+from kvstrata.objects.pdb import build_pdb
+from kvstrata.objects.pod import pod_template
+from kvstrata.objects.rbac import build_role
+from kvstrata.objects.secret import build_bundle_root, build_bundle_shard
+from kvstrata.objects.service import build_model_service, endpoint_url
+from kvstrata.objects.servicemonitor import build_servicemonitor
+from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, cpu_tier, model, redis_tier
+
+
+def test_a_gate_may_read_its_bundle_and_keys_by_name_and_nothing_else() -> None:
+    rules = build_role(model(), 2)["rules"]
+    assert {rule["resources"][0] for rule in rules} == {"secrets"}
+    assert all(rule["resourceNames"] for rule in rules)
+    granted = {(name, verb) for rule in rules for name in rule["resourceNames"] for verb in rule["verbs"]}
+    shards = {f"kvs-tiny-bundle-{index}{slot}" for index in range(2) for slot in "ab"}
+    assert granted == {(name, verb) for name in ("kvs-tiny-bundle", "keys") for verb in ("get", "watch")} | {
+        (shard, "get") for shard in shards
+    }
+
+
+def test_a_role_names_the_secrets_that_the_bundle_is_stored_in() -> None:
+    root = Root("d" * 16, "tiny", "uid-tiny", 1, 1, Rules(), (ShardRef(0, "a", "0" * 64),))
+    owner = model().owner_reference()
+    stored = [
+        build_bundle_root("team", owner, root),
+        build_bundle_shard("team", "tiny", owner, 0, "a", encode_shard(())),
+        build_bundle_shard("team", "tiny", owner, 0, "b", encode_shard(())),
+    ]
+    named = {name for rule in build_role(model(), 1)["rules"] for name in rule["resourceNames"]}
+    assert {secret["metadata"]["name"] for secret in stored} <= named
+    assert Root.decode(base64.b64decode(stored[0]["data"]["root.json"])) == root
+
+
+def test_only_the_operator_reaches_the_control_port() -> None:
+    ingress = build_model_networkpolicy(CONTEXT, model())["spec"]["ingress"]
+    (control,) = [rule for rule in ingress if {"protocol": "TCP", "port": 9443} in rule["ports"]]
+    (peer,) = control["from"]
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": CONTEXT.operator_namespace}
+    assert peer["podSelector"]["matchLabels"] == dict(CONTEXT.operator_labels)
+
+
+def test_pods_that_use_a_tier_have_the_label_that_its_policy_admits() -> None:
+    policy = build_redis_networkpolicy(CONTEXT, redis_tier("shared"))
+    assert policy is not None
+    admitted = policy["spec"]["ingress"][0]["from"][0]["podSelector"]["matchLabels"]
+    using = pod_template(CONTEXT, DOMAIN_ID, model(), (redis_tier("shared"),), IDENTITY)["metadata"]["labels"]
+    other = pod_template(CONTEXT, DOMAIN_ID, model(), (redis_tier("other"),), IDENTITY)["metadata"]["labels"]
+    assert admitted.items() <= using.items()
+    assert not admitted.items() <= other.items()
+    assert build_redis_networkpolicy(CONTEXT, cpu_tier()) is None
+
+
+def test_the_service_leads_to_the_port_that_the_gate_listens_on() -> None:
+    encrypted, plain = model(), model(gate={"tls": {"mode": "Disabled"}})
+    assert build_model_service(encrypted)["spec"]["ports"][0]["targetPort"] == 8443
+    assert build_model_service(plain)["spec"]["ports"][0]["targetPort"] == 8080
+    assert endpoint_url(CONTEXT, encrypted) == "https://kvs-tiny.team.svc.cluster.local"
+    assert endpoint_url(CONTEXT, plain) == "http://kvs-tiny.team.svc.cluster.local"
+
+
+def test_a_single_replica_has_no_disruption_budget() -> None:
+    assert build_pdb(model(engine={"replicas": 1})) is None
+    budget = build_pdb(model(engine={"replicas": 2}))
+    assert budget is not None
+    assert budget["spec"]["maxUnavailable"] == 1
+
+
+def test_a_servicemonitor_exists_only_where_its_kind_does() -> None:
+    assert build_servicemonitor(model(), crd_installed=False) is None
+    assert build_servicemonitor(model(), crd_installed=True) is not None

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstrata.objects import engine
+from kvstrata.objects.pod import pod_template
+from kvstrata_sidecar.adapter.params import AdapterParams
+from kvstrata_sidecar.gate.drain import DRAINED_FILE, DRAINING_FILE, ENGINE_DIRECTORY
+from kvstrata_sidecar.gate.settings import load
+from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, cpu_tier, model, redis_tier, tier
+
+
+def containers(*tiers: Any, **parts: Any) -> dict[str, dict[str, Any]]:
+    spec = pod_template(CONTEXT, DOMAIN_ID, model(**parts), tiers, IDENTITY)["spec"]
+    return {container["name"]: container for container in [*spec["initContainers"], *spec["containers"]]}
+
+
+def flag(container: dict[str, Any], name: str) -> str:
+    args = container["args"]
+    return str(args[args.index(name) + 1])
+
+
+def adapters(container: dict[str, Any]) -> list[dict[str, Any]]:
+    args = container["args"]
+    return [json.loads(args[i + 1]) for i, arg in enumerate(args) if arg == "--l2-adapter"]
+
+
+def test_gate_starts_first_then_cache_then_engine() -> None:
+    spec = pod_template(CONTEXT, DOMAIN_ID, model(), (), IDENTITY)["spec"]
+    assert [container["name"] for container in spec["initContainers"]] == ["plugin", "gate", "cache"]
+    assert [container.get("restartPolicy") for container in spec["initContainers"]] == [None, "Always", "Always"]
+    assert [container["name"] for container in spec["containers"]] == ["engine"]
+
+
+def test_only_the_gate_decides_whether_the_pod_is_ready() -> None:
+    ready = {name for name, container in containers().items() if "readinessProbe" in container}
+    assert ready == {"gate"}
+
+
+@pytest.mark.parametrize("mode", [None, {"mode": "Disabled"}, {"mode": "Secret", "secretRef": {"name": "own"}}])
+def test_the_gate_understands_its_environment(mode: dict[str, Any] | None) -> None:
+    gate = containers(gate={"tls": mode} if mode else {})["gate"]
+    environment = {entry["name"]: entry.get("value", "from the pod") for entry in gate["env"]}
+    settings = load([], {**environment, "KUBERNETES_SERVICE_HOST": "10.0.0.1"})
+    ports = {port["containerPort"] for port in gate["ports"]}
+    mounts = {mount["mountPath"] for mount in gate["volumeMounts"]}
+    listeners = {settings.https_port, settings.http_port, settings.control_port, settings.health_port} - {-1}
+    assert listeners == ports
+    assert (settings.bundle_secret, settings.api_keys_secret) == ("kvs-tiny-bundle", "keys")
+    assert {str(settings.tls_dir), str(settings.control_tls_dir), str(settings.ack_token_file.parent)} <= mounts
+    assert {str(settings.policy_dir), str(settings.adapter_socket.parent), str(settings.engine_socket.parent)} <= mounts
+    assert {str(settings.kube_token_file.parent), str(settings.kube_ca_file.parent)} <= mounts
+
+
+def test_a_pod_without_redis_still_has_an_adapter_that_enforces() -> None:
+    (adapter,) = adapters(containers(cpu_tier())["cache"])
+    params = AdapterParams.from_json(adapter["adapter_params"])
+    assert (params.domain, params.identity, params.tier) == (DOMAIN_ID, IDENTITY, None)
+
+
+def test_the_adapter_understands_its_parameters_and_finds_its_files() -> None:
+    cache = containers(cpu_tier(), redis_tier("one"), redis_tier("two", tls={"mode": "Disabled"}))["cache"]
+    first, second = (AdapterParams.from_json(adapter["adapter_params"]).tier for adapter in adapters(cache))
+    assert first is not None
+    assert second is not None
+    assert str(first.endpoints[0]) == "kvs-one-redis.team.svc:6379"
+    assert first.tls is not None
+    assert second.tls is None
+    mounts = {mount["mountPath"] for mount in cache["volumeMounts"]}
+    assert {str(Path(first.password_file or "").parent), str(Path(first.tls.ca_file).parent)} <= mounts
+    assert str(Path(second.password_file or "").parent) in mounts
+
+
+def test_an_external_tier_uses_the_keys_that_the_user_named() -> None:
+    external = tier(
+        "far",
+        medium="Redis",
+        capacity="1Gi",
+        encryption="Disabled",
+        redis={
+            "external": {
+                "endpoints": ["[2001:db8::7]:7000"],
+                "tls": {"caSecretRef": {"name": "ca", "key": "root.pem"}},
+                "authSecretRef": {"name": "auth"},
+            }
+        },
+    )
+    template = pod_template(CONTEXT, DOMAIN_ID, model(), (external,), IDENTITY)
+    volume = next(volume for volume in template["spec"]["volumes"] if volume["name"] == "tier-far")
+    sources = [source["secret"] for source in volume["projected"]["sources"]]
+    assert sources == [
+        {"name": "auth", "items": [{"key": "password", "path": "password"}]},
+        {"name": "ca", "items": [{"key": "root.pem", "path": "ca.crt"}]},
+    ]
+    (adapter,) = adapters(containers(external)["cache"])
+    assert adapter["adapter_params"]["tier"]["endpoints"] == [{"host": "2001:db8::7", "port": 7000}]
+
+
+def test_no_secret_reaches_arguments_or_environment() -> None:
+    source = {"hub": {"repository": "a/b", "tokenSecretRef": {"name": "hub", "key": "token"}}}
+    for container in containers(cpu_tier(), redis_tier(), source=source).values():
+        for entry in container.get("env", []):
+            assert "secretKeyRef" not in entry.get("valueFrom", {}), entry
+
+
+@pytest.mark.parametrize(("policy", "rendered"), [("LRU", "LRU"), ("ARC", "ARC"), ("None", "noop")])
+def test_eviction_never_uses_the_policy_that_kills_the_eviction_thread(policy: str, rendered: str) -> None:
+    cache = containers(cpu_tier(eviction={"policy": policy, "highWatermarkPercent": 75}))["cache"]
+    assert flag(cache, "--eviction-policy") == rendered
+    assert flag(cache, "--eviction-trigger-watermark") == "0.75"
+
+
+def test_memory_of_the_cpu_tier_counts_in_volume_and_in_both_limits() -> None:
+    parts = {"engine": {"resources": {"limits": {"memory": "4Gi"}}}}
+    template = pod_template(CONTEXT, DOMAIN_ID, model(**parts), (cpu_tier("2Gi"),), IDENTITY)
+    shm = next(volume for volume in template["spec"]["volumes"] if volume["name"] == "shm")
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "2560Mi"}
+    found = containers(cpu_tier("2Gi"), **parts)
+    assert found["engine"]["resources"]["limits"]["memory"] == "6Gi"
+    assert found["cache"]["resources"]["limits"]["memory"] == "3584Mi"
+    assert flag(found["cache"], "--l1-size-gb") == "2"
+
+
+@pytest.mark.parametrize(("asked", "ranks", "devices"), [(1, 4, "4"), (4, 4, "4"), (8, 4, "8")])
+def test_a_replica_gets_an_accelerator_for_each_rank(asked: int, ranks: int, devices: str) -> None:
+    resources = {"limits": {"nvidia.com/gpu": asked}}
+    built = containers(engine={"resources": resources, "tensorParallelSize": ranks})["engine"]
+    assert built["resources"]["limits"]["nvidia.com/gpu"] == devices
+    assert built["resources"]["requests"]["nvidia.com/gpu"] == devices
+    assert flag(built, "--tensor-parallel-size") == str(ranks)
+
+
+def test_the_cache_container_claims_no_accelerator() -> None:
+    cache = containers(engine={"resources": {"limits": {"nvidia.com/gpu": 1}}})["cache"]
+    assert "nvidia.com/gpu" not in json.dumps(cache)
+
+
+def test_the_users_labels_never_replace_the_operators() -> None:
+    chosen = {"labels": {"team": "a"}, "annotations": {"kvstrata.io/identity": "forged", "note": "x"}}
+    metadata = pod_template(CONTEXT, DOMAIN_ID, model(engine={"podTemplate": chosen}), (), IDENTITY)["metadata"]
+    assert metadata["labels"]["team"] == "a"
+    assert metadata["labels"]["kvstrata.io/model"] == "tiny"
+    assert metadata["annotations"] == {"kvstrata.io/identity": IDENTITY, "note": "x"}
+
+
+def test_the_users_variables_stand_over_defaults_once() -> None:
+    built = containers(engine={"env": [{"name": "HF_HUB_OFFLINE", "value": "0"}, {"name": "EMPTY"}]})["engine"]
+    assert [entry for entry in built["env"] if entry["name"] == "HF_HUB_OFFLINE"] == [
+        {"name": "HF_HUB_OFFLINE", "value": "0"}
+    ]
+    assert {"name": "EMPTY"} in built["env"]
+
+
+def test_a_model_from_the_hub_may_go_online_and_a_local_one_may_not() -> None:
+    def variables(**parts: Any) -> dict[str, str]:
+        return {entry["name"]: entry.get("value", "") for entry in containers(**parts)["engine"]["env"]}
+
+    assert variables()["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in variables(source={"hub": {"repository": "a/b"}})
+    assert "HF_HUB_OFFLINE" not in variables(model={"tokenizer": "a/b"})
+
+
+class TestTheDrainHook:
+    def run(self, directory: Path, seconds: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-S", "-c", engine.DRAIN_SCRIPT, str(directory), seconds])
+
+    def test_announces_itself_and_waits_for_the_gate(self, tmp_path: Path) -> None:
+        hook = self.run(tmp_path, "30")
+        with pytest.raises(subprocess.TimeoutExpired):
+            hook.wait(0.5)
+        assert (tmp_path / DRAINING_FILE).exists()
+        (tmp_path / DRAINED_FILE).touch()
+        assert hook.wait(5) == 0
+
+    def test_does_not_wait_for_ever(self, tmp_path: Path) -> None:
+        assert self.run(tmp_path, "0.2").wait(5) == 0
+
+    def test_leaves_the_engine_time_to_stop(self) -> None:
+        spec = pod_template(CONTEXT, DOMAIN_ID, model(), (), IDENTITY)["spec"]
+        command = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+        assert command[-2:] == [ENGINE_DIRECTORY, str(engine.DRAIN_TIMEOUT_S)]
+        assert spec["terminationGracePeriodSeconds"] >= engine.DRAIN_TIMEOUT_S + 20

@@ -1,0 +1,206 @@
+"""The arguments, users and probe of a managed Redis tier, tried on a real redis-server."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from kvstrata.adapters import pki
+from kvstrata.adapters.redis_probe import RedisReason, probe_redis
+from kvstrata.contract.keys import BlockKey
+from kvstrata.objects import names, paths
+from kvstrata.objects.secret import redis_auth_data
+from kvstrata.objects.statefulset import build_redis_statefulset, redis_arguments
+from kvstrata.objects.tierlinks import OPERATOR_USER
+from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, cpu_tier, redis_tier
+
+needs_redis = [pytest.mark.redis, pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server")]
+
+PASSWORD, OPERATOR_PASSWORD = "d" * 32, "o" * 32
+KEY = str(BlockKey(DOMAIN_ID, "a" * 32, "b" * 16, 0, 0, b"\x01" * 16))
+FOREIGN_KEY = str(BlockKey("f" * 16, "a" * 32, "b" * 16, 0, 0, b"\x01" * 16))
+
+
+class Server:
+    """A redis-server that was started as its pod starts it, with the pod's paths moved to a folder."""
+
+    def __init__(self, directory: Path, port: int, ca_pem: bytes | None) -> None:
+        self.directory, self.port, self.ca_pem = directory, port, ca_pem
+
+    def client(self, password: str, username: str = "default") -> Any:
+        options: dict[str, Any] = {}
+        if self.ca_pem is not None:
+            options = {"ssl": True, "ssl_ca_data": self.ca_pem.decode(), "ssl_check_hostname": False}
+        return redis.Redis(host="127.0.0.1", port=self.port, username=username, password=password, **options)
+
+    def probe(self) -> int:
+        container = _container(redis_tier(tls={"mode": "Issued" if self.ca_pem else "Disabled"}))
+        return subprocess.run(
+            _moved(container["readinessProbe"]["exec"]["command"], self.directory, self.port), check=False
+        ).returncode
+
+
+@contextmanager
+def _run(directory: Path, tls: bool) -> Iterator[Server]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for folder in (paths.REDIS_AUTH, paths.REDIS_TLS, paths.TEMPORARY):
+        (directory / folder.strip("/")).mkdir(parents=True)
+    for name, value in redis_auth_data(DOMAIN_ID, PASSWORD, OPERATOR_PASSWORD).items():
+        (directory / paths.REDIS_AUTH.strip("/") / name).write_bytes(value)
+    now = datetime.now(UTC)
+    authority = pki.create_authority("kvstrata", now, pki.generate_key())
+    pair = pki.issue_server(
+        authority, names.redis_dns_names("shared", "team", "cluster.local"), now, pki.generate_key()
+    )
+    files = {"tls.crt": pair.certificate_pem, "tls.key": pair.key_pem, "ca.crt": authority.certificate_pem}
+    for name, value in files.items():
+        (directory / paths.REDIS_TLS.strip("/") / name).write_bytes(value)
+    tier = redis_tier(tls={"mode": "Issued" if tls else "Disabled"})
+    command = ["redis-server", *_moved(redis_arguments(tier), directory, port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port), 0.2).close()
+                break
+            except OSError:
+                assert time.monotonic() < deadline, "redis-server did not start"
+                time.sleep(0.02)
+        yield Server(directory, port, authority.certificate_pem if tls else None)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _moved(arguments: list[str], directory: Path, port: int) -> list[str]:
+    def move(text: str) -> str:
+        for path in (paths.REDIS_AUTH, paths.REDIS_TLS):
+            text = text.replace(path, f"{directory}{path}")
+        return text.replace(str(paths.REDIS_PORT), str(port))
+
+    return [f"{directory}{paths.TEMPORARY}" if text == paths.TEMPORARY else move(text) for text in arguments]
+
+
+def _container(tier: Any) -> dict[str, Any]:
+    built = build_redis_statefulset(CONTEXT, tier)
+    assert built is not None
+    container: dict[str, Any] = built["spec"]["template"]["spec"]["containers"][0]
+    return container
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tls", "plain"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with _run(tmp_path_factory.mktemp("redis"), request.param) as running:
+        yield running
+
+
+class TestARunningServer:
+    pytestmark = needs_redis
+
+    def test_is_found_alive_by_its_probe_without_a_password(self, server: Server) -> None:
+        assert server.probe() == 0
+
+    def test_has_the_capacity_as_its_bound_and_refuses_beyond(self, server: Server) -> None:
+        info = server.client(PASSWORD).info()
+        assert info["maxmemory"] == 64 * 1024 * 1024
+        assert info["maxmemory_policy"] == "noeviction"
+        assert info["aof_enabled"] == 0
+
+    def test_lets_the_data_user_store_and_read_its_domains_blocks(self, server: Server) -> None:
+        client = server.client(PASSWORD)
+        assert client.set(KEY, b"block", px=30_000)
+        assert client.get(KEY) == b"block"
+        assert client.exists(KEY) == 1
+        assert client.pttl(KEY) > 0
+        assert client.eval("return redis.call('strlen', KEYS[1])", 1, KEY) == 5
+        assert client.unlink(KEY) == 1
+
+    def test_keeps_the_data_user_from_other_domains(self, server: Server) -> None:
+        client = server.client(PASSWORD)
+        for command in (("GET", FOREIGN_KEY), ("SET", FOREIGN_KEY, "x"), ("DEL", FOREIGN_KEY)):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*command)
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            ("SCAN", "0"),
+            ("KEYS", "*"),
+            ("RANDOMKEY",),
+            ("DBSIZE",),
+            ("FLUSHALL",),
+            ("FLUSHDB",),
+            ("CONFIG", "GET", "*"),
+            ("ACL", "LIST"),
+            ("SHUTDOWN",),
+            ("REPLICAOF", "NO", "ONE"),
+            ("MIGRATE", "h", "1", "k", "0", "1"),
+            ("SWAPDB", "0", "1"),
+            ("CLIENT", "LIST"),
+            ("MONITOR",),
+        ],
+        ids=" ".join,
+    )
+    def test_lets_the_data_user_neither_list_nor_administer(self, server: Server, command: tuple[str, ...]) -> None:
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            server.client(PASSWORD).execute_command(*command)
+
+    def test_lets_the_operators_user_see_figures_and_no_block(self, server: Server) -> None:
+        client = server.client(OPERATOR_PASSWORD, OPERATOR_USER)
+        assert client.info("replication")["role"] == "master"
+        assert client.config_get("maxmemory")["maxmemory"] == str(64 * 1024 * 1024)
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.get(KEY)
+
+    async def test_is_reached_by_the_operators_probe(self, server: Server) -> None:
+        name = names.redis_host("shared", "team")
+        report = await probe_redis(
+            f"127.0.0.1:{server.port}", OPERATOR_PASSWORD, server.ca_pem, name, username=OPERATOR_USER
+        )
+        assert (report.reachable, report.reason) == (True, RedisReason.REACHABLE)
+        assert report.maxmemory_bytes == 64 * 1024 * 1024
+
+    def test_refuses_callers_without_a_password(self, server: Server) -> None:
+        with pytest.raises(redis.exceptions.AuthenticationError):
+            server.client("guess").get(KEY)
+
+
+def test_no_password_is_in_the_acl_file() -> None:
+    acl = redis_auth_data(DOMAIN_ID, PASSWORD, OPERATOR_PASSWORD)[names.ACL_FILE_KEY]
+    assert PASSWORD.encode() not in acl
+    assert OPERATOR_PASSWORD.encode() not in acl
+
+
+def test_the_server_sees_the_acl_file_and_no_password() -> None:
+    built = build_redis_statefulset(CONTEXT, redis_tier())
+    assert built is not None
+    (auth,) = (volume for volume in built["spec"]["template"]["spec"]["volumes"] if volume["name"] == "auth")
+    assert [item["key"] for item in auth["secret"]["items"]] == ["users.acl"]
+
+
+def test_a_new_certificate_replaces_the_pod() -> None:
+    one, other = (build_redis_statefulset(CONTEXT, redis_tier(), revision) for revision in ("1", "2"))
+    assert one is not None
+    assert other is not None
+    assert one["spec"]["template"] != other["spec"]["template"]
+
+
+def test_memory_has_headroom_above_the_capacity() -> None:
+    limit = _container(redis_tier(capacity="1Gi"))["resources"]["limits"]["memory"]
+    assert limit == "1344Mi"
+
+
+def test_a_tier_without_servers_of_its_own_has_no_objects() -> None:
+    assert build_redis_statefulset(CONTEXT, cpu_tier()) is None
