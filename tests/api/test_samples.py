@@ -76,10 +76,14 @@ def test_all_references_within_the_demo_resolve() -> None:
             assert policy.spec.tenant in objects[("TenantGroup", group)]["spec"]["members"]
 
 
-def test_every_tenant_of_the_demo_has_a_key_and_may_use_the_shared_tier() -> None:
+def test_every_tenant_of_the_demo_has_a_key() -> None:
     secret = next(document for _, document in DEMO if document["kind"] == "Secret")
     tenants = {entry["tenant"] for entry in yaml.safe_load(secret["stringData"]["keys.json"])["keys"]}
     policies = [TenantCachePolicy.parse(d) for _, d in DEMO if d["kind"] == "TenantCachePolicy"]
     assert {policy.spec.tenant for policy in policies} == tenants
-    shared = next(CacheTier.parse(d) for _, d in DEMO if d["kind"] == "CacheTier" and d["metadata"]["name"] == "shared")
-    assert all(shared.spec.admits(policy.spec.effective_classification) for policy in policies)
+
+
+def test_no_tier_of_the_demo_promises_an_encryption_that_is_not_there() -> None:
+    tiers = [CacheTier.parse(d) for _, d in DEMO if d["kind"] == "CacheTier"]
+    assert tiers
+    assert not any(tier.spec.encryption_required for tier in tiers)
