@@ -1,0 +1,337 @@
+"""The transport against a real Redis and against servers that lie, stall or die."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstrata_sidecar.adapter.params import TlsParams
+from kvstrata_sidecar.adapter.resp import (
+    SEAL_BYTES,
+    AccessError,
+    Connection,
+    FramingError,
+    PeerClosedError,
+    PeerTimeoutError,
+    ReplyError,
+    TransportError,
+    seal,
+)
+from tests.tiers.certificates import SERVER_NAME, issue
+from tests.tiers.hostile_server import Answer, HostileServer, says
+from tests.tiers.redis_process import RedisProcess
+
+pytestmark = pytest.mark.redis
+Connect = Callable[..., Connection]
+
+KEY, OTHER_KEY = b"kvs1:key", b"kvs1:other"
+BLOCK = bytes(range(256)) * 4096
+
+
+def bulk(value: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(value), value)
+
+
+@pytest.fixture
+def hostile() -> Iterator[Callable[[Answer], HostileServer]]:
+    servers: list[HostileServer] = []
+
+    def start(answer: Answer) -> HostileServer:
+        servers.append(HostileServer(answer))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def read(connection: Connection, size: int = len(BLOCK), key: bytes = KEY) -> bytes | None:
+    buffer = bytearray(size)
+    return bytes(buffer) if connection.get_into(key, memoryview(buffer)) else None
+
+
+class TestARealRedis:
+    def test_a_block_comes_back_as_it_went(self, redis_server: RedisProcess, connect_to: Connect) -> None:
+        connection = connect_to(redis_server.port)
+        connection.set(KEY, memoryview(BLOCK), 60_000)
+        assert read(connection) == BLOCK
+        assert 0 < redis_server.admin().pttl(KEY) <= 60_000
+
+    def test_empty_and_odd_sizes_come_back(self, redis_server: RedisProcess, connect_to: Connect) -> None:
+        connection = connect_to(redis_server.port)
+        for size in (0, 1, 4095, 4096, 4097, 70_001):
+            connection.set(KEY, memoryview(BLOCK[:size]), 60_000)
+            assert read(connection, size) == BLOCK[:size]
+
+    def test_a_key_that_is_not_there_is_a_miss(self, redis_server: RedisProcess, connect_to: Connect) -> None:
+        connection = connect_to(redis_server.port)
+        assert read(connection) is None
+        assert connection.usable
+
+    def test_a_key_that_vanished_after_the_lookup_is_a_miss(
+        self, redis_server: RedisProcess, connect_to: Connect
+    ) -> None:
+        connection = connect_to(redis_server.port)
+        connection.set(KEY, memoryview(BLOCK), 60_000)
+        assert connection.exists([KEY]) == [True]
+        redis_server.admin().delete(KEY)
+        assert read(connection) is None
+
+    def test_a_value_of_another_length_is_a_miss(self, redis_server: RedisProcess, connect_to: Connect) -> None:
+        connect_to(redis_server.port).set(KEY, memoryview(BLOCK), 60_000)
+        for size in (len(BLOCK) - 1, len(BLOCK) + 1, 0):
+            assert read(connect_to(redis_server.port), size) is None
+
+    def test_a_value_copied_to_another_key_is_a_miss(self, redis_server: RedisProcess, connect_to: Connect) -> None:
+        connection = connect_to(redis_server.port)
+        connection.set(KEY, memoryview(BLOCK), 60_000)
+        redis_server.admin().copy(KEY.decode(), OTHER_KEY.decode())
+        assert read(connection, key=OTHER_KEY) is None
+
+    def test_lookups_and_deletions_answer_each_key(self, redis_server: RedisProcess, connect_to: Connect) -> None:
+        connection = connect_to(redis_server.port)
+        names = [b"kvs1:%d" % number for number in range(3000)]
+        for name in names[::2]:
+            redis_server.admin().set(name, b"x")
+        assert connection.exists(names) == [True, False] * 1500
+        assert connection.unlink(names[:2]) == [True, False]
+        assert connection.exists(names[:2]) == [False, False]
+
+    def test_out_of_memory_is_an_error_after_which_reads_are_right(
+        self, redis_server: RedisProcess, connect_to: Connect
+    ) -> None:
+        connection = connect_to(redis_server.port)
+        connection.set(KEY, memoryview(BLOCK), 60_000)
+        redis_server.admin().config_set("maxmemory", 1)
+        with pytest.raises(ReplyError, match="OOM"):
+            connection.set(OTHER_KEY, memoryview(BLOCK), 60_000)
+        assert read(connection) == BLOCK
+        assert read(connection, key=OTHER_KEY) is None
+
+    def test_a_key_of_another_type_is_an_error_after_which_reads_are_right(
+        self, redis_server: RedisProcess, connect_to: Connect
+    ) -> None:
+        connection = connect_to(redis_server.port)
+        connection.set(KEY, memoryview(BLOCK), 60_000)
+        redis_server.admin().rpush(OTHER_KEY.decode(), "x")
+        with pytest.raises(ReplyError, match="WRONGTYPE"):
+            read(connection, key=OTHER_KEY)
+        assert read(connection) == BLOCK
+
+    def test_a_frozen_server_times_out(self, redis_server: RedisProcess, connect_to: Connect) -> None:
+        connection = connect_to(redis_server.port)
+        redis_server.freeze()
+        started_s = time.monotonic()
+        with pytest.raises(PeerTimeoutError):
+            read(connection)
+        assert time.monotonic() - started_s < 1
+        redis_server.thaw()
+        with pytest.raises(PeerClosedError):
+            read(connection)
+
+    def test_a_frozen_server_stops_a_store_in_the_middle(self, redis_server: RedisProcess, connect_to: Connect) -> None:
+        connection = connect_to(redis_server.port)
+        redis_server.freeze()
+        with pytest.raises(PeerTimeoutError):
+            connection.set(KEY, memoryview(bytes(64 << 20)), 60_000)
+        redis_server.thaw()
+        assert not connection.usable
+
+    def test_a_server_that_died_while_idle_is_noticed_before_anything_is_sent(
+        self, redis_server: RedisProcess, connect_to: Connect
+    ) -> None:
+        connection = connect_to(redis_server.port)
+        redis_server.kill()
+        time.sleep(0.05)
+        with pytest.raises(PeerClosedError):
+            read(connection)
+
+    def test_the_password_is_read_at_each_connect(
+        self, redis_server: RedisProcess, connect_to: Connect, tmp_path: Path
+    ) -> None:
+        admin = redis_server.admin()
+        admin.acl_setuser("data", enabled=True, passwords=["+first"], categories=["+@all"], keys=["*"])
+        file = tmp_path / "password"
+        options = {"username": "data", "password_file": str(file)}
+        with pytest.raises(AccessError, match="cannot be read"):
+            connect_to(redis_server.port, **options)
+        file.write_text("wrong\n")
+        with pytest.raises(AccessError, match="WRONGPASS"):
+            connect_to(redis_server.port, **options)
+        file.write_text("first\n")
+        assert read(connect_to(redis_server.port, **options)) is None
+
+    def test_a_missing_password_is_refused(self, redis_server: RedisProcess, connect_to: Connect) -> None:
+        redis_server.admin().config_set("requirepass", "secret")
+        with pytest.raises(AccessError, match="NOAUTH"):
+            connect_to(redis_server.port)
+
+    def test_an_abort_ends_a_read_under_way(self, redis_server: RedisProcess, connect_to: Connect) -> None:
+        connection = connect_to(redis_server.port, io_timeout_s=30.0)
+        redis_server.freeze()
+        timer = threading.Timer(0.1, connection.abort)
+        timer.start()
+        started_s = time.monotonic()
+        with pytest.raises(TransportError):
+            read(connection)
+        assert time.monotonic() - started_s < 5
+        redis_server.thaw()
+
+
+class TestTls:
+    @pytest.fixture
+    def tls_server(self, tmp_path: Path) -> Iterator[RedisProcess]:
+        server = RedisProcess(tmp_path, tls=issue(tmp_path).redis_options)
+        server.start()
+        yield server
+        server.kill()
+
+    def test_a_block_comes_back_as_it_went(self, tls_server: RedisProcess, connect_to: Connect, tmp_path: Path) -> None:
+        connection = connect_to(tls_server.port, tls=TlsParams(str(tmp_path / "ca.crt"), SERVER_NAME))
+        connection.set(KEY, memoryview(BLOCK), 60_000)
+        assert read(connection) == BLOCK
+        assert read(connection, key=OTHER_KEY) is None
+        assert connection.exists([KEY, OTHER_KEY]) == [True, False]
+
+    def test_another_name_is_refused(self, tls_server: RedisProcess, connect_to: Connect, tmp_path: Path) -> None:
+        with pytest.raises(AccessError, match="not trusted"):
+            connect_to(tls_server.port, tls=TlsParams(str(tmp_path / "ca.crt"), "another.internal"))
+
+    def test_another_ca_is_refused(self, tls_server: RedisProcess, connect_to: Connect, tmp_path: Path) -> None:
+        (tmp_path / "other").mkdir()
+        other = issue(tmp_path / "other")
+        with pytest.raises(AccessError, match="not trusted"):
+            connect_to(tls_server.port, tls=TlsParams(str(other.ca), SERVER_NAME))
+
+    def test_a_server_without_tls_is_an_error_in_time(
+        self, redis_server: RedisProcess, connect_to: Connect, tmp_path: Path
+    ) -> None:
+        ca = issue(tmp_path).ca
+        started_s = time.monotonic()
+        with pytest.raises(TransportError):
+            connect_to(redis_server.port, tls=TlsParams(str(ca), SERVER_NAME))
+        assert time.monotonic() - started_s < 3
+
+    def test_a_frozen_server_times_out_and_an_abort_ends_a_read(
+        self, tls_server: RedisProcess, connect_to: Connect, tmp_path: Path
+    ) -> None:
+        tls = TlsParams(str(tmp_path / "ca.crt"), SERVER_NAME)
+        timing_out, aborted = (
+            connect_to(tls_server.port, tls=tls),
+            connect_to(tls_server.port, tls=tls, io_timeout_s=30.0),
+        )
+        tls_server.freeze()
+        with pytest.raises(PeerTimeoutError):
+            read(timing_out)
+        threading.Timer(0.1, aborted.abort).start()
+        with pytest.raises(TransportError):
+            read(aborted)
+        tls_server.thaw()
+
+
+SEALED = seal(KEY) + BLOCK
+
+LIES = {
+    "a value of another key": bulk(seal(OTHER_KEY) + BLOCK),
+    "a longer value": bulk(SEALED + b"x"),
+    "a shorter value": bulk(SEALED[:-1]),
+    "a value without a seal": bulk(bytes(SEAL_BYTES) + BLOCK),
+    "a value longer than it says": b"$%d\r\n%bxx\r\n" % (len(SEALED), SEALED),
+    "a second reply": bulk(SEALED) + bulk(SEALED),
+    "a number": b":1\r\n",
+    "a status": b"+OK\r\n",
+    "an array": b"*1\r\n" + bulk(SEALED),
+    "a length that is no number": b"$1e6\r\n" + SEALED,
+    "a negative length": b"$-2\r\n",
+    "an absurd length": b"$99999999999999999999\r\n",
+    "garbage": b"\x00\xff" * 64 + b"\r\n",
+    "a line without end": b"+" + b"x" * 100_000,
+    "an error of the protocol": b"-ERR Protocol error: invalid bulk length\r\n",
+    "half a header": b"$10",
+    "half a value": b"$%d\r\n%b" % (len(SEALED), SEALED[: len(SEALED) // 2]),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("then_close", [False, True], ids=["stays", "closes"])
+@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
+def test_no_lie_is_taken_for_a_block_and_none_is_waited_for(
+    lie: bytes, then_close: bool, hostile: Callable[[Answer], HostileServer], connect_to: Connect
+) -> None:
+    connection = connect_to(hostile(says(lie, then_close=then_close)).port)
+    started_s = time.monotonic()
+    try:
+        value = read(connection)
+        # "a second reply" may arrive after the first was read in full and right.
+        assert value is None or (lie == LIES["a second reply"] and value == BLOCK)
+    except (TransportError, ReplyError):
+        assert not connection.usable
+    assert time.monotonic() - started_s < 3
+
+
+def test_bytes_that_came_unasked_are_never_an_answer(
+    hostile: Callable[[Answer], HostileServer], connect_to: Connect
+) -> None:
+    connection = connect_to(hostile(says(bulk(SEALED) + bulk(SEALED))).port)
+    with pytest.raises(FramingError):
+        read(connection)
+        time.sleep(0.1)
+        read(connection)
+    assert not connection.usable
+
+
+def test_a_trickle_is_ended_by_an_abort(hostile: Callable[[Answer], HostileServer], connect_to: Connect) -> None:
+    def trickle(peer: socket.socket, _: list[bytes]) -> None:
+        peer.sendall(b"$%d\r\n" % len(SEALED))
+        for byte in SEALED:
+            peer.sendall(bytes([byte]))
+            time.sleep(0.05)
+
+    connection = connect_to(hostile(trickle).port)
+    threading.Timer(0.5, connection.abort).start()
+    started_s = time.monotonic()
+    with pytest.raises(TransportError):
+        read(connection)
+    assert 0.4 < time.monotonic() - started_s < 3
+
+
+@pytest.mark.parametrize(
+    "reply", [b":2\r\n", b"+1\r\n", b"$1\r\n1\r\n", b":-1\r\n", b":1\r\n:1\r\n:1\r\n", b":1\r\n", b""]
+)
+def test_no_lie_is_taken_for_a_hit(
+    reply: bytes, hostile: Callable[[Answer], HostileServer], connect_to: Connect
+) -> None:
+    peer = hostile(lambda connection, arguments: connection.sendall(reply if arguments[1] == OTHER_KEY else b""))
+    connection = connect_to(peer.port)
+    with pytest.raises(TransportError):
+        connection.exists([KEY, OTHER_KEY])
+    assert not connection.usable
+
+
+def test_a_greeting_that_trickles_is_given_up_in_time(connect_to: Connect) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    stop = threading.Event()
+
+    def serve() -> None:
+        peer, _ = listener.accept()
+        with peer:
+            while not stop.wait(0.05):
+                peer.sendall(b"+")
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    started_s = time.monotonic()
+    with pytest.raises(TransportError):
+        connect_to(listener.getsockname()[1])
+    assert time.monotonic() - started_s < 3
+    stop.set()
+    listener.close()
+
+
+def test_a_seal_differs_for_each_key() -> None:
+    assert len({seal(b"kvs1:%d" % number) for number in range(1000)}) == 1000
