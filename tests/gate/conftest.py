@@ -8,8 +8,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from .world import ACME, GLOBEX, NOBODY, World, entry, until
+
+
+@pytest.fixture(scope="session")
+def event_loop_policy() -> uvloop.EventLoopPolicy:
+    """Run these tests on the loop that the gate runs on."""
+    return uvloop.EventLoopPolicy()
 
 
 @pytest.fixture

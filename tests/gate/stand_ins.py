@@ -26,6 +26,7 @@ class EngineRequest:
 
     head: bytes
     body: bytes
+    reader: asyncio.StreamReader
 
     @property
     def path(self) -> str:
@@ -112,7 +113,7 @@ class RecorderEngine:
                 for line in head.split(b"\r\n"):
                     if line.lower().startswith(b"content-length:"):
                         length = int(line.split(b":")[1])
-                request = EngineRequest(head, await reader.readexactly(length))
+                request = EngineRequest(head, await reader.readexactly(length), reader)
                 if request.path == "/health":
                     await whole(writer, 200 if self.healthy else 503, b"{}")
                     continue
@@ -120,6 +121,8 @@ class RecorderEngine:
                 await self.handler(request, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             self.disconnects += 1
+        except asyncio.CancelledError:
+            pass  # the test is over
         finally:
             self._tasks.discard(task)
             writer.close()
@@ -243,7 +246,7 @@ class StandInApi:
                     found = self.secrets.get(name)
                     self._send(writer, 200 if found else 404, found or {"message": "not found"})
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
+        except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError, asyncio.CancelledError):
             pass
         finally:
             self._tasks.discard(task)

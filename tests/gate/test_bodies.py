@@ -1,0 +1,131 @@
+"""Properties of the rewriter: whatever a caller sends, the engine gets one salt and one model, and both are ours."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstrata_sidecar.gate import bodies, strictjson
+from kvstrata_sidecar.gate.errors import Refusal
+
+SALT = "0123456789abcdef0123456789abcdef"
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=12), inner, max_size=4),
+    max_leaves=12,
+)
+known = sorted(bodies.CHAT.forwarded | bodies.COMPLETIONS.forwarded | bodies.MESSAGES.forwarded | set(bodies.FORBIDDEN))
+keys = st.sampled_from(["model", "cache_salt", "Cache_Salt", "stream", "user", *known]) | st.text(max_size=12)
+messages = st.just([{"role": "user", "content": "x"}])
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> bytes:
+    """JSON text of an object, with repeated keys, odd escapes and values of every kind."""
+    pairs: list[tuple[str, Any]] = draw(st.lists(st.tuples(keys, values), max_size=5))
+    if draw(st.booleans()):
+        pairs.append(("messages", draw(messages)))
+    if draw(st.booleans()):
+        pairs.append(("prompt", "x"))
+    members = []
+    for key, value in draw(st.permutations(pairs)):
+        name = json.dumps(key)
+        if draw(st.booleans()):
+            name = '"' + "".join(f"\\u{ord(c):04x}" if ord(c) < 0x10000 else c for c in key) + '"'
+        members.append(f"{name}:{json.dumps(value, ensure_ascii=draw(st.booleans()))}")
+    return ("{" + ",".join(members) + "}").encode("utf-8", "surrogatepass")
+
+
+def engine_sees(endpoint: bodies.Endpoint, data: bytes) -> bytes | None:
+    """Return the bytes that the engine gets, or None for a refusal."""
+    try:
+        return strictjson.emit(bodies.rewrite(endpoint, strictjson.parse_object(data)).seal("tiny", SALT))
+    except Refusal as refusal:
+        assert 400 <= refusal.status < 500
+        assert json.loads(refusal.body())["error"]["message"]
+        return None
+
+
+@pytest.mark.parametrize("endpoint", bodies.ENDPOINTS.values(), ids=lambda e: e.path.decode())
+@settings(max_examples=400, deadline=None)
+@given(data=documents())
+def test_the_engine_sees_one_salt_and_one_model_and_both_are_ours(endpoint: bodies.Endpoint, data: bytes) -> None:
+    seen = engine_sees(endpoint, data)
+    if seen is None:
+        return
+    pairs: list[tuple[str, Any]] = json.loads(seen, object_pairs_hook=lambda members: members)
+    names = [name for name, _ in pairs]
+    assert len(names) == len(set(names))
+    assert dict(pairs)["cache_salt"] == SALT
+    assert dict(pairs)["model"] == "tiny"
+    assert set(names) <= endpoint.forwarded | {"cache_salt", "model"}
+
+
+@settings(max_examples=400, deadline=None)
+@given(data=st.binary(max_size=200) | documents().map(lambda d: d[:-1]) | documents().map(lambda d: d + d))
+def test_no_bytes_make_the_rewriter_fail(data: bytes) -> None:
+    for endpoint in bodies.ENDPOINTS.values():
+        engine_sees(endpoint, data)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text(), temperature=st.floats(0, 2), seed=st.integers(-(2**63), 2**63 - 1))
+def test_what_is_forwarded_is_what_was_sent(text: str, temperature: float, seed: int) -> None:
+    body = {"messages": [{"role": "user", "content": text}], "temperature": temperature, "seed": seed}
+    for ascii_only in (True, False):
+        seen = engine_sees(bodies.CHAT, json.dumps(body, ensure_ascii=ascii_only).encode())
+        assert seen is not None
+        assert json.loads(seen) == {**body, "model": "tiny", "cache_salt": SALT}
+
+
+@settings(max_examples=300, deadline=None)
+@given(value=values, depth=st.integers(0, 3))
+def test_a_repeated_key_is_refused_at_any_depth(value: object, depth: int) -> None:
+    text = '{"a":' + json.dumps(value) + ',"\\u0061":1}'
+    for _ in range(depth):
+        text = '{"x":[' + text + "]}"
+    with pytest.raises(Refusal):
+        strictjson.parse_object(text.encode())
+
+
+@pytest.mark.parametrize("key", sorted(bodies.FORBIDDEN))
+@pytest.mark.parametrize("endpoint", bodies.ENDPOINTS.values(), ids=lambda e: e.path.decode())
+def test_every_forbidden_key_is_refused_on_every_endpoint_with_a_reason(endpoint: bodies.Endpoint, key: str) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "prompt": "x", key: None}
+    del body["prompt" if endpoint is not bodies.COMPLETIONS else "messages"]
+    with pytest.raises(Refusal) as refusal:
+        bodies.rewrite(endpoint, body)
+    assert refusal.value.param == key
+    assert bodies.FORBIDDEN[key] in refusal.value.message
+    assert key not in endpoint.forwarded | endpoint.ignored
+
+
+def test_ordinary_bodies_of_the_usual_clients_pass() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA", "detail": "low"}}
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    chat = {
+        "model": "tiny", "user": "u", "store": False, "n": 1, "stop": ["x"], "stream": True, "max_tokens": 5,
+        "stream_options": {"include_usage": True}, "response_format": {"type": "json_schema", "json_schema": {}},
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}],
+        "tool_choice": "auto", "parallel_tool_calls": False, "logprobs": True, "top_logprobs": 2,
+        "chat_template_kwargs": {"enable_thinking": False},
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": [{"type": "text", "text": "t"}, image], "name": "n"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "r"}]},
+        ],
+    }  # fmt: skip
+    seen = engine_sees(bodies.CHAT, json.dumps(chat).encode())
+    assert seen is not None
+    dropped = {"user", "store"}
+    assert json.loads(seen)["messages"][1] == chat["messages"][1]  # type: ignore[index]
+    assert not dropped & set(json.loads(seen))
+    for prompt in ("x", ["x", "y"], [1, 2, 3], [[1, 2], [3]]):
+        assert engine_sees(bodies.COMPLETIONS, json.dumps({"prompt": prompt}).encode()) is not None

@@ -1,0 +1,238 @@
+"""Streams: first byte, usage, cancellation, backpressure, and ends that are not clean."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+
+from .stand_ins import EngineRequest, chunk, event, plain_answer, stream_head
+from .world import World, chat, keyspace, post, until
+
+
+def data_events(body: bytes) -> list[object]:
+    """Return what the `data:` lines of a stream hold."""
+    lines = [part.removeprefix(b"data: ") for part in body.split(b"\n\n") if part.startswith(b"data: ")]
+    return [line.decode() if line == b"[DONE]" else json.loads(line) for line in lines]
+
+
+def metric(page: bytes, line_start: str) -> float:
+    """Return the value of the metric whose line starts so."""
+    found = [line for line in page.decode().splitlines() if line.startswith(line_start)]
+    assert len(found) == 1, found
+    return float(found[0].rsplit(" ", 1)[1])
+
+
+async def test_a_stream_arrives_event_by_event(gate: World) -> None:
+    step = asyncio.Event()
+
+    async def slow(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await stream_head(writer)
+        await event(writer, {"choices": [{"delta": {"content": "first"}}]})
+        await step.wait()
+        await chunk(writer, b"data: [DONE]\n\n")
+        await chunk(writer, b"")
+
+    gate.engine.handler = slow
+    connection = await gate.connect()
+    await connection.send(post("/v1/chat/completions", chat(stream=True)))
+    status, headers = await connection.head()
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    assert b"first" in await asyncio.wait_for(connection.chunk(), 2)
+    step.set()
+    assert await connection.chunk() == b"data: [DONE]\n\n"
+    assert await connection.chunk() == b""
+    connection.close()
+
+
+async def test_the_usage_event_that_the_gate_asked_for_is_counted_and_removed(gate: World) -> None:
+    answer = await gate.ask(post("/v1/chat/completions", chat(stream=True)))
+    assert gate.engine.requests[-1].json["stream_options"] == {"include_usage": True}
+    events = data_events(answer.body)
+    assert len(events) == 3
+    assert events[-1] == "[DONE]"
+    assert b"usage" not in answer.body
+    page = (await gate.get("/metrics")).body
+    assert metric(page, 'kvstrata_gate_prompt_tokens_total{tenant="acme"}') == 7
+    assert metric(page, 'kvstrata_gate_completion_tokens_total{tenant="acme"}') == 2
+    assert metric(page, 'kvstrata_gate_cached_prompt_tokens_total{tenant="acme"}') == 4
+    assert metric(page, 'kvstrata_gate_time_to_first_token_seconds_count{tenant="acme"}') == 1
+
+
+async def test_the_usage_event_that_the_caller_asked_for_arrives(gate: World) -> None:
+    answer = await gate.ask(post("/v1/chat/completions", chat(stream=True, stream_options={"include_usage": True})))
+    events = data_events(answer.body)
+    assert len(events) == 4
+    assert isinstance(events[2], dict)
+    assert events[2]["usage"]["prompt_tokens"] == 7
+
+
+async def test_the_usage_of_a_whole_answer_is_counted_and_left_in_it(gate: World) -> None:
+    answer = await gate.ask(post("/v1/chat/completions", chat()))
+    assert answer.json["usage"]["prompt_tokens"] == 7
+    page = (await gate.get("/metrics")).body
+    assert metric(page, 'kvstrata_gate_prompt_tokens_total{tenant="acme"}') == 7
+
+
+async def test_a_caller_who_leaves_ends_the_engines_work_at_once(gate: World) -> None:
+    async def endless(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await stream_head(writer)
+        while True:
+            await event(writer, {"choices": [{"delta": {"content": "x"}}]})
+            await asyncio.sleep(0.01)
+
+    gate.engine.handler = endless
+    connection = await gate.connect()
+    await connection.send(post("/v1/chat/completions", chat(stream=True)))
+    await connection.head()
+    await connection.chunk()
+    before = gate.engine.disconnects
+    connection.close()
+    await until(lambda: gate.engine.disconnects > before, 2)
+    await until(lambda: not gate.gate.enforcement.in_flight)
+    page = (await gate.get("/metrics")).body
+    assert metric(page, 'kvstrata_gate_requests_total{tenant="acme",endpoint="/v1/chat/completions",code="499"}') == 1
+
+
+async def test_a_caller_who_leaves_before_the_first_byte_ends_the_engines_work(gate: World) -> None:
+    closed = asyncio.Event()
+
+    async def silent(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        try:
+            assert await request.reader.read(1) == b""
+        except ConnectionError:
+            pass
+        closed.set()
+
+    gate.engine.handler = silent
+    connection = await gate.connect()
+    await connection.send(post("/v1/chat/completions", chat()))
+    await until(lambda: gate.engine.requests)
+    connection.close()
+    await asyncio.wait_for(closed.wait(), 3)
+
+
+async def test_a_caller_who_does_not_read_slows_the_engine_down(gate: World) -> None:
+    sent = 0
+    block = b"data: " + b"x" * 65_536 + b"\n\n"
+    blocks = 1200
+
+    async def flood(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await stream_head(writer)
+        for _ in range(blocks):
+            await chunk(writer, block)
+            sent += 1
+        await chunk(writer, b"")
+
+    gate.engine.handler = flood
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+    raw.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(raw, ("127.0.0.1", gate.gate.ports["http"]))
+    await loop.sock_sendall(raw, post("/v1/chat/completions", chat(stream=True)))
+    await until(lambda: sent > 0)
+    before = -1
+    while before != sent:
+        before = sent
+        await asyncio.sleep(0.3)
+    assert sent < blocks * 0.5, "the engine was never held back"
+    received = 0
+    while received < blocks * len(block):
+        data = await asyncio.wait_for(loop.sock_recv(raw, 1 << 20), 5)
+        assert data
+        received += len(data)
+    assert sent == blocks
+    raw.close()
+
+
+async def test_an_engine_that_dies_before_its_answer_is_a_502(gate: World) -> None:
+    async def die(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+        raise ConnectionError
+
+    gate.engine.handler = die
+    answer = await gate.ask(post("/v1/chat/completions", chat()))
+    assert (answer.status, answer.error["type"]) == (502, "server_error")
+    assert not gate.gate.enforcement.in_flight
+
+
+async def test_an_engine_that_dies_in_a_stream_cuts_it_visibly(gate: World) -> None:
+    async def die(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await stream_head(writer)
+        await event(writer, {"choices": [{"delta": {"content": "x"}}]})
+        writer.close()
+        raise ConnectionError
+
+    gate.engine.handler = die
+    answer = await gate.ask(post("/v1/chat/completions", chat(stream=True)))
+    assert not answer.complete
+    events = data_events(answer.body)
+    assert isinstance(events[-1], dict)
+    assert events[-1]["error"]["code"] == "engine"
+
+
+async def test_an_engine_that_is_not_there_is_a_503(gate: World) -> None:
+    await gate.engine.stop()
+    await asyncio.sleep(0.05)
+    answer = await gate.ask(post("/v1/chat/completions", chat()))
+    assert answer.status == 503
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_a_kept_connection_that_the_engine_closed_costs_no_request(gate: World) -> None:
+    async def answer_and_close(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await plain_answer(request, writer)
+        if len(gate.engine.requests) % 2:
+            writer.close()
+            raise ConnectionError
+
+    gate.engine.handler = answer_and_close
+    for number in range(6):
+        assert (await gate.ask(post("/v1/completions", {"prompt": str(number)}))).status == 200
+
+
+async def test_an_event_in_pieces_is_put_together(gate: World) -> None:
+    async def pieces(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await stream_head(writer)
+        stream = (
+            b'data: {"choices":[{"delta":{"content":"a"}}]}\n\ndata: {"choices":[],"usage":{"prompt_tokens":3}}\n\n'
+        )
+        for byte in stream + b"data: [DONE]\n\n":
+            await chunk(writer, bytes([byte]))
+        await chunk(writer, b"")
+
+    gate.engine.handler = pieces
+    answer = await gate.ask(post("/v1/chat/completions", chat(stream=True)))
+    assert answer.body == b'data: {"choices":[{"delta":{"content":"a"}}]}\n\ndata: [DONE]\n\n'
+
+
+async def test_a_text_about_usage_is_not_mistaken_for_usage(gate: World) -> None:
+    async def quote(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await stream_head(writer)
+        await event(writer, {"choices": [{"delta": {"content": '"usage": {"choices": []}'}}], "usage": None})
+        await chunk(writer, b"data: [DONE]\n\n")
+        await chunk(writer, b"")
+
+    gate.engine.handler = quote
+    answer = await gate.ask(post("/v1/chat/completions", chat(stream=True)))
+    assert len(data_events(answer.body)) == 2
+
+
+async def test_the_gate_adds_little_to_the_first_byte(gate: World) -> None:
+    await gate.ask(post("/v1/chat/completions", chat(stream=True)))
+    connection = await gate.connect()
+    took = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        await connection.send(post("/v1/chat/completions", chat(stream=True)))
+        await connection.head()
+        took.append(time.perf_counter() - begun)
+        while await connection.chunk():
+            pass
+    connection.close()
+    # Generous, because engine and client share this loop; the benchmark measures what it really costs.
+    assert sorted(took)[10] < 0.05
+    assert {request.json["cache_salt"] for request in gate.engine.requests} == {keyspace("acme")}
