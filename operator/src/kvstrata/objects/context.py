@@ -11,7 +11,8 @@ class BuildContext:
     """Settings of the operator's own installation; the same for every object of a process.
 
     `operator_labels` select the operator's pods: with `operator_namespace` they are the peer that may reach the
-    gates' control port. `cluster_domain` is the suffix of the cluster's DNS names, `service_monitors` whether the cluster knows that kind.
+    gates' control port. `cluster_domain` is the suffix of the cluster's DNS names, `service_monitors` whether the
+    cluster knows that kind.
     """
 
     sidecar_image: str
