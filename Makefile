@@ -1,0 +1,72 @@
+# Every set-up step installs what it needs under .local/. `make help` lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+LOCAL := .local
+VENV := $(LOCAL)/venv
+BIN := $(VENV)/bin
+CLUSTER ?=
+cluster_flag = $(if $(CLUSTER),--cluster $(CLUSTER))
+SOURCES := operator/src sidecar/src tests e2e bench
+export PYTHONDONTWRITEBYTECODE := 1
+
+.PHONY: help
+help: ## Show this help
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+$(VENV)/installed: requirements/dev.txt
+	@echo "install the development tools into $(VENV)"
+	@mkdir -p $(LOCAL) && printf '*\n' > $(LOCAL)/.gitignore
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or later is needed") if sys.version_info < (3, 11) else None'
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@touch $@
+
+.PHONY: demo
+demo: ## Bring up a cluster, install the product, send real requests and tell the story (CLUSTER=local|kind|existing)
+	@$(PYTHON) -m e2e.demo $(cluster_flag)
+
+.PHONY: up
+up: ## Bring up a local Kubernetes; kubeconfig at .local/kubeconfig (CLUSTER=local|kind|existing)
+	@$(PYTHON) -m e2e.cluster up $(cluster_flag)
+
+.PHONY: down
+down: ## Stop the cluster and leave nothing behind; caches stay under .local/ (purge: make clean)
+	@$(PYTHON) -m e2e.cluster down
+
+.PHONY: clean
+clean: ## Stop the cluster and remove everything under .local/
+	@$(PYTHON) -m e2e.cluster down --purge
+	@rm -rf $(LOCAL) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+.PHONY: images
+images: ## Build the images (operator, sidecar, Redis, CPU engine)
+	@$(PYTHON) -m e2e.images build
+
+.PHONY: generate
+generate: $(VENV)/installed ## Write CRDs, charts' copies and the API reference from the code
+	@PYTHONPATH=operator/src $(BIN)/python -m kvstrata.cli.generate
+
+.PHONY: format
+format: $(VENV)/installed ## Format the code
+	@$(BIN)/ruff format $(wildcard $(SOURCES))
+	@$(BIN)/ruff check --fix $(wildcard $(SOURCES))
+
+.PHONY: check
+check: $(VENV)/installed ## Gates: format, lint, types, import contracts, generated files
+	@$(BIN)/ruff format --check $(wildcard $(SOURCES))
+	@$(BIN)/ruff check $(wildcard $(SOURCES))
+	@$(BIN)/mypy
+	@PYTHONPATH=operator/src:sidecar/src $(BIN)/lint-imports
+	@PYTHONPATH=operator/src $(BIN)/python -m kvstrata.cli.generate --check
+
+.PHONY: test
+test: check ## Every gate and every test, on real parts; leaves a cluster that was up before
+	@$(BIN)/python -m e2e.run_tests $(TESTS)
+
+.PHONY: bench
+bench: $(VENV)/installed ## Run the benchmarks, or one: make bench BENCH=enforce; results in bench/results/
+	@PYTHONPATH=operator/src:sidecar/src $(BIN)/python -m bench $(BENCH)

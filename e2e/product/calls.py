@@ -1,0 +1,122 @@
+"""Calls as a tenant makes them: HTTPS to one pod's gate, checked against the model's own authority."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from .kubectl import Kubectl
+
+HTTPS_PORT = 8443
+HITS = "vllm:external_prefix_cache_hits_total"
+LOCAL_HITS = "vllm:prefix_cache_hits_total"
+
+_READ_METRICS = """
+import socket, sys
+c = socket.socket(socket.AF_UNIX); c.settimeout(5); c.connect('/run/kvstrata/engine/engine.sock')
+c.sendall(b'GET /metrics HTTP/1.0\\r\\nHost: engine\\r\\n\\r\\n')
+while (d := c.recv(65536)): sys.stdout.buffer.write(d)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a gate answered."""
+
+    status: int
+    body: dict[str, Any]
+    took_s: float
+
+    @property
+    def error(self) -> str:
+        """The error's message, or nothing."""
+        return str((self.body.get("error") or {}).get("message", ""))
+
+    @property
+    def text(self) -> str:
+        """The text of a completion."""
+        return str(self.body["choices"][0]["text"])
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Tokens that an engine did not compute: found in its own memory, or in the tiers behind it."""
+
+    local: int
+    external: int
+
+    def __sub__(self, other: Hits) -> Hits:
+        return Hits(self.local - other.local, self.external - other.external)
+
+
+class Replica:
+    """One pod of a model, reached through its gate."""
+
+    def __init__(self, kubectl: Kubectl, namespace: str, model: str, pod: str, port: int, tls: ssl.SSLContext) -> None:
+        self.pod = pod
+        self._kubectl, self._namespace, self._model, self._port, self._tls = kubectl, namespace, model, port, tls
+
+    def complete(self, key: str, prompt: str, **fields: Any) -> Answer:
+        """Ask for a short completion of `prompt` with an API key; `fields` are further keys of the body."""
+        body = {"model": self._model, "prompt": prompt, "max_tokens": 4, "temperature": 0, **fields}
+        return self.post("/v1/completions", json.dumps(body).encode(), key)
+
+    def post(self, path: str, body: bytes, key: str | None, headers: Mapping[str, str] | None = None) -> Answer:
+        """Send raw bytes."""
+        started = time.monotonic()
+        connection = _Connection(self._port, self._tls, f"kvs-{self._model}.{self._namespace}.svc")
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        if key is not None:
+            sent["Authorization"] = f"Bearer {key}"
+        try:
+            connection.request("POST", path, body, sent)
+            response = connection.getresponse()
+            raw = response.read()
+        finally:
+            connection.close()
+        try:
+            decoded = json.loads(raw)
+        except ValueError:
+            decoded = {"raw": raw.decode("utf-8", "replace")}
+        return Answer(response.status, decoded, time.monotonic() - started)
+
+    def hits(self) -> Hits:
+        """Return the engine's own counters of tokens that it did not compute."""
+        text = self._kubectl.exec(self.pod, self._namespace, "engine", "python3", "-S", "-c", _READ_METRICS)
+        counted = {HITS: 0.0, LOCAL_HITS: 0.0}
+        for line in text.splitlines():
+            name, _, rest = line.partition("{")
+            if name in counted:
+                counted[name] += float(rest.rpartition(" ")[2])
+        return Hits(int(counted[LOCAL_HITS]), int(counted[HITS]))
+
+
+@contextmanager
+def replica(kubectl: Kubectl, namespace: str, model: str, pod: str) -> Iterator[Replica]:
+    """Open a way to one pod's gate while the block runs."""
+    secret = kubectl.get("secret", f"kvs-{model}-gate-tls", namespace)
+    authority = base64.b64decode(secret["data"]["ca.crt"]).decode()
+    tls = ssl.create_default_context(cadata=authority)
+    with kubectl.forward(namespace, f"pod/{pod}", HTTPS_PORT) as port:
+        yield Replica(kubectl, namespace, model, pod, port, tls)
+
+
+class _Connection(http.client.HTTPSConnection):
+    """A connection to a forwarded port whose certificate is checked against the Service's name."""
+
+    def __init__(self, port: int, tls: ssl.SSLContext, server_name: str) -> None:
+        super().__init__("127.0.0.1", port, context=tls, timeout=120)
+        self._tls, self._server_name = tls, server_name
+
+    def connect(self) -> None:
+        """Connect and check the certificate."""
+        plain = socket.create_connection((self.host, self.port), self.timeout)
+        self.sock = self._tls.wrap_socket(plain, server_hostname=self._server_name)

@@ -1,0 +1,250 @@
+"""What the product promises today, shown on a running domain. The demo tells it; the scenario tests assert it.
+
+Each chapter takes a `Stage` and fails with an AssertionError that says which promise was broken.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from .attacks import ATTACKS
+from .calls import Answer, Hits, Replica, replica
+from .install import DEMO_NAMESPACE, unsettled
+from .kubectl import Kubectl, pod_names, wait_until
+
+MODEL = "tiny"
+ACME_KEY = "acme-demo-key"
+GLOBEX_KEY = "globex-demo-key"
+PROMPT_TOKENS = 900
+CHUNK_TOKENS = 64
+WHOLE_CHUNKS = PROMPT_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
+"""Tokens of the prompt that fill whole chunks; the tokenizer of the tiny model makes one token of each byte."""
+
+STORE_SETTLES_S = 2.0
+"""Blocks are stored behind the answer; they are in the shared tier after this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A running domain: its API, two replicas of the model, and somebody who listens."""
+
+    kubectl: Kubectl
+    first: Replica
+    second: Replica
+    say: Callable[[str], None]
+
+    def ask(self, where: Replica, key: str, prompt: str) -> tuple[Answer, Hits]:
+        """Ask for a completion and return it with the tokens that the engine found cached for it."""
+        before = where.hits()
+        answer = where.complete(key, prompt)
+        assert answer.status == 200, f"{where.pod} answered {answer.status}: {answer.body}"
+        return answer, where.hits() - before
+
+
+@contextmanager
+def open_stage(kubectl: Kubectl, say: Callable[[str], None]) -> Iterator[Stage]:
+    """Reach two ready pods of the demo's model."""
+
+    def ready() -> list[str]:
+        pods = kubectl.list("pod", DEMO_NAMESPACE, f"kvstrata.io/model={MODEL}")
+        return pod_names([p for p in pods if _is_ready(p) and "deletionTimestamp" not in p["metadata"]])
+
+    names = wait_until("two pods of the model are ready", lambda: ready()[:2] if len(ready()) >= 2 else None, 600)
+    with ExitStack() as stack:
+        first, second = (stack.enter_context(replica(kubectl, DEMO_NAMESPACE, MODEL, name)) for name in names)
+        yield Stage(kubectl, first, second, say)
+
+
+def fresh_prompt(about: str) -> str:
+    """Return a prompt of 900 tokens that nobody has asked before."""
+    text = f"[{about} {time.time_ns()}] " + "The quick brown fox jumps over the lazy dog. " * 30
+    return text[:PROMPT_TOKENS]
+
+
+def everything_is_ready_and_enforced(stage: Stage) -> None:
+    """Every object of the samples is Ready, and what is declared is enforced by every pod."""
+    problems = unsettled(stage.kubectl)
+    assert not problems, "\n".join(problems)
+    stage.say(stage.kubectl.run("-n", DEMO_NAMESPACE, "get", "cache-status"))
+
+
+def a_tenant_finds_its_blocks_on_every_replica_and_nobody_else_does(stage: Stage) -> None:
+    """One tenant's prompt hits across replicas through the shared tier; another's identical prompt hits nothing."""
+    prompt = fresh_prompt("acme")
+    answer, found = stage.ask(stage.first, ACME_KEY, prompt)
+    stage.say(
+        f"acme's prompt of {PROMPT_TOKENS} tokens on replica 1: {found.external} tokens found, {answer.took_s:.2f} s"
+    )
+    assert found == Hits(0, 0), f"a prompt that nobody has asked before found {found}"
+    time.sleep(STORE_SETTLES_S)
+    answer, found = stage.ask(stage.second, ACME_KEY, prompt)
+    stage.say(f"the same on replica 2: {found.external} tokens found in the shared tier, {answer.took_s:.2f} s")
+    assert found.external == WHOLE_CHUNKS, f"expected {WHOLE_CHUNKS} tokens from the shared tier, found {found}"
+    for number, where in enumerate((stage.first, stage.second), start=1):
+        _, found = stage.ask(where, GLOBEX_KEY, prompt)
+        stage.say(f"globex's identical prompt on replica {number}: {found.external + found.local} tokens found")
+        assert found == Hits(0, 0), f"globex found {found} of acme's blocks on replica {number}"
+
+
+def a_tenant_cannot_reach_anothers_blocks_by_force(stage: Stage) -> None:
+    """Forged salts, smuggled keys, other encodings and other endpoints are refused, and find nothing."""
+    prompt = fresh_prompt("secret")
+    stage.ask(stage.first, ACME_KEY, prompt)
+    time.sleep(STORE_SETTLES_S)
+    salt = keyspace_of(stage.kubectl, "acme")
+    before = stage.first.hits()
+    for attack in ATTACKS:
+        path, body, headers = attack.build(MODEL, prompt, salt)
+        answer = stage.first.post(path, body, GLOBEX_KEY, headers)
+        assert answer.status == attack.status, f"{attack.name}: {answer.status} {answer.body}"
+        if answer.status >= 400:
+            assert answer.error, f"{attack.name}: the refusal is not shaped like OpenAI's errors: {answer.body}"
+        stage.say(f"globex tries {attack.name}: {answer.status} {answer.error[:90]}")
+    found = stage.first.hits() - before
+    assert found == Hits(0, 0), f"an attack found {found} tokens"
+
+
+def a_raised_cache_generation_forgets_one_tenant(stage: Stage) -> None:
+    """A GitOps edit makes one tenant's blocks unreachable everywhere; its neighbour keeps its own."""
+    prompt = fresh_prompt("generation")
+    for key in (ACME_KEY, GLOBEX_KEY):
+        stage.ask(stage.first, key, prompt)
+    time.sleep(STORE_SETTLES_S)
+    generation = int(time.time())
+    patch = {"spec": {"cacheGeneration": generation}}
+    _patch(stage.kubectl, "tenantcachepolicy", "acme", patch)
+    _wait_enforced(stage.kubectl, "acme")
+    _, found = stage.ask(stage.first, ACME_KEY, prompt)
+    stage.say(f"after cacheGeneration was raised, acme's prompt finds {found.local + found.external} tokens")
+    assert found == Hits(0, 0), f"acme found {found} after its generation was raised"
+    _, found = stage.ask(stage.second, GLOBEX_KEY, prompt)
+    stage.say(f"globex still finds {found.external} tokens on replica 2")
+    assert found.external == WHOLE_CHUNKS, f"globex lost its blocks: {found}"
+
+
+def an_invalidation_completes_when_every_pod_has_acknowledged(stage: Stage) -> None:
+    """A CacheInvalidation of acme is Complete with both pods' word; acme finds nothing, globex everything."""
+    prompt = fresh_prompt("invalidation")
+    for key in (ACME_KEY, GLOBEX_KEY):
+        stage.ask(stage.first, key, prompt)
+    time.sleep(STORE_SETTLES_S)
+    name = f"acme-{time.time_ns() % 10**9}"
+    stage.kubectl.apply(
+        _object("CacheInvalidation", name, {"scope": {"tenant": "acme"}, "mode": "Lazy", "reason": "the demo shows it"})
+    )
+    status = wait_until("the invalidation is complete", lambda: _finished(stage.kubectl, name), 60)
+    assert status["phase"] == "Complete", status
+    assert status["pods"]["acked"] == status["pods"]["live"] == 2, status["pods"]
+    stage.say(stage.kubectl.run("-n", DEMO_NAMESPACE, "get", "cacheinvalidation", name))
+    for where in (stage.first, stage.second):
+        _, found = stage.ask(where, ACME_KEY, prompt)
+        assert found == Hits(0, 0), f"acme found {found} after its invalidation"
+    _, found = stage.ask(stage.second, GLOBEX_KEY, prompt)
+    stage.say(f"acme finds nothing on either replica; globex still finds {found.external} tokens")
+    assert found.external == WHOLE_CHUNKS, f"globex lost its blocks: {found}"
+
+
+def a_wrong_policy_is_refused_and_the_last_one_stays(stage: Stage) -> None:
+    """What a schema can see the API server refuses; the rest is Stalled with a reason, and nothing is lost."""
+    kubectl = stage.kubectl
+    refusal = kubectl.refused(
+        _object("TenantCachePolicy", "wrong", {"tenant": "wrong", "isolation": "Public", "tiers": [{"name": "shared"}]})
+    )
+    assert "spec.tiers" in refusal, refusal
+    assert "only for isolation Isolated" in refusal, refusal
+    stage.say(refusal.splitlines()[-1])
+    prompt = fresh_prompt("policy")
+    stage.ask(stage.first, ACME_KEY, prompt)
+    before = kubectl.get("tenantcachepolicy", "acme", DEMO_NAMESPACE)
+    try:
+        _patch(kubectl, "tenantcachepolicy", "acme", {"spec": {"tiers": [{"name": "nowhere", "limit": "1Mi"}]}})
+        stalled = _wait_reason(kubectl, "acme", "TierNotFound")
+        stage.say(f"acme with an unknown tier: Stalled/{stalled['reason']}: {stalled['message']}")
+        enforced = kubectl.condition("tenantcachepolicy", "acme", DEMO_NAMESPACE, "Enforced")
+        assert enforced["reason"] == "LastValidInForce", enforced
+        _, found = stage.ask(stage.first, ACME_KEY, prompt)
+        assert found.local + found.external > 0, "the last enforced policy did not stay in force"
+        stage.say(f"its last enforced policy is still in force: {found.local + found.external} tokens found")
+    finally:
+        _patch(kubectl, "tenantcachepolicy", "acme", {"spec": {"tiers": before["spec"].get("tiers")}})
+    _wait_enforced(kubectl, "acme")
+    stray = _object(
+        "TenantCachePolicy", "stray", {"tenant": "stray", "isolation": "Group", "groupRef": {"name": "nobody"}}
+    )
+    kubectl.apply(stray)
+    try:
+        stalled = _wait_reason(kubectl, "stray", "GroupNotFound")
+        stage.say(f"a policy of an unknown group: Stalled/{stalled['reason']}: {stalled['message']}")
+    finally:
+        kubectl.run("-n", DEMO_NAMESPACE, "delete", "tenantcachepolicy", "stray")
+
+
+CHAPTERS = (
+    everything_is_ready_and_enforced,
+    a_tenant_finds_its_blocks_on_every_replica_and_nobody_else_does,
+    a_tenant_cannot_reach_anothers_blocks_by_force,
+    a_raised_cache_generation_forgets_one_tenant,
+    an_invalidation_completes_when_every_pod_has_acknowledged,
+    a_wrong_policy_is_refused_and_the_last_one_stays,
+)
+
+
+def keyspace_of(kubectl: Kubectl, tenant: str) -> str:
+    """Return a tenant's keyspace, as only an administrator can read it from the bundle."""
+    for secret in kubectl.list("secret", DEMO_NAMESPACE, f"kvstrata.io/model={MODEL}"):
+        raw = (secret.get("data") or {}).get("shard.json")
+        if raw is None:
+            continue
+        for entry in json.loads(base64.b64decode(raw))["entries"]:
+            if entry["tenant"] == tenant:
+                return str(entry["keyspace"])
+    raise AssertionError(f"no bundle holds an entry of {tenant}")
+
+
+def _object(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "kvstrata.io/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": DEMO_NAMESPACE},
+        "spec": spec,
+    }
+
+
+def _patch(kubectl: Kubectl, kind: str, name: str, patch: dict[str, Any]) -> None:
+    kubectl.run("-n", DEMO_NAMESPACE, "patch", kind, name, "--type", "merge", "-p", json.dumps(patch))
+
+
+def _wait_enforced(kubectl: Kubectl, policy: str) -> None:
+    def enforced() -> bool:
+        item = kubectl.get("tenantcachepolicy", policy, DEMO_NAMESPACE)
+        status = item.get("status") or {}
+        conditions = {c["type"]: c["status"] for c in status.get("conditions") or ()}
+        current = status.get("enforcedGeneration") == item["metadata"]["generation"]
+        return current and conditions.get("Enforced") == "True"
+
+    wait_until(f"policy {policy} is enforced", enforced, 60)
+
+
+def _wait_reason(kubectl: Kubectl, policy: str, reason: str) -> dict[str, Any]:
+    def stalled() -> dict[str, Any] | None:
+        found = kubectl.condition("tenantcachepolicy", policy, DEMO_NAMESPACE, "Stalled")
+        return found if found.get("status") == "True" and found.get("reason") == reason else None
+
+    result: dict[str, Any] = wait_until(f"policy {policy} is Stalled/{reason}", stalled, 30)
+    return result
+
+
+def _finished(kubectl: Kubectl, name: str) -> dict[str, Any] | None:
+    status: dict[str, Any] = kubectl.get("cacheinvalidation", name, DEMO_NAMESPACE).get("status") or {}
+    return status if status.get("phase") in ("Complete", "Failed") else None
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)

@@ -1,0 +1,26 @@
+"""The running product that the scenarios share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.product.chapters import Stage, open_stage
+from e2e.product.kubectl import Kubectl
+
+
+@pytest.fixture(scope="session")
+def kubectl() -> Kubectl:
+    """kubectl on the cluster in use; `make test` brings it up and installs the product."""
+    found = Kubectl()
+    if not found.kubeconfig.exists():
+        pytest.fail("no cluster is up: `make demo` or `make test` brings one up with the product installed")
+    return found
+
+
+@pytest.fixture(scope="module")
+def stage(kubectl: Kubectl) -> Iterator[Stage]:
+    """Two replicas of the demo's model."""
+    with open_stage(kubectl, print) as opened:
+        yield opened
