@@ -1,0 +1,68 @@
+"""The form of a benchmark's result, and the checked-in ranges that it is held against."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RANGES = Path(__file__).parent / "ranges"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured number with its unit."""
+
+    value: float
+    unit: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form, rounded to what a noisy machine can mean."""
+        return {"value": round(self.value, 4), "unit": self.unit}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one benchmark measured. `ratio` is the main figure divided by the baseline of the same run."""
+
+    name: str
+    figures: Mapping[str, Figure]
+    baseline: Mapping[str, Figure]
+    ratio: float
+    reproduce: str
+    conditions: Mapping[str, Any]
+
+    def to_json(self, limits: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+        """Return the document; `limits` maps names of figures (and `ratio`) to their `min` and `max`."""
+        values = {name: figure.value for name, figure in self.figures.items()} | {"ratio": self.ratio}
+        ok = all(
+            bounds.get("min", float("-inf")) <= values[name] <= bounds.get("max", float("inf"))
+            for name, bounds in limits.items()
+        )
+        return {
+            "name": self.name,
+            "figures": {name: figure.to_json() for name, figure in self.figures.items()},
+            "baseline": {name: figure.to_json() for name, figure in self.baseline.items()},
+            "ratio": round(self.ratio, 3),
+            "range": {name: dict(bounds) for name, bounds in limits.items()},
+            "ok": ok,
+            "conditions": {**self.conditions, "machine": platform.machine(), "python": platform.python_version()},
+            "reproduce": self.reproduce,
+        }
+
+
+def load_range(name: str) -> dict[str, dict[str, float]]:
+    """Return the checked-in range of a benchmark."""
+    loaded: dict[str, dict[str, float]] = json.loads((RANGES / f"{name}.json").read_text())
+    return loaded
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """Return the sample below which `percent` of them lie (nearest rank). Raises ValueError for no samples."""
+    if not samples:
+        raise ValueError("a percentile needs samples")
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, max(0, round(percent / 100 * len(ordered) + 0.5) - 1))]
