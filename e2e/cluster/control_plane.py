@@ -113,7 +113,7 @@ class ControlPlane:
         try:
             self._start()
         except BaseException:
-            self._kill_all()
+            self.stop()
             raise
 
     def is_running(self) -> bool:

@@ -18,6 +18,9 @@ from e2e.cluster.settings import Network, Paths
 ETCD_DATA_IN_NODE = Path("/dev/shm/etcd")
 """On the node's own memory file system, so that the data ends with the node."""
 
+BUILT = ("base", "bin", "buildah", "digests", "images", "log", "node", "rootfs")
+"""Folders of ``.local`` that ``down --purge`` removes."""
+
 
 class LocalCluster:
     """One node in private namespaces. See :mod:`e2e.cluster`."""
@@ -80,9 +83,9 @@ class LocalCluster:
     def purge(self) -> None:
         """Also remove everything that was built and loaded."""
         with self._progress.step("remove what was built"):
-            for folder in (self._paths.node, self._paths.bin, self._paths.rootfs, self._paths.images,
-                           self._paths.buildah, self._paths.digests, self._paths.logs):  # fmt: skip
-                shutil.rmtree(folder, ignore_errors=True)
+            for name in BUILT:
+                shutil.rmtree(self._paths.local / name, ignore_errors=True)
+                shutil.rmtree(self._paths.local / f"{name}.partial", ignore_errors=True)
 
     def load(self, archives: list[Path]) -> None:
         """Import docker-archives into the running node."""

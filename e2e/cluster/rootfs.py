@@ -47,6 +47,11 @@ def build_rootfs(paths: Paths, progress: Progress) -> None:
 def debootstrap(paths: Paths, target: Path, packages: tuple[str, ...], *, log: Path) -> None:
     """Unpack a minimal Debian with ``packages`` into ``target``, which is replaced only when all went well."""
     require_root("making a Debian root file system")
+    if any(character.isspace() for character in str(target)):
+        raise ClusterError(
+            f"debootstrap cannot work below {paths.local}, because that path has a space in it",
+            advice="move the repository to a path without spaces",
+        )
     program = _debootstrap_program(paths)
     partial = target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)

@@ -18,16 +18,21 @@ class Image:
         name: the short name, as on the command line.
         dockerfile: relative to the root of the repository.
         purpose: one line for people.
+        is_product: whether the chart names it, so that its tag must be the chart's version.
     """
 
     name: str
     dockerfile: str
     purpose: str
+    is_product: bool
 
     @property
     def tag(self) -> str:
-        """The name under which pods refer to it: the charts' default, so that an installation needs no values."""
-        return f"localhost/kvstrata-{self.name}:{version()}"
+        """The name under which pods refer to it.
+
+        The product's images carry its version, as the charts' defaults do; what only tests and demos run is `local`.
+        """
+        return f"localhost/kvstrata-{self.name}:{version() if self.is_product else 'local'}"
 
     def archive(self, paths: Paths) -> Path:
         """The docker-archive that a build writes."""
@@ -46,10 +51,12 @@ class Image:
 
 
 IMAGES = (
-    Image("operator", "operator/Dockerfile", "the operator"),
-    Image("sidecar", "sidecar/Dockerfile", "the gate, and the packages that run in cache and engine containers"),
-    Image("redis", "e2e/images/redis/Dockerfile", "Redis for managed tiers"),
-    Image("engine-cpu", "e2e/images/engine-cpu/Dockerfile", "vLLM on CPU, LMCache and a tiny Llama (2 GB, minutes)"),
+    Image("operator", "operator/Dockerfile", "the operator", True),
+    Image("sidecar", "sidecar/Dockerfile", "the gate, and the packages that run in cache and engine containers", True),
+    Image("redis", "e2e/images/redis/Dockerfile", "Redis for managed tiers", True),
+    Image(
+        "engine-cpu", "e2e/images/engine-cpu/Dockerfile", "vLLM on CPU, LMCache and a tiny Llama (2 GB, minutes)", False
+    ),
 )
 
 

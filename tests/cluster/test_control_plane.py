@@ -90,9 +90,11 @@ def test_a_component_that_dies_is_named_with_its_log_and_nothing_keeps_running(t
     broken.write_text("#!/bin/sh\necho it broke\nexit 1\n")
     broken.chmod(0o755)
 
+    before = memory_folders()
     with pytest.raises(ClusterError, match="kube-apiserver died") as refused:
         ControlPlane(tmp_path / "state", binaries=binaries).start()
 
     assert refused.value.log is not None
     assert "it broke" in refused.value.log.read_text()
     assert processes_that_name(tmp_path) == []
+    assert memory_folders() <= before
