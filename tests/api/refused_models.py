@@ -29,6 +29,8 @@ MODEL = [
             "--served-model",
             "-tp",
             "--config=/tmp/x",
+            "--grpc",
+            "--weight-transfer-config={}",
             "--",
         )
     ),

@@ -11,12 +11,17 @@ OWNED_FLAGS: dict[str, str] = {
     "--host": "the engine listens only for the gate",
     "--port": "the engine listens only for the gate",
     "--uds": "the engine listens only for the gate",
+    "--grpc": "the engine listens only for the gate",
+    "--grpc-port": "the engine listens only for the gate",
+    "--headless": "the engine listens for the gate",
     "--root-path": "the gate chooses the paths that it forwards",
     "--middleware": "the gate is the only middleware",
     "--ssl-keyfile": "TLS ends at the gate: set gate.tls",
     "--ssl-certfile": "TLS ends at the gate: set gate.tls",
     "--ssl-ca-certs": "TLS ends at the gate: set gate.tls",
     "--ssl-cert-reqs": "TLS ends at the gate: set gate.tls",
+    "--ssl-ciphers": "TLS ends at the gate: set gate.tls",
+    "--enable-ssl-refresh": "TLS ends at the gate: set gate.tls",
     "--api-key": "the gate authenticates: set gate.authentication",
     "--hf-token": "secrets do not belong into arguments: set model.source.hub.tokenSecretRef",
     "--config": "a file could set any other flag of this list",
@@ -30,12 +35,16 @@ OWNED_FLAGS: dict[str, str] = {
     "--max-model-len": "set model.maxModelLen",
     "--enable-lora": "set model.adapter",
     "--lora-modules": "set model.adapter",
+    "--default-mm-loras": "set model.adapter",
+    "--weight-transfer-config": "weights that change while the engine runs would keep their cache identity",
     "--tensor-parallel-size": "set engine.tensorParallelSize",
     "-tp": "set engine.tensorParallelSize",
     "--gpu-memory-utilization": "set it on the CacheTier of medium HBM",
+    "--device-memory-utilization": "set it on the CacheTier of medium HBM",
     "--kv-cache-dtype": "set it on the CacheTier of medium HBM",
     "--kv-transfer-config": "the operator connects the engine to its cache server",
     "--kv-events-config": "the operator connects the engine to its cache server",
+    "--ec-transfer-config": "the operator connects the engine to its cache server",
     "--kv-offloading-size": "list a CacheTier of medium CPU instead",
     "--kv-offloading-backend": "list a CacheTier of medium CPU instead",
     "--enable-prefix-caching": "set reuse.mode",
@@ -48,14 +57,17 @@ same."""
 OWNED_ENV: frozenset[str] = frozenset(
     {
         "HF_TOKEN",
+        "HF_TOKEN_PATH",
         "HOME",
         "HUGGING_FACE_HUB_TOKEN",
         "LMCACHE_TRACK_USAGE",
         "PYTHONHASHSEED",
         "PYTHONPATH",
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
         "VLLM_API_KEY",
         "VLLM_HOST_IP",
         "VLLM_SERVER_DEV_MODE",
+        "VLLM_USE_RUST_FRONTEND",
     }
 )
 """Variables that engine.env may not contain."""
@@ -75,7 +87,7 @@ def flag_of(argument: str) -> str | None:
 def owned_flag(argument: str) -> str | None:
     """The owned flag that an engine argument sets, or None.
 
-    Beginnings of an owned flag count too, because argument parsers accept unambiguous abbreviations.
+    Beginnings of an owned flag count too, because vLLM's parser accepts unambiguous abbreviations.
     """
     flag = flag_of(argument)
     return None if flag is None else next((owned for owned in OWNED_FLAGS if owned.startswith(flag)), None)
