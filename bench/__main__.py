@@ -6,15 +6,16 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
+from typing import Any
 
 from bench import enforce
 from bench.result import Result, load_range
 
 RESULTS = Path(__file__).parent / "results"
 
-BENCHMARKS: Mapping[str, Callable[[], Awaitable[Result]]] = {
+BENCHMARKS: Mapping[str, Callable[[], Coroutine[Any, Any, Result]]] = {
     enforce.NAME: enforce.measure,
 }
 
@@ -31,7 +32,7 @@ def main() -> int:
     RESULTS.mkdir(exist_ok=True)
     for name in chosen:
         print(f"run {name}", file=sys.stderr, flush=True)
-        document = asyncio.run(BENCHMARKS[name]()).to_json(load_range(name))  # type: ignore[arg-type]
+        document = asyncio.run(BENCHMARKS[name]()).to_json(load_range(name))
         (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
         print(json.dumps(document, indent=2))
         good = good and bool(document["ok"])

@@ -29,7 +29,7 @@ async def connect(kubeconfig: Path) -> Kube:
 
 async def watch(kubeconfig: Path, resource: Resource, namespace: str) -> AsyncIterator[Mapping[str, Any]]:
     """Yield every event of a collection from now on."""
-    cluster = yaml.safe_load(kubeconfig.read_text())
+    cluster = _load(kubeconfig)
     server = cluster["clusters"][0]["cluster"]["server"]
     async with aiohttp.ClientSession(read_bufsize=2**21) as session:
         url = f"{server}{resource.path(namespace)}"
@@ -66,6 +66,11 @@ class LastSeen:
             while not (name in self._objects and holds(self._objects[name])):
                 await self._changed.wait()
             return self._objects[name]
+
+
+def _load(kubeconfig: Path) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(kubeconfig.read_text())
+    return loaded
 
 
 def _tls(cluster: Mapping[str, Any]) -> ssl.SSLContext:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-
 from e2e.cluster.progress import Progress
 from e2e.cluster.settings import REPOSITORY, Paths
-from e2e.images.catalogue import IMAGES
 from e2e.images.__main__ import load as load_images
+from e2e.images.catalogue import IMAGES
 
 from .kubectl import Kubectl, wait_until
 

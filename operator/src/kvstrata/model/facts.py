@@ -74,11 +74,15 @@ class BackendReport:
 
 @dataclass(frozen=True, slots=True)
 class SecretFacts:
-    """A Secret that the operator made: which keys it has, whether its certificate is due; never its values."""
+    """A Secret that the operator made: which keys it has, whether its certificate is due; never its values.
+
+    `fingerprint` changes when the certificate or the list of users does, and with nothing else.
+    """
 
     name: str
     keys: frozenset[str]
     resource_version: str
+    fingerprint: str = ""
     renewal_due: bool = False
     issued_by_current_ca: bool = True
 

@@ -52,7 +52,12 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
             findings = (*kstatus(None, waiting, waiting), *_static(tier))
             return Plan(statuses=write_status(tier, now, findings, fields), wake_after_s=1)
         actions = _secrets(world, ctx, tier, world.domain_id)
-        children = redis_tier_children(ctx, tier, tls_revision=_restart_token(world, tier))
+        token = _restart_token(world, tier)
+        if token is None:
+            waiting = Decision(TierReason.PROGRESSING, "the server's users and certificate are being made")
+            findings = (*kstatus(None, waiting, waiting), *_static(tier))
+            return Plan(actions=actions, statuses=write_status(tier, now, findings, fields), wake_after_s=0.2)
+        children = redis_tier_children(ctx, tier, tls_revision=token)
     foreign = taken_by_someone_else(world, tier, children)
     if foreign:
         conflict = Decision(
@@ -105,11 +110,13 @@ def _secrets(world: World, ctx: BuildContext, tier: CacheTier, domain_id: str) -
     return tuple(wanted)
 
 
-def _restart_token(world: World, tier: CacheTier) -> str:
-    """Return what changes when the server must read its files anew."""
-    certificate = world.secrets.get(names.redis_tls(tier.name))
-    users = world.secrets.get(names.redis_auth(tier.name))
-    return digest([facts.resource_version if facts else "" for facts in (certificate, users)])[:12]
+def _restart_token(world: World, tier: CacheTier) -> str | None:
+    """Return what changes when the server must read its files anew; None while they are not all there."""
+    issued = redis_tls_secret(tier) == names.redis_tls(tier.name)
+    own = [names.redis_auth(tier.name), *([names.redis_tls(tier.name)] if issued else [])]
+    if any(name not in world.secrets for name in own):
+        return None
+    return digest([world.secrets[name].fingerprint for name in own])[:12]
 
 
 def _probe(tier: CacheTier, now: datetime, world: World) -> tuple[ProbeBackend, ...]:

@@ -15,6 +15,7 @@ from kvstrata.adapters import pki
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import SECRET
 from kvstrata.contract.ack import OPERATOR_COMMON_NAME
+from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.keyspace import DOMAIN_KEY_BYTES
 from kvstrata.model.facts import SecretFacts
 from kvstrata.objects import names
@@ -77,6 +78,7 @@ class Keeper:
             name=name,
             keys=frozenset(values),
             resource_version=raw["metadata"].get("resourceVersion", ""),
+            fingerprint=digest_bytes((certificate or b"") + values.get(names.ACL_FILE_KEY, b""))[:12],
             renewal_due=bool(certificate) and pki.needs_renewal(certificate or b"", self._now()),
             issued_by_current_ca=values.get(names.AUTHORITY_KEY) in (None, self.authority.certificate_pem),
         )
