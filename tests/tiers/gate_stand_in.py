@@ -24,6 +24,7 @@ IDENTITY = "1d1d1d1d1d1d1d1d"
 KEYSPACE_A = "a" * 32
 KEYSPACE_B = "b" * 32
 KEYSPACE_UNKNOWN = "c" * 32
+STALE_AFTER_S = 30
 
 
 class GateStandIn:
@@ -40,7 +41,7 @@ class GateStandIn:
         """Say that the last quorum read was sent `age_s` ago; written in place, as the gate does."""
         sent_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - int(age_s * 1e9)
         descriptor = os.open(self.policy_dir / FRESHNESS_FILE, os.O_RDWR | os.O_CREAT, 0o600)
-        os.pwrite(descriptor, FRESHNESS_FORMAT.pack(sent_ns), 0)
+        os.pwrite(descriptor, FRESHNESS_FORMAT.pack(max(1, sent_ns)), 0)
         os.close(descriptor)
 
     def view(
@@ -53,7 +54,7 @@ class GateStandIn:
         budgets: tuple[TierBudget, ...] = (),
     ) -> CacheView:
         """Return a cache view that allows `keyspaces`."""
-        rules = Rules(stale_after_s=300, on_stale=on_stale)
+        rules = Rules(stale_after_s=STALE_AFTER_S, on_stale=on_stale)
         return CacheView(DOMAIN, revision, term, rules, dict.fromkeys(keyspaces, budgets))
 
     def write_policy(self, view: CacheView) -> None:

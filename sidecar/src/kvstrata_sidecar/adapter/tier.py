@@ -29,6 +29,7 @@ FULL_PAUSE_S = 1.0
 """How long stores rest after the tier said that it has no memory: its answer costs the transfer of a whole block."""
 
 PROBE_TIMEOUT_S = 1.0
+CLOSE_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,9 +204,9 @@ class Tier:
             part.over(TransportError("the tier was closed"))
         self._tasks.expire(float("inf"))
         self._abort(lambda _: True)
-        for worker in self._workers:
-            worker.join(PROBE_TIMEOUT_S + self._params.io_timeout_ms / 1000)
-        self._timer.join(PROBE_TIMEOUT_S)
+        for thread in (*self._workers, self._timer):
+            # One that is connecting cannot be hurried; it touches nothing of LMCache's and ends by itself.
+            thread.join(CLOSE_TIMEOUT_S)
 
     def _open(self, kind: TaskKind, key_count: int, parts: int, deadline_ms: int) -> Task:
         deadline_s = self._clock() + deadline_ms / 1000
