@@ -74,6 +74,15 @@ class NodeCgroups:
         """Let the node's root group hand its controllers to pods (version 2 only; it must hold no process then)."""
         if not is_version_2():
             return
+        try:
+            self._delegate()
+        except OSError as error:
+            raise ClusterError(
+                f"the node's control group cannot hand its controllers to pods: {error}",
+                advice="inside a container this needs a cgroup namespace with delegation; use `up --cluster kind`",
+            ) from error
+
+    def _delegate(self) -> None:
         node = CGROUP_ROOT / self._name
         for pid in (node / "cgroup.procs").read_text().split():
             (node / INIT_GROUP / "cgroup.procs").write_text(pid)

@@ -26,7 +26,7 @@ from e2e.cluster.archive import write_image
 from e2e.cluster.ignorefile import context_files, read_patterns
 from e2e.cluster.locks import exclusive
 from e2e.cluster.node import SHELL
-from e2e.cluster.processes import run_logged
+from e2e.cluster.processes import in_own_namespaces, run_logged
 from e2e.cluster.progress import ClusterError, Progress
 from e2e.cluster.rootfs import BASE_IMAGE_PACKAGES, debootstrap, require_root
 from e2e.cluster.settings import (
@@ -175,12 +175,13 @@ class Buildah:
                 # Blobs of images pass through here; the default would be in memory.
                 "TMPDIR": "/var/lib/containers/tmp",
             }
-            # Processes and mounts of an interrupted build end with the namespaces.
             run_logged(
-                ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", SHELL / "in_root.sh",
-                 "buildah", *arguments],
-                log=log, what=f"buildah {arguments[0]}", advice=advice, env=environment,
-            )  # fmt: skip
+                in_own_namespaces(["sh", SHELL / "in_root.sh", "buildah", *arguments]),
+                log=log,
+                what=f"buildah {arguments[0]}",
+                advice=advice,
+                env=environment,
+            )
 
 
 class Docker:

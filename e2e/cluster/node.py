@@ -74,6 +74,8 @@ class Node:
         """End the node and remove every trace but the image store. Nothing happens when there is none."""
         if not self.state.is_dir():
             return
+        if self._cgroups.record.exists():
+            rootfs.require_root("stopping the local node")
         kill_recorded(self._init_pid_file)
         kill_recorded(self._unshare_pid_file)
         self._cgroups.destroy()

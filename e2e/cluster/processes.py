@@ -44,6 +44,18 @@ def run_logged(
         raise ClusterError(f"{what} failed with exit code {finished.returncode}", advice=advice, log=log)
 
 
+def in_own_namespaces(command: Sequence[str | Path]) -> list[str | Path]:
+    """A command line that gives a program mount and PID namespaces of its own.
+
+    Its mounts vanish with it, and all of its descendants end when this process does, however either is ended.
+    """
+    return [
+        *("setpriv", "--pdeathsig", "KILL"),
+        *("unshare", "--mount", "--pid", "--fork", "--kill-child"),
+        *command,
+    ]
+
+
 def output_of(command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, stdin: str = "") -> str:
     """The standard output of a program that is expected to succeed quickly.
 

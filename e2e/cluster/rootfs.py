@@ -13,7 +13,7 @@ from pathlib import Path
 
 from e2e.cluster import digests
 from e2e.cluster.locks import exclusive
-from e2e.cluster.processes import run_logged
+from e2e.cluster.processes import in_own_namespaces, run_logged
 from e2e.cluster.progress import ClusterError, Progress
 from e2e.cluster.settings import DEBIAN_SUITE, Paths, debian_mirror
 
@@ -56,10 +56,11 @@ def debootstrap(paths: Paths, target: Path, packages: tuple[str, ...], *, log: P
     partial = target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.parent.mkdir(parents=True, exist_ok=True)
-    # debootstrap mounts /proc inside the target; in a mount namespace of its own nothing of it can be left behind.
+    # debootstrap mounts /proc inside the target.
     run_logged(
-        ["unshare", "--mount", program, "--variant=minbase", f"--include={','.join(packages)}",
-         DEBIAN_SUITE, partial, debian_mirror()],
+        in_own_namespaces([
+            program, "--variant=minbase", f"--include={','.join(packages)}", DEBIAN_SUITE, partial, debian_mirror(),
+        ]),
         log=log,
         what="debootstrap",
         advice="check that the Debian mirror can be reached; KVSTRATA_DEBIAN_MIRROR names another one",
