@@ -44,7 +44,7 @@ def bare_api(control_plane: ControlPlane) -> Iterator[ApiServer]:
 @pytest.fixture(scope="session")
 def installed_crds(bare_api: ApiServer) -> dict[str, dict[str, Any]]:
     """The checked-in CRDs by name, installed and served."""
-    crds = [yaml.safe_load(path.read_text()) for path in sorted((REPOSITORY / "crds").glob("*.yaml"))]
+    crds = [yaml.safe_load(path.read_text()) for path in sorted((REPOSITORY / "crds").glob(f"{GROUP}_*.yaml"))]
     for crd in crds:
         bare_api.create(crd)
     deadline = time.monotonic() + ESTABLISHED_WITHIN_S

@@ -24,6 +24,7 @@ from kvstrata.api.scalars import (
     Text,
     Timestamp,
 )
+from kvstrata.contract.keyspace import ScopeKind
 
 __all__ = [
     "AnyObject",
@@ -282,15 +283,6 @@ class Condition(StatusModel):
     """When status last changed."""
 
 
-class ScopeKind(StrEnum):
-    """What kind of callers share one another's blocks."""
-
-    TENANT = "Tenant"
-    GROUP = "Group"
-    PUBLIC = "Public"
-    POOL = "Pool"
-
-
 class ScopeStatus(StatusModel):
     """A scope and its current epoch. A new epoch makes everything cached under the old one unreachable."""
 
@@ -298,7 +290,7 @@ class ScopeStatus(StatusModel):
     """Kind of the scope."""
 
     name: ShortText
-    """The tenant, the TenantGroup, the PrefixPool, or the name of the domain for Public."""
+    """The tenant, the TenantGroup, the PrefixPool, or the word public."""
 
     epoch: Annotated[str, StringConstraints(max_length=32, pattern=r"^[0-9a-f]{32}$")]
     """Random 128-bit value in hex. It is not a secret."""

@@ -1,4 +1,4 @@
-"""`python -m kvstrata.cli.generate [--check]`: write the CRDs and the API reference from the models.
+"""`python -m kvstrata.cli.generate [--check]`: write CRDs, their copy in the chart, and the API reference from the models.
 
 With --check nothing is written; the exit code is 1 when a checked-in file differs from what would be written, or is
 left over from a kind that no longer exists.
@@ -22,6 +22,7 @@ from kvstrata.api.reference import build_reference
 
 CRD_HEADER = "# Generated from the models in operator/src/kvstrata/api by `make generate`. Do not edit.\n"
 CRD_FOLDER = Path("crds")
+CHART_FOLDER = Path("charts/kvstrata-crds/files")
 REFERENCE_FOLDER = Path("docs/reference")
 
 
@@ -44,10 +45,12 @@ def render_yaml(document: Mapping[str, Any]) -> str:
 
 def generated_files() -> dict[Path, str]:
     """Every generated file, relative to the repository, with its content."""
-    files = {
-        CRD_FOLDER / f"{GROUP}_{crd['spec']['names']['plural']}.yaml": CRD_HEADER + "---\n" + render_yaml(crd)
+    crds = {
+        f"{GROUP}_{crd['spec']['names']['plural']}.yaml": CRD_HEADER + "---\n" + render_yaml(crd)
         for crd in build_crds().values()
     }
+    # A chart can read only its own folder, so it holds a copy.
+    files = {folder / name: text for folder in (CRD_FOLDER, CHART_FOLDER) for name, text in crds.items()}
     files |= {REFERENCE_FOLDER / name: page for name, page in build_reference().items()}
     return files
 
@@ -56,6 +59,7 @@ def leftovers(root: Path, wanted: Mapping[Path, str]) -> Iterator[Path]:
     """Generated files that are no longer generated; files without our header are someone else's."""
     for folder, pattern, header in (
         (CRD_FOLDER, f"{GROUP}_*.yaml", CRD_HEADER),
+        (CHART_FOLDER, f"{GROUP}_*.yaml", CRD_HEADER),
         (REFERENCE_FOLDER, "*.md", REFERENCE_HEADER),
     ):
         for path in sorted((root / folder).glob(pattern)):
