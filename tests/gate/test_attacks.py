@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import time
 
 import pytest
 
-from .world import ACME, World, post
+from kvstrata_sidecar.gate import strictjson
+from kvstrata_sidecar.gate.errors import Refusal
+
+from .world import ACME, World, post, until
 
 CHAT = "/v1/chat/completions"
 HELLO = '"messages":[{"role":"user","content":"x"}]'
@@ -52,7 +57,7 @@ BODIES: dict[str, tuple[bytes, int, str | None]] = {
     "key with other case": (chat_with('"Cache_Salt":"x"'), 400, "Cache_Salt"),
     "key with a space": (chat_with('"cache_salt ":"x"'), 400, "cache_salt "),
     "key with a NUL": (chat_with('"cache_salt\\u0000":"x"'), 400, "cache_salt\x00"),
-    "fullwidth key": (chat_with('"ｃache_salt":"x"'), 400, "ｃache_salt"),
+    "fullwidth key": (chat_with('"\uff43ache_salt":"x"'), 400, "\uff43ache_salt"),
     "surrogate key": (chat_with('"\\ud800":1'), 400, "?"),
     "part uuid": (part('{"type":"image_url","image_url":{"url":"data:x"},"uuid":"u"}'), 400,
                   "messages[0].content[0].uuid"),
@@ -98,6 +103,9 @@ BODIES: dict[str, tuple[bytes, int, str | None]] = {
     "deeply nested lists": (chat_with('"stop":' + "[" * 100_000 + "]" * 100_000), 400, None),
     "unbalanced lists": (b"[" * 1_000_000, 400, None),
     "wide lists": (chat_with('"stop":[' + ",".join(["[]"] * 700_000) + "]"), 400, None),
+    "many quotes": (chat_with('"stop":' + "[" * 60 + "]" * 60) + b'"' * 4_000_000, 400, None),
+    "many escaped quotes": (chat_with('"stop":' + "[" * 65) + b'"' + b'\\"' * 2_000_000, 400, None),
+    "many keys": (("{" + ",".join(f'"{n}":1' for n in range(200_000)) + "}").encode(), 400, None),
     "many numbers": (chat_with('"stop_token_ids":[' + ",".join(["1"] * 1_100_000) + "]"), 400, None),
     "too large": (chat_with('"user":"' + "x" * (8 * 1024 * 1024) + '"'), 413, None),
 }  # fmt: skip
@@ -254,12 +262,8 @@ async def test_a_doubt_about_framing_costs_the_connection(gate: World, name: str
 
 
 async def test_a_request_behind_one_in_flight_ends_both(gate: World) -> None:
-    import asyncio
-
     async def never(request, writer):  # type: ignore[no-untyped-def]
         await asyncio.Event().wait()
-
-    from .world import until
 
     gate.engine.handler = never
     connection = await gate.connect()
@@ -281,3 +285,50 @@ async def test_errors_on_messages_have_both_shapes(gate: World) -> None:
 def test_the_tables_hold_what_was_promised() -> None:
     assert len(BODIES) + len(COMPLETIONS) + len(HEADS) >= 100
     assert all(json.dumps(name) for name in (*BODIES, *HEADS))
+
+
+@pytest.mark.parametrize("name", ["wide lists", "many quotes", "many escaped quotes", "many keys", "many numbers"])
+def test_a_body_made_to_stall_the_parser_is_refused_in_little_time(name: str) -> None:
+    begun = time.process_time()
+    with pytest.raises(Refusal):
+        strictjson.parse_object(BODIES[name][0])
+    assert time.process_time() - begun < 0.5
+
+
+async def test_a_head_that_dribbles_is_ended(gate: World) -> None:
+    connection = await gate.connect()
+    await connection.send(f"POST {CHAT} HTTP/1.1\r\nHost: g\r\n".encode())
+    (served,) = gate.gate.tenant_server.connections
+    assert served.deadline <= asyncio.get_running_loop().time() + gate.gate.tenant_server.limits.head_s
+    served.deadline = 0.0
+    assert (await connection.answer()).status == 408
+    assert await connection.closed()
+    connection.close()
+
+
+async def test_an_idle_connection_is_closed_without_a_word(gate: World) -> None:
+    connection = await gate.connect()
+    await connection.send(post("/v1/completions", {"prompt": "a"}))
+    await connection.answer()
+    (served,) = gate.gate.tenant_server.connections
+    served.deadline = 0.0
+    assert await connection.closed()
+    connection.close()
+
+
+async def test_a_caller_who_stops_reading_for_too_long_is_dropped(gate: World) -> None:
+    async def never(request, writer):  # type: ignore[no-untyped-def]
+        await asyncio.Event().wait()
+
+    gate.engine.handler = never
+    connection = await gate.connect()
+    await connection.send(whole(JSON))
+    await until(lambda: gate.engine.requests)
+    (served,) = gate.gate.tenant_server.connections
+    assert served.deadline == float("inf")
+    served.pause_writing()
+    assert served.deadline < float("inf")
+    served.deadline = 0.0
+    assert await connection.closed()
+    await until(lambda: not gate.gate.enforcement.in_flight)
+    connection.close()

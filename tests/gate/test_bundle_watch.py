@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Root, Rules
+from kvstrata.contract.bundle import ROOT_DATA_KEY, Bundle, Root, Rules
 from kvstrata_sidecar.gate.fencing import Freshness, PolicyVolume
 from kvstrata_sidecar.gate.grants import decide
 
+from .stand_ins import plain_answer
 from .world import BUNDLE, KEYS, World, entry, keyspace, post, until
 
 
@@ -125,6 +126,46 @@ async def test_a_root_that_cannot_be_adopted_makes_the_policy_stale(world: World
         await world.acked(5)
         await world.publish([entry("acme")], revision=4)
         await until(lambda: not world.gate.enforcement.fresh())
+
+
+async def test_a_request_outlives_a_policy_gone_stale_by_the_drain_timeout_only(world: World) -> None:
+    async def never(request, writer):  # type: ignore[no-untyped-def]
+        await asyncio.Event().wait()
+
+    world.engine.handler = never
+    revision = await world.publish([entry("acme")], Rules(stale_after_s=1, drain_timeout_s=1))
+    async with world.started():
+        await world.acked(revision)
+        await until(lambda: len(world.gate.keys.ring) == 3)
+        running = asyncio.create_task(world.ask(post("/v1/completions", {"prompt": "a"})))
+        await until(lambda: world.engine.requests)
+        world.api.broken = True
+        await until(lambda: not world.gate.enforcement.fresh())
+        answer = await asyncio.wait_for(running, 3)
+        assert (answer.status, answer.error["code"]) == (503, "policy_changed")
+
+
+async def test_a_policy_confirmed_in_time_lets_requests_run_on(world: World) -> None:
+    released = asyncio.Event()
+
+    async def wait(request, writer):  # type: ignore[no-untyped-def]
+        await released.wait()
+        await plain_answer(request, writer)
+
+    world.engine.handler = wait
+    revision = await world.publish([entry("acme")], Rules(stale_after_s=1, drain_timeout_s=2))
+    async with world.started():
+        await world.acked(revision)
+        await until(lambda: len(world.gate.keys.ring) == 3)
+        running = asyncio.create_task(world.ask(post("/v1/completions", {"prompt": "a"})))
+        await until(lambda: world.engine.requests)
+        world.api.broken = True
+        await until(lambda: not world.gate.enforcement.fresh())
+        world.api.broken = False
+        await until(world.gate.enforcement.fresh)
+        await asyncio.sleep(2.2)
+        released.set()
+        assert (await running).status == 200
 
 
 async def test_a_new_kubernetes_token_is_taken_up(gate: World) -> None:

@@ -146,8 +146,10 @@ class BundleWatch:
                 known = (reference.digest, await self._read_shard(reference))
             shards[reference.index] = known
         entries = {entry.tenant: entry for _, shard in shards.values() for entry in shard}
-        self._root, self._shards, self.seen = root, shards, root.revision
+        self.seen = root.revision
         self._enforcement.apply(Bundle(root, entries))
+        # Only now: a root that could not be put in force is tried again.
+        self._root, self._shards = root, shards
 
     async def _read_shard(self, reference: ShardRef) -> tuple[Entry, ...]:
         name = f"{self._root_name}-{reference.index}{reference.slot}"
@@ -162,6 +164,8 @@ class KeyWatch:
 
     def __init__(self, api: KubeApi, keys: Keys, *, secret_name: str, period_s: float = 30.0) -> None:
         self.problem = "the API keys have not been read yet"
+        self.loaded = False
+        """Whether the keys were read once, or found to be missing."""
         self._api = api
         self._keys = keys
         self._secret_name = secret_name
@@ -190,10 +194,12 @@ class KeyWatch:
             secret = await self._api.get_secret(self._secret_name)
             if secret is None:
                 self._keys.ring = KeyRing()
+                self.loaded = True
                 problem = f"the API-key Secret {self._secret_name} does not exist"
             else:
                 self._version = secret["metadata"]["resourceVersion"]
                 self._keys.ring = KeyRing.decode(_data(secret, KEYS_DATA_KEY))
+                self.loaded = True
         except (*_READ_ERRORS, MalformedKeysError, KeyError, TypeError) as error:
             problem = f"the API keys cannot be read: {error or type(error).__name__}"
         if problem != self.problem:

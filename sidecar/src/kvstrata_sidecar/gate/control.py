@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 from kvstrata.contract.ack import ACK_TOKEN_HEADER, OPERATOR_COMMON_NAME, STATE_PATH, PodState
 
 from .errors import Reason, Refusal, bad_request
-from .http1 import Request, ServerConnection
+from .messages import Connection, Request
 
 MAX_WAIT_S = 120.0
 _TICK_S = 1.0
@@ -42,7 +42,7 @@ class ControlService:
         if request.method != b"GET":
             raise Refusal(405, Reason.METHOD, "use GET here", allow="GET")
 
-    def serve(self, request: Request, connection: ServerConnection) -> None:
+    def serve(self, request: Request, connection: Connection) -> None:
         """Answer now or hold the poll."""
         query = parse_qs(request.query.decode("latin-1"))
         try:
@@ -96,7 +96,7 @@ class ControlService:
             self._polls.discard(poll)
             self._answer(poll.connection, state)
 
-    def _answer(self, connection: ServerConnection, state: PodState) -> None:
+    def _answer(self, connection: Connection, state: PodState) -> None:
         try:
             token = self._token_file.read_bytes().strip()
         except OSError:
@@ -111,7 +111,7 @@ class _LongPoll:
 
     __slots__ = ("_service", "connection", "deadline", "tag")
 
-    def __init__(self, service: ControlService, connection: ServerConnection, tag: bytes, deadline: float) -> None:
+    def __init__(self, service: ControlService, connection: Connection, tag: bytes, deadline: float) -> None:
         self._service = service
         self.connection = connection
         self.tag = tag

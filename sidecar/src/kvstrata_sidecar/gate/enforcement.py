@@ -19,6 +19,8 @@ from . import log
 from .fencing import Freshness, PolicyVolume
 from .grants import still_granted
 
+_NEVER = float("inf")
+
 
 class InFlight(Protocol):
     """A request that can be ended."""
@@ -28,8 +30,11 @@ class InFlight(Protocol):
 
 
 class _Hold:
-    """What an admitted request holds on to: its tenant's keyspace (empty for a random salt) and, once that was
-    taken away, the newest revision that may be acknowledged meanwhile and the time at which patience ends."""
+    """What an admitted request holds on to: its tenant's keyspace, empty for a random salt.
+
+    `floor` is set once that keyspace was taken away: the newest revision that may be acknowledged meanwhile.
+    `deadline` is the time at which patience with the request ends.
+    """
 
     __slots__ = ("deadline", "floor", "keyspace", "tenant")
 
@@ -37,7 +42,7 @@ class _Hold:
         self.tenant = tenant
         self.keyspace = keyspace
         self.floor: int | None = None
-        self.deadline = 0.0
+        self.deadline = _NEVER
 
 
 class Enforcement:
@@ -56,6 +61,7 @@ class Enforcement:
         self._freshness = freshness
         self._loop = loop
         self._adapter_revision = 0
+        self._fenced = False
         self._reaper: asyncio.TimerHandle | None = None
 
     @property
@@ -80,6 +86,28 @@ class Enforcement:
         if not was_fresh:
             self._notify()
 
+    def fence(self) -> None:
+        """Look at the age of the policy; to be called a few times a second.
+
+        Under `onStale: Fence` a stale policy may have lost any keyspace, so requests on all of them get
+        `drainTimeout` to end: nothing outlives an invalidation that never arrived by more than
+        `staleAfter + drainTimeout`. A policy that is confirmed before lets them run on.
+        """
+        fenced = self.bundle is not None and self.bundle.root.rules.on_stale == "Fence" and not self.fresh()
+        if fenced == self._fenced:
+            return
+        self._fenced = fenced
+        if self.bundle is None:
+            return
+        deadline = self._loop.time() + self.bundle.root.rules.drain_timeout_s
+        for hold in self.in_flight.values():
+            if hold.keyspace and hold.floor is None:
+                hold.deadline = deadline if fenced else _NEVER
+        if fenced:
+            log.warning("the policy is stale: requests run without reuse", age_ms=self._freshness.age_ms())
+        self._arm_reaper()
+        self._notify()
+
     def apply(self, bundle: Bundle) -> None:
         """Serve under `bundle` from now on, and start what leads to its acknowledgement."""
         # The policy is on the volume before any request can be granted under it: the cache server never learns of
@@ -92,7 +120,7 @@ class Enforcement:
         for hold in self.in_flight.values():
             if hold.keyspace and not still_granted(bundle, hold.tenant, hold.keyspace):
                 if hold.floor is None:
-                    hold.floor, hold.deadline = before, deadline
+                    hold.floor, hold.deadline = before, min(hold.deadline, deadline)
                 draining += 1
         log.info("a policy revision is in force", revision=bundle.root.revision, term=bundle.root.term,
                  tenants=len(bundle.entries), draining=draining)  # fmt: skip
@@ -141,19 +169,19 @@ class Enforcement:
         if self._reaper is not None:
             self._reaper.cancel()
             self._reaper = None
-        deadlines = [hold.deadline for hold in self.in_flight.values() if hold.floor is not None]
-        if deadlines:
-            self._reaper = self._loop.call_at(min(deadlines), self._reap)
+        deadline = min((hold.deadline for hold in self.in_flight.values()), default=_NEVER)
+        if deadline < _NEVER:
+            self._reaper = self._loop.call_at(deadline, self._reap)
 
     def _reap(self) -> None:
         self._reaper = None
         now = self._loop.time()
-        late = [request for request, hold in self.in_flight.items() if hold.floor is not None and hold.deadline <= now]
+        late = [request for request, hold in self.in_flight.items() if hold.deadline <= now]
         for request in late:
             request.abort()
             self.release(request)
         if late:
-            log.warning("requests on removed keyspaces were aborted", requests=len(late))
+            log.warning("requests on keyspaces that may be gone were aborted", requests=len(late))
         self._arm_reaper()
 
     def _notify(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .errors import Reason, Refusal
-from .http1 import Request, ServerConnection
+from .messages import Connection, Request
 
 
 class HealthService:
@@ -22,7 +22,7 @@ class HealthService:
         if request.method != b"GET":
             raise Refusal(405, Reason.METHOD, "use GET here", allow="GET")
 
-    def serve(self, request: Request, connection: ServerConnection) -> None:
+    def serve(self, request: Request, connection: Connection) -> None:
         """Answer in plain text; readiness says what is missing."""
         if request.path == b"/livez":
             connection.reply(200, b"ok\n", b"text/plain")

@@ -9,88 +9,18 @@ with anything in front of it about where a request ends.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import httptools
 
 from .errors import Reason, Refusal, bad_request
-
-STATUS_LINES = {
-    code: f"HTTP/1.1 {code} {phrase}\r\n".encode()
-    for code, phrase in {
-        100: "Continue", 200: "OK", 201: "Created", 204: "No Content", 400: "Bad Request", 401: "Unauthorized",
-        403: "Forbidden", 404: "Not Found", 405: "Method Not Allowed", 408: "Request Timeout",
-        413: "Content Too Large", 415: "Unsupported Media Type", 417: "Expectation Failed",
-        422: "Unprocessable Content", 429: "Too Many Requests", 431: "Request Header Fields Too Large",
-        500: "Internal Server Error", 501: "Not Implemented", 502: "Bad Gateway", 503: "Service Unavailable",
-        504: "Gateway Timeout", 505: "HTTP Version Not Supported",
-    }.items()
-}  # fmt: skip
+from .messages import STATUS_LINES, Exchange, Limits, Request, Service
 
 _SINGLE = frozenset(
     (b"content-length", b"content-type", b"content-encoding", b"transfer-encoding", b"authorization", b"x-api-key",
      b"host", b"expect", b"if-none-match")
 )  # fmt: skip
 _LINGER_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one server; sizes in bytes, times in seconds."""
-
-    head_bytes: int = 32 * 1024
-    headers: int = 100
-    target_bytes: int = 2048
-    body_bytes: int = 8 * 1024 * 1024
-    buffered_bytes: int = 64 * 1024 * 1024
-    head_s: float = 10.0
-    body_s: float = 60.0
-    idle_s: float = 75.0
-    stalled_write_s: float = 300.0
-
-
-class Request:
-    """One request: `headers` by lower-case name, `path` without its query, `body` complete when it is served."""
-
-    __slots__ = ("body", "headers", "method", "path", "peer", "query", "subject")
-
-    def __init__(self) -> None:
-        self.method = b""
-        self.path = b""
-        self.query = b""
-        self.headers: dict[bytes, bytes] = {}
-        self.body = bytearray()
-        self.subject: Any = None
-        """Whatever the service learnt in `check_head`, for its `serve`."""
-        self.peer = ""
-        """Common name of the client's certificate; empty without one."""
-
-
-class Exchange(Protocol):
-    """What a connection tells the owner of the response that it is sending."""
-
-    def client_gone(self) -> None:
-        """The caller has closed; nothing can be written any more."""
-
-    def client_paused(self) -> None:
-        """The caller reads too slowly: stop producing."""
-
-    def client_resumed(self) -> None:
-        """The caller has caught up."""
-
-
-class Service(Protocol):
-    """What a server serves."""
-
-    def check_head(self, request: Request) -> None:
-        """Raise Refusal by the head alone, before a body is read."""
-
-    def serve(self, request: Request, connection: ServerConnection) -> None:
-        """Answer, now or later, by calls on `connection`. May raise Refusal."""
-
-    def refused(self, request: Request, refusal: Refusal) -> None:
-        """Take note of a refusal that the connection answers."""
 
 
 class HttpServer:

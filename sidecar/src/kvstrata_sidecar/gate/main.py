@@ -20,9 +20,10 @@ from .drain import POLL_S, Drain
 from .enforcement import Enforcement
 from .fencing import Freshness, PolicyVolume
 from .health import HealthService
-from .http1 import HttpServer, Limits
+from .http1 import HttpServer
 from .kubeapi import KubeApi, in_cluster_tls
 from .link import AdapterLink
+from .messages import Limits
 from .metrics import Metrics
 from .proxy import TenantService
 from .settings import Settings, SettingsError, load
@@ -116,6 +117,8 @@ class Gate:
             return "draining"
         if self.enforcement.bundle is None:
             return f"no policy: {self.bundles.problem}"
+        if not self.key_watch.loaded:
+            return f"no API keys: {self.key_watch.problem}"
         if not self.enforcement.acked:
             return f"the first revision is not acknowledged: {self.link.problem or 'requests are draining'}"
         if not self.engine_ready:
@@ -171,9 +174,10 @@ class Gate:
             await self._open("https", self.tenant_server, settings.https_port, tls)
         if settings.http_port >= 0:
             await self._open("http", self.tenant_server, settings.http_port, None)
-        control_tls = ServerTls(settings.control_tls_dir, client_authority=True)
-        self._certificates.append(control_tls)
-        await self._open("control", self.control_server, settings.control_port, control_tls)
+        if settings.control_port >= 0:
+            control_tls = ServerTls(settings.control_tls_dir, client_authority=True)
+            self._certificates.append(control_tls)
+            await self._open("control", self.control_server, settings.control_port, control_tls)
         await self._open("health", self.health_server, settings.health_port, None)
 
     async def _open(self, name: str, server: HttpServer, port: int, tls: ServerTls | None) -> None:
@@ -193,6 +197,7 @@ class Gate:
 
     async def _watch_drain(self) -> None:
         while True:
+            self.enforcement.fence()
             self.drain.poll(in_flight=len(self.enforcement.in_flight), engine_ready=self.engine_ready)
             self.tenant_server.closing_after_response = self.drain.active
             await asyncio.sleep(POLL_S)

@@ -16,7 +16,7 @@ from .auth import Keys, credential, unauthenticated
 from .enforcement import Enforcement
 from .errors import Reason, Refusal
 from .grants import decide
-from .http1 import STATUS_LINES, Request, ServerConnection
+from .messages import STATUS_LINES, Connection, Request
 from .metrics import NOBODY, Metrics, TenantMetrics
 from .upstream import Call, EnginePool
 from .usage import DocumentUsage, EventUsage
@@ -70,7 +70,7 @@ class TenantService:
         if method == b"POST":
             _require_json(request.headers.get(b"content-type", b""))
 
-    def serve(self, request: Request, connection: ServerConnection) -> None:
+    def serve(self, request: Request, connection: Connection) -> None:
         """Answer the model list here; rewrite and relay everything else."""
         tenant: str = request.subject
         if request.path == bodies.MODELS_PATH:
@@ -91,7 +91,7 @@ class TenantService:
         numbers = self.metrics.tenant(tenant)
         if not grant.keyspace:
             numbers.no_reuse += 1
-        relay = Relay(self, connection, numbers, tenant, endpoint.path, grant.salt, received_at)
+        relay = Relay(self, connection, numbers, endpoint.path, grant.salt, received_at)
         relay.strip_usage = rewritten.strip_usage
         connection.hold(relay)
         self.enforcement.admit(relay, tenant, grant.salt if grant.keyspace else "")
@@ -121,20 +121,18 @@ class Relay:
 
     __slots__ = (
         "_begun", "_chunked", "_connection", "_endpoint", "_error", "_numbers", "_over", "_received_at", "_salt",
-        "_service", "_status", "_streaming", "_usage", "call", "strip_usage", "tenant",
+        "_service", "_status", "_streaming", "_usage", "call", "strip_usage",
     )  # fmt: skip
 
     def __init__(
         self,
         service: TenantService,
-        connection: ServerConnection,
+        connection: Connection,
         numbers: TenantMetrics,
-        tenant: str,
         endpoint: bytes,
         salt: str,
         received_at: float,
     ) -> None:
-        self.tenant = tenant
         self.call: Call | None = None
         self.strip_usage = False
         self._service = service

@@ -175,7 +175,9 @@ class EngineConnection(asyncio.Protocol):
         if call is None:
             self.transport.abort()
             return
-        call.started = True
+        if not call.started:
+            call.started = True
+            call.payload = b""  # nothing is sent twice from here on, and streams are long
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
