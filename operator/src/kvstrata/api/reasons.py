@@ -25,7 +25,6 @@ class Reason(StrEnum):
 _SETTLED = ("Settled", "There is nothing left to do for this generation.")
 _PROGRESSING = ("Progressing", "The operator is still working towards the spec.")
 _INVALID_SPEC = ("InvalidSpec", "This version cannot read the spec; the last enforced one stays in force.")
-_APPLY_FAILED = ("ApplyFailed", "The apiserver refused an object that belongs to this one.")
 _NOT_COMMITTED = ("NotCommitted", "The change is not in every bundle yet; it is being written.")
 _AWAITING_ACKS = ("AwaitingAcks", "Some live pods have not acknowledged yet.")
 _ALL_ACKED = ("AllPodsAcknowledged", "Every live pod acknowledged.")
@@ -47,7 +46,6 @@ class DomainReason(Reason):
     SETTLED = _SETTLED
     PROGRESSING = _PROGRESSING
     INVALID_SPEC = _INVALID_SPEC
-    APPLY_FAILED = _APPLY_FAILED
     CREATING = "Creating", "The domain's identity and key are being drawn."
     READY = "DomainReady", "The domain has its identity and key."
     KEY_LOST = "DomainKeyLost", "The Secret with the domain key is gone or unreadable although scopes exist."
@@ -65,7 +63,6 @@ class TierReason(Reason):
     SETTLED = _SETTLED
     PROGRESSING = _PROGRESSING
     INVALID_SPEC = _INVALID_SPEC
-    APPLY_FAILED = _APPLY_FAILED
     SECRET_NOT_FOUND = _SECRET_NOT_FOUND
     READY = "TierReady", "The tier can be used."
     IN_POD = "InPod", "The tier lives inside the pods of the models that list it."
@@ -88,11 +85,8 @@ class TierReason(Reason):
     WRONG_SERVER = "WrongServer", "What answers at the tier's address cannot be used."
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
     EVICTION_NOT_RECONCILED = "EvictionNotReconciled", "This version does not evict from this medium in this order."
-    SERVERS_NOT_READY = "ServersNotReady", "The tier's servers are starting."
     REACHABLE = "Reachable", "The tier's servers answer."
     UNREACHABLE = "Unreachable", "The tier's servers do not answer."
-    GUARANTEES_FIT = "GuaranteesFit", "The guarantees fit into the capacity."
-    OVERCOMMITTED = "Overcommitted", "The guarantees on the tier exceed its capacity."
 
 
 class ModelReason(Reason):
@@ -101,7 +95,6 @@ class ModelReason(Reason):
     SETTLED = _SETTLED
     PROGRESSING = _PROGRESSING
     INVALID_SPEC = _INVALID_SPEC
-    APPLY_FAILED = _APPLY_FAILED
     WAITING_FOR_DOMAIN = _WAITING_FOR_DOMAIN
     SECRET_NOT_FOUND = _SECRET_NOT_FOUND
     READY = "ModelReady", "The model serves, and its pods enforce the newest policy."
@@ -114,7 +107,6 @@ class ModelReason(Reason):
         "This version authenticates callers by API keys only.",
     )
     REUSE_NOT_RECONCILED = "ReuseNotReconciled", "This version reuses equal beginnings only, not parts anywhere."
-    TRANSFER_NOT_RECONCILED = "TransferNotReconciled", "This version moves blocks by shared memory only."
     TIMING_NOT_RECONCILED = "TimingNotReconciled", "This version does not pad the time of the first token."
     ADAPTER_NOT_RECONCILED = "AdapterNotReconciled", "This version does not load LoRA adapters."
     CHUNK_SIZE_MISMATCH = "ChunkSizeMismatch", "The chunk size is not a multiple of the engine's block size."
@@ -126,13 +118,10 @@ class ModelReason(Reason):
     PODS_NOT_READY = "PodsNotReady", "Fewer pods are ready than spec asks for."
     SCALED_TO_ZERO = "ScaledToZero", "The spec asks for no replicas."
     NOT_COMMITTED = _NOT_COMMITTED
-    BUNDLE_TOO_LARGE = "BundleTooLarge", "The compiled policy does not fit; the last one stays in force."
     AWAITING_ACKS = _AWAITING_ACKS
     ALL_PODS_ACKNOWLEDGED = _ALL_ACKED
     NO_LIVE_PODS = _NO_LIVE_PODS
     NOT_PROBED = "NotProbed", "This version does not probe isolation, so nothing was proven."
-    PROBE_PASSED = "ProbePassed", "The last probe found no reuse between tenants that must not share."
-    PROBE_FAILED = "ProbeFailed", "The last probe found reuse between tenants that must not share."
 
 
 class PolicyReason(Reason):

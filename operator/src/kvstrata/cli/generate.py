@@ -1,4 +1,4 @@
-"""`python -m kvstrata.cli.generate [--check]`: write CRDs, their copy in the chart, and the API reference from the models.
+"""`python -m kvstrata.cli.generate [--check]`: write the CRDs, the chart's copy of them, and the API reference.
 
 With --check nothing is written; the exit code is 1 when a checked-in file differs from what would be written, or is
 left over from a kind that no longer exists.
