@@ -31,7 +31,7 @@ class Breaker:
         *,
         threshold: int = 3,
         first_pause_s: float = 0.25,
-        longest_pause_s: float = 5.0,
+        longest_pause_s: float = 2.0,
     ) -> None:
         self._clock = clock
         self._threshold = threshold

@@ -57,7 +57,7 @@ class TierParams:
     queue_limit: int = 8_192
     connect_timeout_ms: int = 500
     io_timeout_ms: int = 1_000
-    lookup_deadline_ms: int = 100
+    lookup_deadline_ms: int = 250
     load_deadline_ms: int = 5_000
     store_deadline_ms: int = 30_000
 

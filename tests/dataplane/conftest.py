@@ -1,0 +1,39 @@
+"""Fixtures: the real LMCache server with a real Redis behind the policy adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.dataplane.lmcache_server import LMCacheServer, lmcache_python
+from tests.tiers.gate_stand_in import GateStandIn
+
+StartServer = Callable[..., LMCacheServer]
+
+
+def tier(port: int, name: str = "shared", **options: Any) -> dict[str, Any]:
+    """Return the parameters of a tier on a loopback port, with deadlines that suit a test."""
+    deadlines = {"io_timeout_ms": 500, "lookup_deadline_ms": 500, "load_deadline_ms": 1000, "store_deadline_ms": 2000}
+    return {"name": name, "endpoints": [{"host": "127.0.0.1", "port": port}], "workers": 2} | deadlines | options
+
+
+@pytest.fixture(scope="module")
+def start_server() -> Iterator[StartServer]:
+    """Start a server in a directory with a gate and tiers; all are stopped after the module."""
+    python = lmcache_python()
+    if python is None:
+        pytest.skip("no LMCache: run tests/dataplane/install_lmcache.py or set KVSTRATA_LMCACHE_PYTHON")
+    servers: list[LMCacheServer] = []
+
+    def start(directory: Path, gate: GateStandIn, tiers: list[dict[str, Any] | None]) -> LMCacheServer:
+        server = LMCacheServer(python, directory, gate, tiers)
+        servers.append(server)
+        server.wait_until_ready()
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
