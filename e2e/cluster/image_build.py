@@ -3,8 +3,11 @@
 The base image :data:`~e2e.cluster.settings.BASE_IMAGE` is a minimal Debian made here. How this machine reaches its
 package index is given to the build as secrets, so that none of it enters an image:
 
-* ``id=pip``: the machine's pip configuration merged with its ``PIP_*`` variables; mount it at ``/etc/pip.conf``;
-* ``id=ca``: the machine's certificate authorities; mount it at ``/etc/ssl/certs/ca-certificates.crt``.
+* ``id=pip``: the machine's pip configuration merged with its ``PIP_*`` variables;
+* ``id=ca``: the machine's certificate authorities, which that configuration names.
+
+Mount both without a target, so that they appear in ``/run/secrets``: where a secret is mounted over a file of the image,
+buildah 1.28 removes that file from the layer.
 
 With Docker (a kind cluster) the same Dockerfiles are built by ``docker build``, on Debian's image from a registry.
 """
@@ -41,7 +44,7 @@ from e2e.cluster.settings import (
     pip_configuration,
 )
 
-CA_IN_BUILD = "/etc/ssl/certs/ca-certificates.crt"
+CA_IN_BUILD = "/run/secrets/ca"
 HOST_IN_ROOT = "/.host"
 MOUNT_POINTS = ("dev", "proc", "sys")
 DROPPED_FROM_BASE = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale")
@@ -196,7 +199,7 @@ class Docker:
         if subprocess.run(inspect, capture_output=True, check=False).returncode == 0:
             return
         with progress.step(f"pull debian:{DEBIAN_SUITE}-slim as the base image {BASE_IMAGE}"):
-            # Not debian-slim as it is: the secret with certificate authorities needs a file to be mounted on.
+            # Debian's image lacks what the base image made here has.
             recipe = (
                 f"FROM debian:{DEBIAN_SUITE}-slim\n"
                 "RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-certificates"

@@ -77,7 +77,7 @@ def test_pip_settings_of_the_environment_win_and_paths_of_this_machine_stay_here
     parsed.read_string(text)
     assert dict(parsed["global"]) == {
         "index-url": "https://b.example/simple",
-        "cert": "/etc/ssl/certs/ca-certificates.crt",
+        "cert": "/run/secrets/ca",
     }
     assert "/home/me" not in text
 
