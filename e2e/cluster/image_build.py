@@ -6,8 +6,8 @@ package index is given to the build as secrets, so that none of it enters an ima
 * ``id=pip``: the machine's pip configuration merged with its ``PIP_*`` variables;
 * ``id=ca``: the machine's certificate authorities, which that configuration names.
 
-Mount both without a target, so that they appear in ``/run/secrets``: where a secret is mounted over a file of the image,
-buildah 1.28 removes that file from the layer.
+Mount both without a target, so that they appear in ``/run/secrets``: where a secret is mounted over a file of the
+image, buildah 1.28 removes that file from the layer.
 
 With Docker (a kind cluster) the same Dockerfiles are built by ``docker build``, on Debian's image from a registry.
 """
