@@ -55,6 +55,7 @@ class DomainReason(Reason):
     AWAITING_ACKS = _AWAITING_ACKS
     ALL_PODS_ACKNOWLEDGED = _ALL_ACKED
     NO_LIVE_PODS = _NO_LIVE_PODS
+    NO_BUDGET = _NO_BUDGET
 
 
 class TierReason(Reason):
@@ -82,11 +83,25 @@ class TierReason(Reason):
         "This version does not keep data off a tier by its classification, so the tier is not used.",
     )
     NAME_CONFLICT = "NameConflict", "An object that would belong to this one exists and belongs to someone else."
-    WRONG_SERVER = "WrongServer", "What answers at the tier's address cannot be used."
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
     EVICTION_NOT_RECONCILED = "EvictionNotReconciled", "This version does not evict from this medium in this order."
     REACHABLE = "Reachable", "The tier's servers answer."
-    UNREACHABLE = "Unreachable", "The tier's servers do not answer."
+    UNREACHABLE = "Unreachable", "There is no route to the tier's server."
+    CONNECTION_REFUSED = "ConnectionRefused", "Nothing listens at the tier's address."
+    TIMEOUT = "Timeout", "The tier's server did not answer in time."
+    NO_SUCH_HOST = "NoSuchHost", "The host of the tier's address cannot be resolved."
+    TLS_FAILED = "TLSFailed", "The server does not speak TLS as expected."
+    CERTIFICATE_REFUSED = "CertificateRefused", "The server's certificate is not trusted or names another host."
+    WRONG_PASSWORD = "WrongPassword", "The server refuses the password."
+    PASSWORD_REQUIRED = "PasswordRequired", "The server asks for a password and none is configured."
+    PASSWORD_UNEXPECTED = "PasswordUnexpected", "A password is configured and the server has none."
+    NO_PERMISSION = "NoPermission", "The user may not ask the server for its state."
+    LOADING = "Loading", "The server is loading its data."
+    NOT_REDIS = "NotRedis", "What answers at the tier's address is no Redis server."
+    DISCONNECTED = "Disconnected", "The server closed the connection; it may expect TLS."
+    INVALID_ENDPOINT = "InvalidEndpoint", "The tier's address is not of the form host:port."
+    INVALID_CERTIFICATE_AUTHORITY = "InvalidCertificateAuthority", "The certificate authority is not PEM."
+    ERROR = "Error", "The server answered with an error."
 
 
 class ModelReason(Reason):

@@ -6,13 +6,14 @@ from datetime import datetime
 
 from kvstrata.api.base import API_VERSION
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
+from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import DomainReason
 from kvstrata.contract.keyspace import PUBLIC_SCOPE
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 
-from .conditions import Finding, kstatus, write_status
+from .conditions import Finding, kstatus, true, unknown, write_status
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding
 from .scopes import fresh_epoch, held
 from .types import Create, Decision, EnsureSecret, Material, Plan
@@ -44,9 +45,16 @@ def plan_domain(world: World, now: datetime) -> Plan:
             material=Material.DOMAIN_KEY,
             labels=labels.of_domain("domain-key"),
             owner=domain.owner_reference(),
+            renew=names.DOMAIN_KEY_SECRET in world.secrets,
         )
-        waiting = Decision(
-            DomainReason.CREATING, f"the domain's key is being written to Secret {names.DOMAIN_KEY_SECRET}"
+        waiting = (
+            Decision(
+                DomainReason.KEY_LOST,
+                f"Secret {names.DOMAIN_KEY_SECRET} is gone or unreadable: a new key is drawn, and everything that was "
+                "cached under the old one is unreachable",
+            )
+            if world.bundles
+            else Decision(DomainReason.CREATING, f"the domain's key is written to Secret {names.DOMAIN_KEY_SECRET}")
         )
         return Plan(
             actions=(key,),
@@ -68,7 +76,18 @@ def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
     pending = Decision(enforced.reason, enforced.message) if enforced.status == "False" else None
     fields = {"bundleRevision": revision, "podsAcked": total.acked, "podsLive": total.live}
     ready = Decision(DomainReason.READY, "the domain has its identity and key")
-    return Plan(statuses=write_status(domain, now, (*kstatus(None, pending, ready), enforced), fields))
+    findings = (*kstatus(None, pending, ready), enforced, _within_budget(domain))
+    return Plan(statuses=write_status(domain, now, findings, fields))
+
+
+def _within_budget(domain: CacheDomain) -> Finding:
+    if domain.spec.public_tiers:
+        return unknown(
+            ConditionType.WITHIN_BUDGET,
+            DomainReason.BUDGETS_NOT_ENFORCED,
+            "publicBudget is declared, but this version neither enforces nor measures it",
+        )
+    return true(ConditionType.WITHIN_BUDGET, DomainReason.NO_BUDGET, "the public scope has no limit")
 
 
 def _inhabited(world: World) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import GroupReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
@@ -39,11 +40,25 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     enforced, total = _enforced(world, group)
     pending = Decision(enforced.reason, enforced.message) if enforced.status == "False" else None
     ready = Decision(enforced.reason, enforced.message)
-    findings = (*kstatus(_stalled(group), pending, ready), enforced, _members(world, group))
-    return Plan(statuses=write_status(group, now, findings, {}), enqueue=() if total is not None else followers)
+    findings = (
+        *kstatus(_stalled(world, group), pending, ready),
+        enforced,
+        _members(world, group),
+        _within_budget(group),
+    )
+    fields = {"joined": len(_joined(world, group))}
+    if enforced.status == "True":
+        fields["enforcedGeneration"] = group.generation
+    return Plan(statuses=write_status(group, now, findings, fields), enqueue=() if total is not None else followers)
 
 
-def _stalled(group: TenantGroup) -> Decision | None:
+def _stalled(world: World, group: TenantGroup) -> Decision | None:
+    for budget in group.spec.tiers:
+        if budget.name not in world.tiers:
+            return Decision(
+                GroupReason.TIER_NOT_FOUND,
+                f"CacheTier {budget.name} does not exist in {world.namespace}: create it or correct spec.tiers",
+            )
     if group.spec.effective_sharing is Sharing.POOLS_ONLY:
         return Decision(
             GroupReason.SHARING_NOT_RECONCILED,
@@ -71,8 +86,22 @@ def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | Non
     return enforced_finding(total), total
 
 
+def _within_budget(group: TenantGroup) -> Finding:
+    if group.spec.tiers:
+        return unknown(
+            ConditionType.WITHIN_BUDGET,
+            GroupReason.BUDGETS_NOT_ENFORCED,
+            "the group's budgets are declared, but this version neither enforces nor measures them",
+        )
+    return true(ConditionType.WITHIN_BUDGET, GroupReason.NO_BUDGET, "the group sets no limit")
+
+
+def _joined(world: World, group: TenantGroup) -> frozenset[str]:
+    return frozenset(policy.spec.tenant for policy in _member_policies(world, group))
+
+
 def _members(world: World, group: TenantGroup) -> Finding:
-    joined = {policy.spec.tenant for policy in _member_policies(world, group)}
+    joined = _joined(world, group)
     absent = sorted(set(group.spec.members) - joined)
     if absent:
         return false(

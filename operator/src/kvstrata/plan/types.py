@@ -38,7 +38,7 @@ class Material(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EnsureSecret:
-    """Make a Secret with fresh material, or renew it. Never overwrites a key or password that exists.
+    """Make a Secret with fresh material; one that exists is overwritten only with `renew`, for what cannot be used.
 
     `dns_names` are the subject alternative names of a certificate; `domain` is the domain id whose keys the users of a
     Redis tier may reach.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvstrata.api.cachedmodel import CachedModel, ReuseMode
 from kvstrata.api.cachetier import Medium
 from kvstrata.api.gate import TimingMode
@@ -73,6 +75,28 @@ def has_no_adapter(world: World, model: CachedModel) -> Decision | None:
     )
 
 
+def chunks_are_whole_blocks(world: World, model: CachedModel) -> Decision | None:
+    """A chunk that ends within one of the engine's blocks could never be stored."""
+    block = _block_size(model.spec.engine.args)
+    chunk = model.spec.cache_server.chunk_size_tokens
+    if block is None or chunk % block == 0:
+        return None
+    return Decision(
+        ModelReason.CHUNK_SIZE_MISMATCH,
+        f"cacheServer.chunkSize {chunk} is not a multiple of the engine's --block-size {block}: change one of them",
+    )
+
+
+def _block_size(arguments: Sequence[str]) -> int | None:
+    """Return the value of --block-size, written as one argument or as two, or None if there is no number."""
+    for number, argument in enumerate(arguments):
+        flag, equals, value = argument.replace("_", "-").partition("=")
+        if flag == "--block-size":
+            text = value if equals else next(iter(arguments[number + 1 :]), "")
+            return int(text) if text.isdigit() and int(text) > 0 else None
+    return None
+
+
 RULES = (
     tiers_exist,
     tiers_fit_a_pod,
@@ -80,4 +104,5 @@ RULES = (
     reuse_is_by_prefix,
     timing_is_exact,
     has_no_adapter,
+    chunks_are_whole_blocks,
 )
