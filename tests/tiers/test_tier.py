@@ -223,6 +223,24 @@ class TestRemoval:
         assert not loading.is_alive()
         redis_server.thaw()
 
+    def test_a_store_that_waits_in_the_queue_is_refused_when_its_turn_comes_after_the_removal(
+        self, start: Callable[..., Driver], gate: GateStandIn, redis_server: RedisProcess
+    ) -> None:
+        driver = start(redis_server.port, io_timeout_ms=20_000, store_deadline_ms=20_000)
+        driver.until("closed")
+        gate.allow(KEYSPACE_A, KEYSPACE_B)
+        driver.store([block(KEYSPACE_A, 1)])
+        redis_server.freeze()
+        view = memoryview(bytes(BLOCK_BYTES))
+        first, second = (driver.tier.store([block(keyspace, 2)], [view]) for keyspace in (KEYSPACE_A, KEYSPACE_B))
+        gate.allow(KEYSPACE_A)
+        redis_server.thaw()
+        driver.wait(first)
+        driver.wait(second)
+        assert driver.tier.pop_stores()[first] == StoreOutcome(True, BLOCK_BYTES)
+        assert driver.refused("unknown_keyspace") == 1
+        assert redis_server.admin().dbsize() == 2
+
     def test_an_older_policy_file_is_refused_and_the_newer_stays(self, driver: Driver, gate: GateStandIn) -> None:
         gate.allow(KEYSPACE_B)
         gate.write_policy(gate.view([KEYSPACE_A], revision=1))
