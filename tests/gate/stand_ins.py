@@ -87,6 +87,7 @@ class RecorderEngine:
         self.healthy = True
         self.handler: Handler = plain_answer
         self.disconnects = 0
+        self.connections = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -106,6 +107,7 @@ class RecorderEngine:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
+        self.connections += 1
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")

@@ -236,3 +236,10 @@ async def test_the_gate_adds_little_to_the_first_byte(gate: World) -> None:
     # Generous, because engine and client share this loop; the benchmark measures what it really costs.
     assert sorted(took)[10] < 0.05
     assert {request.json["cache_salt"] for request in gate.engine.requests} == {keyspace("acme")}
+
+
+async def test_connections_to_the_engine_are_used_again(gate: World) -> None:
+    for stream in (False, True, False):
+        await gate.ask(post("/v1/chat/completions", chat(stream=stream)))
+    # The gate's own health checks use the same connections.
+    assert gate.engine.connections <= 2

@@ -31,10 +31,12 @@ class _Answer:
         self.parser = httptools.HttpResponseParser(self)
         self.body = bytearray()
         self.head_done = False
+        self.keep = False
         self.done = False
 
     def on_headers_complete(self) -> None:
         self.head_done = True
+        self.keep = self.parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
         self.body += body
@@ -142,7 +144,7 @@ class KubeApi:
         except BaseException:
             writer.close()
             raise
-        if answer.parser.should_keep_alive() and self._kept is None:
+        if answer.keep and self._kept is None:
             self._kept = connection
         else:
             writer.close()

@@ -139,7 +139,18 @@ class EnginePool:
 class EngineConnection(asyncio.Protocol):
     """One connection to the engine, with at most one call on it."""
 
-    __slots__ = ("_content_type", "_done", "_length", "_parser", "_pieces", "_pool", "call", "idle_since", "transport")
+    __slots__ = (
+        "_content_type",
+        "_done",
+        "_keep",
+        "_length",
+        "_parser",
+        "_pieces",
+        "_pool",
+        "call",
+        "idle_since",
+        "transport",
+    )
 
     def __init__(self, pool: EnginePool) -> None:
         self._pool = pool
@@ -156,6 +167,7 @@ class EngineConnection(asyncio.Protocol):
         self._content_type = b"application/octet-stream"
         self._length: int | None = None
         self._done = False
+        self._keep = False
         self.transport.write(call.payload)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -190,7 +202,7 @@ class EngineConnection(asyncio.Protocol):
         if self._done and self.call is call:
             self.call = None
             call.connection = None
-            if self._parser.should_keep_alive() and not self.transport.is_closing():
+            if self._keep and not self.transport.is_closing():
                 self.transport.resume_reading()
                 self.idle_since = self._pool.loop.time()
                 self._pool.keep(self)
@@ -209,6 +221,8 @@ class EngineConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Deliver the head."""
+        # Once the message is complete the parser has forgotten how it was framed.
+        self._keep = self._parser.should_keep_alive()
         call = self.call
         if call is not None and not call.cancelled:
             call.receiver.engine_head(self._parser.get_status_code(), self._content_type, self._length)
