@@ -43,15 +43,10 @@ class LMCacheServer:
             "HOME": str(directory),
         }
         self._shm_name = f"kvs-test-{self.rpc_port}"
-        with self.log_file.open("wb") as log:
-            self.process = subprocess.Popen(
-                [str(python.parent / "lmcache"), "server", *self._flags(), *adapters],
-                env=environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        self._command = [str(python.parent / "lmcache"), "server", *self._flags(), *adapters]
         self._python, self._environment = python, environment
         self._engine: subprocess.Popen[str] | None = None
+        self.process = self._start()
 
     def wait_until_ready(self) -> None:
         """Wait until the server answers over HTTP and the engine stand-in is registered."""
@@ -107,14 +102,27 @@ class LMCacheServer:
         with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
             return json.load(response)
 
+    def kill_and_start_again(self) -> None:
+        """Kill both processes, as a node short of memory would, and start them on what they left behind."""
+        self._kill()
+        self.process = self._start()
+        self.wait_until_ready()
+
     def stop(self) -> None:
-        """End both processes."""
+        """End both processes and remove what they leave behind."""
+        self._kill()
+        for segment in Path("/dev/shm").glob(f"*{self._shm_name}*"):
+            segment.unlink(missing_ok=True)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self.log_file.open("ab") as log:
+            return subprocess.Popen(self._command, env=self._environment, stdout=log, stderr=subprocess.STDOUT)
+
+    def _kill(self) -> None:
         for process in (self._engine, self.process):
             if process is not None:
                 process.kill()
                 process.wait()
-        for segment in Path("/dev/shm").glob(f"*{self._shm_name}*"):
-            segment.unlink(missing_ok=True)
 
     def _flags(self) -> list[str]:
         """The flags that a pod's cache container gets, but for ports, sizes and the chunk size."""

@@ -65,3 +65,28 @@ def test_a_server_without_a_shared_tier_acknowledges_its_policy(start_server: St
     assert (found["hits"], found["values"]) == (CHUNKS, [7.0]), "the server's own memory serves"
     assert server.read(1, KEYSPACE_B)["hits"] == 0
     assert server.get("/status")["is_healthy"]
+
+
+def test_a_killed_server_comes_back_with_another_boot_and_serves_nothing_before_it_has_a_policy(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    redis = RedisProcess(tmp_path)
+    redis.start()
+    gate = GateStandIn(tmp_path)
+    try:
+        server = start_server(tmp_path, gate, [tier(redis.port)])
+        first = gate.allow(KEYSPACE_A)
+        server.store(1, KEYSPACE_A, 7)
+        give_up_at_s = time.monotonic() + 5
+        while gate.state().tiers[0].stored < CHUNKS:
+            assert time.monotonic() < give_up_at_s, gate.state()
+            time.sleep(0.02)
+        server.kill_and_start_again()
+        assert gate.state().revision == 0
+        assert server.read(1, KEYSPACE_A)["hits"] == 0
+        again = gate.allow(KEYSPACE_A)
+        assert again.boot != first.boot
+        answer = server.read(1, KEYSPACE_A)
+        assert (answer["hits"], answer.get("values")) == (CHUNKS, [7.0]), gate.state()
+    finally:
+        redis.kill()
