@@ -71,7 +71,7 @@ class Engine:
                 stored = self._client.store(context, 0, context.num_full_tokens).succeeded
                 return {"stored": stored, "ms": _ms_since(started_s)}
             hits = self._lookup(context)
-            answer = {"hits": hits, "ms": _ms_since(started_s)}
+            answer: dict[str, Any] = {"hits": hits, "ms": _ms_since(started_s)}
             if request["op"] == "lookup":
                 self._free(context, hits)
             elif hits:

@@ -128,7 +128,12 @@ def test_io_that_outlives_the_grace_is_aborted(enforcement: Enforcement) -> None
     permit = enforcement.enter(KEYSPACE_A, aborted.set)
     assert isinstance(permit, Permit)
     enforcement.apply(view(revision=2))
-    threading.Thread(target=lambda: (aborted.wait(), permit.release()), daemon=True).start()
+
+    def end_when_aborted() -> None:
+        aborted.wait()
+        permit.release()
+
+    threading.Thread(target=end_when_aborted, daemon=True).start()
     assert enforcement.settle(grace_s=0.05, timeout_s=5)
     assert aborted.is_set()
 

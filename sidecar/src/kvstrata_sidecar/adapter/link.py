@@ -95,7 +95,11 @@ class PolicyLink:
             return error_answer(str(error))
 
     def _apply(self, revision: int, term: int) -> AdapterAck:
-        """Enforce what policy.json holds, which may be newer than what was asked for, and say what that is."""
+        """Enforce what policy.json holds and acknowledge what was asked for.
+
+        The file may be newer, because the gate goes on writing. Its next request says so; until then the answer claims
+        less than what is enforced.
+        """
         try:
             view = CacheView.decode(self._policy_file.read_bytes())
         except OSError as error:
@@ -105,7 +109,7 @@ class PolicyLink:
         self._enforcement.apply(view)
         if not self._enforcement.settle(grace_s=DRAIN_GRACE_S, timeout_s=DRAIN_TIMEOUT_S):
             raise ContractError("I/O on removed keyspaces has not ended yet")
-        return AdapterAck(view.revision, view.term, self._boot)
+        return AdapterAck(revision, term, self._boot)
 
     def _accept(self) -> None:
         while True:
