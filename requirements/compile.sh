@@ -21,3 +21,5 @@ compile dev.txt "What development and the tests install." --universal --extra de
 compile build.txt "What builds the wheel." --universal "$@" requirements/build.in
 compile engine-cpu.txt "What the CPU engine image installs, with --no-deps; see engine-cpu.in." --no-deps \
     --python-platform x86_64-unknown-linux-gnu "$@" requirements/engine-cpu.in
+compile lmcache-server.txt "What the tests' LMCache server installs, with --no-deps; see lmcache-server.in." --no-deps \
+    --python-platform x86_64-unknown-linux-gnu "$@" requirements/lmcache-server.in
