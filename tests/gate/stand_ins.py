@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from kvstrata.contract.link import AdapterAck, AdapterState, TierState, decode_request
+from kvstrata.contract.link import AdapterAck, AdapterState, TierState, decode_request, error_answer
 
 Handler = Callable[["EngineRequest", asyncio.StreamWriter], Awaitable[None]]
 
@@ -140,6 +140,11 @@ class StandInAdapter:
         self.revision = 0
         self.term = 0
         self.breaker = "closed"
+        self.links = 0
+        self.refusals = 0
+        """How many applications are still refused because I/O has not ended."""
+        self.acknowledges = 0
+        """Set: the revision that policy.json is said to hold, whatever was asked."""
         self.gate = asyncio.Event()
         """Cleared: applications are taken and not acknowledged."""
         self.gate.set()
@@ -164,13 +169,18 @@ class StandInAdapter:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        self.links += 1
         try:
             while line := await reader.readline():
                 question = decode_request(line)
                 if question["op"] == "apply":
                     self.applied.append(question["revision"])
                     await self.gate.wait()
-                    self.revision, self.term = question["revision"], question["term"]
+                    if self.refusals:
+                        self.refusals -= 1
+                        writer.write(error_answer("I/O on removed keyspaces has not ended yet"))
+                        continue
+                    self.revision, self.term = self.acknowledges or question["revision"], question["term"]
                     writer.write(AdapterAck(self.revision, self.term, self.boot).encode())
                 else:
                     tier = TierState("shared", "Redis", self.breaker)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+from pathlib import Path
 
 from kvstrata.contract.bundle import Rules
 from kvstrata.contract.cacheview import CacheView
+from kvstrata.objects.engine import DRAIN_SCRIPT
+from kvstrata_sidecar.gate.engine_socket import remove_if_unbound
 
 from .stand_ins import EngineRequest, chunk, event, plain_answer, stream_head
 from .world import GLOBEX, World, chat, entry, keyspace, post, until
@@ -202,22 +206,68 @@ async def test_an_engine_that_comes_back_ends_the_drain(gate: World) -> None:
     directory = gate.engine.socket_path.parent
     (directory / "draining").touch()
     await until((directory / "drained").exists)
-    gate.engine.healthy = False
-    await until(lambda: not gate.gate.engine_ready)
-    gate.engine.healthy = True
+    await asyncio.sleep(1.5)
+    assert gate.gate.not_ready() == "draining"
+    await gate.engine.stop()
+    await gate.engine.start()
     await until(lambda: not gate.gate.not_ready())
     assert not (directory / "draining").exists()
     assert not (directory / "drained").exists()
 
 
-async def test_the_prestop_command_does_what_the_gate_expects(gate: World) -> None:
-    from kvstrata_sidecar.gate.drain import ENGINE_DIRECTORY, PRESTOP_COMMAND
+async def test_a_socket_that_a_dead_engine_left_behind_is_removed_and_a_living_one_is_not(gate: World) -> None:
+    path = gate.engine.socket_path
+    gate.engine.healthy = False
+    await until(lambda: not gate.gate.engine_ready)
+    await asyncio.sleep(1.2)
+    assert path.exists()
+    await gate.engine.stop()
+    with socket.socket(socket.AF_UNIX) as crashed:
+        crashed.bind(str(path))
+        await asyncio.sleep(1.5)
+        assert path.exists(), "an engine that has bound and does not listen yet lost its socket"
+    await until(lambda: not path.exists())
 
+
+def test_without_a_table_of_sockets_nothing_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.bind(str(path))
+    assert not remove_if_unbound(path, tmp_path / "missing")
+    assert remove_if_unbound(path)
+
+
+async def test_the_engines_prestop_script_and_the_gate_understand_each_other(gate: World) -> None:
     directory = str(gate.engine.socket_path.parent)
-    command = [part.replace(ENGINE_DIRECTORY, directory) for part in PRESTOP_COMMAND]
-    process = await asyncio.create_subprocess_exec(*command)
-    assert await asyncio.wait_for(process.wait(), 10) == 0
+    process = await asyncio.create_subprocess_exec("python3", "-S", "-c", DRAIN_SCRIPT, directory, "10")
+    assert await asyncio.wait_for(process.wait(), 8) == 0
+    assert (gate.engine.socket_path.parent / "drained").exists()
     assert gate.gate.not_ready() == "draining"
+
+
+async def test_an_adapter_that_refuses_is_asked_again_on_the_same_link(gate: World) -> None:
+    gate.adapter.refusals = 2
+    revision = await gate.publish([entry("acme", "acme-2")])
+    await until(lambda: gate.gate.link.problem)
+    assert "not ended" in gate.gate.state().problem
+    assert gate.gate.state().cache_boot == "boot-1"
+    assert gate.gate.enforcement.acked == revision - 1
+    await gate.acked(revision)
+    assert gate.adapter.links == 1
+    assert gate.gate.state().problem == ""
+
+
+async def test_an_adapter_that_read_a_newer_policy_is_taken_at_its_word(gate: World) -> None:
+    gate.adapter.gate.clear()
+    first = await gate.publish([entry("acme", "acme-2")])
+    await until(lambda: gate.adapter.applied[-1] == first)
+    second = await gate.publish([entry("acme", "acme-3")])
+    await until(lambda: gate.gate.enforcement.revision == second)
+    gate.adapter.acknowledges = second
+    gate.adapter.gate.set()
+    await gate.acked(second)
+    assert gate.adapter.applied[-1] == first
+    assert gate.adapter.links == 1
 
 
 async def test_a_stopping_gate_finishes_what_is_in_flight(world: World) -> None:

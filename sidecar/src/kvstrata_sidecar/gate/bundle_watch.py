@@ -176,6 +176,8 @@ class KeyWatch:
         """Read, then watch until the period ends or the Secret changes, for ever."""
         while True:
             await self.refresh()
+            if not self._secret_name:
+                await asyncio.Event().wait()
             try:
                 async with asyncio.timeout(self._period_s if not self.problem else 2.0):
                     await self._changed()
@@ -191,11 +193,13 @@ class KeyWatch:
         """Read the keys. A Secret that is gone revokes all keys; a malformed one leaves the last good ring in force."""
         problem = ""
         try:
-            secret = await self._api.get_secret(self._secret_name)
+            secret = await self._api.get_secret(self._secret_name) if self._secret_name else None
             if secret is None:
                 self._keys.ring = KeyRing()
                 self.loaded = True
                 problem = f"the API-key Secret {self._secret_name} does not exist"
+                if not self._secret_name:
+                    problem = "no API-key Secret is configured: nobody can be authenticated"
             else:
                 self._version = secret["metadata"]["resourceVersion"]
                 self._keys.ring = KeyRing.decode(_data(secret, KEYS_DATA_KEY))

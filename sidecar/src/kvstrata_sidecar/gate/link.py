@@ -20,6 +20,7 @@ from . import log
 from .enforcement import Enforcement
 
 _STATE_TIMEOUT_S = 5.0
+_REFUSED_PAUSE_S = 0.5
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -63,16 +64,9 @@ class AdapterLink:
         boot = (await self._state(reader, writer)).boot
         applied = 0
         while True:
-            if enforcement.bundle is not None and applied != enforcement.revision:
+            if applied < enforcement.revision:
                 enforcement.revision_wanted.clear()
-                revision, term = enforcement.revision, enforcement.term
-                answer = await _ask(reader, writer, apply_request(revision, term), self._apply_timeout_s)
-                if not isinstance(answer, AdapterAck) or (answer.revision, answer.term) != (revision, term):
-                    raise ContractError("the adapter acknowledged something else than it was asked")
-                if answer.boot != boot:
-                    raise ContractError("the cache server changed behind the link")
-                applied = revision
-                enforcement.adapter_applied(revision, boot)
+                applied = await self._apply(reader, writer, boot) or applied
                 continue
             try:
                 async with asyncio.timeout(self._poll_s):
@@ -82,8 +76,29 @@ class AdapterLink:
                 if state.boot != boot:
                     raise ContractError("the cache server changed behind the link") from None
             else:
-                if enforcement.bundle is None or applied == enforcement.revision:
-                    enforcement.revision_wanted.clear()
+                enforcement.revision_wanted.clear()
+
+    async def _apply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, boot: str) -> int:
+        """Ask for the revision in force; return what the adapter acknowledged, 0 if it refused for now.
+
+        The adapter reads policy.json itself and may acknowledge a newer revision than it was asked for.
+        """
+        asked, term = self._enforcement.revision, self._enforcement.term
+        try:
+            answer = await _ask(reader, writer, apply_request(asked, term), self._apply_timeout_s)
+        except ContractError as error:
+            if str(error) != self.problem:
+                log.warning("the cache server did not take the revision", revision=asked, problem=str(error))
+            self.problem = str(error)
+            await asyncio.sleep(_REFUSED_PAUSE_S)
+            return 0
+        if not isinstance(answer, AdapterAck) or answer.revision < asked or answer.term < term:
+            raise ContractError("the adapter acknowledged something else than it was asked")
+        if answer.boot != boot:
+            raise ContractError("the cache server changed behind the link")
+        self.problem = ""
+        self._enforcement.adapter_applied(answer.revision, boot)
+        return answer.revision
 
     async def _state(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AdapterState:
         answer = await _ask(reader, writer, state_request(), _STATE_TIMEOUT_S)

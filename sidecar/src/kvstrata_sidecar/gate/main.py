@@ -18,6 +18,7 @@ from .bundle_watch import BundleWatch, KeyWatch
 from .control import ControlService
 from .drain import POLL_S, Drain
 from .enforcement import Enforcement
+from .engine_socket import remove_if_unbound
 from .fencing import Freshness, PolicyVolume
 from .health import HealthService
 from .http1 import HttpServer
@@ -66,7 +67,7 @@ class Gate:
         )
         self.key_watch = KeyWatch(self.api, self.keys, secret_name=settings.api_keys_secret)
         self.link = AdapterLink(settings.adapter_socket, self.enforcement)
-        self.drain = Drain(settings.engine_socket.parent, grace_s=settings.drain_grace_s, clock=loop.time)
+        self.drain = Drain(settings.engine_socket, grace_s=settings.drain_grace_s, clock=loop.time)
         self.tenants = TenantService(
             model=settings.served_model,
             keys=self.keys,
@@ -193,6 +194,8 @@ class Gate:
                 self.engine_ready = ready
                 log.info("the engine is ready" if ready else "the engine is not ready")
                 self.control.changed()
+            if not ready:
+                remove_if_unbound(self.settings.engine_socket)
             await asyncio.sleep(_ENGINE_POLL_S)
 
     async def _watch_drain(self) -> None:

@@ -28,7 +28,7 @@ class Settings:
     model: str
     identity: str
     bundle_secret: str
-    api_keys_secret: str
+    api_keys_secret: str = ""
     served_model: str = ""
     engine_socket: Path = Path("/run/kvstrata/engine/engine.sock")
     policy_dir: Path = Path("/run/kvstrata/policy")
@@ -74,7 +74,7 @@ def load(arguments: Sequence[str], environment: Mapping[str, str]) -> Settings:
         text = given[field.name] if given[field.name] is not None else environment.get(variable(field.name))
         if text is not None:
             values[field.name] = _convert(field.name, text, types[field.name])
-    required = ("pod_name", "pod_uid", "pod_namespace", "model", "identity", "bundle_secret", "api_keys_secret")
+    required = ("pod_name", "pod_uid", "pod_namespace", "model", "identity", "bundle_secret")
     missing = [variable(name) for name in (*required, "kube_host") if not values.get(name)]
     if missing:
         raise SettingsError(f"not set: {', '.join(missing)}")
