@@ -11,6 +11,10 @@ CONTRACT_VERSION = 1
 """Version of every document in this package; readers accept this one and its predecessor."""
 
 
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+"""What reading a malformed document raises: wrong shapes, infinite numbers, nesting without end."""
+
+
 class ContractError(ValueError):
     """A document of the other side that cannot be trusted: malformed, incomplete, of an unknown version."""
 

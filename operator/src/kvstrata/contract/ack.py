@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from . import CONTRACT_VERSION, ContractError, require_version
+from . import CONTRACT_VERSION, MALFORMED, ContractError, require_version
 from .canonical import canonical_json
 from .link import TierState
 
@@ -66,8 +66,20 @@ class PodState:
             raw: dict[str, Any] = json.loads(data)
             require_version(raw, "a pod's state")
             fields = {name: raw[name] for name in cls.__dataclass_fields__ if name != "tiers"}
-            return cls(**fields, tiers=tuple(TierState(**tier) for tier in raw["tiers"]))
+            state = cls(**fields, tiers=tuple(TierState(**tier) for tier in raw["tiers"]))
+            if not (_well_typed(state) and all(map(_well_typed, state.tiers)) and state.acked >= 0):
+                raise ContractError("a pod's state has a field of the wrong type")
+            return state
         except ContractError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             raise ContractError(f"a pod's state is malformed: {error!r}") from error
+
+
+_TYPES = {"str": str, "int": int, "bool": bool}
+
+
+def _well_typed(value: PodState | TierState) -> bool:
+    """Whether every plain field has exactly its declared type: what a pod says is compared and shown unchecked."""
+    declared = {name: _TYPES.get(str(field.type)) for name, field in value.__dataclass_fields__.items()}
+    return all(kind is None or type(getattr(value, name)) is kind for name, kind in declared.items())

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from . import CONTRACT_VERSION, ContractError, require_version
+from . import CONTRACT_VERSION, MALFORMED, ContractError, require_version
 from .canonical import canonical_json, digest, digest_bytes
 from .keyspace import Scope, ScopeKind, is_keyspace
 
@@ -271,7 +271,7 @@ def _contract_errors(what: str) -> Iterator[None]:
         yield
     except ContractError:
         raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except MALFORMED as error:
         raise ContractError(f"{what} is malformed: {error!r}") from error
 
 

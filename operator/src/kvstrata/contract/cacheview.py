@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import CONTRACT_VERSION, ContractError, require_version
+from . import CONTRACT_VERSION, MALFORMED, ContractError, require_version
 from .bundle import Bundle, Rules, TierBudget
 from .canonical import canonical_json
 from .keyspace import is_keyspace
@@ -77,5 +77,5 @@ class CacheView:
             )
         except ContractError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except MALFORMED as error:
             raise ContractError(f"the cache view is malformed: {error!r}") from error

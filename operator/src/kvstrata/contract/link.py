@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import ContractError
+from . import MALFORMED, ContractError
 
 SOCKET_NAME = "adapter.sock"
 MAX_LINE_BYTES = 1 << 20
@@ -114,7 +114,7 @@ def decode_answer(line: bytes) -> AdapterAck | AdapterState:
             tiers=tuple(TierState(**tier) for tier in state["tiers"]),
             counters=dict(state["counters"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except MALFORMED as error:
         if isinstance(error, ContractError):
             raise
         raise ContractError(f"the adapter's answer is malformed: {error!r}") from error
@@ -132,7 +132,7 @@ def _line(value: Mapping[str, Any]) -> bytes:
 def _object(line: bytes) -> dict[str, Any]:
     try:
         raw = json.loads(line)
-    except ValueError as error:
+    except MALFORMED as error:
         raise ContractError("a line between gate and adapter is not JSON") from error
     if not isinstance(raw, dict):
         raise ContractError("a line between gate and adapter is not an object")

@@ -1,0 +1,86 @@
+"""Raw objects of the API as a user would write them, from the few fields that a test is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+NAMESPACE = "team"
+GROUP_VERSION = "kvstrata.io/v1alpha1"
+
+Raw = dict[str, Any]
+
+
+def own(kind: str, name: str, spec: Raw, **metadata: Any) -> Raw:
+    """Return an object of this API group; `metadata` adds to its metadata."""
+    return {
+        "apiVersion": GROUP_VERSION,
+        "kind": kind,
+        "metadata": {"name": name, "namespace": NAMESPACE, **metadata},
+        "spec": spec,
+    }
+
+
+def domain(**spec: Any) -> Raw:
+    """Return the namespace's CacheDomain."""
+    return own("CacheDomain", "default", spec)
+
+
+def cpu_tier(name: str = "cpu", **spec: Any) -> Raw:
+    """Return a tier in the memory of each pod."""
+    return own("CacheTier", name, {"medium": "CPU", "capacityPerPod": "1Gi", **spec})
+
+
+def hbm_tier(name: str = "hbm", **spec: Any) -> Raw:
+    """Return the tier that is the engine's own memory."""
+    return own("CacheTier", name, {"medium": "HBM", **spec})
+
+
+def redis_tier(name: str = "shared", **spec: Any) -> Raw:
+    """Return a managed Redis tier that this version can run."""
+    base = {"medium": "Redis", "capacity": "64Mi", "encryption": "Disabled", "redis": {"managed": {}}}
+    return own("CacheTier", name, {key: value for key, value in {**base, **spec}.items() if value is not None})
+
+
+def model(name: str = "tiny", *, tiers: tuple[str, ...] = (), labels: dict[str, str] | None = None, **spec: Any) -> Raw:
+    """Return a CachedModel with API keys and `tiers`."""
+    base: Raw = {
+        "model": {"name": name, "source": {"path": "/opt/tiny"}},
+        "engine": {"image": "engine:1", "replicas": 1},
+        "gate": {"authentication": {"apiKeys": {"secretRef": {"name": "keys"}}}},
+    }
+    if tiers:
+        base["tiers"] = [{"name": tier} for tier in tiers]
+    return own("CachedModel", name, {**base, **spec}, **({"labels": labels} if labels else {}))
+
+
+def policy(tenant: str, *, name: str | None = None, group: str | None = None, **spec: Any) -> Raw:
+    """Return the policy of one tenant: isolated unless `group` or `isolation` says otherwise."""
+    isolation = {"isolation": "Group", "groupRef": {"name": group}} if group else {"isolation": "Isolated"}
+    return own("TenantCachePolicy", name or tenant, {"tenant": tenant, **isolation, **spec})
+
+
+def group(name: str, *members: str, **spec: Any) -> Raw:
+    """Return a TenantGroup that shares fully."""
+    return own("TenantGroup", name, {"members": list(members), "sharing": "Full", **spec})
+
+
+def invalidation(name: str, **spec: Any) -> Raw:
+    """Return a lazy CacheInvalidation."""
+    return own("CacheInvalidation", name, {"mode": "Lazy", **spec})
+
+
+def pod(name: str, model: str = "tiny", *, state: str = "running", ready: bool = True) -> Raw:
+    """Return a pod of a model; `state` is waiting, running or terminated for its one reported container."""
+    owned = {"app.kubernetes.io/managed-by": "kvstrata", "kvstrata.io/model": model}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE, "labels": owned},
+        "spec": {"nodeName": "node"},
+        "status": {
+            "phase": "Running",
+            "podIP": "127.0.0.9",
+            "containerStatuses": [{"name": "engine", "state": {state: {}}}],
+            "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
+        },
+    }

@@ -1,0 +1,298 @@
+"""A whole operator without server, clock or chance: the real store, queue, plans and writer over a memory API server.
+
+`Simulation` runs scenarios to a fixed point in milliseconds. Time moves by `advance` only, pods speak by `ack` only,
+and events reach the store after the write that caused them, as a watch would bring them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Coroutine
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from kvstrata.adapters.kube import KubeError
+from kvstrata.contract.ack import PodState
+from kvstrata.contract.bundle import Bundle, Entry
+from kvstrata.model.facts import BackendReport, Pod, SecretFacts, VerifiedState
+from kvstrata.model.refs import Key
+from kvstrata.model.world import World
+from kvstrata.objects import names
+from kvstrata.objects.context import BuildContext
+from kvstrata.plan.types import EnsureSecret, Material, Plan, ProbeBackend
+from kvstrata.reconcile.controllers import plan
+from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.resync import Resync
+from kvstrata.reconcile.secrets import Keeper, decode
+from kvstrata.reconcile.store import DomainStore, Store
+from kvstrata.reconcile.writer import Writer
+from tests.support.memory_kube import MemoryKube
+from tests.support.objects import NAMESPACE, Raw
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+CONTEXT = BuildContext(sidecar_image="sidecar:1", redis_image="redis:8")
+MAX_STEPS = 5000
+
+
+def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine that never suspends."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value
+    coroutine.close()
+    raise AssertionError("a coroutine of the simulation waited for something")
+
+
+class MemoryKeeper(Keeper):
+    """Makes Secrets without certificates, which these tests never look into."""
+
+    def observe(self, domain: DomainStore, raw: Any) -> None:
+        """Take note of a Secret."""
+        name, values = raw["metadata"]["name"], decode(raw)
+        domain.secrets[name] = SecretFacts(name, frozenset(values), raw["metadata"]["resourceVersion"])
+        if name == names.DOMAIN_KEY_SECRET:
+            key = values.get(names.DOMAIN_KEY_DATA_KEY, b"")
+            domain.domain_key = key if len(key) >= 32 else None
+
+    def _material(self, order: EnsureSecret) -> dict[str, bytes]:
+        if order.material is Material.DOMAIN_KEY:
+            return super()._material(order)
+        return {names.CERTIFICATE_KEY: b"certificate"}
+
+
+class Simulation:
+    """One namespace and its operator. `shuffle` makes the queue's order random, from `seed`."""
+
+    def __init__(self, *objects: Raw, seed: int = 0, shuffle: bool = False) -> None:
+        self.now = START
+        self.random = random.Random(seed)
+        self._shuffle = shuffle
+        self.kube = MemoryKube()
+        self.acks: dict[str, PodState] = {}
+        self.backends_up = True
+        self.plans: list[tuple[Key, Plan]] = []
+        self._boot()
+        self.put(*objects)
+
+    def _boot(self) -> None:
+        self.store = Store(lambda: self.random.randbytes(64), lambda: self.now)
+        self.store.term = 1
+        self.queue = WorkQueue(lambda: (self.now - START).total_seconds())
+        keeper = MemoryKeeper(self.kube, "kvstrata-system", self.random.randbytes, lambda: self.now)
+        self.keeper = keeper
+        self.writer = Writer(self.kube, self.store, self.queue, keeper, lambda: True)
+        self.resync = Resync(self.kube, self.store, keeper, [NAMESPACE], False)
+
+    # what others do
+
+    def put(self, *objects: Raw) -> None:
+        """Create or change objects as their users, with creation times in the order of the calls."""
+        for raw in objects:
+            self.kube.created_at = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+            self.kube.put(raw)
+            self._deliver()
+
+    def edit(self, kind: str, name: str, **spec: Any) -> None:
+        """Change fields of a spec; None removes a field."""
+        raw = dict(self.kube.objects[(kind, NAMESPACE, name)])
+        merged = {**raw["spec"], **spec}
+        self.put({**raw, "spec": {key: value for key, value in merged.items() if value is not None}})
+
+    def delete(self, kind: str, name: str) -> None:
+        """Delete an object as its user."""
+        self.kube.remove(kind, NAMESPACE, name)
+        self._deliver()
+
+    def ack(self, pod: str, revision: int | None = None) -> None:
+        """Let a pod acknowledge a revision, by default its bundle's newest."""
+        found = self.pod(pod)
+        newest = self.bundle(found.model).root.revision
+        acked = newest if revision is None else revision
+        state = PodState(
+            pod=pod, pod_uid=found.uid, namespace=NAMESPACE, model=found.model, identity="", gate_boot="g",
+            cache_boot="c", term=1, acked=acked, seen=newest, fresh=True, fresh_age_ms=0, engine_ready=True,
+        )  # fmt: skip
+        self.acks[found.uid] = state
+        self._say(found, state)
+
+    def ack_all(self) -> None:
+        """Let every live pod acknowledge its bundle's newest revision, and settle, until nothing is left to say."""
+        for _ in range(20):
+            self.settle()
+            behind = [
+                pod.name
+                for model in self.world.models
+                for pod in self.world.live_pods(model)
+                if model in self.world.bundles
+                and self.world.acked_revision(pod) < self.bundle(model).root.revision
+            ]
+            if not behind:
+                return
+            for name in behind:
+                self.ack(name)
+        raise AssertionError("bundles change for ever")
+
+    def come_to_rest(self) -> None:
+        """Let everything happen that follows from what there is: probes, acknowledgements, rollouts."""
+        self.advance(5)
+        for _ in range(2):
+            for kind, _, name in list(self.kube.objects):
+                if kind == "CachedModel" and ("Deployment", NAMESPACE, names.model_child(name)) in self.kube.objects:
+                    self.roll_out(name)
+            self.ack_all()
+
+    def roll_out(self, model: str = "tiny") -> None:
+        """Report a Deployment as rolled out, as its controller would."""
+        raw = dict(self.kube.objects[("Deployment", NAMESPACE, names.model_child(model))])
+        wanted = raw["spec"]["replicas"]
+        status = {"updatedReplicas": wanted, "readyReplicas": wanted, "replicas": wanted}
+        self.put({**raw, "status": {**status, "observedGeneration": raw["metadata"]["generation"]}})
+
+    def restart(self) -> None:
+        """Kill the operator and start another, which knows only what the API server and the pods tell it."""
+        self.kube.take_events()
+        self.kube.before_write = self.kube.after_write = lambda verb, kind, name: None
+        self._boot()
+        finish(self.resync.objects(lambda _: None))
+        finish(self.resync.secrets())
+        finish(self.resync.bundles())
+        for model in self.world.models:
+            for pod in self.world.live_pods(model):
+                if pod.uid in self.acks:
+                    self._say(pod, self.acks[pod.uid])
+        self.enqueue_all()
+
+    # what the operator does
+
+    def settle(self) -> int:
+        """Work until no key is due; return the number of plans that were carried out."""
+        for steps in range(MAX_STEPS):
+            key = self._take()
+            if key is None:
+                return steps
+            self.step(key)
+        raise AssertionError(f"no fixed point after {MAX_STEPS} plans; the last: {self.plans[-6:]}")
+
+    def step(self, key: Key) -> Plan:
+        """Plan one key and carry the plan out."""
+        made = plan(self.store.world(key.namespace), CONTEXT, key, self.now)
+        self.plans.append((key, made))
+        actions = tuple(action for action in made.actions if not isinstance(action, ProbeBackend))
+        try:
+            finish(self.writer.carry_out(key, Plan(actions, made.apply, made.statuses, made.enqueue, made.wake_after_s)))
+        except KubeError:
+            self.queue.failed(key)
+        else:
+            self.queue.done(key)
+        for action in made.actions:
+            if isinstance(action, ProbeBackend):
+                self._answer_probe(action.tier)
+        self._deliver()
+        return made
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass in small steps, working whenever something is due."""
+        end = self.now + timedelta(seconds=seconds)
+        self.settle()
+        while self.now < end:
+            self.now = min(end, self.now + timedelta(seconds=max(1.0, seconds / 50)))
+            self.settle()
+
+    def enqueue_all(self) -> None:
+        """Ask for every key, as the list-and-diff pass does."""
+        for key in self.store.all_keys():
+            self.queue.add(key)
+
+    # what there is
+
+    @property
+    def world(self) -> World:
+        """The operator's snapshot."""
+        return self.store.world(NAMESPACE)
+
+    def pod(self, name: str) -> Pod:
+        """A pod by name."""
+        return next(pods[name] for pods in self.world.pods.values() if name in pods)
+
+    def bundle(self, model: str = "tiny") -> Bundle:
+        """The bundle that was committed last."""
+        return self.world.bundles[model].bundle
+
+    def entry(self, tenant: str, model: str = "tiny") -> Entry:
+        """A tenant's entry in a model's bundle."""
+        return self.bundle(model).entries[tenant]
+
+    def status(self, kind: str, name: str) -> dict[str, Any]:
+        """The status that the API server holds."""
+        found: dict[str, Any] = self.kube.objects[(kind, NAMESPACE, name)].get("status") or {}
+        return found
+
+    def condition(self, kind: str, name: str, condition: str) -> tuple[str, str]:
+        """Status and reason of a condition."""
+        found = next((c for c in self.status(kind, name).get("conditions", ()) if c["type"] == condition), None)
+        return (found["status"], found["reason"]) if found else ("", "")
+
+    def unsettled(self) -> dict[str, Plan]:
+        """Every key whose plan would still write something."""
+        plans = {key: plan(self.world, CONTEXT, key, self.now) for key in set(self.store.all_keys())}
+        return {str(key): made for key, made in plans.items() if not made.empty and not self._writes_nothing(made)}
+
+    def _writes_nothing(self, made: Plan) -> bool:
+        from kvstrata.reconcile.contains import is_applied, stamped
+
+        children = self.world.children
+        return not (
+            made.statuses
+            or [action for action in made.actions if not isinstance(action, ProbeBackend)]
+            or [c for c in made.apply if not is_applied(children.get((c["kind"], c["metadata"]["name"])), stamped(c))]
+        )
+
+    def _take(self) -> Key | None:
+        # Commits are held off for a tenth of a second: that may pass, minutes may not.
+        due = sorted(self._due_keys())
+        if not due:
+            return None
+        if self._shuffle:
+            chosen = self.random.choice(due)
+            for key in due:
+                if key != chosen:
+                    self._postpone(key)
+        taken: Key = finish(self.queue.take())
+        if self._shuffle:
+            for key in due:
+                self.queue.add(key)
+        return taken
+
+    def _due_keys(self) -> list[Key]:
+        horizon = (self.now - START).total_seconds()
+        soon = [key for key, due in self.queue._due.items() if due <= horizon + 0.5]
+        if soon and not len(self.queue):
+            self.now += timedelta(seconds=0.5)
+        horizon = (self.now - START).total_seconds()
+        return [key for key, due in self.queue._due.items() if due <= horizon]
+
+    def _postpone(self, key: Key) -> None:
+        self.queue._due.pop(key)
+
+    def _answer_probe(self, tier: str) -> None:
+        reason = "" if self.backends_up else "Unreachable"
+        report = BackendReport(self.backends_up, reason, reason, self.now, version="8.0.0")
+        self.store.domain(NAMESPACE).backends[tier] = report
+        self.queue.add(Key("CacheTier", NAMESPACE, tier))
+
+    def _say(self, pod: Pod, state: PodState) -> None:
+        for key in self.store.observe_state(pod, NAMESPACE, VerifiedState(state, self.now)):
+            self.queue.add(key)
+
+    def _deliver(self) -> None:
+        for kind, raw in self.kube.take_events():
+            if raw["kind"] == "Secret":
+                continue
+            metadata = raw["metadata"]
+            if kind == "DELETED":
+                keys = self.store.forget(raw["kind"], metadata["namespace"], metadata["name"], raw)
+            else:
+                keys = self.store.observe(raw)
+            for key in keys:
+                self.queue.add(key)
