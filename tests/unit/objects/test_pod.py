@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvstrata.objects import engine
+from kvstrata.objects import engine, paths
 from kvstrata.objects.pod import pod_template
 from kvstrata_sidecar.adapter.params import AdapterParams
-from kvstrata_sidecar.gate.drain import DRAINED_FILE, DRAINING_FILE, ENGINE_DIRECTORY
+from kvstrata_sidecar.gate.drain import DRAINED_FILE, DRAINING_FILE
 from kvstrata_sidecar.gate.settings import load
 from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, cpu_tier, model, redis_tier, tier
 
@@ -184,5 +184,5 @@ class TestTheDrainHook:
     def test_leaves_the_engine_time_to_stop(self) -> None:
         spec = pod_template(CONTEXT, DOMAIN_ID, model(), (), IDENTITY)["spec"]
         command = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-        assert command[-2:] == [ENGINE_DIRECTORY, str(engine.DRAIN_TIMEOUT_S)]
+        assert command[-2:] == [paths.ENGINE, str(engine.DRAIN_TIMEOUT_S)]
         assert spec["terminationGracePeriodSeconds"] >= engine.DRAIN_TIMEOUT_S + 20

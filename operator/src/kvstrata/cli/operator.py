@@ -48,6 +48,8 @@ class Operator:
         self._store = Store(lambda: secrets.token_bytes(64), utc_now)
         self._queue = WorkQueue(time.monotonic)
         self._keeper = Keeper(kube, settings.namespace, secrets.token_bytes, utc_now)
+        self._lease = Lease(kube, settings.namespace, LEASE_NAME, settings.pod_name, time.monotonic)
+        self._watching = asyncio.Event()
         self._leading = False
         self._synced = False
         self._watchers_seen_at = time.monotonic()
@@ -56,40 +58,47 @@ class Operator:
     async def run(self) -> None:
         """Run until leadership is lost, a part fails, or the process is told to stop."""
         stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await self._serve_http()
         self._service_monitors = await self._knows_service_monitors()
         parts = {
             asyncio.create_task(self._watch(), name="kopf"),
             asyncio.create_task(self._supervise_watchers(), name="watchers"),
             asyncio.create_task(self._lead(), name="lead"),
-            asyncio.create_task(stop.wait(), name="stop"),
+            asyncio.create_task(self._until_told(stop), name="stop"),
         }
         done, pending = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         self._leading = False
         for task in pending:
             task.cancel()
         await asyncio.gather(*pending, return_exceptions=True)
+        await self._lease.release()
         for task in done:
             error = task.exception()
             if error is not None:
                 raise error
             log.info("ending", extra={"because": task.get_name()})
 
+    async def _until_told(self, stop: asyncio.Event) -> None:
+        """Wait for a signal. kopf installs handlers of its own when it starts, so ours come after it."""
+        await self._watching.wait()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await stop.wait()
+
     async def _watch(self) -> None:
         await kopf.operator(
             registry=build_registry(self._store, self._queue.add, self._service_monitors),
             settings=build_settings(),
             standalone=True,
+            identity=self._settings.pod_name,  # type: ignore[arg-type]  # a NewType that kopf does not export
+            ready_flag=self._watching,
             clusterwide=self._settings.cluster_wide,
             namespaces=self._settings.watch_namespaces,
         )
 
     async def _lead(self) -> None:
-        lease = Lease(self._kube, self._settings.namespace, LEASE_NAME, self._settings.pod_name, time.monotonic)
-        self._store.term = await lease.acquire()
-        holding = asyncio.create_task(lease.hold(), name="lease")
+        self._store.term = await self._lease.acquire()
+        holding = asyncio.create_task(self._lease.hold(), name="lease")
         acting = asyncio.create_task(self._act(), name="act")
         try:
             await asyncio.wait({holding, acting}, return_when=asyncio.FIRST_COMPLETED)
@@ -101,7 +110,6 @@ class Operator:
             for task in (holding, acting):
                 task.cancel()
             await asyncio.gather(holding, acting, return_exceptions=True)
-            await lease.release()
 
     async def _act(self) -> None:
         """Everything that only the leader does. Nothing is planned before the world is known in full."""

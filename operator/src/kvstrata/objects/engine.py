@@ -15,11 +15,11 @@ from .container import SECURITY, amounts, environment, exec_probe, mount
 from .meta import without_empty
 from .quantities import binary
 
-START_SCRIPT = 'rm -f "$0/engine.sock" "$0/draining" "$0/drained"; exec "$@"'
-"""Removes what an earlier start of this container left in the pod's volume: vLLM neither unlinks its socket nor starts
-while it is there, and a drain that a restart interrupted must not outlive it."""
+START_SCRIPT = 'rm -f "$0"; exec "$@"'
+"""Removes the socket that an earlier start of this container left in the pod's volume: vLLM never unlinks it, and does
+not start while it is there."""
 
-COMMAND = ("sh", "-c", START_SCRIPT, paths.ENGINE, "python3", "-m", "vllm.entrypoints.openai.api_server")
+COMMAND = ("sh", "-c", START_SCRIPT, paths.ENGINE_SOCKET, "python3", "-m", "vllm.entrypoints.openai.api_server")
 DRAIN_TIMEOUT_S = 120
 """How long a pod that is going away lets requests run on."""
 
