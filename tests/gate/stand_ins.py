@@ -145,6 +145,7 @@ class StandInAdapter:
         """How many applications are still refused because I/O has not ended."""
         self.acknowledges = 0
         """Set: the revision that policy.json is said to hold, whatever was asked."""
+        self.acknowledged_term: int | None = None
         self.gate = asyncio.Event()
         """Cleared: applications are taken and not acknowledged."""
         self.gate.set()
@@ -181,6 +182,8 @@ class StandInAdapter:
                         writer.write(error_answer("I/O on removed keyspaces has not ended yet"))
                         continue
                     self.revision, self.term = self.acknowledges or question["revision"], question["term"]
+                    if self.acknowledged_term is not None:
+                        self.term = self.acknowledged_term
                     writer.write(AdapterAck(self.revision, self.term, self.boot).encode())
                 else:
                     tier = TierState("shared", "Redis", self.breaker)

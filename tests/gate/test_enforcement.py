@@ -7,6 +7,8 @@ import json
 import socket
 from pathlib import Path
 
+import pytest
+
 from kvstrata.contract.bundle import Rules
 from kvstrata.contract.cacheview import CacheView
 from kvstrata.objects.engine import DRAIN_SCRIPT
@@ -255,6 +257,17 @@ async def test_an_adapter_that_refuses_is_asked_again_on_the_same_link(gate: Wor
     await gate.acked(revision)
     assert gate.adapter.links == 1
     assert gate.gate.state().problem == ""
+
+
+@pytest.mark.parametrize(("revision", "term"), [(1, 1), (2, 0)], ids=["older revision", "older term"])
+async def test_an_adapter_that_acknowledges_something_older_is_not_believed(
+    gate: World, revision: int, term: int
+) -> None:
+    gate.adapter.acknowledges, gate.adapter.acknowledged_term = revision, term
+    await gate.publish([entry("acme", "acme-2")])
+    await until(lambda: gate.adapter.links > 1)
+    assert gate.gate.enforcement.acked == 1
+    assert gate.gate.state().cache_boot == ""
 
 
 async def test_an_adapter_that_read_a_newer_policy_is_taken_at_its_word(gate: World) -> None:
