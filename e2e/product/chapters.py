@@ -138,9 +138,10 @@ def a_raised_cache_generation_forgets_one_tenant(stage: Stage) -> None:
 
 def an_invalidation_completes_when_every_pod_has_acknowledged(stage: Stage) -> None:
     """A CacheInvalidation of acme is Complete with both pods' word; acme finds nothing, globex everything."""
-    prompt = fresh_prompt("invalidation")
-    for key in (ACME_KEY, GLOBEX_KEY):
-        stage.ask(stage.first, key, prompt)
+    prompts = {where.pod: fresh_prompt(f"invalidation {where.pod}") for where in (stage.first, stage.second)}
+    for prompt in prompts.values():
+        for key in (ACME_KEY, GLOBEX_KEY):
+            stage.ask(stage.first, key, prompt)
     time.sleep(STORE_SETTLES_S)
     name = f"acme-{time.time_ns() % 10**9}"
     stage.kubectl.apply(
@@ -151,9 +152,9 @@ def an_invalidation_completes_when_every_pod_has_acknowledged(stage: Stage) -> N
     assert status["pods"]["acked"] == status["pods"]["live"] == 2, status["pods"]
     stage.say(stage.kubectl.run("-n", DEMO_NAMESPACE, "get", "cacheinvalidation", name))
     for where in (stage.first, stage.second):
-        _, found = stage.ask(where, ACME_KEY, prompt)
-        assert found == Hits(0, 0), f"acme found {found} after its invalidation"
-    _, found = stage.ask(stage.second, GLOBEX_KEY, prompt)
+        _, found = stage.ask(where, ACME_KEY, prompts[where.pod])
+        assert found == Hits(0, 0), f"acme found {found} on {where.pod} after its invalidation"
+    _, found = stage.ask(stage.second, GLOBEX_KEY, prompts[stage.second.pod])
     stage.say(f"acme finds nothing on either replica; globex still finds {found.external} tokens")
     assert found.external == WHOLE_CHUNKS, f"globex lost its blocks: {found}"
 
