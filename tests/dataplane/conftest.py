@@ -22,16 +22,23 @@ def tier(port: int, name: str = "shared", **options: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def start_server() -> Iterator[StartServer]:
-    """Start a server in a directory with a gate and tiers; all are stopped after the module."""
+    """Start a server in a directory with a gate and tiers, and an engine stand-in; all are stopped after the module.
+
+    A server with `chunk_tokens` is for a real engine and gets no stand-in.
+    """
     python = lmcache_python()
     if python is None:
         pytest.skip("no LMCache: run tests/dataplane/install_lmcache.py or set KVSTRATA_LMCACHE_PYTHON")
     servers: list[LMCacheServer] = []
 
-    def start(directory: Path, gate: GateStandIn, tiers: list[dict[str, Any] | None]) -> LMCacheServer:
-        server = LMCacheServer(python, directory, gate, tiers)
+    def start(
+        directory: Path, gate: GateStandIn, tiers: list[dict[str, Any] | None], chunk_tokens: int | None = None
+    ) -> LMCacheServer:
+        server = LMCacheServer(python, directory, gate, tiers, chunk_tokens or 16)
         servers.append(server)
         server.wait_until_ready()
+        if chunk_tokens is None:
+            server.attach_engine_stand_in()
         return server
 
     yield start

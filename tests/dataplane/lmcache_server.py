@@ -28,7 +28,14 @@ def lmcache_python() -> Path | None:
 class LMCacheServer:
     """The server as a pod runs it, on loopback, with one adapter for each tier; `tiers` are TierParams or None."""
 
-    def __init__(self, python: Path, directory: Path, gate: GateStandIn, tiers: list[dict[str, Any] | None]) -> None:
+    def __init__(
+        self,
+        python: Path,
+        directory: Path,
+        gate: GateStandIn,
+        tiers: list[dict[str, Any] | None],
+        chunk_tokens: int = 16,
+    ) -> None:
         self.rpc_port, self.http_port = free_port(), free_port()
         self.log_file = directory / "lmcache.log"
         adapters: list[str] = []
@@ -42,6 +49,7 @@ class LMCacheServer:
             "OMP_NUM_THREADS": "1",
             "HOME": str(directory),
         }
+        self._chunk_tokens = chunk_tokens
         self._shm_name = f"kvs-test-{self.rpc_port}"
         self._command = [str(python.parent / "lmcache"), "server", *self._flags(), *adapters]
         self._python, self._environment = python, environment
@@ -49,16 +57,19 @@ class LMCacheServer:
         self.process = self._start()
 
     def wait_until_ready(self) -> None:
-        """Wait until the server answers over HTTP and the engine stand-in is registered."""
+        """Wait until the server answers over HTTP."""
         give_up_at_s = time.monotonic() + START_TIMEOUT_S
         while True:
             assert self.process.poll() is None, self.log_file.read_text()[-4000:]
             assert time.monotonic() < give_up_at_s, self.log_file.read_text()[-4000:]
             try:
                 self.get("/healthcheck")
-                break
+                return
             except OSError:
                 time.sleep(0.1)
+
+    def attach_engine_stand_in(self) -> None:
+        """Start the engine stand-in and wait until it is registered."""
         engine = Path(__file__).with_name("engine_stand_in.py")
         self._engine = subprocess.Popen(
             [str(self._python), str(engine), str(self.rpc_port), str(self.http_port)],
@@ -102,11 +113,21 @@ class LMCacheServer:
         with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
             return json.load(response)
 
+    def kill_server(self) -> None:
+        """Kill the server alone."""
+        self.process.kill()
+        self.process.wait()
+
+    def start_server_again(self) -> None:
+        """Start the server on what it left behind, with whoever is connected to it."""
+        self.process = self._start()
+        self.wait_until_ready()
+
     def kill_and_start_again(self) -> None:
         """Kill both processes, as a node short of memory would, and start them on what they left behind."""
         self._kill()
-        self.process = self._start()
-        self.wait_until_ready()
+        self.start_server_again()
+        self.attach_engine_stand_in()
 
     def stop(self) -> None:
         """End both processes and remove what they leave behind."""
@@ -131,7 +152,7 @@ class LMCacheServer:
             "--port": str(self.rpc_port),
             "--http-host": "127.0.0.1",
             "--http-port": str(self.http_port),
-            "--chunk-size": "16",
+            "--chunk-size": str(self._chunk_tokens),
             "--l1-size-gb": "0.05",
             "--eviction-policy": "LRU",
             "--supported-transfer-mode": "engine_driven",

@@ -1,0 +1,70 @@
+"""When the guard gives the cache server up, and what it says about it. No LMCache, no vLLM."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+# A child of the logger that vLLM configures, so that it is seen in the engine's log.
+logger = logging.getLogger("vllm.kvstrata.connector")
+
+Result = TypeVar("Result")
+
+START_PATIENCE_KEY = "kvstrata.start_patience_s"
+LOOKUP_PATIENCE_KEY = "kvstrata.lookup_patience_s"
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the engine waits, in seconds: at its start for a server at all, and for the answer to one lookup."""
+
+    start_s: float = 600.0
+    lookup_s: float = 5.0
+
+    @classmethod
+    def from_extra_config(cls, extra: Mapping[str, Any] | None) -> Patience:
+        """Read `kv_connector_extra_config`. Raises ValueError for what is not a positive number."""
+        default = cls()
+        values = extra or {}
+        patience = cls(
+            float(values.get(START_PATIENCE_KEY, default.start_s)),
+            float(values.get(LOOKUP_PATIENCE_KEY, default.lookup_s)),
+        )
+        if patience.start_s <= 0 or patience.lookup_s <= 0:
+            raise ValueError(f"{START_PATIENCE_KEY} and {LOOKUP_PATIENCE_KEY} must be positive")
+        return patience
+
+
+def wait_for_server(
+    connect: Callable[[], Result],
+    patience_s: float,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    pause_s: float = 1.0,
+) -> Result:
+    """Return what `connect` returns, trying again as long as it raises ConnectionError, for `patience_s` in all.
+
+    An engine takes half a minute and more to come this far, so waiting here beats starting over.
+    """
+    give_up_at_s = clock() + patience_s
+    while True:
+        try:
+            return connect()
+        except ConnectionError:
+            if clock() >= give_up_at_s:
+                raise
+            logger.warning("The cache server does not answer yet; the engine waits for it")
+            sleep(pause_s)
+
+
+def absorb(what: str, action: Callable[[], Result], otherwise: Callable[[], Result]) -> Result:
+    """Return what `action` returns; if it raises, say so in the log and return what `otherwise` returns."""
+    try:
+        return action()
+    except Exception as error:
+        logger.warning("The cache server failed in %s, which counts as a miss: %r", what, error)
+        return otherwise()

@@ -1,0 +1,144 @@
+"""A KV connector that survives its cache server: LMCacheMPConnector (0.5.6) with every failure turned into a miss.
+
+    --kv-transfer-config '{"kv_connector": "GuardedConnector", "kv_role": "kv_both",
+        "kv_connector_module_path": "kvstrata_sidecar.connector.guard", "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {...}}'
+
+LMCache's connector drops requests to a server that it knows to be away, and registers anew when the server is back.
+What it lacks is the moment in between: a server that died since the last heartbeat makes a store raise, which ends the
+engine. The guard catches what is raised, marks the server as away (LMCache's own state, so its heartbeat recovers and
+registers anew), and completes what LMCache would have completed, so that no request waits for a transfer that will
+never come. It also waits for a server that is not up yet, and gives up a lookup that takes too long.
+
+`kv_connector_extra_config` is LMCache's; keep `lmcache.mp.mq_timeout` and `lmcache.mp.heartbeat_interval` short (3 and
+1 seconds). Two keys are the guard's: see Patience.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
+from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestState
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+from .failures import Patience, absorb, wait_for_server
+
+
+class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
+    """LMCacheMPConnector that neither raises nor blocks for long, whatever the cache server does."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        self._patience = Patience.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
+            raise ValueError('GuardedConnector needs "kv_load_failure_policy": "recompute": a lost block is a miss')
+        initialize = super().__init__
+        wait_for_server(lambda: initialize(vllm_config, role, kv_cache_config), self._patience.start_s)
+        if role == KVConnectorRole.SCHEDULER:
+            # LMCache starts its heartbeat with the first request, which then finds out that the server is away.
+            self.scheduler_adapter._ensure_heartbeat_started()
+
+    # Worker side
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        """Register, or leave it to the heartbeat if the server is away just now."""
+        absorb("register_kv_caches", lambda: super(GuardedConnector, self).register_kv_caches(kv_caches), self._away)
+        self.worker_adapter._ensure_heartbeat_started()
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        """Begin to load; what could not begin is reported as failed, so that it is computed instead."""
+        absorb(
+            "start_load_kv",
+            lambda: super(GuardedConnector, self).start_load_kv(forward_context, **kwargs),
+            self._fail_loads_not_begun,
+        )
+
+    def wait_for_save(self) -> None:
+        """Store what was computed, or leave it."""
+        absorb("wait_for_save", super().wait_for_save, self._away)
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """Wait for stores that read blocks which are about to be overwritten, or give them up."""
+        absorb(
+            "handle_preemptions",
+            lambda: super(GuardedConnector, self).handle_preemptions(kv_connector_metadata),
+            self._away,
+        )
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        """Return what has finished. With a server that is away that is everything."""
+
+        def drain() -> tuple[set[str] | None, set[str] | None]:
+            self._away()
+            drained: tuple[set[str] | None, set[str] | None] = super(GuardedConnector, self).get_finished(
+                finished_req_ids
+            )
+            return drained
+
+        finished: tuple[set[str] | None, set[str] | None] = absorb(
+            "get_finished", lambda: super(GuardedConnector, self).get_finished(finished_req_ids), drain
+        )
+        if self.worker_adapter.error_block_ids:
+            # A server that was restarted between two heartbeats answers pings and knows no registration: only a
+            # server that counts as away is registered with again.
+            self._away()
+        return finished
+
+    def shutdown(self) -> None:
+        """Shut down, whether or not the server takes notice."""
+        absorb("shutdown", super().shutdown, lambda: None)
+
+    # Scheduler side
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        """Return what the cache has. A lookup that fails or takes too long is a miss, once and for all."""
+        matched: tuple[int | None, bool] = absorb(
+            "a lookup",
+            lambda: super(GuardedConnector, self).get_num_new_matched_tokens(request, num_computed_tokens),
+            lambda: self._bypass(request),
+        )
+        if matched[0] is not None:
+            return matched
+        started_s = self._get_or_create_request_tracker(request).lookup_started_at
+        if started_s is not None and time.monotonic() - started_s > self._patience.lookup_s:
+            return self._bypass(request)
+        return matched
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        """End the request. Its blocks are freed once the worker has reported it, which it does in any case."""
+        finished: tuple[bool, dict[str, Any] | None] = absorb(
+            "request_finished",
+            lambda: super(GuardedConnector, self).request_finished(request, block_ids),
+            lambda: (self._can_store, None),
+        )
+        return finished
+
+    def _report_block_allocation_deltas(self, scheduler_output: Any) -> None:
+        absorb(
+            "a report of allocations",
+            lambda: super(GuardedConnector, self)._report_block_allocation_deltas(scheduler_output),
+            lambda: None,
+        )
+
+    def _bypass(self, request: Any) -> tuple[int, bool]:
+        """Let the engine compute this request's prompt, and keep LMCache from looking it up again."""
+        self.scheduler_adapter.cleanup_lookup_result(request.request_id)
+        tracker = self._get_or_create_request_tracker(request)
+        tracker.lookup_started_at = None
+        tracker.num_lmcache_hit_tokens = 0
+        tracker.state = LMCacheMPRequestState.BYPASS_LMCACHE
+        return 0, False
+
+    def _away(self) -> None:
+        """Mark the server as away in LMCache's own state; its heartbeat registers anew before it clears the mark."""
+        self.worker_adapter._health_event.clear()
+
+    def _fail_loads_not_begun(self) -> None:
+        self._away()
+        adapter = self.worker_adapter
+        for meta in self._get_connector_metadata().requests:
+            if meta.direction == "RETRIEVE" and meta.request_id not in adapter.retrieve_futures:
+                adapter.error_block_ids.update(meta.op.flat_block_ids)
+                adapter._failed_request_ids.add(meta.request_id)
+                adapter._dropped_retrieves.add(meta.request_id)

@@ -1,0 +1,123 @@
+"""A real vLLM engine on the CPU with a tiny model, connected to a cache server by the guarded connector."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+
+from tests.dataplane.lmcache_server import ROOT
+from tests.tiers.redis_process import free_port
+
+START_TIMEOUT_S = 240.0
+MODEL = "tiny"
+
+
+def engine_python() -> Path | None:
+    """Return the interpreter that has vLLM for CPUs and LMCache, None if there is none (see test_engine_guard.py)."""
+    named = os.environ.get("KVSTRATA_ENGINE_PYTHON")
+    candidate = Path(named) if named else ROOT / ".local/venv-engine/bin/python"
+    return candidate if candidate.exists() else None
+
+
+class EngineProcess:
+    """The engine with its own prefix cache off, so that every prompt is looked up in the cache server."""
+
+    def __init__(self, python: Path, directory: Path, cache_port: int, extra: dict[str, object] | None = None) -> None:
+        self.port = free_port()
+        self.log_file = directory / "engine.log"
+        self._environment = os.environ | {
+            "PYTHONPATH": f"{ROOT}/operator/src:{ROOT}/sidecar/src",
+            "PYTHONHASHSEED": "0",
+            "HOME": str(directory),
+            "HF_HUB_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "DO_NOT_TRACK": "1",
+            "LMCACHE_TRACK_USAGE": "false",
+            "VLLM_HOST_IP": "127.0.0.1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "OMP_NUM_THREADS": "1",
+            "TORCHDYNAMO_DISABLE": "1",
+        }
+        model = directory / "model"
+        maker = ROOT / "e2e/images/engine-cpu/make_tiny_llama.py"
+        subprocess.run([str(python), str(maker), str(model)], env=self._environment, check=True, capture_output=True)
+        timing = {"lmcache.mp.mq_timeout": 3.0, "lmcache.mp.heartbeat_interval": 1.0}
+        transfer = {
+            "kv_connector": "GuardedConnector",
+            "kv_connector_module_path": "kvstrata_sidecar.connector.guard",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {
+                "lmcache.mp.host": "tcp://127.0.0.1",
+                "lmcache.mp.port": cache_port,
+                **timing,
+                **(extra or {}),
+            },
+        }
+        flags = {
+            "--model": str(model),
+            "--served-model-name": MODEL,
+            "--host": "127.0.0.1",
+            "--port": str(self.port),
+            "--dtype": "bfloat16",
+            "--max-model-len": "2048",
+            "--max-num-seqs": "8",
+            "--block-size": "32",
+            "--kv-transfer-config": json.dumps(transfer),
+        }
+        words = ["--enforce-eager", "--no-enable-prefix-caching"]
+        words += [word for flag in flags.items() for word in flag]
+        with self.log_file.open("wb") as log:
+            self._process = subprocess.Popen(
+                [str(python), "-m", "vllm.entrypoints.openai.api_server", *words],
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_until_ready(self) -> None:
+        """Wait until it answers."""
+        give_up_at_s = time.monotonic() + START_TIMEOUT_S
+        while True:
+            assert self._process.poll() is None, self.log_file.read_text()[-6000:]
+            assert time.monotonic() < give_up_at_s, self.log_file.read_text()[-6000:]
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
+                    return
+            except OSError:
+                time.sleep(0.5)
+
+    def complete(self, prompt: str, salt: str) -> float:
+        """Have a few tokens generated; return the seconds that it took. Raises OSError if it fails."""
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 4, "temperature": 0, "cache_salt": salt}
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/v1/completions",
+            json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
+        started_s = time.monotonic()
+        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+            assert json.load(response)["choices"]
+        return time.monotonic() - started_s
+
+    def external_hits(self) -> float:
+        """Return how many tokens came from the cache server so far."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        return sum(
+            float(line.split()[-1]) for line in lines if line.startswith("vllm:external_prefix_cache_hits_total")
+        )
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

