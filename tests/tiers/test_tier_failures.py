@@ -1,0 +1,191 @@
+"""A whole tier whose server is down, dies, freezes, fills up, locks it out or lies: misses in bounded time."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvstrata_sidecar.adapter.resp import SEAL_BYTES, seal
+from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from tests.tiers.gate_stand_in import (
+    KEYSPACE_A,
+    GateStandIn,
+)
+from tests.tiers.hostile_server import Answer, HostileServer, says
+from tests.tiers.redis_process import RedisProcess
+from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
+
+pytestmark = pytest.mark.redis
+
+
+class TestFailures:
+    def test_a_tier_that_is_down_at_the_start_is_used_once_it_is_up(
+        self, start: Callable[..., Driver], gate: GateStandIn, tmp_path: Path
+    ) -> None:
+        server = RedisProcess(tmp_path)
+        driver = start(server.port)
+        gate.allow(KEYSPACE_A)
+        started_s = time.monotonic()
+        assert driver.lookup([block(KEYSPACE_A)]) == [0]
+        assert time.monotonic() - started_s < 0.1, "nobody waits for a server that was never seen"
+        assert "refused" in driver.until("open").lower()
+        server.start()
+        driver.until("closed")
+        driver.store([block(KEYSPACE_A)])
+        assert driver.lookup([block(KEYSPACE_A)]) == [1]
+        server.kill()
+
+    def test_a_killed_tier_is_a_miss_and_comes_back_without_a_restart(
+        self, driver: Driver, redis_server: RedisProcess
+    ) -> None:
+        driver.store([block(KEYSPACE_A)])
+        redis_server.kill()
+        for _ in range(4):
+            started_s = time.monotonic()
+            assert driver.lookup([block(KEYSPACE_A)]) == [0]
+            assert driver.load([block(KEYSPACE_A)])[0] == [0]
+            assert driver.store([block(KEYSPACE_A)]).stored_bytes == 0
+            assert time.monotonic() - started_s < 1
+        driver.until("open")
+        redis_server.start()
+        driver.until("closed")
+        driver.store([block(KEYSPACE_A)])
+        assert driver.lookup([block(KEYSPACE_A)]) == [1]
+
+    def test_a_restart_between_two_requests_costs_no_failure(self, driver: Driver, redis_server: RedisProcess) -> None:
+        driver.store([block(KEYSPACE_A)])
+        redis_server.kill()
+        redis_server.start()
+        assert driver.store([block(KEYSPACE_A)]) == StoreOutcome(True, BLOCK_BYTES)
+        assert driver.lookup([block(KEYSPACE_A)]) == [1]
+        assert driver.tier.state().errors == 0
+
+    def test_a_frozen_tier_is_a_miss_in_time_then_not_waited_for_then_used_again(
+        self, driver: Driver, redis_server: RedisProcess
+    ) -> None:
+        driver.store([block(KEYSPACE_A)], fill=3)
+        redis_server.freeze()
+        for _ in range(4):
+            started_s = time.monotonic()
+            assert driver.lookup([block(KEYSPACE_A)]) == [0]
+            assert time.monotonic() - started_s < 0.9
+        driver.until("open")
+        started_s = time.monotonic()
+        assert driver.load([block(KEYSPACE_A)])[0] == [0]
+        assert time.monotonic() - started_s < 0.1
+        redis_server.thaw()
+        driver.until("closed")
+        assert driver.load([block(KEYSPACE_A)]) == ([1], [bytearray([3] * BLOCK_BYTES)])
+
+    def test_no_answer_is_given_while_io_can_touch_the_buffer(self, driver: Driver, redis_server: RedisProcess) -> None:
+        driver.store([block(KEYSPACE_A)], fill=3)
+        redis_server.freeze()
+        _, (buffer,) = driver.load([block(KEYSPACE_A)])
+        buffer[:] = bytes([9]) * BLOCK_BYTES
+        redis_server.thaw()
+        driver.until("closed")
+        assert buffer == bytearray([9] * BLOCK_BYTES)
+
+    def test_a_store_that_was_cut_off_never_carries_what_the_buffer_holds_next(
+        self, driver: Driver, redis_server: RedisProcess
+    ) -> None:
+        memory = bytearray([1]) * (64 << 20)
+        redis_server.freeze()
+        task_id = driver.tier.store([block(KEYSPACE_A)], [memoryview(memory)])
+        driver.wait(task_id)
+        assert driver.tier.pop_stores()[task_id].stored_bytes == 0
+        memory[:] = bytes([2]) * len(memory)
+        redis_server.thaw()
+        driver.until("closed")
+        assert redis_server.admin().dbsize() == 0
+
+    def test_a_full_tier_refuses_stores_and_serves_loads(self, driver: Driver, redis_server: RedisProcess) -> None:
+        driver.store([block(KEYSPACE_A, 1)], fill=5)
+        redis_server.admin().config_set("maxmemory", 1)
+        assert driver.store([block(KEYSPACE_A, 2)]) == StoreOutcome(True, 0)
+        assert driver.store([block(KEYSPACE_A, 3)]) == StoreOutcome(True, 0)
+        assert driver.refused("tier_full") == 2
+        assert "memory" in driver.tier.state().detail
+        assert driver.load([block(KEYSPACE_A, 1)]) == ([1], [bytearray([5] * BLOCK_BYTES)])
+        redis_server.admin().config_set("maxmemory", 0)
+        time.sleep(1.05)
+        assert driver.store([block(KEYSPACE_A, 2)]) == StoreOutcome(True, BLOCK_BYTES)
+
+    def test_a_wrong_password_is_named_and_a_right_one_needs_no_restart(
+        self, start: Callable[..., Driver], gate: GateStandIn, redis_server: RedisProcess, tmp_path: Path
+    ) -> None:
+        redis_server.admin().config_set("requirepass", "right")
+        file = tmp_path / "password"
+        driver = start(redis_server.port, password_file=str(file))
+        gate.allow(KEYSPACE_A)
+        time.sleep(0.05)
+        assert "cannot be read" in driver.until("open")
+        file.write_text("wrong")
+        give_up_at_s = time.monotonic() + 5
+        while "WRONGPASS" not in driver.tier.state().detail:
+            assert time.monotonic() < give_up_at_s
+            time.sleep(0.02)
+        file.write_text("right")
+        driver.until("closed")
+        driver.store([block(KEYSPACE_A)])
+        assert driver.lookup([block(KEYSPACE_A)]) == [1]
+
+    @pytest.mark.parametrize(
+        "answer",
+        [says(b""), says(b"", then_close=True), says(b"garbage\r\n"), says(b"$65552\r\nshort"), says(b"-ERR no\r\n")],
+        ids=["silent", "closing", "garbage", "half", "error"],
+    )
+    def test_a_hostile_tier_costs_misses_and_bounded_time(
+        self, start: Callable[..., Driver], gate: GateStandIn, answer: Answer
+    ) -> None:
+        server = HostileServer(answer)
+        driver = start(server.port)
+        driver.until("closed")
+        gate.allow(KEYSPACE_A)
+        started_s = time.monotonic()
+        for number in range(1, 4):
+            assert driver.lookup([block(KEYSPACE_A, number)]) == [0]
+            assert driver.load([block(KEYSPACE_A, number)])[0] == [0]
+            assert driver.store([block(KEYSPACE_A, number)]).stored_bytes == 0
+        assert time.monotonic() - started_s < 5
+        server.close()
+
+    def test_a_trickling_tier_is_cut_off_at_the_deadline(self, start: Callable[..., Driver], gate: GateStandIn) -> None:
+        def trickle(connection: socket.socket, arguments: list[bytes]) -> None:
+            connection.sendall(b"$%d\r\n%b" % (SEAL_BYTES + BLOCK_BYTES, seal(arguments[1])))
+            while True:
+                connection.sendall(b"x")
+                time.sleep(0.02)
+
+        server = HostileServer(trickle)
+        driver = start(server.port)
+        driver.until("closed")
+        gate.allow(KEYSPACE_A)
+        started_s = time.monotonic()
+        assert driver.load([block(KEYSPACE_A)])[0] == [0]
+        assert 0.5 < time.monotonic() - started_s < 1.5
+        server.close()
+
+    def test_closing_answers_everything_that_is_under_way(
+        self, start: Callable[..., Driver], gate: GateStandIn, redis_server: RedisProcess
+    ) -> None:
+        driver = start(redis_server.port, io_timeout_ms=20_000, load_deadline_ms=20_000)
+        driver.until("closed")
+        gate.allow(KEYSPACE_A)
+        redis_server.freeze()
+        results: list[list[int]] = []
+        blocks = [block(KEYSPACE_A, number) for number in range(50)]
+        loading = threading.Thread(target=lambda: results.append(driver.load(blocks)[0]))
+        loading.start()
+        time.sleep(0.1)
+        started_s = time.monotonic()
+        driver.tier.close()
+        assert time.monotonic() - started_s < 5
+        loading.join(2)
+        assert results == [[0] * 50]
+        redis_server.thaw()

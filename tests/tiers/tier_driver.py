@@ -1,0 +1,61 @@
+"""Waits for a tier's answers as LMCache does, without LMCache."""
+
+from __future__ import annotations
+
+import queue
+import time
+
+from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
+from kvstrata_sidecar.adapter.runtime import Runtime
+from kvstrata_sidecar.adapter.tasks import StoreOutcome, Task
+from kvstrata_sidecar.adapter.tier import Block, Tier
+
+BLOCK_BYTES = 64 * 1024
+
+
+class Driver:
+    """A tier under a runtime; calls return what LMCache would be told."""
+
+    def __init__(self, runtime: Runtime, params: AdapterParams, tier: TierParams) -> None:
+        self._answered: queue.Queue[Task] = queue.Queue()
+        self.runtime = runtime
+        self.tier = Tier(params, tier, runtime.enforcement, self._answered.put)
+        runtime.add(self.tier)
+
+    def store(self, blocks: list[Block], fill: int = 1) -> StoreOutcome:
+        views = [memoryview(bytes([fill]) * BLOCK_BYTES) for _ in blocks]
+        task_id = self.tier.store(blocks, views)
+        self.wait(task_id)
+        return self.tier.pop_stores()[task_id]
+
+    def lookup(self, blocks: list[Block]) -> list[int]:
+        return self._found(self.tier.lookup(blocks))
+
+    def load(self, blocks: list[Block]) -> tuple[list[int], list[bytearray]]:
+        buffers = [bytearray(BLOCK_BYTES) for _ in blocks]
+        hits = self._found(self.tier.load(blocks, [memoryview(buffer) for buffer in buffers]))
+        return hits, buffers
+
+    def until(self, breaker: str, timeout_s: float = 8.0) -> str:
+        """Wait until the breaker is in a state and return the tier's detail."""
+        give_up_at_s = time.monotonic() + timeout_s
+        while (state := self.tier.state()).breaker != breaker:
+            assert time.monotonic() < give_up_at_s, state
+            time.sleep(0.01)
+        return state.detail
+
+    def refused(self, reason: str) -> int:
+        return self.tier.counters().get(f"refused_{reason}", 0)
+
+    def _found(self, task_id: int) -> list[int]:
+        self.wait(task_id)
+        found = self.tier.pop_found(task_id)
+        assert found is not None
+        return list(found)
+
+    def wait(self, task_id: int) -> None:
+        assert self._answered.get(timeout=10).task_id == task_id
+
+
+def block(keyspace: str, number: int = 1) -> Block:
+    return Block(("key", keyspace, number), keyspace, 0x01000100, 0, bytes([number]) * 32)
