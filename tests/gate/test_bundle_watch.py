@@ -141,7 +141,7 @@ async def test_a_request_outlives_a_policy_gone_stale_by_the_drain_timeout_only(
         await until(lambda: world.engine.requests)
         world.api.broken = True
         await until(lambda: not world.gate.enforcement.fresh())
-        answer = await asyncio.wait_for(running, 3)
+        answer = await asyncio.wait_for(running, 10)
         assert (answer.status, answer.error["code"]) == (503, "policy_changed")
 
 

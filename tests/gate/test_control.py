@@ -20,7 +20,7 @@ async def poll(
     used = connection or await world.connect("control", pki.client_context(world.operator_tls, present=True))
     condition = f"If-None-Match: {tag}\r\n" if tag else ""
     await used.send(f"GET /v1/state?after={after}&wait={wait_s} HTTP/1.1\r\nHost: g\r\n{condition}\r\n".encode())
-    answer = await asyncio.wait_for(used.answer(), wait_s + 5)
+    answer = await asyncio.wait_for(used.answer(), wait_s + 20)
     if connection is None:
         used.close()
     return answer
@@ -39,35 +39,35 @@ async def test_the_operator_gets_the_state_and_the_pods_token(gate: World) -> No
 
 
 async def test_a_poll_returns_when_the_next_revision_is_acknowledged(gate: World) -> None:
-    waiting = asyncio.create_task(poll(gate, 1, 30))
+    waiting = asyncio.create_task(poll(gate, 1, 60))
     await asyncio.sleep(0.2)
     assert not waiting.done()
     await gate.publish([entry("acme", "acme-2")])
-    state = PodState.decode((await waiting).body)
+    state = PodState.decode((await asyncio.wait_for(waiting, 20)).body)
     if state.acked == 1:  # told of `seen` first
-        state = PodState.decode((await poll(gate, 1, 30)).body)
+        state = PodState.decode((await poll(gate, 1, 60)).body)
     assert state.acked == 2
 
 
 async def test_a_poll_returns_after_its_wait(gate: World) -> None:
     begun = time.monotonic()
     state = PodState.decode((await poll(gate, 1, 1)).body)
-    assert 0.9 < time.monotonic() - begun < 3
+    assert 0.9 < time.monotonic() - begun < 10
     assert state.acked == 1
 
 
 async def test_a_poll_returns_when_the_cache_server_goes(gate: World) -> None:
-    waiting = asyncio.create_task(poll(gate, 1, 30))
+    waiting = asyncio.create_task(poll(gate, 1, 60))
     await asyncio.sleep(0.1)
     await gate.adapter.stop()
-    assert PodState.decode((await waiting).body).cache_boot == ""
+    assert PodState.decode((await asyncio.wait_for(waiting, 20)).body).cache_boot == ""
 
 
 async def test_a_poll_returns_when_a_breaker_opens(gate: World) -> None:
-    waiting = asyncio.create_task(poll(gate, 1, 30))
+    waiting = asyncio.create_task(poll(gate, 1, 60))
     await asyncio.sleep(0.1)
     gate.adapter.breaker = "open"
-    assert PodState.decode((await waiting).body).tiers[0].breaker == "open"
+    assert PodState.decode((await asyncio.wait_for(waiting, 20)).body).tiers[0].breaker == "open"
 
 
 async def test_what_changed_between_two_polls_is_told_at_once(gate: World) -> None:
@@ -76,7 +76,7 @@ async def test_what_changed_between_two_polls_is_told_at_once(gate: World) -> No
     await until(lambda: gate.gate.link.tiers[0].breaker == "open")
     begun = time.monotonic()
     second = await poll(gate, 1, 30, tag=first.headers["etag"])
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 10
     assert PodState.decode(second.body).tiers[0].breaker == "open"
 
 
@@ -93,7 +93,7 @@ async def test_a_stopping_gate_answers_those_who_wait(world: World) -> None:
         await world.acked(1)
         waiting = asyncio.create_task(poll(world, 1, 60))
         await asyncio.sleep(0.2)
-    assert (await asyncio.wait_for(waiting, 5)).status == 200
+    assert (await asyncio.wait_for(waiting, 20)).status == 200
 
 
 async def refused(world: World, context: ssl.SSLContext) -> int:
@@ -101,7 +101,7 @@ async def refused(world: World, context: ssl.SSLContext) -> int:
     try:
         connection = await world.connect("control", context)
         await connection.send(b"GET /v1/state?after=0&wait=0 HTTP/1.1\r\nHost: g\r\n\r\n")
-        return (await asyncio.wait_for(connection.answer(), 5)).status
+        return (await asyncio.wait_for(connection.answer(), 20)).status
     except (ssl.SSLError, ConnectionError, asyncio.IncompleteReadError):
         return 0
 

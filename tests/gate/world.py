@@ -96,7 +96,7 @@ class Connection:
     async def closed(self) -> bool:
         """Whether the other side closes without another byte."""
         try:
-            return await asyncio.wait_for(self.reader.read(1), 5) == b""
+            return await asyncio.wait_for(self.reader.read(1), 20) == b""
         except ConnectionError:
             return True
 
@@ -191,7 +191,7 @@ class World:
             yield self
         finally:
             gate.stop()
-            await asyncio.wait_for(task, 10)
+            await asyncio.wait_for(task, 20)
 
     async def connect(self, port: str = "http", context: ssl.SSLContext | None = None) -> Connection:
         name = gate_server_name(MODEL, "ns") if context is not None else None
@@ -206,7 +206,7 @@ class World:
         connection = await self.connect(port)
         try:
             await connection.send(data)
-            return await asyncio.wait_for(connection.answer(), 10)
+            return await asyncio.wait_for(connection.answer(), 20)
         finally:
             connection.close()
 
@@ -217,7 +217,7 @@ class World:
         await until(lambda: self.gate.enforcement.acked >= revision)
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 8.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
     """Wait until `condition` holds; fail the test when it does not in time."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

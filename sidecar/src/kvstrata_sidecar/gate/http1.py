@@ -97,7 +97,6 @@ class ServerConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the clock for the first head."""
-        assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")  # noqa: S101
         self.transport = transport  # type: ignore[assignment]
         certificate = transport.get_extra_info("peercert")
         if certificate:
@@ -257,6 +256,8 @@ class ServerConnection(asyncio.Protocol):
     def hold(self, exchange: Exchange) -> None:
         """Make `exchange` the one that hears about this caller until the response ends."""
         self._exchange = exchange
+        if self.paused:
+            exchange.client_paused()
 
     def refuse(self, refusal: Refusal) -> None:
         """Answer with a refusal. Doubt about framing or a request not read to its end costs the connection."""
@@ -288,11 +289,13 @@ class ServerConnection(asyncio.Protocol):
         if self._keep_alive:
             self._reset()
             self.deadline = now + self.server.limits.idle_s
-        elif self._complete:
+            return
+        self._lingering = True
+        if self._complete:
+            self.deadline = now + self.server.limits.stalled_write_s
             self.transport.close()
         else:
             # Closing with unread data would reset the connection before the caller reads the answer.
-            self._lingering = True
             self.deadline = now + _LINGER_S
 
     def end_broken(self) -> None:

@@ -93,9 +93,9 @@ class TenantService:
             numbers.no_reuse += 1
         relay = Relay(self, connection, numbers, endpoint.path, grant.salt, received_at)
         relay.strip_usage = rewritten.strip_usage
-        connection.hold(relay)
         self.enforcement.admit(relay, tenant, grant.salt if grant.keyspace else "")
         relay.call = self.engine.send(_request_bytes(endpoint.path, payload), relay)
+        connection.hold(relay)
 
     def refused(self, request: Request, refusal: Refusal) -> None:
         """Count a refusal for its reason and its tenant."""

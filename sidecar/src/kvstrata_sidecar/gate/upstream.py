@@ -32,13 +32,14 @@ class Receiver(Protocol):
 class Call:
     """One request on its way. The owner may pause, resume and cancel it at any time."""
 
-    __slots__ = ("cancelled", "connection", "fresh", "payload", "receiver", "started")
+    __slots__ = ("cancelled", "connection", "fresh", "paused", "payload", "receiver", "started")
 
     def __init__(self, payload: bytes, receiver: Receiver) -> None:
         self.payload = payload
         self.receiver = receiver
         self.connection: EngineConnection | None = None
         self.cancelled = False
+        self.paused = False
         self.started = False
         """Whether any byte of an answer has come."""
         self.fresh = False
@@ -52,11 +53,13 @@ class Call:
 
     def pause(self) -> None:
         """Read no more of the answer."""
+        self.paused = True
         if self.connection is not None:
             self.connection.transport.pause_reading()
 
     def resume(self) -> None:
         """Read on."""
+        self.paused = False
         if self.connection is not None:
             self.connection.transport.resume_reading()
 
@@ -169,6 +172,8 @@ class EngineConnection(asyncio.Protocol):
         self._done = False
         self._keep = False
         self.transport.write(call.payload)
+        if call.paused:
+            self.transport.pause_reading()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
