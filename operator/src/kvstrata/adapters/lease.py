@@ -51,8 +51,10 @@ class Lease:
         """Renew until that fails for RENEW_DEADLINE_S or another holds the Lease; then return: the caller stops."""
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
+            # An attempt that hangs may not outlast the deadline, because the successor does not wait for it.
+            left_s = self._renewed_at + RENEW_DEADLINE_S - self._monotonic()
             try:
-                if not await asyncio.wait_for(self._try_once(), RENEW_DEADLINE_S):
+                if not await asyncio.wait_for(self._try_once(), max(0.0, left_s)):
                     log.error("another operator holds the lease")
                     return
             except (KubeError, TimeoutError) as error:

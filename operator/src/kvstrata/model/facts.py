@@ -38,6 +38,7 @@ class Pod:
 class Departure:
     """A pod whose object disappeared. `clean` is whether it had reported all containers as ended before."""
 
+    name: str
     uid: str
     at: datetime
     clean: bool

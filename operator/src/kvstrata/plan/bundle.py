@@ -10,7 +10,7 @@ from kvstrata.contract.canonical import digest_bytes
 from kvstrata.model.facts import CommittedBundle
 from kvstrata.model.world import World
 
-from .compile import compile_policy, rules_of, selects
+from .compile import compile_policy, rules_of, selects, still_allowed
 from .types import CommitBundle, Plan
 
 NO_PLAN = Plan()
@@ -49,10 +49,14 @@ def desired_entries(world: World, model: CachedModel, current: Bundle | None) ->
     entries: dict[str, Entry] = {}
     kept_by_policy = {entry.policy: entry for entry in current.entries.values()} if current else {}
     for policy in world.policies.values():
-        if policy.metadata.deleting or not selects(policy, model):
+        if policy.metadata.deleting:
             continue
         compiled = compile_policy(world, policy)
-        entry = compiled.entry or kept_by_policy.get(policy.uid)
+        kept = kept_by_policy.get(policy.uid)
+        if compiled.blocked:
+            entry = still_allowed(world, policy, kept) if kept else None
+        else:
+            entry = (compiled.entry or kept) if selects(policy, model) else None
         if entry is None:
             continue
         rival = entries.get(entry.tenant)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.common import TierBudget as ApiBudget
@@ -13,7 +13,7 @@ from kvstrata.model.world import World
 
 from .chains import first
 from .chains import policy as chain
-from .scopes import current_epoch
+from .scopes import current_epoch, epoch_of
 from .types import Decision
 
 
@@ -43,6 +43,18 @@ def compile_policy(world: World, policy: TenantCachePolicy) -> Compiled:
             budgets=budgets_of(world, policy, epoch.scope),
         )
     )
+
+
+def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry:
+    """Return the last valid entry of a policy whose new spec is invalid, as far as others still allow it.
+
+    An invalid spec may not shield its tenant from an invalidation or from a group that removed it: the entry follows
+    its scope's epoch, and a scope that the tenant may no longer use is not reused.
+    """
+    epoch = epoch_of(world, policy, kept.scope)
+    if epoch is None or world.domain_key is None:
+        return replace(kept, suspended=True)
+    return replace(kept, keyspace=epoch.keyspace(world.domain_key))
 
 
 def budgets_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[TierBudget, ...]:

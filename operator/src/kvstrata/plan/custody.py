@@ -28,6 +28,22 @@ class Account:
     open: frozenset[str]
 
 
+def witnesses_now(world: World, fence_s: float, now: datetime) -> tuple[Witness, ...]:
+    """Return every pod that may serve with a policy that is revoked now.
+
+    Live ones, and those that vanished without having ended less than `fence_s` seconds ago: their nodes may be cut off,
+    and they need that long to fence themselves off. Departures from before the operator's start are not known.
+    """
+    live = [Witness(pod.model, pod.name, pod.uid) for model in sorted(world.models) for pod in world.live_pods(model)]
+    vanished = [
+        Witness(model, gone.name, gone.uid)
+        for model in sorted(world.models)
+        for gone in world.departures.get(model, ())
+        if not gone.clean and (now - gone.at).total_seconds() < fence_s
+    ]
+    return (*live, *vanished)
+
+
 def account_for(
     world: World,
     witnesses: tuple[Witness, ...],

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import GroupReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
+from kvstrata.contract.bundle import Entry
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
+from .compile import compile_policy, selects
 from .conditions import Finding, false, kstatus, true, unknown, write_status
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding
 from .scopes import fresh_epoch, group_scope, held
@@ -34,9 +38,14 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     if previous is None or due:
         epoch = fresh_epoch(world, scope, Key(group.INFO.kind, world.namespace, name), previous)
         waiting = Decision(GroupReason.NOT_COMMITTED, "a new epoch was drawn; pods are being told")
-        drawn = (*kstatus(None, waiting, waiting), false(ENFORCED, waiting.reason, waiting.message))
+        enforced = false(ENFORCED, waiting.reason, waiting.message)
+        stalled = _stalled(world, group)
+        drawn = (*kstatus(stalled, waiting, waiting), enforced, _members(world, group), _within_budget(group))
         fields = {"scope": epoch.to_status(), "cacheGeneration": group.spec.effective_cache_generation}
-        return Plan(statuses=write_status(group, now, drawn, fields), enqueue=followers)
+        return Plan(
+            statuses=write_status(group, now, drawn, fields),
+            enqueue=(Key(group.INFO.kind, world.namespace, name), *followers),
+        )
     enforced, total = _enforced(world, group)
     pending = Decision(enforced.reason, enforced.message) if enforced.status == "False" else None
     ready = Decision(enforced.reason, enforced.message)
@@ -71,11 +80,12 @@ def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | Non
     """Return the condition Enforced, and None for coverage while a bundle has yet to follow the group."""
     scope = group_scope(group.name)
     total = Coverage()
-    joined = {policy.uid for policy in _member_policies(world, group)}
+    members = _member_policies(world, group)
+    joined = {policy.uid for policy in members}
     for model, committed in sorted(world.bundles.items()):
-        root = committed.bundle.root
-        inside = {entry.policy for entry in committed.bundle.entries.values() if entry.scope == scope}
-        if inside - joined:
+        root, entries = committed.bundle.root, committed.bundle.entries
+        inside = {entry.policy for entry in entries.values() if entry.scope == scope}
+        if inside - joined or not all(_is_committed(world, model, policy, entries) for policy in members):
             return false(
                 ENFORCED, GroupReason.NOT_COMMITTED, f"the bundle of CachedModel {model} is being rewritten"
             ), None
@@ -98,6 +108,16 @@ def _within_budget(group: TenantGroup) -> Finding:
 
 def _joined(world: World, group: TenantGroup) -> frozenset[str]:
     return frozenset(policy.spec.tenant for policy in _member_policies(world, group))
+
+
+def _is_committed(world: World, model: str, policy: TenantCachePolicy, entries: Mapping[str, Entry]) -> bool:
+    """Whether a bundle holds what a member's policy comes to; a blocked policy says so itself."""
+    selected = world.models.get(model)
+    compiled = compile_policy(world, policy)
+    if selected is None or compiled.blocked or not selects(policy, selected):
+        return True
+    held_entry = entries.get(policy.spec.tenant)
+    return held_entry is not None and replace(held_entry, since=0) == compiled.entry
 
 
 def _members(world: World, group: TenantGroup) -> Finding:

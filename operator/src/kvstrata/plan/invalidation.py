@@ -8,11 +8,12 @@ revisions to wait for are read off bundles that no longer hold the old keyspaces
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from kvstrata.api.cachedomain import DOMAIN_NAME, OnStale
-from kvstrata.api.cacheinvalidation import CacheInvalidation, Phase
+from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, Phase
 from kvstrata.api.common import ScopeStatus
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.scalars import format_timestamp
@@ -22,8 +23,9 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
 from .chains import invalidation as chain
+from .chains.policy import by_seniority
 from .conditions import false, kstatus, true, write_status
-from .custody import Witness, account_for
+from .custody import Witness, account_for, witnesses_now
 from .scopes import held
 from .types import Decision, Plan, Remove, StatusWrite
 
@@ -49,11 +51,20 @@ def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
         return _fail(invalidation, now, late)
     match phase:
         case Phase.PENDING:
-            return _begin(world, invalidation, now)
+            step = _begin(world, invalidation, now)
         case Phase.ROLLING:
-            return _roll(world, invalidation, now)
+            step = _roll(world, invalidation, now)
         case _:
-            return _await(world, invalidation, now)
+            step = _await(world, invalidation, now)
+    return _awake_at_deadline(step, invalidation, now)
+
+
+def _awake_at_deadline(step: Plan, invalidation: CacheInvalidation, now: datetime) -> Plan:
+    start, limit_s = invalidation.status.start_time, invalidation.spec.deadline_s
+    if start is None or limit_s is None:
+        return step
+    left_s = max(0.0, limit_s - (now - start).total_seconds()) + 1
+    return replace(step, wake_after_s=left_s if step.wake_after_s is None else min(left_s, step.wake_after_s))
 
 
 def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
@@ -116,10 +127,9 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
         if model in world.models
     ]
     awaiting = [
-        {"model": pod.model, "pod": pod.name, "uid": pod.uid}
-        for model in sorted(world.models)
-        for pod in world.live_pods(model)
-    ][:1000]
+        {"model": witness.model, "pod": witness.pod, "uid": witness.uid}
+        for witness in witnesses_now(world, _fence_s(world), now)
+    ][:MAX_AWAITING]
     waiting = Decision(InvalidationReason.AWAITING_ACKS, f"{len(awaiting)} pods are asked to acknowledge")
     fields = {
         "phase": str(Phase.AWAITING_ACKS),
@@ -142,7 +152,7 @@ def _bundles_follow(world: World, invalidation: CacheInvalidation) -> bool:
         if rolled.old_epoch
     }
     return all(
-        committed is not None and not gone & {entry.keyspace for entry in committed.bundle.entries.values()}
+        committed is not None and not gone & committed.bundle.keyspaces
         for committed in (world.bundles.get(model) for model in world.models)
     )
 
@@ -152,7 +162,7 @@ def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
     rolled_at = invalidation.status.rolled_time or now
     domain = world.domain_spec
     fenced_by = (
-        rolled_at + timedelta(seconds=domain.stale_after_s + domain.drain_timeout_s)
+        rolled_at + timedelta(seconds=_fence_s(world))
         if domain.effective_on_stale is OnStale.FENCE
         else None
     )
@@ -171,6 +181,11 @@ def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
             statuses=write_status(invalidation, now, findings, {"pods": pods, "message": message}), wake_after_s=wake
         )
     return _complete(invalidation, now, pods, account.fenced)
+
+
+def _fence_s(world: World) -> int:
+    """Return how many seconds after its last contact a pod has certainly stopped to reuse anything."""
+    return world.domain_spec.stale_after_s + world.domain_spec.drain_timeout_s
 
 
 def _complete(invalidation: CacheInvalidation, now: datetime, pods: Mapping[str, int], fenced: int) -> Plan:
@@ -257,9 +272,9 @@ def _holder_with_version(world: World, scope: Scope) -> tuple[Key, ScopeStatus |
             found = held(domain.status.scope, PUBLIC_SCOPE) if domain else None
             return key, found, domain.metadata.resource_version if domain else ""
         case _:
-            for name in world.policies_of_tenant.get(scope.name, ()):
-                policy = world.policies[name]
+            # Of two policies for one tenant only the older one's epoch is in bundles.
+            for policy in by_seniority(world, scope.name):
                 found = held(policy.status.scope, scope)
                 if found:
-                    return Key(policy.INFO.kind, world.namespace, name), found, policy.metadata.resource_version
+                    return Key(policy.INFO.kind, world.namespace, policy.name), found, policy.metadata.resource_version
             return Key("TenantCachePolicy", world.namespace, ""), None, ""

@@ -34,22 +34,30 @@ def plan_policy(world: World, name: str, now: datetime) -> Plan:
     if policy is None or policy.metadata.deleting:
         return Plan(enqueue=_bundles(world))
     blocked = first(chain.BLOCKING, world, policy)
-    epoch, drawn = _epoch(world, policy)
+    epoch, drawn = _epoch(world, policy, blocked)
     if drawn is not None:
         return Plan(
-            statuses=write_status(policy, now, _waiting(), _scope_fields(policy, drawn)),
+            statuses=write_status(policy, now, _waiting(policy, blocked), _scope_fields(policy, drawn)),
             enqueue=(Key(policy.INFO.kind, world.namespace, name), *_bundles(world)),
         )
     return _report(world, policy, now, epoch, blocked)
 
 
-def _epoch(world: World, policy: TenantCachePolicy) -> tuple[Epoch | None, Epoch | None]:
-    """Return the epoch in force and, when this policy must write a new one into its status, that one."""
+def _epoch(
+    world: World, policy: TenantCachePolicy, blocked: Decision | None
+) -> tuple[Epoch | None, Epoch | None]:
+    """Return the epoch in force and, when this policy must write a new one into its status, that one.
+
+    A blocked policy stays in the scope that it has, because its last valid spec does.
+    """
+    shown = policy.status.scope
+    if blocked and shown and not _generation_due(policy):
+        return None, None
     scope = scope_in_force(world, policy)
     if scope.kind is not ScopeKind.TENANT:
         epoch = current_epoch(world, policy)
-        shown = held(policy.status.scope, scope)
-        if epoch and (shown is None or shown.epoch != epoch.value or _generation_due(policy)):
+        told = held(policy.status.scope, scope)
+        if epoch and (told is None or told.epoch != epoch.value or _generation_due(policy)):
             return epoch, epoch
         return epoch, None
     previous = held(policy.status.scope, scope)
@@ -92,18 +100,21 @@ def _report(
     findings = (
         *kstatus(stalled, pending, Decision(enforcement.finding.reason, enforcement.finding.message)),
         enforcement.finding,
-        _admitted(blocked),
-        _within_budget(policy),
-        _pools(policy),
-        *_erasure(policy),
+        *_declared(policy, blocked),
     )
     bundles = _bundles(world) if not blocked and not enforcement.committed else ()
     return Plan(statuses=write_status(policy, now, findings, fields), enqueue=bundles)
 
 
-def _waiting() -> tuple[Finding, ...]:
+def _waiting(policy: TenantCachePolicy, blocked: Decision | None) -> tuple[Finding, ...]:
     waiting = Decision(PolicyReason.NOT_COMMITTED, "a new epoch was drawn; pods are being told")
-    return (*kstatus(None, waiting, waiting), false(ENFORCED, waiting.reason, waiting.message))
+    enforced = false(ENFORCED, waiting.reason, waiting.message)
+    return (*kstatus(blocked, waiting, waiting), enforced, *_declared(policy, blocked))
+
+
+def _declared(policy: TenantCachePolicy, blocked: Decision | None) -> tuple[Finding, ...]:
+    """Return the conditions that follow from the spec alone."""
+    return (_admitted(blocked), _within_budget(policy), _pools(policy), *_erasure(policy))
 
 
 def _last_enforced(world: World, policy: TenantCachePolicy) -> Finding:

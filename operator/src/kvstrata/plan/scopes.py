@@ -41,9 +41,9 @@ def group_scope(name: str) -> Scope:
     return Scope(ScopeKind.GROUP, name)
 
 
-def is_member(world: World, policy: TenantCachePolicy) -> bool:
-    """Whether the group that the policy names shares blocks and lists the policy's tenant."""
-    group = world.groups.get(policy.spec.group_name or "")
+def is_member(world: World, policy: TenantCachePolicy, name: str | None) -> bool:
+    """Whether the group of that name shares blocks and lists the policy's tenant."""
+    group = world.groups.get(name or "")
     return (
         group is not None
         and not group.metadata.deleting
@@ -60,7 +60,7 @@ def scope_in_force(world: World, policy: TenantCachePolicy) -> Scope:
     match policy.spec.isolation:
         case Isolation.PUBLIC:
             return PUBLIC_SCOPE
-        case Isolation.GROUP if is_member(world, policy) and policy.spec.group_name:
+        case Isolation.GROUP if policy.spec.group_name and is_member(world, policy, policy.spec.group_name):
             return group_scope(policy.spec.group_name)
         case _:
             return tenant_scope(policy)
@@ -68,7 +68,13 @@ def scope_in_force(world: World, policy: TenantCachePolicy) -> Scope:
 
 def current_epoch(world: World, policy: TenantCachePolicy) -> Epoch | None:
     """Return the epoch of the scope in force, or None while its holder has not drawn one."""
-    scope = scope_in_force(world, policy)
+    return epoch_of(world, policy, scope_in_force(world, policy))
+
+
+def epoch_of(world: World, policy: TenantCachePolicy, scope: Scope) -> Epoch | None:
+    """Return the epoch of a scope that the policy was in, or None if its tenant may no longer use it."""
+    if scope.kind is ScopeKind.GROUP and not is_member(world, policy, scope.name):
+        return None
     holder, status = _holder(world, policy, scope)
     epoch = held(status, scope)
     return Epoch(scope, epoch.epoch, epoch.rolls, holder) if epoch else None

@@ -69,7 +69,8 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     reachable = _reachable(world, tier)
     pending = Decision(reachable.reason, reachable.message) if reachable.status != "True" else None
     ready = Decision(TierReason.READY, "the tier's server answers")
-    fields |= {"shards": 1, "shardsReady": 1 if report and report.reachable else 0, "used": _used(world, tier)}
+    serving = 1 if reachable.status == "True" else 0
+    fields |= {"shards": 1, "shardsReady": serving, "used": _used(world, tier)}
     findings = (*kstatus(None, pending, ready), reachable, *_static(tier))
     up = report is not None and report.reachable
     return Plan(
@@ -134,7 +135,7 @@ def _probe(tier: CacheTier, now: datetime, world: World) -> tuple[ProbeBackend, 
             tier=tier.name,
             endpoint=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
             server_name=host,
-            username=link.operator_username,
+            username=link.operator_username or link.username,
             password_secret=link.operator_password or link.password,
             authority_secret=link.ca,
         ),
@@ -144,6 +145,10 @@ def _probe(tier: CacheTier, now: datetime, world: World) -> tuple[ProbeBackend, 
 def _reachable(world: World, tier: CacheTier) -> Finding:
     report = world.backends.get(tier.name)
     if report is None:
+        # An operator that has just started repeats what was found last, until it has asked.
+        known = next((c for c in tier.status.conditions if c.type == ConditionType.BACKEND_REACHABLE), None)
+        if known is not None and tier.status.observed_generation == tier.generation:
+            return Finding(known.type, known.status, known.reason, known.message)
         return unknown(ConditionType.BACKEND_REACHABLE, TierReason.PROGRESSING, "the server has not been asked yet")
     if report.reachable:
         return true(ConditionType.BACKEND_REACHABLE, TierReason.REACHABLE, f"Redis {report.version} answers")

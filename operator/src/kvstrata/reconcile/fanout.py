@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvstrata.api.base import Resource
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.conditions import ConditionType
 from kvstrata.model.facts import Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
@@ -34,7 +36,12 @@ def concerned_by_object(world: World, key: Key, before: Resource | None, after: 
                 for policy in world.policies.values()
                 if any(budget.name == key.name for budget in policy.spec.tiers)
             }
-            return frozenset(own | models | policies | set(_bundles(world)))
+            groups = {
+                Key("TenantGroup", world.namespace, group.name)
+                for group in world.groups.values()
+                if any(budget.name == key.name for budget in group.spec.tiers)
+            }
+            return frozenset(own | models | policies | groups | set(_bundles(world)))
         case "CachedModel":
             return frozenset({*own, Key(BUNDLE, world.namespace, key.name), *_policies(world), *_groups(world)})
         case "TenantCachePolicy":
@@ -61,7 +68,8 @@ def concerned_by_pod(world: World, before: Pod | None, after: Pod | None, model:
     keys = {Key("CachedModel", world.namespace, name), Key("CacheDomain", world.namespace, "default")}
     if (before is None or not before.live) != (after is None or not after.live):
         keys |= set(_open_invalidations(world))
-    if (before is None or not before.ready) != (after is None or not after.ready):
+    ended = before is not None and before.live and (after is None or not after.live)
+    if ended or (before is None or not before.ready) != (after is None or not after.ready):
         keys |= _waiting_policies(world, name, world.acked_revision(after) if after else 0)
         keys |= set(_groups(world))
     return frozenset(keys)
@@ -104,8 +112,13 @@ def _meaning(resource: Resource) -> tuple[Any, ...]:
     status: Any = getattr(resource, "status")  # noqa: B009  (declared by each kind)
     metadata = resource.metadata
     scope = getattr(status, "scope", None)
-    extra = (getattr(status, "domain_id", None), getattr(status, "phase", None))
+    extra = (getattr(status, "domain_id", None), getattr(status, "phase", None), _usable(resource))
     return (metadata.uid, metadata.generation, metadata.labels, metadata.deleting, scope, *extra)
+
+
+def _usable(resource: Resource) -> bool | None:
+    """Return whether a tier is ready, which the models that list it report."""
+    return resource.status.is_true(ConditionType.READY) if isinstance(resource, CacheTier) else None
 
 
 def _rivals(world: World, *policies: Resource | None) -> set[Key]:

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from kvstrata.api.base import InvalidObjectError, Resource
+from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.model.facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
 from kvstrata.model.refs import Key
@@ -105,16 +106,22 @@ class Store:
     def forget(self, kind: str, namespace: str, name: str, last: Mapping[str, Any] | None = None) -> frozenset[Key]:
         """Take note that an object is gone; `last` is its final state where it is known."""
         d = self.domain(namespace)
-        if last is not None:
-            known = d.versions.get((kind, name), 0)
-            if known and resource_version(last) and resource_version(last) < known:
-                return frozenset()
-        d.versions.pop((kind, name), None)
+        known = d.versions.get((kind, name), 0)
+        version = resource_version(last) if last else 0
+        if version and version < known:
+            return frozenset()
+        if kind == "Pod":
+            d.versions.pop((kind, name), None)
+        else:
+            # The answer to a write of ours may arrive after the deletion: it must not bring the object back.
+            d.versions[(kind, name)] = max(known, version)
         if kind in OWN_KINDS:
             before = d.objects[kind].pop(name, None)
             d.unreadable.pop(Key(kind, namespace, name), None)
             if isinstance(before, TenantCachePolicy):
                 self._index_policy(d, before, present=False)
+            if isinstance(before, CachedModel):
+                d.bundles.pop(name, None)
             return concerned_by_object(self.world(namespace), Key(kind, namespace, name), before, None)
         if kind == "Pod":
             return self._forget_pod(d, name, parse_pod(last) if last else None)
@@ -189,7 +196,7 @@ class Store:
             if pod is None:
                 continue
             clean = (last or pod).finished or not (last or pod).ever_ran
-            departure = Departure(pod.uid, self._now(), clean)
+            departure = Departure(pod.name, pod.uid, self._now(), clean)
             d.departures[model] = (*d.departures.get(model, ()), departure)[-MAX_DEPARTURES:]
             d.states.pop(pod.uid, None)
             return concerned_by_pod(self.world(d.namespace), pod, None, model=model)

@@ -45,7 +45,7 @@ class Writer:
         for desired in plan.apply:
             await self._apply(key, desired)
         for write in plan.statuses:
-            await self._write_status(write)
+            await self._write_status(key, write)
         for other in plan.enqueue:
             self._queue.add(other)
         if plan.wake_after_s is not None:
@@ -93,7 +93,7 @@ class Writer:
         metrics.WRITES.labels(kind, "apply").inc()
         self._enqueue(self._store.observe(_typed(applied, desired)))
 
-    async def _write_status(self, write: StatusWrite) -> None:
+    async def _write_status(self, reconciled: Key, write: StatusWrite) -> None:
         self._may_write()
         resource = BY_KIND[write.key.kind]
         key = write.key
@@ -109,8 +109,8 @@ class Writer:
             raise
         metrics.WRITES.labels(key.kind, "status").inc()
         concerned = self._store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
-        # Its own status tells an object nothing new; others may follow from it (an epoch, say).
-        self._enqueue(concerned - {key})
+        # Its own status tells the reconciled object nothing new; others may follow from it (an epoch, say).
+        self._enqueue(concerned - {reconciled})
 
     async def _refresh(self, key: Key) -> None:
         resource = BY_KIND[key.kind]

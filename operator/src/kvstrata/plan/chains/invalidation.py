@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from kvstrata.api.cacheinvalidation import CacheInvalidation, HbmHandling, InvalidationMode, SharedScopes
 from kvstrata.api.reasons import InvalidationReason
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
 from kvstrata.model.world import World
-from kvstrata.plan.scopes import group_scope, scope_in_force, tenant_scope
+from kvstrata.plan.scopes import group_scope, held, scope_in_force, tenant_scope
 from kvstrata.plan.types import Decision
 
 from . import first
@@ -95,13 +96,13 @@ def scopes_to_roll(world: World, invalidation: CacheInvalidation) -> tuple[Scope
         tenants = {
             tenant_scope(policy)
             for policy in world.policies.values()
-            if scope_in_force(world, policy).kind is ScopeKind.TENANT
+            if _has_own_scope(world, policy)
         }
         return tuple(sorted({*tenants, *(group_scope(name) for name in world.groups), PUBLIC_SCOPE}))
     chosen = {
         tenant_scope(world.policies[name])
         for name in world.policies_of_tenant.get(scope.tenant or "", ())
-        if scope_in_force(world, world.policies[name]).kind is ScopeKind.TENANT
+        if _has_own_scope(world, world.policies[name])
     }
     if invalidation.spec.shared_scopes is SharedScopes.ROLL:
         chosen |= set(_shared_scopes(world, invalidation))
@@ -111,6 +112,12 @@ def scopes_to_roll(world: World, invalidation: CacheInvalidation) -> tuple[Scope
 def residue(invalidation: CacheInvalidation) -> str:
     """Return what the user chose to leave, in words, or nothing."""
     return "scopes shared with others" if invalidation.spec.shared_scopes is SharedScopes.EXCLUDE else ""
+
+
+def _has_own_scope(world: World, policy: TenantCachePolicy) -> bool:
+    """Whether the tenant has an epoch of its own, be it by its spec or by the last valid one."""
+    own = tenant_scope(policy)
+    return scope_in_force(world, policy) == own or held(policy.status.scope, own) is not None
 
 
 def _shared_scopes(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:

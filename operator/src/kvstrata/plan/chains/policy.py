@@ -15,11 +15,9 @@ from kvstrata.plan.types import Decision
 
 def only_policy_of_its_tenant(world: World, policy: TenantCachePolicy) -> Decision | None:
     """Of two policies for one tenant the older stands."""
-    rivals = [world.policies[name] for name in world.policies_of_tenant.get(policy.spec.tenant, ())]
-    older = [rival for rival in rivals if _seniority(rival) < _seniority(policy)]
-    if not older:
+    winner = by_seniority(world, policy.spec.tenant)[0]
+    if seniority(winner) >= seniority(policy):
         return None
-    winner = min(older, key=_seniority)
     return Decision(
         PolicyReason.TENANT_CONFLICT,
         f"TenantCachePolicy {winner.name} is older and already speaks for tenant {policy.spec.tenant}: "
@@ -88,7 +86,13 @@ BLOCKING = (only_policy_of_its_tenant, tiers_exist, budgets_fit_their_tiers, mod
 ISOLATING = (group_exists, group_lists_the_tenant)
 
 
-def _seniority(policy: TenantCachePolicy) -> tuple[float, str]:
+def by_seniority(world: World, tenant: str) -> list[TenantCachePolicy]:
+    """Return the policies for a tenant, the one that stands first."""
+    return sorted((world.policies[name] for name in world.policies_of_tenant.get(tenant, ())), key=seniority)
+
+
+def seniority(policy: TenantCachePolicy) -> tuple[float, str]:
+    """Return what orders policies for one tenant by age."""
     created = policy.metadata.creation_timestamp
     return (created.timestamp() if created else 0.0, policy.uid)
 

@@ -1,0 +1,290 @@
+"""Policies: epochs before bundles, the last valid spec in force, and honest conditions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.model.refs import BUNDLE, Key
+from tests.support.objects import NAMESPACE, cpu_tier, group, hbm_tier, model, pod, policy, redis_tier
+from tests.support.worlds import Simulation
+
+TCP = "TenantCachePolicy"
+
+
+def settled(*objects: Any, pods: int = 1) -> Simulation:
+    """A world at rest, with `pods` serving pods that acknowledged everything."""
+    simulation = Simulation(cpu_tier(), model(tiers=("cpu",)), *objects)
+    simulation.settle()
+    simulation.put(*(pod(f"pod-{n}") for n in range(pods)))
+    simulation.come_to_rest()
+    return simulation
+
+
+def ready(simulation: Simulation, name: str) -> tuple[str, str]:
+    return simulation.condition(TCP, name, "Ready")
+
+
+def test_no_bundle_holds_a_keyspace_whose_epoch_is_not_in_status() -> None:
+    simulation = Simulation(model())
+    simulation.settle()
+    simulation.put(policy("acme"))
+    bundle = Key(BUNDLE, NAMESPACE, "tiny")
+    simulation.step(bundle)
+    assert "acme" not in simulation.bundle().entries
+    drawn = simulation.step(Key(TCP, NAMESPACE, "acme"))
+    assert drawn.statuses[0].status["scope"]["kind"] == "Tenant"
+    assert bundle in drawn.enqueue
+    simulation.step(bundle)
+    key = simulation.world.domain_key or b""
+    epoch = simulation.status(TCP, "acme")["scope"]["epoch"]
+    expected = derive_keyspace(key, Scope(ScopeKind.TENANT, "acme"), epoch)
+    assert simulation.entry("acme").keyspace == expected
+
+
+def test_enforced_needs_every_serving_pods_acknowledgement() -> None:
+    simulation = settled(pods=2)
+    simulation.put(policy("acme"))
+    simulation.settle()
+    assert simulation.condition(TCP, "acme", "Enforced") == ("False", "AwaitingAcks")
+    simulation.ack("pod-0")
+    simulation.settle()
+    assert simulation.condition(TCP, "acme", "Enforced") == ("False", "AwaitingAcks")
+    assert ready(simulation, "acme") == ("False", "AwaitingAcks")
+    simulation.ack("pod-1")
+    simulation.settle()
+    assert simulation.condition(TCP, "acme", "Enforced") == ("True", "AllPodsAcknowledged")
+    assert ready(simulation, "acme")[0] == "True"
+    assert simulation.status(TCP, "acme")["enforcedGeneration"] == 1
+
+
+def test_an_acknowledgement_of_an_older_revision_enforces_nothing_newer() -> None:
+    simulation = settled()
+    before = simulation.bundle().root.revision
+    simulation.put(policy("acme"))
+    simulation.settle()
+    simulation.ack("pod-0", before)
+    simulation.settle()
+    assert simulation.condition(TCP, "acme", "Enforced")[0] == "False"
+
+
+def test_without_pods_enforced_is_unknown() -> None:
+    simulation = settled(policy("acme"), pods=0)
+    assert simulation.condition(TCP, "acme", "Enforced") == ("Unknown", "NoLivePods")
+    assert "enforcedGeneration" not in simulation.status(TCP, "acme")
+
+
+def test_without_a_model_enforced_is_unknown() -> None:
+    simulation = settled(policy("acme", models={"selector": {"matchLabels": {"team": "x"}}}))
+    assert simulation.condition(TCP, "acme", "Enforced") == ("Unknown", "NoModels")
+    assert "acme" not in simulation.bundle().entries
+
+
+def test_a_pod_that_never_ran_is_not_waited_for_and_one_that_starts_is_not_either() -> None:
+    simulation = settled(policy("acme"))
+    simulation.put(pod("pod-1", state="waiting", ready=False))
+    simulation.settle()
+    assert simulation.condition(TCP, "acme", "Enforced")[0] == "True"
+    simulation.put(pod("pod-1", ready=False))
+    simulation.settle()
+    assert simulation.condition(TCP, "acme", "Enforced")[0] == "True"
+
+
+@pytest.mark.parametrize("ready_before", [True, False])
+def test_a_pod_that_ends_is_no_longer_waited_for(ready_before: bool) -> None:
+    simulation = settled(pods=2)
+    simulation.put(pod("pod-1", ready=ready_before))
+    simulation.put(policy("acme"))
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.settle()
+    assert simulation.condition(TCP, "acme", "Enforced")[0] == "False"
+    simulation.put(pod("pod-1", state="terminated", ready=False))
+    simulation.settle()
+    assert simulation.condition(TCP, "acme", "Enforced")[0] == "True"
+
+
+def test_of_two_policies_for_a_tenant_the_older_stands() -> None:
+    simulation = settled(policy("acme", name="zz-older"))
+    before = simulation.entry("acme")
+    simulation.put(policy("acme", name="aa-younger", isolation="Public"))
+    simulation.come_to_rest()
+    assert simulation.entry("acme") == before
+    assert simulation.condition(TCP, "aa-younger", "Stalled") == ("True", "TenantConflict")
+    assert simulation.condition(TCP, "aa-younger", "Enforced") == ("False", "NeverEnforced")
+    assert ready(simulation, "zz-older")[0] == "True"
+
+
+def test_the_younger_policy_takes_over_when_the_older_goes() -> None:
+    simulation = settled(policy("acme", name="zz-older"), policy("acme", name="aa-younger"))
+    before = simulation.entry("acme")
+    simulation.delete(TCP, "zz-older")
+    simulation.come_to_rest()
+    assert simulation.entry("acme").keyspace != before.keyspace
+    assert ready(simulation, "aa-younger")[0] == "True"
+
+
+def test_a_deleted_policy_leaves_the_bundle_and_a_recreated_one_reaches_nothing_of_it() -> None:
+    simulation = settled(policy("acme"), policy("globex"))
+    before = simulation.entry("acme").keyspace
+    simulation.delete(TCP, "acme")
+    simulation.come_to_rest()
+    assert set(simulation.bundle().entries) == {"globex"}
+    simulation.put(policy("acme"))
+    simulation.come_to_rest()
+    assert simulation.entry("acme").keyspace != before
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tiers": [{"name": "gone", "limit": "1Mi"}]}, "TierNotFound"),
+        ({"tiers": [{"name": "hbm", "limit": "1Mi"}]}, "BudgetNotSupported"),
+        ({"tiers": [{"name": "cpu", "guaranteed": "2Gi"}]}, "GuaranteeExceedsCapacity"),
+        ({"tiers": [{"name": "short", "retention": "2h"}]}, "RetentionExceedsTier"),
+        ({"tiers": [{"name": "open", "limit": "1Mi"}], "classification": "Restricted"}, "ClassificationNotAllowed"),
+        ({"models": {"names": ["gone"]}}, "ModelNotFound"),
+    ],
+)
+def test_while_a_spec_is_invalid_the_last_one_stays_in_force(change: dict[str, Any], reason: str) -> None:
+    tiers = (hbm_tier(), redis_tier("short", maxRetention="1h"), redis_tier("open", allowedClassifications=["Public"]))
+    simulation = settled(*tiers, policy("acme", tiers=[{"name": "cpu", "limit": "1Mi"}]))
+    before = simulation.bundle()
+    simulation.edit(TCP, "acme", **change)
+    simulation.come_to_rest()
+    assert simulation.bundle() == before
+    assert simulation.condition(TCP, "acme", "Stalled") == ("True", reason)
+    assert simulation.condition(TCP, "acme", "Admitted") == ("False", reason)
+    assert simulation.condition(TCP, "acme", "Enforced") == ("False", "LastValidInForce")
+    assert simulation.status(TCP, "acme")["enforcedGeneration"] == 1
+    assert ready(simulation, "acme") == ("False", reason)
+
+
+def test_a_tier_that_appears_lets_the_policy_act() -> None:
+    simulation = settled(policy("acme", tiers=[{"name": "late", "limit": "1Mi"}]))
+    assert simulation.condition(TCP, "acme", "Stalled") == ("True", "TierNotFound")
+    assert simulation.bundle().entries == {}
+    simulation.put(cpu_tier("late"))
+    simulation.come_to_rest()
+    assert ready(simulation, "acme")[0] == "True"
+    assert [b.limit_bytes for b in simulation.entry("acme").budgets] == [2**20]
+
+
+def test_an_object_that_cannot_be_read_leaves_the_last_one_in_force() -> None:
+    simulation = settled(policy("acme"))
+    before = simulation.bundle()
+    simulation.edit(TCP, "acme", isolation="Sideways")
+    simulation.come_to_rest()
+    assert simulation.bundle() == before
+    assert simulation.condition(TCP, "acme", "Stalled") == ("True", "InvalidSpec")
+    assert not simulation.unsettled()
+    simulation.edit(TCP, "acme", isolation="Isolated")
+    simulation.come_to_rest()
+    assert ready(simulation, "acme")[0] == "True"
+
+
+@pytest.mark.parametrize(("groups", "reason"), [((), "GroupNotFound"), ((group("lab", "other"),), "NotAMember")])
+def test_a_policy_whose_group_does_not_list_it_is_stalled_and_isolated(groups: Any, reason: str) -> None:
+    simulation = settled(*groups, policy("acme", group="lab"))
+    assert simulation.condition(TCP, "acme", "Stalled") == ("True", reason)
+    assert simulation.entry("acme").scope == Scope(ScopeKind.TENANT, "acme")
+    assert simulation.condition(TCP, "acme", "Enforced")[0] == "True"
+
+
+def test_members_share_a_keyspace_and_a_tenant_that_leaves_loses_it() -> None:
+    simulation = settled(group("lab", "a", "b"), policy("a", group="lab"), policy("b", group="lab"))
+    shared = simulation.entry("a").keyspace
+    assert simulation.entry("b").keyspace == shared
+    simulation.edit("TenantGroup", "lab", members=["b"])
+    simulation.come_to_rest()
+    assert simulation.entry("a").keyspace != shared
+    assert simulation.entry("b").keyspace == shared
+    assert simulation.condition(TCP, "a", "Stalled") == ("True", "NotAMember")
+
+
+def test_a_removed_member_loses_the_groups_keyspace_even_while_its_policy_is_invalid() -> None:
+    simulation = settled(group("lab", "a", "b"), policy("a", group="lab"), policy("b", group="lab"))
+    shared = simulation.entry("a").keyspace
+    simulation.edit(TCP, "a", models={"names": ["tiny", "gone"]})
+    simulation.come_to_rest()
+    assert simulation.entry("a").keyspace == shared
+    simulation.edit("TenantGroup", "lab", members=["b"])
+    simulation.come_to_rest()
+    assert shared not in {e.keyspace for e in simulation.bundle().entries.values() if e.tenant == "a" and not e.suspended}
+    assert not simulation.unsettled()
+
+
+def test_a_deleted_group_isolates_its_members() -> None:
+    simulation = settled(group("lab", "a", "b"), policy("a", group="lab"), policy("b", group="lab"))
+    shared = simulation.entry("a").keyspace
+    simulation.delete("TenantGroup", "lab")
+    simulation.come_to_rest()
+    keyspaces = [simulation.entry(tenant).keyspace for tenant in "ab"]
+    assert len({shared, *keyspaces}) == 3
+
+
+def test_public_policies_share_and_nobody_else_with_them() -> None:
+    simulation = settled(policy("a", isolation="Public"), policy("b", isolation="Public"), policy("c"))
+    a, b, c = (simulation.entry(tenant).keyspace for tenant in "abc")
+    assert a == b != c
+
+
+def test_raising_cache_generation_changes_exactly_that_tenants_keyspace() -> None:
+    simulation = settled(policy("acme"), policy("globex"))
+    before = {tenant: simulation.entry(tenant) for tenant in ("acme", "globex")}
+    simulation.edit(TCP, "acme", cacheGeneration=1)
+    simulation.come_to_rest()
+    assert simulation.entry("acme").keyspace != before["acme"].keyspace
+    assert simulation.entry("globex") == before["globex"]
+    assert simulation.status(TCP, "acme")["scope"]["rolls"] == 1
+    assert ready(simulation, "acme")[0] == "True"
+
+
+def test_raising_a_groups_cache_generation_changes_all_its_members_keyspaces() -> None:
+    simulation = settled(group("lab", "a", "b"), policy("a", group="lab"), policy("b", group="lab"), policy("c"))
+    before = {tenant: simulation.entry(tenant).keyspace for tenant in "abc"}
+    simulation.edit("TenantGroup", "lab", cacheGeneration=1)
+    simulation.come_to_rest()
+    after = {tenant: simulation.entry(tenant).keyspace for tenant in "abc"}
+    assert after["a"] == after["b"] != before["a"]
+    assert after["c"] == before["c"]
+
+
+def test_an_edit_redates_its_own_entry_only_and_rewrites_no_other_policys_status() -> None:
+    simulation = settled(*(policy(f"t{n}") for n in range(5)))
+    before = {tenant: entry.since for tenant, entry in simulation.bundle().entries.items()}
+    simulation.kube.log.clear()
+    simulation.edit(TCP, "t3", suspended=True)
+    simulation.come_to_rest()
+    after = {tenant: entry.since for tenant, entry in simulation.bundle().entries.items()}
+    assert {tenant for tenant in after if after[tenant] != before[tenant]} == {"t3"}
+    assert {name for verb, kind, name in simulation.kube.log if (verb, kind) == ("status", TCP)} == {"t3"}
+
+
+def test_a_condition_keeps_its_transition_time_while_its_status_stays() -> None:
+    simulation = settled(policy("acme"))
+
+    def times() -> dict[str, str]:
+        return {c["type"]: c["lastTransitionTime"] for c in simulation.status(TCP, "acme")["conditions"]}
+
+    before = times()
+    simulation.advance(60)
+    simulation.edit(TCP, "acme", cacheGeneration=1)
+    simulation.come_to_rest()
+    after = times()
+    assert {kind for kind in before if before[kind] != after[kind]} == {"Ready", "Reconciling", "Enforced"}
+    reread = simulation.status(TCP, "acme")["conditions"]
+    assert {c["observedGeneration"] for c in reread} == {2}
+
+
+def test_a_retention_is_bounded_by_the_tiers() -> None:
+    simulation = settled(cpu_tier("capped", maxRetention="30m"), policy("acme", tiers=[{"name": "capped"}]))
+    assert [b.retention_s for b in simulation.entry("acme").budgets] == [1800]
+
+
+def test_a_suspended_tenant_stays_in_the_bundle_without_reuse() -> None:
+    simulation = settled(policy("acme", suspended=True))
+    assert simulation.entry("acme").suspended
+    assert simulation.bundle().keyspaces == frozenset()
