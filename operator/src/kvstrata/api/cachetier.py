@@ -125,8 +125,11 @@ class RedisExternal(ApiModel):
     tls: RedisClientTls | None = None
     """TLS towards the servers. Absent means plain text."""
 
+    username: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\s\p{C}]+$")] | None = None
+    """User of the server. Absent means its default user."""
+
     auth_secret_ref: LocalObjectRef | None = None
-    """Secret with the key password and, where the server has users, the key username."""
+    """Secret with the key password. Absent means that the server asks for none."""
 
     RULES = (
         Rule(

@@ -117,6 +117,8 @@ def _tier_params(tier: CacheTier) -> dict[str, Any]:
     }
     if link.ca is not None:
         params["tls"] = {"ca_file": f"{folder}/{AUTHORITY_FILE}"}
+    if link.username is not None:
+        params["username"] = link.username
     if link.password is not None:
         params["password_file"] = f"{folder}/{PASSWORD_FILE}"
     if tier.spec.max_retention_s is not None:

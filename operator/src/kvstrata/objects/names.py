@@ -14,7 +14,6 @@ DOMAIN_KEY_SECRET = "kvstrata-domain"  # noqa: S105  (a Secret's name)
 
 DOMAIN_KEY_DATA_KEY = "domain.key"
 PASSWORD_KEY = "password"  # noqa: S105  (a key's name)
-USERNAME_KEY = "username"
 OPERATOR_PASSWORD_KEY = "operator-password"  # noqa: S105  (a key's name)
 ACL_FILE_KEY = "users.acl"
 CERTIFICATE_KEY = "tls.crt"

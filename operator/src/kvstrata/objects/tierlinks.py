@@ -25,12 +25,14 @@ class SecretFiles:
 class RedisLink:
     """A tier's addresses as (host, port), and the Secrets beside them, each as (Secret, key) or None.
 
-    `ca` None means plain text. `operator_password` is the operator's own user's where the operator runs the servers.
+    `ca` None means plain text, `username` None the default user. `operator_username` and `operator_password` are the
+    operator's own user's where the operator runs the servers.
     """
 
     endpoints: tuple[tuple[str, int], ...]
     ca: tuple[str, str] | None
     password: tuple[str, str] | None
+    username: str | None = None
     operator_username: str | None = None
     operator_password: tuple[str, str] | None = None
 
@@ -65,6 +67,7 @@ def redis_link(tier: CacheTier) -> RedisLink | None:
         endpoints=tuple(_address(endpoint) for endpoint in external.endpoints),
         ca=(external.tls.ca_secret_ref.name, external.tls.ca_secret_ref.key) if external.tls is not None else None,
         password=(external.auth_secret_ref.name, names.PASSWORD_KEY) if external.auth_secret_ref is not None else None,
+        username=external.username,
     )
 
 
