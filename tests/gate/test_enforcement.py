@@ -13,6 +13,7 @@ from kvstrata.contract.bundle import Rules
 from kvstrata.contract.cacheview import CacheView
 from kvstrata.objects.engine import DRAIN_SCRIPT
 from kvstrata_sidecar.gate.engine_socket import remove_if_unbound
+from kvstrata_sidecar.gate.main import log_unexpected
 
 from .stand_ins import EngineRequest, chunk, event, plain_answer, stream_head
 from .world import GLOBEX, World, chat, entry, keyspace, post, until
@@ -308,3 +309,29 @@ async def test_no_keyspace_and_no_key_is_ever_logged(gate: World, capfd) -> None
         assert json.loads(line)["component"] == "gate"
         for secret in (keyspace("acme"), keyspace("acme-2"), "secret prompt", "key-of-acme", "wrong-key"):
             assert secret not in line
+
+
+async def test_an_unexpected_error_is_logged_without_its_words(capfd) -> None:  # type: ignore[no-untyped-def]
+    try:
+        raise ValueError("the prompt of a tenant")
+    except ValueError as error:
+        log_unexpected(asyncio.get_running_loop(), {"message": "a callback failed", "exception": error})
+    (line,) = capfd.readouterr().err.splitlines()
+    logged = json.loads(line)
+    assert (logged["error"], logged["what"]) == ("ValueError", "a callback failed")
+    assert logged["places"][0].startswith("test_enforcement.py:")
+    assert "prompt" not in line
+
+
+async def test_an_unexpected_error_costs_one_request_only(gate: World) -> None:
+    def fail(body: object) -> None:
+        raise RuntimeError("a defect")
+
+    gate.gate.tenants._check_model = fail  # type: ignore[method-assign,assignment]
+    connection = await gate.connect()
+    await connection.send(post("/v1/completions", {"prompt": "a"}))
+    assert await connection.closed()
+    del gate.gate.tenants._check_model
+    assert not gate.gate.enforcement.in_flight
+    assert gate.gate.tenant_server.buffered_bytes == 0
+    assert (await gate.ask(post("/v1/completions", {"prompt": "a"}))).status == 200

@@ -7,7 +7,9 @@ import os
 import secrets
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from kvstrata.contract.ack import PodState
@@ -230,10 +232,19 @@ class Gate:
 
 async def _run(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(log_unexpected)
     gate = Gate(settings, loop)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, gate.stop)
     await gate.run()
+
+
+def log_unexpected(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log what a callback raised: its kind and place, not its words, which may quote a request."""
+    error = context.get("exception")
+    frames = traceback.extract_tb(error.__traceback__)[-3:] if error is not None else []
+    places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames]
+    log.warning("unexpected", what=context.get("message"), error=type(error).__name__, places=places)
 
 
 def main() -> None:
