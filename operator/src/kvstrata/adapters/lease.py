@@ -40,7 +40,8 @@ class Lease:
         """Wait until this process holds the Lease; return its term, which grows with every change of holder."""
         while True:
             try:
-                if await self._try_once():
+                # An answer that took too long may tell of a Lease that has expired since.
+                if await self._try_once() and self._monotonic() - self._renewed_at < RENEW_DEADLINE_S:
                     log.info("leading", extra={"term": self.term, "lease": self._name})
                     return self.term
             except KubeError as error:

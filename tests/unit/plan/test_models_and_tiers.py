@@ -1,0 +1,198 @@
+"""Models and tiers: every reason for which this version does not act, and what stays meanwhile."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.objects import (
+    NAMESPACE,
+    cpu_tier,
+    domain,
+    group,
+    hbm_tier,
+    invalidation,
+    model,
+    own,
+    pod,
+    policy,
+    redis_tier,
+)
+from tests.support.worlds import Simulation
+
+
+def at_rest(*objects: Any) -> Simulation:
+    simulation = Simulation(*objects)
+    simulation.come_to_rest()
+    return simulation
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"encryption": None}, "EncryptionUnavailable"),
+        ({"encryption": "Required"}, "EncryptionUnavailable"),
+        ({"allowedClassifications": ["Public"]}, "ClassificationNotReconciled"),
+        ({"redis": {"managed": {"shards": 3}}}, "ShardingNotReconciled"),
+        ({"redis": {"managed": {"replicasPerShard": 1}}}, "ShardingNotReconciled"),
+        ({"redis": {"external": {"endpoints": ["r:6379"], "cluster": True}}}, "ShardingNotReconciled"),
+        ({"eviction": {"policy": "ARC"}}, "EvictionNotReconciled"),
+    ],
+)
+def test_a_tier_that_cannot_keep_its_promise_is_stalled_and_gets_no_server(change: dict[str, Any], reason: str) -> None:
+    simulation = at_rest(redis_tier(**change))
+    assert simulation.condition("CacheTier", "shared", "Stalled") == ("True", reason)
+    assert simulation.condition("CacheTier", "shared", "Ready") == ("False", reason)
+    assert not [kind for kind, _, _ in simulation.kube.objects if kind == "StatefulSet"]
+    assert simulation.unsettled() == {}
+
+
+def test_a_tier_on_disk_is_accepted_and_not_provided() -> None:
+    nvme = own("CacheTier", "disk", {
+        "medium": "NVMe", "capacityPerPod": "1Gi", "encryption": "Disabled", "nvme": {"emptyDir": {}}
+    })  # fmt: skip
+    simulation = at_rest(nvme)
+    assert simulation.condition("CacheTier", "disk", "Stalled") == ("True", "MediumNotReconciled")
+
+
+def test_a_model_serves_without_its_stalled_tier_and_says_so() -> None:
+    simulation = at_rest(redis_tier(encryption=None), model(tiers=("shared",)))
+    assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierStalled")
+    assert ("Deployment", NAMESPACE, "kvs-tiny") in simulation.kube.objects
+    assert simulation.condition("CachedModel", "tiny", "Stalled")[0] == "False"
+
+
+def test_a_tier_that_becomes_ready_or_is_lost_shows_on_its_models() -> None:
+    simulation = at_rest(redis_tier(), model(tiers=("shared",)))
+    assert simulation.condition("CacheTier", "shared", "Ready") == ("True", "TierReady")
+    assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("True", "TiersBound")
+    simulation.backends_up = False
+    simulation.advance(40)
+    assert simulation.condition("CacheTier", "shared", "Ready")[0] == "False"
+    assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierNotReady")
+    assert simulation.condition("CachedModel", "tiny", "Ready")[0] == "True"
+    simulation.backends_up = True
+    simulation.advance(40)
+    assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("True", "TiersBound")
+
+
+def test_a_managed_tiers_server_is_not_restarted_while_it_is_set_up() -> None:
+    simulation = at_rest(redis_tier())
+    written = [name for verb, kind, name in simulation.kube.log if (verb, kind) == ("apply", "StatefulSet")]
+    assert written == ["kvs-shared-redis"]
+
+
+API_KEYS = {"apiKeys": {"secretRef": {"name": "keys"}}}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tiers": [{"name": "gone"}]}, "TierNotFound"),
+        ({"tiers": [{"name": "cpu"}, {"name": "cpu2"}]}, "TiersConflict"),
+        ({"gate": {"authentication": {"trustedHeader": {"name": "X-Tenant", "from": [{"podSelector": {}}]}}}}, ""),
+        ({"reuse": {"mode": "Blend"}}, "ReuseNotReconciled"),
+        ({"gate": {"authentication": API_KEYS, "timing": {"mode": "Padded"}}}, ""),
+    ],
+)
+def test_a_model_that_cannot_be_served_as_asked_is_stalled_and_keeps_its_pods(
+    change: dict[str, Any], reason: str
+) -> None:
+    simulation = at_rest(hbm_tier(), cpu_tier(), cpu_tier("cpu2"), model(tiers=("cpu",)))
+    before = simulation.kube.objects[("Deployment", NAMESPACE, "kvs-tiny")]
+    simulation.edit("CachedModel", "tiny", **change)
+    simulation.come_to_rest()
+    status, found = simulation.condition("CachedModel", "tiny", "Stalled")
+    assert status == "True"
+    assert found == reason or (not reason and found in (
+        "InvalidSpec", "AuthenticationNotReconciled", "TimingNotReconciled"
+    ))  # fmt: skip
+    after = simulation.kube.objects[("Deployment", NAMESPACE, "kvs-tiny")]
+    assert after["spec"] == before["spec"]
+
+
+def test_a_model_follows_its_spec_and_removes_what_is_no_longer_wanted() -> None:
+    simulation = at_rest(cpu_tier(), model(tiers=("cpu",), engine={"image": "engine:1", "replicas": 2}))
+    assert ("PodDisruptionBudget", NAMESPACE, "kvs-tiny") in simulation.kube.objects
+    simulation.edit("CachedModel", "tiny", engine={"image": "engine:2", "replicas": 1})
+    simulation.come_to_rest()
+    deployment = simulation.kube.objects[("Deployment", NAMESPACE, "kvs-tiny")]
+    assert deployment["spec"]["replicas"] == 1
+    assert simulation.condition("CachedModel", "tiny", "RolledOut") == ("True", "RolledOut")
+    assert simulation.unsettled() == {}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({"updatedReplicas": 1, "readyReplicas": 2, "replicas": 2}, "RollingOut"),
+        ({"updatedReplicas": 2, "readyReplicas": 2, "replicas": 3}, "RollingOut"),
+        ({"updatedReplicas": 2, "readyReplicas": 1, "replicas": 2}, "PodsNotReady"),
+        ({"conditions": [{"type": "Progressing", "status": "False", "reason": "X"}]}, "RolloutStuck"),
+    ],
+)
+def test_a_rollout_is_not_called_done_before_it_is(status: dict[str, Any], reason: str) -> None:
+    simulation = at_rest(cpu_tier(), model(tiers=("cpu",), engine={"image": "engine:1", "replicas": 2}))
+    deployment = simulation.kube.objects[("Deployment", NAMESPACE, "kvs-tiny")]
+    observed = {"observedGeneration": deployment["metadata"]["generation"]}
+    simulation.put({**deployment, "status": {**observed, **status}})
+    simulation.settle()
+    assert simulation.condition("CachedModel", "tiny", "RolledOut") == ("False", reason)
+    assert simulation.condition("CachedModel", "tiny", "Ready") == ("False", reason)
+
+
+def test_a_pool_says_that_nobody_serves_it() -> None:
+    pool = own("PrefixPool", "p", {
+        "modelRef": {"name": "tiny"}, "prefixes": [{"name": "a", "text": "x"}], "readers": {"public": True}
+    })  # fmt: skip
+    simulation = at_rest(pool)
+    assert simulation.condition("PrefixPool", "p", "Stalled")[0] == "True"
+
+
+def test_a_group_is_enforced_only_when_its_members_entries_are() -> None:
+    simulation = at_rest(cpu_tier(), model(), pod("pod-0"))
+    simulation.put(group("lab", "a"), policy("a", group="lab"))
+    simulation.settle()
+    assert simulation.condition("TenantGroup", "lab", "Enforced") == ("False", "AwaitingAcks")
+    simulation.ack("pod-0")
+    simulation.settle()
+    assert simulation.condition("TenantGroup", "lab", "Enforced") == ("True", "AllPodsAcknowledged")
+    assert simulation.condition("TenantGroup", "lab", "MembersResolved")[0] == "True"
+
+
+def test_a_groups_tier_that_appears_lets_it_act() -> None:
+    simulation = at_rest(group("lab", "a", tiers=[{"name": "late", "limit": "1Mi"}]), policy("a", group="lab"))
+    assert simulation.condition("TenantGroup", "lab", "Stalled") == ("True", "TierNotFound")
+    simulation.put(cpu_tier("late"))
+    simulation.come_to_rest()
+    assert simulation.condition("TenantGroup", "lab", "Stalled")[0] == "False"
+
+
+def test_the_first_object_of_a_namespace_makes_its_domain_and_its_key() -> None:
+    simulation = at_rest(invalidation("now", scope={"all": True}))
+    status = simulation.status("CacheDomain", "default")
+    assert len(status["domainID"]) == 16
+    assert simulation.condition("CacheDomain", "default", "Ready")[0] == "True"
+    assert len(simulation.world.domain_key or b"") == 32
+
+
+def test_two_domains_never_share_identity_or_epoch() -> None:
+    one, other = (Simulation(domain(), seed=seed) for seed in (1, 2))
+    for simulation in (one, other):
+        simulation.come_to_rest()
+    a, b = one.status("CacheDomain", "default"), other.status("CacheDomain", "default")
+    assert a["domainID"] != b["domainID"]
+    assert a["scope"]["epoch"] != b["scope"]["epoch"]
+    assert one.world.domain_key != other.world.domain_key
+
+
+def test_a_damaged_domain_key_is_replaced_without_turning_in_circles() -> None:
+    simulation = at_rest(cpu_tier(), model(), policy("acme"))
+    before = simulation.entry("acme").keyspace
+    secret = simulation.kube.objects[("Secret", NAMESPACE, "kvstrata-domain")]
+    simulation.kube.put({**secret, "data": {"domain.key": "AAAA"}})
+    simulation.restart()
+    simulation.come_to_rest()
+    assert simulation.entry("acme").keyspace != before
+    assert simulation.unsettled() == {}

@@ -1,0 +1,108 @@
+"""Acknowledgements: only a pod's own token makes its word count."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from kvstrata.adapters.gate_client import GateClient, GateError, GateFailure
+from kvstrata.adapters.kube import TokenIdentity
+from kvstrata.contract.ack import PodState
+from kvstrata.model.facts import Pod
+from kvstrata.reconcile.acks import AckListener
+from tests.support.objects import NAMESPACE, model, pod
+from tests.support.worlds import Simulation
+
+ACCOUNT = f"system:serviceaccount:{NAMESPACE}:kvs-tiny"
+OWN, FOREIGN, OTHER_ACCOUNT, INVALID = "own", "foreign", "other-account", "invalid"
+
+
+class OneGate(GateClient):
+    """Stands in for a gate: answers what a test says, then is silent as a long poll is."""
+
+    def __init__(self, answer: tuple[PodState, str] | GateError) -> None:
+        self.answer = answer
+        self.asked: list[tuple[str, str, int, float]] = []
+
+    async def state(self, host: str, server_name: str, after: int, wait_s: float) -> tuple[PodState, str]:
+        """Answer at once the first time, and never again."""
+        self.asked.append((host, server_name, after, wait_s))
+        if isinstance(self.answer, GateError):
+            raise self.answer
+        if len(self.asked) > 1:
+            await asyncio.sleep(3600)
+        return self.answer
+
+
+def world() -> tuple[Simulation, Pod]:
+    simulation = Simulation(model(), pod("pod-0"))
+    simulation.settle()
+    serving = simulation.pod("pod-0")
+    simulation.kube.tokens = {
+        OWN: TokenIdentity(ACCOUNT, serving.uid),
+        FOREIGN: TokenIdentity(ACCOUNT, "another-pod"),
+        OTHER_ACCOUNT: TokenIdentity(f"system:serviceaccount:{NAMESPACE}:default", serving.uid),
+    }
+    return simulation, serving
+
+
+def state_of(serving: Pod) -> PodState:
+    return PodState(
+        pod=serving.name, pod_uid=serving.uid, namespace=NAMESPACE, model=serving.model, identity="", gate_boot="g",
+        cache_boot="c", term=1, acked=7, seen=7, fresh=True, fresh_age_ms=0, engine_ready=True,
+    )  # fmt: skip
+
+
+async def heard(simulation: Simulation, gate: OneGate) -> int:
+    """The revision that the operator believes after listening for a moment."""
+    listener = AckListener(simulation.kube, gate, simulation.store, simulation.queue, jitter=lambda: 0.0)
+    listening = asyncio.create_task(listener.run())
+    await asyncio.sleep(0.05)
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+    return simulation.world.acked_revision(simulation.pod("pod-0"))
+
+
+async def test_a_pods_word_with_its_own_token_counts() -> None:
+    simulation, serving = world()
+    gate = OneGate((state_of(serving), OWN))
+    assert await heard(simulation, gate) == 7
+    host, server_name, after, wait_s = gate.asked[0]
+    assert (host, server_name) == ("127.0.0.9", f"gate.tiny.{NAMESPACE}.kvstrata.internal")
+    assert (after, wait_s) == (0, 0.0)
+    assert gate.asked[1][2] == 7
+    assert gate.asked[1][3] > 0
+
+
+@pytest.mark.parametrize("token", [FOREIGN, OTHER_ACCOUNT, INVALID, ""])
+async def test_a_word_with_another_token_does_not(token: str) -> None:
+    simulation, serving = world()
+    assert await heard(simulation, OneGate((state_of(serving), token))) == 0
+
+
+@pytest.mark.parametrize("field", ["pod_uid", "namespace", "model"])
+async def test_a_pod_cannot_speak_for_another_with_its_own_token(field: str) -> None:
+    simulation, serving = world()
+    lie = replace(state_of(serving), **{field: "other"})
+    assert await heard(simulation, OneGate((lie, OWN))) == 0
+
+
+async def test_a_gate_that_cannot_be_reached_is_asked_again() -> None:
+    simulation, _ = world()
+    gate = OneGate(GateError(GateFailure.UNREACHABLE, "no route"))
+    listener = AckListener(simulation.kube, gate, simulation.store, simulation.queue, jitter=lambda: 0.0)
+    listening = asyncio.create_task(listener.run())
+    await asyncio.sleep(0.5)
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+    assert 2 <= len(gate.asked) <= 6
+
+
+async def test_a_pod_that_ended_is_no_longer_asked() -> None:
+    simulation, serving = world()
+    simulation.put(pod("pod-0", state="terminated", ready=False))
+    gate = OneGate((state_of(serving), OWN))
+    await heard(simulation, gate)
+    assert gate.asked == []

@@ -1,0 +1,162 @@
+"""Leadership: at any instant at most one, whatever the contenders' clocks and network do."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from kvstrata.adapters import lease as module
+from kvstrata.adapters.kube import KubeError
+from kvstrata.adapters.lease import Lease
+from kvstrata.adapters.resources import Resource
+from tests.support.memory_kube import MemoryKube
+
+SCALE = 100.0
+"""How much faster than life these tests run."""
+
+
+class Network(MemoryKube):
+    """The API server as one contender sees it: slow, failing or cut off as the test says."""
+
+    def __init__(self, server: MemoryKube, chance: random.Random) -> None:
+        super().__init__()
+        self.objects = server.objects
+        self._server, self._chance = server, chance
+        self.cut = self.hang = False
+        self.trouble = 0.0
+
+    async def _travel(self) -> None:
+        if self.hang:
+            await asyncio.sleep(3600)
+        await asyncio.sleep(self._chance.random() / SCALE)
+        if self.cut or self._chance.random() < self.trouble:
+            raise KubeError(0, "Cut", "no answer")
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+        """Ask, slowly."""
+        await self._travel()
+        return await self._server.get(resource, namespace, name)
+
+    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Write; the answer may be lost although the write was not."""
+        await self._travel()
+        written = await self._server.create(resource, namespace, body)
+        await self._travel()
+        return written
+
+    async def replace(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Write; the answer may be lost although the write was not."""
+        await self._travel()
+        written = await self._server.replace(resource, namespace, body)
+        await self._travel()
+        return written
+
+
+class Contender:
+    """One operator that leads when it can. Its clock has an offset and drifts a little."""
+
+    def __init__(self, name: str, server: MemoryKube, seed: int, leaders: set[str]) -> None:
+        chance = random.Random(seed)
+        self.network = Network(server, chance)
+        offset, drift = chance.uniform(-1e6, 1e6), chance.uniform(0.98, 1.02)
+        clock = asyncio.get_running_loop().time
+        self.lease = Lease(self.network, "ns", "lease", name, lambda: offset + clock() * SCALE * drift)
+        self.name, self.leaders = name, leaders
+        self.terms: list[int] = []
+
+    async def run(self) -> None:
+        """Contend for ever."""
+        while True:
+            self.terms.append(await self.lease.acquire())
+            assert not self.leaders, f"{self.name} leads beside {self.leaders}"
+            self.leaders.add(self.name)
+            try:
+                await self.lease.hold()
+            finally:
+                self.leaders.discard(self.name)
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the contenders wait SCALE times less; expiry is measured by their own, faster clocks."""
+    real_sleep, real_wait = asyncio.sleep, asyncio.wait_for
+
+    class FastAsyncio:
+        """asyncio as the lease module sees it."""
+
+        @staticmethod
+        async def sleep(seconds: float) -> None:
+            await real_sleep(seconds / SCALE)
+
+        @staticmethod
+        async def wait_for(awaitable: Any, seconds: float) -> Any:
+            return await real_wait(awaitable, seconds / SCALE)
+
+    monkeypatch.setattr(module, "asyncio", FastAsyncio)
+
+
+async def _contend(seed: int, trouble: float, seconds: float) -> tuple[list[Contender], MemoryKube]:
+    server, leaders = MemoryKube(), set[str]()
+    contenders = [Contender(f"operator-{n}", server, seed * 10 + n, leaders) for n in range(3)]
+    for contender in contenders:
+        contender.network.trouble = trouble
+    tasks = [asyncio.create_task(contender.run()) for contender in contenders]
+    chance = random.Random(seed)
+    end = asyncio.get_running_loop().time() + seconds / SCALE
+    while asyncio.get_running_loop().time() < end:
+        await asyncio.sleep(chance.uniform(3, 12) / SCALE)
+        victim = chance.choice(contenders).network
+        victim.cut, victim.hang = chance.choice([(True, False), (False, True), (False, False), (False, False)])
+    done = [task for task in tasks if task.done()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+    return contenders, server
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_at_most_one_leads_at_any_instant(seed: int) -> None:
+    contenders, _ = await _contend(seed, trouble=0.1, seconds=250)
+    terms = [term for contender in contenders for term in contender.terms]
+    assert terms
+
+
+async def test_terms_grow_with_every_change_of_holder() -> None:
+    contenders, server = await _contend(99, trouble=0.0, seconds=200)
+    terms = [term for contender in contenders for term in contender.terms]
+    by_holder = {(c.name, term) for c in contenders for term in c.terms}
+    assert len({term for _, term in by_holder}) == len(by_holder), "two holders had one term"
+    assert server.objects[("Lease", "ns", "lease")]["spec"]["leaseTransitions"] >= max(terms)
+
+
+async def test_a_released_lease_is_taken_at_once() -> None:
+    server = MemoryKube()
+    clock = asyncio.get_running_loop().time
+    one = Lease(server, "ns", "lease", "one", clock)
+    two = Lease(server, "ns", "lease", "two", clock)
+    assert await one.acquire() == 1
+    assert not await two._try_once()
+    await one.release()
+    assert await asyncio.wait_for(two.acquire(), 1) == 2
+
+
+async def test_a_renewal_that_hangs_ends_leadership_before_the_lease_expires() -> None:
+    server = MemoryKube()
+    network = Network(server, random.Random(1))
+    start = asyncio.get_running_loop().time()
+    lease = Lease(network, "ns", "lease", "one", lambda: (asyncio.get_running_loop().time() - start) * SCALE)
+    await lease.acquire()
+    renewed = lease._renewed_at
+    network.cut = True
+    holding = asyncio.create_task(lease.hold())
+    await asyncio.sleep(9.0 / SCALE)
+    network.cut, network.hang = False, True
+    await asyncio.wait_for(holding, 30 / SCALE)
+    led_s = (asyncio.get_running_loop().time() - start) * SCALE - renewed
+    assert led_s < module.DURATION_S

@@ -1,0 +1,167 @@
+"""The writer: nothing without leadership, conditional where it must be, and whole bundles only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstrata.adapters.kube import KubeError
+from kvstrata.contract.bundle import ROOT_DATA_KEY, Root
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.reconcile.bundles import read_bundle
+from kvstrata.reconcile.controllers import plan
+from kvstrata.reconcile.secrets import decode
+from kvstrata.reconcile.writer import NotLeadingError, Writer
+from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy
+from tests.support.worlds import CONTEXT, Simulation, finish
+
+TINY = Key(BUNDLE, NAMESPACE, "tiny")
+
+
+def at_rest() -> Simulation:
+    simulation = Simulation(cpu_tier(), model(tiers=("cpu",)), policy("acme"))
+    simulation.settle()
+    simulation.put(pod("pod-0"))
+    simulation.come_to_rest()
+    return simulation
+
+
+def stored(simulation: Simulation) -> Any:
+    return finish(read_bundle(simulation.kube, NAMESPACE, "tiny"))
+
+
+def with_an_edit() -> Simulation:
+    """A world at rest, and one policy more that the bundle does not hold yet."""
+    simulation = at_rest()
+    simulation.put(policy("globex"))
+    simulation.step(Key("TenantCachePolicy", NAMESPACE, "globex"))
+    return simulation
+
+
+@pytest.mark.parametrize("kind", ["TenantCachePolicy", "CachedModel", BUNDLE, "CacheDomain"])
+def test_a_process_that_does_not_lead_writes_nothing(kind: str) -> None:
+    simulation = Simulation(cpu_tier(), model(tiers=("cpu",)), policy("acme"))
+    simulation.settle()
+    simulation.edit("TenantCachePolicy", "acme", cacheGeneration=1)
+    simulation.edit("CachedModel", "tiny", engine={"image": "engine:2", "replicas": 2})
+    if kind == BUNDLE:
+        simulation.step(Key("TenantCachePolicy", NAMESPACE, "acme"))
+    if kind == "CacheDomain":
+        simulation.delete("CacheDomain", "default")
+    name = {"TenantCachePolicy": "acme", "CacheDomain": "default"}.get(kind, "tiny")
+    key = Key(kind, NAMESPACE, name)
+    made = plan(simulation.world, CONTEXT, key, simulation.now)
+    assert not made.empty
+    writer = Writer(simulation.kube, simulation.store, simulation.queue, simulation.keeper, lambda: False)
+    before = simulation.kube.writes
+    with pytest.raises(NotLeadingError):
+        finish(writer.carry_out(key, made))
+    assert simulation.kube.writes == before
+
+
+def test_what_is_stored_is_what_the_operator_remembers() -> None:
+    simulation = at_rest()
+    assert stored(simulation) == simulation.world.bundles["tiny"]
+
+
+def test_a_commit_over_another_writers_bundle_is_refused_and_the_bundle_read_anew() -> None:
+    simulation = with_an_edit()
+    slot = ("Secret", NAMESPACE, "kvs-tiny-bundle")
+    simulation.kube.put({**simulation.kube.objects[slot]})
+    made = plan(simulation.world, CONTEXT, TINY, simulation.now)
+    with pytest.raises(KubeError) as refused:
+        finish(simulation.writer.carry_out(TINY, made))
+    assert refused.value.is_conflict
+    assert "globex" not in stored(simulation).bundle.entries
+    simulation.come_to_rest()
+    assert set(stored(simulation).bundle.entries) == {"acme", "globex"}
+    assert stored(simulation) == simulation.world.bundles["tiny"]
+
+
+def test_a_writer_that_dies_before_the_root_leaves_the_old_bundle_whole() -> None:
+    simulation = with_an_edit()
+    before = stored(simulation)
+
+    def die(verb: str, kind: str, name: str) -> None:
+        if name == "kvs-tiny-bundle":
+            raise KubeError(0, "Killed", name)
+
+    simulation.kube.before_write = die
+    made = plan(simulation.world, CONTEXT, TINY, simulation.now)
+    with pytest.raises(KubeError):
+        finish(simulation.writer.carry_out(TINY, made))
+    assert stored(simulation) == before
+    simulation.restart()
+    simulation.come_to_rest()
+    assert set(stored(simulation).bundle.entries) == {"acme", "globex"}
+
+
+def test_a_damaged_shard_is_rewritten_with_a_higher_revision() -> None:
+    simulation = at_rest()
+    before = simulation.bundle()
+    ref = before.root.shards[0]
+    shard = simulation.kube.objects[("Secret", NAMESPACE, f"kvs-tiny-bundle-0{ref.slot}")]
+    simulation.kube.put({**shard, "data": {"shard.json": "e30="}})
+    simulation.restart()
+    simulation.come_to_rest()
+    after = stored(simulation).bundle
+    assert {t: e.keyspace for t, e in after.entries.items()} == {t: e.keyspace for t, e in before.entries.items()}
+    assert after.root.revision > before.root.revision
+
+
+def test_a_deleted_root_is_written_anew_and_never_goes_back() -> None:
+    simulation = at_rest()
+    before = simulation.bundle().root.revision
+    simulation.kube.remove("Secret", NAMESPACE, "kvs-tiny-bundle")
+    simulation.restart()
+    simulation.come_to_rest()
+    raw = simulation.kube.objects[("Secret", NAMESPACE, "kvs-tiny-bundle")]
+    assert Root.decode(decode(raw)[ROOT_DATA_KEY]).revision > before
+
+
+def test_a_changed_shard_goes_into_the_slot_that_the_root_does_not_name() -> None:
+    simulation = with_an_edit()
+    used = simulation.bundle().root.shards[0].slot
+    simulation.kube.log.clear()
+    simulation.step(TINY)
+    secrets = [name for _, kind, name in simulation.kube.log if kind == "Secret"]
+    assert secrets == [f"kvs-tiny-bundle-0{'b' if used == 'a' else 'a'}", "kvs-tiny-bundle"]
+
+
+def test_a_status_that_somebody_else_changed_first_is_read_again_and_written_then() -> None:
+    simulation = at_rest()
+    simulation.edit("TenantCachePolicy", "acme", suspended=True)
+    slot = ("TenantCachePolicy", NAMESPACE, "acme")
+    unseen = {**simulation.kube.objects[slot]}
+    unseen["metadata"] = {**unseen["metadata"], "annotations": {"mine": "1"}}
+    simulation.kube.put(unseen)
+    simulation.kube.take_events()  # the watch is behind
+    simulation.come_to_rest()
+    assert simulation.condition("TenantCachePolicy", "acme", "Ready")[0] == "True"
+    assert simulation.kube.objects[slot]["metadata"]["annotations"] == {"mine": "1"}
+
+
+@pytest.mark.parametrize("kind", ["Deployment", "Service", "Role", "NetworkPolicy"])
+def test_a_child_that_somebody_changed_or_deleted_comes_back(kind: str) -> None:
+    simulation = at_rest()
+    slot = (kind, NAMESPACE, "kvs-tiny")
+    before = simulation.kube.objects[slot]
+    changed = {**before, "metadata": {**before["metadata"], "labels": {"app.kubernetes.io/managed-by": "kvstrata"}}}
+    simulation.put(changed)
+    simulation.come_to_rest()
+    assert simulation.kube.objects[slot]["metadata"]["labels"] == before["metadata"]["labels"]
+    simulation.delete(kind, "kvs-tiny")
+    simulation.come_to_rest()
+    assert slot in simulation.kube.objects
+    assert simulation.unsettled() == {}
+
+
+def test_what_belongs_to_someone_else_is_not_taken_over() -> None:
+    simulation = Simulation()
+    foreign = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "kvs-tiny", "namespace": NAMESPACE}, "spec": {}}
+    simulation.put(foreign)
+    simulation.put(cpu_tier(), model(tiers=("cpu",)))
+    simulation.come_to_rest()
+    assert simulation.condition("CachedModel", "tiny", "Stalled") == ("True", "NameConflict")
+    assert simulation.kube.objects[("Service", NAMESPACE, "kvs-tiny")]["spec"] == {}
