@@ -5,9 +5,11 @@ Needs vLLM for CPUs: `python tests/dataplane/install_lmcache.py --engine`, or KV
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -62,7 +64,15 @@ def test_a_prompt_is_reused(pod: Pod) -> None:
     assert reuse_is_back(pod, "first")
 
 
-def test_requests_are_answered_while_the_server_dies_is_away_and_comes_back(pod: Pod) -> None:
+def until_reuse_is_back(pod: Pod) -> None:
+    give_up_at_s = time.monotonic() + 30
+    while not reuse_is_back(pod, f"again {time.monotonic()}"):
+        assert time.monotonic() < give_up_at_s, pod.engine.log_file.read_text()[-6000:]
+
+
+@contextmanager
+def requests_under_way(pod: Pod, name: str) -> Iterator[None]:
+    """Send prompts from three threads, each prompt twice: one time to store, one to load. All must be answered."""
     durations_s: list[float] = []
     failures: list[BaseException] = []
     over = threading.Event()
@@ -72,8 +82,7 @@ def test_requests_are_answered_while_the_server_dies_is_away_and_comes_back(pod:
         while not over.is_set():
             number += 1
             try:
-                # Each prompt twice in a row: one that is stored, one that is loaded.
-                durations_s.append(pod.engine.complete(prompt(f"{worker} {number // 2}"), KEYSPACE_A))
+                durations_s.append(pod.engine.complete(prompt(f"{name} {worker} {number // 2}"), KEYSPACE_A))
             except (OSError, AssertionError) as error:
                 failures.append(error)
                 return
@@ -82,26 +91,36 @@ def test_requests_are_answered_while_the_server_dies_is_away_and_comes_back(pod:
     for asker in askers:
         asker.start()
     time.sleep(3)
-    pod.server.kill_server()
-    time.sleep(8)
-    pod.server.start_server_again()
-    time.sleep(5)
+    yield
     over.set()
     for asker in askers:
         asker.join()
     assert not failures, pod.engine.log_file.read_text()[-6000:]
     assert max(durations_s) < BOUND_S
-    give_up_at_s = time.monotonic() + 20
-    while not reuse_is_back(pod, f"again {time.monotonic()}"):
-        assert time.monotonic() < give_up_at_s, pod.engine.log_file.read_text()[-6000:]
+
+
+def test_requests_are_answered_while_the_server_dies_is_away_and_comes_back(pod: Pod) -> None:
+    with requests_under_way(pod, "killed"):
+        pod.server.kill_server()
+        time.sleep(8)
+        pod.server.start_server_again()
+        time.sleep(5)
+    until_reuse_is_back(pod)
+
+
+def test_requests_are_answered_while_the_server_is_frozen(pod: Pod) -> None:
+    with requests_under_way(pod, "frozen"):
+        pod.server.process.send_signal(signal.SIGSTOP)
+        time.sleep(10)
+        pod.server.process.send_signal(signal.SIGCONT)
+        time.sleep(3)
+    until_reuse_is_back(pod)
 
 
 def test_a_server_that_restarts_between_two_heartbeats_is_registered_with_again(pod: Pod) -> None:
     pod.server.kill_server()
     pod.server.start_server_again()
-    give_up_at_s = time.monotonic() + 30
-    while not reuse_is_back(pod, f"quick {time.monotonic()}"):
-        assert time.monotonic() < give_up_at_s, pod.engine.log_file.read_text()[-6000:]
+    until_reuse_is_back(pod)
 
 
 def test_the_first_request_to_a_server_that_died_while_idle_is_answered(pod: Pod) -> None:
