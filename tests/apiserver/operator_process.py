@@ -1,0 +1,55 @@
+"""An operator as a process, seen through its own HTTP port."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class OperatorProcess:
+    """One running operator."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples; 0 while the process does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=2) as answer:
+                lines = answer.read().decode().splitlines()
+        except OSError:
+            return 0.0
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+
+    @property
+    def leading(self) -> bool:
+        """Whether this process acts."""
+        return self.metric("kvstrata_leading") == 1
+
+    def wait_until_leading(self, timeout_s: float = 30.0) -> float:
+        """Wait, and return how many seconds it took."""
+        start = time.monotonic()
+        while not self.leading:
+            assert self.process.poll() is None, f"the operator ended\n{self.log_tail()}"
+            assert time.monotonic() < start + timeout_s, f"the operator does not lead\n{self.log_tail()}"
+            time.sleep(0.1)
+        return time.monotonic() - start
+
+    def stop(self) -> int:
+        """Ask it to end, as the kubelet does; return the exit code."""
+        self.process.terminate()
+        return self.process.wait(20)
+
+    def kill(self) -> None:
+        """Let it vanish."""
+        self.process.kill()
+        self.process.wait(10)
+
+    def log_tail(self) -> str:
+        """The last lines that it logged."""
+        return "\n".join(self.log.read_text().splitlines()[-25:])

@@ -1,0 +1,172 @@
+"""The operator's loop against a real apiserver. No controller of Kubernetes runs, so no pod ever does."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.apiserver.operator_process import OperatorProcess
+from tests.apiserver.server import NAMESPACE, Server
+
+CHILDREN = {
+    "Deployment/kvs-tiny", "Service/kvs-tiny", "ServiceAccount/kvs-tiny", "PodDisruptionBudget/kvs-tiny",
+    "NetworkPolicy/kvs-tiny", "Role/kvs-tiny", "RoleBinding/kvs-tiny", "Secret/kvs-tiny-gate-tls",
+    "Secret/kvs-tiny-bundle", "Secret/kvstrata-domain", "StatefulSet/kvs-shared-redis", "Service/kvs-shared-redis",
+    "Secret/kvs-shared-redis-auth", "Secret/kvs-shared-redis-tls", "CacheDomain/default",
+}  # fmt: skip
+QUIET_S = 8.0
+
+
+def at_rest(server: Server) -> dict[str, str]:
+    """Wait until nothing changes for two seconds; return the resourceVersions."""
+    deadline = time.monotonic() + 40
+    before = server.versions()
+    while True:
+        time.sleep(2)
+        after = server.versions()
+        if before == after:
+            return after
+        assert time.monotonic() < deadline, {k for k in after if after[k] != before.get(k)}
+        before = after
+
+
+def test_the_samples_end_ready_or_with_the_documented_reason(server: Server, operator: OperatorProcess) -> None:
+    at_rest(server)
+    expected = {
+        ("CacheDomain", "default"): ("True", "DomainReady"),
+        ("CacheTier", "hbm"): ("True", "InPod"),
+        ("CacheTier", "cpu"): ("True", "InPod"),
+        ("CachedModel", "tiny"): ("False", "RollingOut"),
+        **{
+            ("TenantCachePolicy", name): ("True", "NoLivePods")
+            for name in ("acme", "globex", "public-docs", "vision", "speech")
+        },
+        ("TenantGroup", "research"): ("True", "NoLivePods"),
+    }
+    found = {key: server.condition(*key, "Ready") for key in expected}
+    assert found == expected, operator.log_tail()
+    # No DNS and no server: the tier says that it cannot be reached, and nothing worse.
+    assert server.condition("CacheTier", "shared", "Ready")[0] == "False"
+    assert server.condition("CacheTier", "shared", "Stalled")[0] == "False"
+    assert set(server.versions()) >= CHILDREN
+
+
+def test_at_rest_the_operator_writes_nothing(server: Server, operator: OperatorProcess) -> None:
+    before = at_rest(server)
+    writes = operator.metric("kvstrata_writes_total")
+    assert writes > 0
+    time.sleep(QUIET_S)
+    assert server.versions() == before
+    assert operator.metric("kvstrata_writes_total") == writes
+
+
+@pytest.mark.parametrize("kind", ["service", "networkpolicy", "role", "deployment"])
+def test_a_child_that_was_deleted_by_hand_comes_back(server: Server, operator: OperatorProcess, kind: str) -> None:
+    before = server.get(kind, "kvs-tiny") or {}
+    server.kubectl("-n", NAMESPACE, "delete", kind, "kvs-tiny", "--wait=false")
+
+    def is_back() -> bool:
+        found = server.get(kind, "kvs-tiny")
+        return found is not None and found["metadata"]["uid"] != before["metadata"]["uid"]
+
+    server.wait(f"{kind} kvs-tiny to come back", is_back)
+
+
+def test_a_child_that_was_edited_by_hand_is_put_right(server: Server, operator: OperatorProcess) -> None:
+    server.patch("deployment", "kvs-tiny", replicas=7)
+    server.wait("the replicas", lambda: (server.get("deployment", "kvs-tiny") or {})["spec"]["replicas"] == 2)
+
+
+def test_an_invalid_policy_is_stalled_and_changes_no_bundle(server: Server, operator: OperatorProcess) -> None:
+    at_rest(server)
+    bundle = server.get("secret", "kvs-tiny-bundle")
+    server.patch("tcpol", "acme", tiers=[{"name": "gone", "limit": "1Mi"}])
+    try:
+        server.wait(
+            "the reason", lambda: server.condition("TenantCachePolicy", "acme", "Stalled") == ("True", "TierNotFound")
+        )
+        assert server.condition("TenantCachePolicy", "acme", "Enforced") == ("False", "LastValidInForce")
+        assert server.get("secret", "kvs-tiny-bundle") == bundle
+    finally:
+        server.patch("tcpol", "acme", tiers=[{"name": "shared", "limit": "100Mi"}])
+    server.wait(
+        "the policy to act again", lambda: server.condition("TenantCachePolicy", "acme", "Stalled")[0] == "False"
+    )
+    assert server.get("secret", "kvs-tiny-bundle") != bundle
+
+
+def test_an_invalidation_completes_and_changes_the_tenants_epoch(server: Server, operator: OperatorProcess) -> None:
+    before = (server.get("tcpol", "globex") or {})["status"]["scope"]["epoch"]
+    server.apply(_own("CacheInvalidation", "globex-leaves", {"scope": {"tenant": "globex"}, "mode": "Lazy"}))
+    server.wait("completion", lambda: server.condition("CacheInvalidation", "globex-leaves", "Complete")[0] == "True")
+    scope = (server.get("tcpol", "globex") or {})["status"]["scope"]
+    assert scope["epoch"] != before
+    assert scope["rolls"] == 1
+
+
+def test_kubectl_get_cache_status_lists_every_kind(server: Server, operator: OperatorProcess) -> None:
+    server.apply(
+        _own("PrefixPool", "manual", {
+            "modelRef": {"name": "tiny"}, "prefixes": [{"name": "a", "text": "x"}], "readers": {"public": True}
+        })
+    )  # fmt: skip
+    server.wait("the pool's status", lambda: server.condition("PrefixPool", "manual", "Stalled")[0] == "True")
+    listed = server.kubectl("-n", NAMESPACE, "get", "cache-status")
+    for kind in ("cachedomain", "cachetier", "cachedmodel", "tenantcachepolicy", "tenantgroup", "prefixpool",
+                 "cacheinvalidation"):  # fmt: skip
+        assert f"{kind}.kvstrata.io/" in listed, listed
+    assert "NoLivePods" not in server.kubectl("-n", NAMESPACE, "get", "tcpol")
+    assert "NoLivePods" in server.kubectl("-n", NAMESPACE, "get", "tcpol", "-o", "wide")
+
+
+def test_a_restart_over_a_settled_world_writes_nothing(
+    server: Server, operator: OperatorProcess, start_operator: Callable[..., OperatorProcess]
+) -> None:
+    before = at_rest(server)
+    assert operator.stop() == 0
+    successor = start_operator("operator-b")
+    taken_s = successor.wait_until_leading()
+    time.sleep(5)
+    after = server.versions()
+    assert {name for name in after if after[name] != before.get(name)} == set()
+    assert successor.metric("kvstrata_writes_total") == 0
+    assert taken_s < 10, "a lease that was given up is not waited for"
+
+
+def test_when_the_leader_vanishes_the_other_takes_over(
+    server: Server, operator: OperatorProcess, start_operator: Callable[..., OperatorProcess]
+) -> None:
+    lease = json.loads(server.kubectl("-n", "kvstrata-system", "get", "lease", "kvstrata-operator", "-o", "json"))
+    others = [p for p in _running(start_operator) if p.leading]
+    leader = others[0] if others else start_operator("operator-c")
+    leader.wait_until_leading()
+    standby = start_operator("operator-d")
+    time.sleep(3)
+    assert leader.leading
+    assert not standby.leading
+    leader.kill()
+    standby.wait_until_leading(30)
+    found = json.loads(server.kubectl("-n", "kvstrata-system", "get", "lease", "kvstrata-operator", "-o", "json"))
+    assert found["spec"]["holderIdentity"] == "operator-d"
+    assert found["spec"]["leaseTransitions"] > lease["spec"]["leaseTransitions"]
+    server.patch("tcpol", "globex", suspended=True)
+    server.wait(
+        "the successor to act",
+        lambda: (server.get("tcpol", "globex") or {})["status"].get("observedGeneration")
+        == (server.get("tcpol", "globex") or {})["metadata"]["generation"],
+    )
+
+
+def _running(start_operator: Any) -> list[OperatorProcess]:
+    return [p for p in start_operator.started if p.process.poll() is None]
+
+
+def _own(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "kvstrata.io/v1alpha1", "kind": kind, "metadata": {"name": name, "namespace": NAMESPACE},
+        "spec": spec,
+    }  # fmt: skip
