@@ -6,6 +6,7 @@ With KVSTRATA_NO_SKIPS=1 a skipped test is a failure, because a real part that w
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ from e2e.cluster.settings import REPOSITORY, Paths
 from e2e.product.install import install
 from e2e.product.kubectl import CommandError, Kubectl
 
+ENGINE_PYTHON = REPOSITORY / ".local" / "venv-engine" / "bin" / "python"
 LMCACHE_INSTALLER = REPOSITORY / "tests" / "dataplane" / "install_lmcache.py"
 
 
@@ -26,8 +28,11 @@ def prepare_control_plane(_: Progress) -> str | None:
 
 
 def prepare_lmcache(_: Progress) -> str | None:
-    """Install the real LMCache server into an environment of its own."""
-    done = subprocess.run([sys.executable, str(LMCACHE_INSTALLER)], check=False)
+    """Install the real LMCache server, and the real engine for CPUs, into environments of their own."""
+    if shutil.which("gcc") is None:
+        subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", "gcc", "binutils"], check=False)
+    os.environ["KVSTRATA_LMCACHE_PYTHON"] = os.environ["KVSTRATA_ENGINE_PYTHON"] = str(ENGINE_PYTHON)
+    done = subprocess.run([sys.executable, str(LMCACHE_INSTALLER), "--engine"], check=False)
     return None if done.returncode == 0 else "LMCache could not be installed; its message is above"
 
 

@@ -8,7 +8,7 @@ import json
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -61,8 +61,8 @@ class Replica:
     """One pod of a model, reached through its gate."""
 
     def __init__(self, kubectl: Kubectl, namespace: str, model: str, pod: str, port: int, tls: ssl.SSLContext) -> None:
-        self.pod = pod
-        self._kubectl, self._namespace, self._model, self._port, self._tls = kubectl, namespace, model, port, tls
+        self.pod, self.port = pod, port
+        self._kubectl, self._namespace, self._model, self._tls = kubectl, namespace, model, tls
 
     def complete(self, key: str, prompt: str, **fields: Any) -> Answer:
         """Ask for a short completion of `prompt` with an API key; `fields` are further keys of the body."""
@@ -72,7 +72,7 @@ class Replica:
     def post(self, path: str, body: bytes, key: str | None, headers: Mapping[str, str] | None = None) -> Answer:
         """Send raw bytes."""
         started = time.monotonic()
-        connection = _Connection(self._port, self._tls, f"kvs-{self._model}.{self._namespace}.svc")
+        connection = self._connect()
         sent = {"Content-Type": "application/json", **(headers or {})}
         if key is not None:
             sent["Authorization"] = f"Bearer {key}"
@@ -88,15 +88,34 @@ class Replica:
             decoded = {"raw": raw.decode("utf-8", "replace")}
         return Answer(response.status, decoded, time.monotonic() - started)
 
+    def stream(self, path: str, body: bytes, key: str) -> Generator[bytes]:
+        """Send raw bytes and yield the lines of the answer as they come; closing the iterator hangs up."""
+        connection = self._connect()
+        try:
+            connection.request(
+                "POST", path, body, {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+            )
+            response = connection.getresponse()
+            if response.status != 200:
+                raise AssertionError(f"{self.pod} answered {response.status}: {response.read()!r}")
+            while line := response.readline():
+                if line.strip():
+                    yield line
+        finally:
+            connection.close()
+
     def hits(self) -> Hits:
         """Return the engine's own counters of tokens that it did not compute."""
+        return Hits(int(self.metric(LOCAL_HITS)), int(self.metric(HITS)))
+
+    def metric(self, name: str) -> float:
+        """Return the sum of one of the engine's own metrics."""
         text = self._kubectl.exec(self.pod, self._namespace, "engine", "python3", "-S", "-c", _READ_METRICS)
-        counted = {HITS: 0.0, LOCAL_HITS: 0.0}
-        for line in text.splitlines():
-            name, _, rest = line.partition("{")
-            if name in counted:
-                counted[name] += float(rest.rpartition(" ")[2])
-        return Hits(int(counted[LOCAL_HITS]), int(counted[HITS]))
+        found = (line.partition("{") for line in text.splitlines())
+        return sum(float(rest.rpartition(" ")[2]) for metric, _, rest in found if metric == name)
+
+    def _connect(self) -> _Connection:
+        return _Connection(self.port, self._tls, f"kvs-{self._model}.{self._namespace}.svc")
 
 
 @contextmanager

@@ -62,8 +62,8 @@ def open_stage(kubectl: Kubectl, say: Callable[[str], None]) -> Iterator[Stage]:
 
 
 def fresh_prompt(about: str) -> str:
-    """Return a prompt of 900 tokens that nobody has asked before."""
-    text = f"[{about} {time.time_ns()}] " + "The quick brown fox jumps over the lazy dog. " * 30
+    """Return a prompt of 900 tokens that nobody has asked before, not even its first block."""
+    text = f"[{time.time_ns()} {about}] " + "The quick brown fox jumps over the lazy dog. " * 30
     return text[:PROMPT_TOKENS]
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import tarfile
+from pathlib import Path
+
 from e2e.cluster.progress import Progress
 from e2e.cluster.settings import REPOSITORY, Paths
 from e2e.images.__main__ import load as load_images
@@ -14,6 +18,7 @@ DEMO_NAMESPACE = "demo"
 SAMPLES = REPOSITORY / "manifests" / "samples"
 CHARTS = REPOSITORY / "charts"
 READY_TIMEOUT_S = 600
+LOADED_IMAGES = "demo-images"
 KINDS = ("cachedomain", "cachetier", "cachedmodel", "tenantcachepolicy", "tenantgroup")
 
 
@@ -37,10 +42,43 @@ def install(kubectl: Kubectl, progress: Progress, paths: Paths | None = None) ->
             f"watchNamespaces={{{DEMO_NAMESPACE}}}",
             "--wait",
         )
+    restart_what_runs_an_older_image(kubectl, progress, paths or Paths())
     with progress.step("apply the samples"):
         kubectl.run("apply", "-f", str(SAMPLES))
     with progress.step("wait until everything is ready and enforced"):
         wait_until("every sample is ready and enforced", lambda: not unsettled(kubectl), READY_TIMEOUT_S, every_s=1)
+
+
+def restart_what_runs_an_older_image(kubectl: Kubectl, progress: Progress, paths: Paths) -> None:
+    """Images keep their tag while they are developed, so Kubernetes cannot see that one has changed."""
+    loaded = {image.name: _content(image.archive(paths)) for image in IMAGES}
+    known = kubectl.list("configmap", SYSTEM_NAMESPACE, f"{LOADED_IMAGES}=true")
+    before = known[0]["data"] if known else loaded
+    changed = {name for name, content in loaded.items() if before.get(name) != content}
+    if "operator" in changed:
+        with progress.step("restart the operator with its new image"):
+            kubectl.run("-n", SYSTEM_NAMESPACE, "rollout", "restart", "deployment/kvstrata")
+            kubectl.run("-n", SYSTEM_NAMESPACE, "rollout", "status", "deployment/kvstrata", "--timeout=120s")
+    if changed - {"operator"}:
+        with progress.step("restart the pods with their new images"):
+            kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", "-l", "app.kubernetes.io/managed-by=kvstrata")
+    kubectl.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": LOADED_IMAGES, "namespace": SYSTEM_NAMESPACE, "labels": {LOADED_IMAGES: "true"}},
+            "data": loaded,
+        }
+    )
+
+
+def _content(archive: Path) -> str:
+    """Return the digest of an image's configuration, which changes with everything in the image."""
+    with tarfile.open(archive) as tar:
+        manifest = tar.extractfile("manifest.json")
+        if manifest is None:
+            raise ValueError(f"{archive} is no image")
+        return str(json.load(manifest)[0]["Config"])
 
 
 def unsettled(kubectl: Kubectl, namespace: str = DEMO_NAMESPACE) -> list[str]:

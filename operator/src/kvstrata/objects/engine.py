@@ -20,6 +20,9 @@ START_SCRIPT = 'rm -f "$0"; exec "$@"'
 not start while it is there."""
 
 COMMAND = ("sh", "-c", START_SCRIPT, paths.ENGINE_SOCKET, "python3", "-m", "vllm.entrypoints.openai.api_server")
+CONNECTOR = "GuardedConnector"
+CONNECTOR_MODULE = "kvstrata_sidecar.connector.guard"
+
 DRAIN_TIMEOUT_S = 120
 """How long a pod that is going away lets requests run on."""
 
@@ -97,7 +100,10 @@ def arguments(model: CachedModel, tiers: Sequence[CacheTier]) -> list[str]:
 
 
 def transfer_config(model: CachedModel) -> str:
-    """Return the JSON that connects the engine to its cache server. Short times: a dead server must become a miss."""
+    """Return the JSON that connects the engine to its cache server, by the connector guard of the sidecar's packages.
+
+    Short times and `recompute`: a server that is slow or dead must become a miss, never an error or a dead engine.
+    """
     extra: dict[str, Any] = {
         "lmcache.mp.host": "tcp://127.0.0.1",
         "lmcache.mp.port": paths.CACHE_PORT,
@@ -107,7 +113,13 @@ def transfer_config(model: CachedModel) -> str:
     if needs_device_sharing(model):
         extra["lmcache.mp.isolated_ipc"] = True
     return canonical_json(
-        {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+        {
+            "kv_connector": CONNECTOR,
+            "kv_connector_module_path": CONNECTOR_MODULE,
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": extra,
+        }
     ).decode()
 
 
