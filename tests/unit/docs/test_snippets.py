@@ -1,0 +1,46 @@
+"""The manifests in the guides are read by the same models as the cluster's objects."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kvstrata.api import KINDS
+from kvstrata_sidecar.gate.auth import KEYS_DATA_KEY, KeyRing
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+GUIDES = sorted((REPOSITORY / "docs/guides").glob("*.md"))
+SNIPPET = re.compile(r"^( *)```yaml\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+BY_KIND = {kind.INFO.kind: kind for kind in KINDS}
+
+
+def manifests() -> list[tuple[str, dict[str, Any]]]:
+    """Every document of every YAML block, with the page that it is on."""
+    return [
+        (page.name, document)
+        for page in GUIDES
+        for _, block in SNIPPET.findall(page.read_text())
+        for document in yaml.safe_load_all(textwrap.dedent(block))
+    ]
+
+
+def test_the_guide_to_policies_shows_every_kind_that_speaks_of_tenants() -> None:
+    shown = {document["kind"] for page, document in manifests() if page == "policies.md"}
+    assert {"TenantCachePolicy", "TenantGroup", "CacheDomain", "CacheInvalidation", "Secret"} <= shown
+
+
+@pytest.mark.parametrize(("page", "document"), manifests())
+def test_a_manifest_in_a_guide_is_valid(page: str, document: dict[str, Any]) -> None:
+    if document["kind"] == "Secret":
+        ring = KeyRing.decode(document["stringData"][KEYS_DATA_KEY].encode())
+        assert len(ring) == len(json.loads(document["stringData"][KEYS_DATA_KEY])["keys"])
+        return
+    kind = BY_KIND[document["kind"]]
+    metadata = {"uid": "0", "resourceVersion": "1", "name": "generated", **document["metadata"]}
+    kind.parse({**document, "metadata": metadata})
