@@ -6,6 +6,10 @@ import asyncio
 import json
 import socket
 
+import pytest
+
+from kvstrata_sidecar.gate.upstream import Call, EnginePool, Receiver
+
 from .stand_ins import EngineRequest, chunk, event, plain_answer, stream_head
 from .world import World, chat, post, until
 
@@ -225,3 +229,21 @@ async def test_connections_to_the_engine_are_used_again(gate: World) -> None:
         await gate.ask(post("/v1/chat/completions", chat(stream=stream)))
     # The gate's own health checks use the same connections.
     assert gate.engine.connections <= 2
+
+
+async def test_a_health_check_that_is_cancelled_with_its_answer_ends(gate: World) -> None:
+    pool = EnginePool(str(gate.engine.socket_path), asyncio.get_running_loop())
+    receivers: list[Receiver] = []
+
+    def send(payload: bytes, receiver: Receiver) -> Call:
+        receivers.append(receiver)
+        return Call(payload, receiver)
+
+    pool.send = send  # type: ignore[method-assign]
+    check = asyncio.create_task(pool.get("/health"))
+    await until(lambda: receivers)
+    receivers[0].engine_head(200, b"", 0)
+    receivers[0].engine_end()
+    check.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await check

@@ -92,10 +92,14 @@ class EnginePool:
         request = f"GET {path} HTTP/1.1\r\nHost: engine\r\n\r\n".encode()
         call = self.send(request, _StatusReceiver(answer))
         try:
-            return await asyncio.wait_for(answer, _CONNECT_TIMEOUT_S)
+            # Not wait_for: on Python 3.11 it swallows a cancellation that comes together with the answer.
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                return await answer
         except TimeoutError:
-            call.cancel()
             return 0
+        finally:
+            if answer.cancelled():
+                call.cancel()
 
     def close(self) -> None:
         """Drop idle connections and those being made."""
