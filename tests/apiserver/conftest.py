@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from e2e.cluster.control_plane import ControlPlane, free_port
-from tests.apiserver.operator_process import OperatorProcess
+from e2e.cluster.control_plane import ControlPlane
+from tests.apiserver.operator_process import OperatorProcess, Operators
 from tests.apiserver.server import Server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -41,34 +38,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def start_operator(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., OperatorProcess]]:
-    """Start operators; whatever still runs at the end is stopped."""
-    started: list[OperatorProcess] = []
-    logs = tmp_path_factory.mktemp("operators")
-
-    def start(name: str) -> OperatorProcess:
-        port = free_port()
-        environment = {
-            **os.environ,
-            "PYTHONPATH": f"{REPOSITORY}/operator/src:{REPOSITORY}/sidecar/src",
-            "KUBECONFIG": str(server.kubeconfig),
-            "KVSTRATA_NAMESPACE": OPERATOR_NAMESPACE,
-            "KVSTRATA_POD_NAME": name,
-            "KVSTRATA_SIDECAR_IMAGE": "localhost/kvstrata-sidecar:test",
-            "KVSTRATA_REDIS_IMAGE": "localhost/kvstrata-redis:test",
-            "KVSTRATA_HTTP_PORT": str(port),
-        }
-        log = logs / f"{name}-{len(started)}.log"
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kvstrata.cli.operator"], env=environment, stdout=log.open("wb"), stderr=subprocess.STDOUT
-        )
-        started.append(OperatorProcess(process, port, log))
-        return started[-1]
-
-    start.started = started  # type: ignore[attr-defined]
-    yield start
-    for operator in started:
-        operator.kill()
+def operators(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operators]:
+    """Starts operators; whatever still runs at the end is stopped."""
+    started = Operators(server.kubeconfig, OPERATOR_NAMESPACE, REPOSITORY, tmp_path_factory.mktemp("operators"))
+    yield started
+    for running in started.running():
+        running.kill()
 
 
 @pytest.fixture(scope="session")
@@ -76,10 +51,7 @@ def samples(server: Server) -> list[dict[str, Any]]:
     """The checked-in samples, applied."""
     folder = REPOSITORY / "manifests" / "samples"
     objects = [
-        obj
-        for path in sorted(folder.glob("[0-9]*.yaml"))
-        for obj in yaml.safe_load_all(path.read_text())
-        if obj
+        obj for path in sorted(folder.glob("[0-9]*.yaml")) for obj in yaml.safe_load_all(path.read_text()) if obj
     ]
     for obj in objects:
         server.apply(obj)
@@ -87,11 +59,9 @@ def samples(server: Server) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def operator(
-    samples: list[dict[str, Any]], start_operator: Callable[..., OperatorProcess], server: Server
-) -> OperatorProcess:
+def operator(samples: list[dict[str, Any]], operators: Operators, server: Server) -> OperatorProcess:
     """The operator of most tests here, leading over the settled samples."""
-    running = start_operator("operator-a")
+    running = operators.start("operator-a")
     running.wait_until_leading()
     deadline = time.monotonic() + 40
     while server.condition("TenantCachePolicy", "speech", "Enforced")[0] != "Unknown":

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import time
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from e2e.cluster.control_plane import free_port
 
 
 @dataclass(slots=True)
@@ -53,3 +57,38 @@ class OperatorProcess:
     def log_tail(self) -> str:
         """The last lines that it logged."""
         return "\n".join(self.log.read_text().splitlines()[-25:])
+
+
+@dataclass(slots=True)
+class Operators:
+    """Starts operators against one apiserver, each with a port and a log of its own."""
+
+    kubeconfig: Path
+    namespace: str
+    repository: Path
+    logs: Path
+    started: list[OperatorProcess] = field(default_factory=list)
+
+    def start(self, name: str) -> OperatorProcess:
+        """Start an operator whose pod has this name."""
+        port = free_port()
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{self.repository}/operator/src:{self.repository}/sidecar/src",
+            "KUBECONFIG": str(self.kubeconfig),
+            "KVSTRATA_NAMESPACE": self.namespace,
+            "KVSTRATA_POD_NAME": name,
+            "KVSTRATA_SIDECAR_IMAGE": "localhost/kvstrata-sidecar:test",
+            "KVSTRATA_REDIS_IMAGE": "localhost/kvstrata-redis:test",
+            "KVSTRATA_HTTP_PORT": str(port),
+        }
+        log = self.logs / f"{name}-{len(self.started)}.log"
+        command = [sys.executable, "-m", "kvstrata.cli.operator"]
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        self.started.append(OperatorProcess(process, port, log))
+        return self.started[-1]
+
+    def running(self) -> list[OperatorProcess]:
+        """Those that have not ended."""
+        return [operator for operator in self.started if operator.process.poll() is None]

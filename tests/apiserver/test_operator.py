@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.apiserver.operator_process import OperatorProcess
+from tests.apiserver.operator_process import OperatorProcess, Operators
 from tests.apiserver.server import NAMESPACE, Server
 
 CHILDREN = {
@@ -124,11 +123,11 @@ def test_kubectl_get_cache_status_lists_every_kind(server: Server, operator: Ope
 
 
 def test_a_restart_over_a_settled_world_writes_nothing(
-    server: Server, operator: OperatorProcess, start_operator: Callable[..., OperatorProcess]
+    server: Server, operator: OperatorProcess, operators: Operators
 ) -> None:
     before = at_rest(server)
     assert operator.stop() == 0
-    successor = start_operator("operator-b")
+    successor = operators.start("operator-b")
     taken_s = successor.wait_until_leading()
     time.sleep(5)
     after = server.versions()
@@ -138,13 +137,14 @@ def test_a_restart_over_a_settled_world_writes_nothing(
 
 
 def test_when_the_leader_vanishes_the_other_takes_over(
-    server: Server, operator: OperatorProcess, start_operator: Callable[..., OperatorProcess]
+    server: Server, operator: OperatorProcess, operators: Operators
 ) -> None:
     lease = json.loads(server.kubectl("-n", "kvstrata-system", "get", "lease", "kvstrata-operator", "-o", "json"))
-    others = [p for p in _running(start_operator) if p.leading]
-    leader = others[0] if others else start_operator("operator-c")
+    leader = next((running for running in operators.running() if running.leading), None) or operators.start(
+        "operator-c"
+    )
     leader.wait_until_leading()
-    standby = start_operator("operator-d")
+    standby = operators.start("operator-d")
     time.sleep(3)
     assert leader.leading
     assert not standby.leading
@@ -156,13 +156,11 @@ def test_when_the_leader_vanishes_the_other_takes_over(
     server.patch("tcpol", "globex", suspended=True)
     server.wait(
         "the successor to act",
-        lambda: (server.get("tcpol", "globex") or {})["status"].get("observedGeneration")
-        == (server.get("tcpol", "globex") or {})["metadata"]["generation"],
+        lambda: (
+            (server.get("tcpol", "globex") or {})["status"].get("observedGeneration")
+            == (server.get("tcpol", "globex") or {})["metadata"]["generation"]
+        ),
     )
-
-
-def _running(start_operator: Any) -> list[OperatorProcess]:
-    return [p for p in start_operator.started if p.process.poll() is None]
 
 
 def _own(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:

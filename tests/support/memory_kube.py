@@ -7,7 +7,7 @@ runs the same operator against the real one. No call suspends, so callers may dr
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from kvstrata.adapters.kube import Kube, KubeError, TokenIdentity
@@ -112,7 +112,7 @@ class MemoryKube(Kube):
         gone["metadata"]["resourceVersion"] = str(self._version)
         self.events.append(("DELETED", gone))
 
-    def take_events(self) -> list[Event]:
+    def take_events(self) -> Sequence[Event]:
         """Return the events since the last call."""
         taken, self.events = self.events, []
         return taken

@@ -20,6 +20,7 @@ from kvstrata.model.world import World
 from kvstrata.objects import names
 from kvstrata.objects.context import BuildContext
 from kvstrata.plan.types import EnsureSecret, Material, Plan, ProbeBackend
+from kvstrata.reconcile.contains import is_applied, stamped
 from kvstrata.reconcile.controllers import plan
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync
@@ -124,8 +125,7 @@ class Simulation:
                 pod.name
                 for model in self.world.models
                 for pod in self.world.live_pods(model)
-                if model in self.world.bundles
-                and self.world.acked_revision(pod) < self.bundle(model).root.revision
+                if model in self.world.bundles and self.world.acked_revision(pod) < self.bundle(model).root.revision
             ]
             if not behind:
                 return
@@ -180,7 +180,9 @@ class Simulation:
         self.plans.append((key, made))
         actions = tuple(action for action in made.actions if not isinstance(action, ProbeBackend))
         try:
-            finish(self.writer.carry_out(key, Plan(actions, made.apply, made.statuses, made.enqueue, made.wake_after_s)))
+            finish(
+                self.writer.carry_out(key, Plan(actions, made.apply, made.statuses, made.enqueue, made.wake_after_s))
+            )
         except KubeError:
             self.queue.failed(key)
         else:
@@ -239,14 +241,12 @@ class Simulation:
         return {str(key): made for key, made in plans.items() if not made.empty and not self._writes_nothing(made)}
 
     def _writes_nothing(self, made: Plan) -> bool:
-        from kvstrata.reconcile.contains import is_applied, stamped
-
         children = self.world.children
-        return not (
-            made.statuses
-            or [action for action in made.actions if not isinstance(action, ProbeBackend)]
-            or [c for c in made.apply if not is_applied(children.get((c["kind"], c["metadata"]["name"])), stamped(c))]
-        )
+        drifted = [
+            c for c in made.apply if not is_applied(children.get((c["kind"], c["metadata"]["name"])), stamped(c))
+        ]
+        actions = [action for action in made.actions if not isinstance(action, ProbeBackend)]
+        return not (made.statuses or actions or drifted)
 
     def _take(self) -> Key | None:
         # Commits are held off for a tenth of a second: that may pass, minutes may not.

@@ -145,7 +145,12 @@ def test_a_mode_that_the_reader_does_not_know_is_refused(mode: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "accepted"),
-    [(CONTRACT_VERSION, True), (CONTRACT_VERSION - 1, True), (CONTRACT_VERSION + 1, False), (CONTRACT_VERSION - 2, False)],
+    [
+        (CONTRACT_VERSION, True),
+        (CONTRACT_VERSION - 1, True),
+        (CONTRACT_VERSION + 1, False),
+        (CONTRACT_VERSION - 2, False),
+    ],
 )
 def test_a_reader_takes_its_own_version_and_the_one_before(version: int, accepted: bool) -> None:
     raw = json.dumps(json.loads(ROOT.encode()) | {"contract": version}).encode()

@@ -26,7 +26,8 @@ from kvstrata.contract.link import (
 )
 from tests.unit.contract.documents import counts, entries, hex32, junk, names, roots
 
-tiers = st.lists(st.builds(TierState, names, names, names, names, counts, counts, counts, counts), max_size=3).map(tuple)
+tier_states = st.builds(TierState, names, names, names, names, counts, counts, counts, counts)
+tiers = st.lists(tier_states, max_size=3).map(tuple)
 pod_states = st.builds(
     PodState, names, names, names, names, names, names, names, counts, counts, counts, st.booleans(), counts,
     st.booleans(), names, tiers,
@@ -89,7 +90,12 @@ def test_anything_else_is_a_contract_error(read: Callable[[bytes], object], data
 
 @pytest.mark.parametrize("read", [PodState.decode, CacheView.decode, decode_request, decode_answer])
 @pytest.mark.parametrize(
-    "data", [b"[" * 100_000, b'{"ack":1e999,"term":1,"boot":""}', b'{"contract":1,"keyspaces":{},"domain":"","revision":1e999}']
+    "data",
+    [
+        b"[" * 100_000,
+        b'{"ack":1e999,"term":1,"boot":""}',
+        b'{"contract":1,"keyspaces":{},"domain":"","revision":1e999}',
+    ],
 )
 def test_deep_and_infinite_documents_are_contract_errors(read: Callable[[bytes], object], data: bytes) -> None:
     with pytest.raises(ContractError):

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from kvstrata.model.refs import Key
+from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, cpu_tier, domain, group, invalidation, model, pod, policy
-from tests.support.worlds import MemoryKube, Simulation
+from tests.support.worlds import Simulation
 
 KIND = "CacheInvalidation"
 FENCE_S = 70

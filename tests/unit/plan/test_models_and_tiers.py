@@ -147,7 +147,7 @@ def test_a_pool_says_that_nobody_serves_it() -> None:
         "modelRef": {"name": "tiny"}, "prefixes": [{"name": "a", "text": "x"}], "readers": {"public": True}
     })  # fmt: skip
     simulation = at_rest(pool)
-    assert simulation.condition("PrefixPool", "p", "Stalled")[0] == "True"
+    assert simulation.condition("PrefixPool", "p", "Stalled") == ("True", "NotReconciled")
 
 
 def test_a_group_is_enforced_only_when_its_members_entries_are() -> None:

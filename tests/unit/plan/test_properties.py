@@ -149,13 +149,13 @@ def _circles(simulation: Simulation, model_name: str) -> dict[str, tuple[Any, ..
 
 def _structure(simulation: Simulation) -> dict[str, Any]:
     conditions = {
-        f"{kind}/{name}": {c["type"]: (str(c["status"]), str(c["reason"])) for c in raw.get("status", {}).get("conditions", ())}
+        f"{kind}/{name}": {
+            c["type"]: (str(c["status"]), str(c["reason"])) for c in raw.get("status", {}).get("conditions", ())
+        }
         for (kind, _, name), raw in simulation.kube.objects.items()
         if kind in ("TenantCachePolicy", "TenantGroup", "CachedModel", "CacheTier", "CacheDomain")
     }
-    children = sorted(
-        (kind, name) for kind, _, name in simulation.kube.objects if kind not in ("Pod", "Secret")
-    )
+    children = sorted((kind, name) for kind, _, name in simulation.kube.objects if kind not in ("Pod", "Secret"))
     for (kind, _, _), raw in simulation.kube.objects.items():
         if kind == "Deployment":
             assert APPLIED in raw["metadata"]["annotations"]

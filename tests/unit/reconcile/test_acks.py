@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -82,10 +83,10 @@ async def test_a_word_with_another_token_does_not(token: str) -> None:
     assert await heard(simulation, OneGate((state_of(serving), token))) == 0
 
 
-@pytest.mark.parametrize("field", ["pod_uid", "namespace", "model"])
-async def test_a_pod_cannot_speak_for_another_with_its_own_token(field: str) -> None:
+@pytest.mark.parametrize("lies", [{"pod_uid": "other"}, {"namespace": "other"}, {"model": "other"}])
+async def test_a_pod_cannot_speak_for_another_with_its_own_token(lies: dict[str, Any]) -> None:
     simulation, serving = world()
-    lie = replace(state_of(serving), **{field: "other"})
+    lie = replace(state_of(serving), **lies)
     assert await heard(simulation, OneGate((lie, OWN))) == 0
 
 

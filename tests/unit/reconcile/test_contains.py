@@ -33,7 +33,12 @@ def test_what_is_not_there_is_not_applied() -> None:
 
 
 def test_a_changed_field_is_noticed() -> None:
-    for change in ({"replicas": 3}, {"containers": []}, {"containers": [{"name": "c", "args": ["--y", ""]}]}):
+    changes: list[dict[str, Any]] = [
+        {"replicas": 3},
+        {"containers": []},
+        {"containers": [{"name": "c", "args": ["--y", ""]}]},
+    ]
+    for change in changes:
         changed = live()
         changed["spec"] |= change
         assert not is_applied(changed, stamped(DESIRED)), change

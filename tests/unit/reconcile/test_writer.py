@@ -159,7 +159,12 @@ def test_a_child_that_somebody_changed_or_deleted_comes_back(kind: str) -> None:
 
 def test_what_belongs_to_someone_else_is_not_taken_over() -> None:
     simulation = Simulation()
-    foreign = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "kvs-tiny", "namespace": NAMESPACE}, "spec": {}}
+    foreign = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": "kvs-tiny", "namespace": NAMESPACE},
+        "spec": {},
+    }
     simulation.put(foreign)
     simulation.put(cpu_tier(), model(tiers=("cpu",)))
     simulation.come_to_rest()

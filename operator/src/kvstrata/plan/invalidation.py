@@ -161,11 +161,7 @@ def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
     revisions = {target.model: target.revision for target in invalidation.status.targets}
     rolled_at = invalidation.status.rolled_time or now
     domain = world.domain_spec
-    fenced_by = (
-        rolled_at + timedelta(seconds=_fence_s(world))
-        if domain.effective_on_stale is OnStale.FENCE
-        else None
-    )
+    fenced_by = rolled_at + timedelta(seconds=_fence_s(world)) if domain.effective_on_stale is OnStale.FENCE else None
     witnesses = tuple(Witness(pod.model, pod.pod, pod.uid) for pod in invalidation.status.awaiting)
     account = account_for(world, witnesses, revisions, fenced_by, now)
     pods = {"acked": account.acked, "live": account.live, "fenced": account.fenced}

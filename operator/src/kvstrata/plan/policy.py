@@ -43,9 +43,7 @@ def plan_policy(world: World, name: str, now: datetime) -> Plan:
     return _report(world, policy, now, epoch, blocked)
 
 
-def _epoch(
-    world: World, policy: TenantCachePolicy, blocked: Decision | None
-) -> tuple[Epoch | None, Epoch | None]:
+def _epoch(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> tuple[Epoch | None, Epoch | None]:
     """Return the epoch in force and, when this policy must write a new one into its status, that one.
 
     A blocked policy stays in the scope that it has, because its last valid spec does.

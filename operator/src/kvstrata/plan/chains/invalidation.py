@@ -93,11 +93,7 @@ def scopes_to_roll(world: World, invalidation: CacheInvalidation) -> tuple[Scope
     if scope.group is not None:
         return (group_scope(scope.group),)
     if scope.all:
-        tenants = {
-            tenant_scope(policy)
-            for policy in world.policies.values()
-            if _has_own_scope(world, policy)
-        }
+        tenants = {tenant_scope(policy) for policy in world.policies.values() if _has_own_scope(world, policy)}
         return tuple(sorted({*tenants, *(group_scope(name) for name in world.groups), PUBLIC_SCOPE}))
     chosen = {
         tenant_scope(world.policies[name])
