@@ -63,6 +63,7 @@ class GateClient:
         self._port = port
         self._tls = _client_context(ca_pem, client_certificate_pem, client_key_pem)
         self._session: aiohttp.ClientSession | None = None
+        self._seen: dict[tuple[str, str], str] = {}
 
     async def __aenter__(self) -> GateClient:
         return self
@@ -81,14 +82,17 @@ class GateClient:
     async def state(self, pod_ip: str, server_name: str, after: int, wait_s: float) -> tuple[PodState, str]:
         """Return a pod's state and the token that it sent with it, unchecked.
 
-        The gate answers at once when its acknowledged revision differs from `after`, else within `wait_s` seconds.
+        The gate answers at once when its acknowledged revision differs from `after`, or when its state has changed since
+        it last answered this client, else within `wait_s` seconds.
         `server_name` is `contract.ack.gate_server_name(model, namespace)`. Raises GateError.
         """
         host = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
+        seen = self._seen.get((pod_ip, server_name))
         try:
             async with self._open_session().get(
                 f"https://{host}:{self._port}{STATE_PATH}",
                 params={"after": str(after), "wait": f"{wait_s:g}"},
+                headers={"If-None-Match": seen} if seen else {},
                 server_hostname=server_name,
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=wait_s + ANSWER_GRACE_S, sock_connect=CONNECT_TIMEOUT_S),
@@ -98,7 +102,9 @@ class GateClient:
                 token = response.headers.get(ACK_TOKEN_HEADER, "")
                 if not token:
                     raise GateError(GateFailure.NO_TOKEN, f"the gate at {pod_ip} sent no {ACK_TOKEN_HEADER} header")
-                return PodState.decode(await _read_capped(response, pod_ip)), token
+                state = PodState.decode(await _read_capped(response, pod_ip))
+                self._seen[pod_ip, server_name] = response.headers.get("ETag", "")
+                return state, token
         except GateError:
             raise
         except ContractError as error:

@@ -2,8 +2,9 @@
 
 The gate serves it at `GET /v1/state?after=<revision>&wait=<seconds>` over mutual TLS: a long poll that returns as
 soon as the acknowledged revision, a boot id, freshness or a tier's breaker differs from what `after` implies, or after
-`wait` seconds. The header `Kvstrata-Ack-Token` carries a token that Kubernetes bound to the pod, with the audience
-`kvstrata-ack`: the operator asks the API server whose it is, so no pod can acknowledge for another.
+`wait` seconds. Its `ETag`, sent back as `If-None-Match`, tells the gate which answer the operator has seen. The header
+`Kvstrata-Ack-Token` carries a token that Kubernetes bound to the pod, with the audience `kvstrata-ack`: the operator
+asks the API server whose it is, so no pod can acknowledge for another.
 """
 
 from __future__ import annotations

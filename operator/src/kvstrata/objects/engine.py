@@ -85,6 +85,7 @@ def arguments(model: CachedModel, tiers: Sequence[CacheTier]) -> list[str]:
         *("--served-model-name", spec.name),
         *("--uds", paths.ENGINE_SOCKET),
         *("--prefix-caching-hash-algo", "sha256"),
+        "--enable-prompt-tokens-details",
     ]
     if spec.effective_dtype is not DType.AUTO:
         flags += ["--dtype", str(spec.effective_dtype)]

@@ -107,8 +107,17 @@ class AckListener:
 
     def _take(self, namespace: str, pod: Pod, state: PodState) -> None:
         self._answered.add(pod.uid)
+        self._measure(namespace, pod, state)
         for key in self._store.observe_state(pod, namespace, VerifiedState(state, utc_now())):
             self._queue.add(key)
+
+    def _measure(self, namespace: str, pod: Pod, state: PodState) -> None:
+        """Take the time from the last commit to this acknowledgement, if it is the first that covers it."""
+        domain = self._store.domain(namespace)
+        revision, committed_at = domain.committed_at.get(pod.model, (0, 0.0))
+        before = domain.states.get(pod.uid)
+        if before and before.state.acked < revision <= state.acked:
+            metrics.ACK_LATENCY.observe(time.monotonic() - committed_at)
 
     async def _doubt(self, namespace: str, pod: Pod, state: PodState, token: str) -> str | None:
         """Return why a state is not believed, or None."""

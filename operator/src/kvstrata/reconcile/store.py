@@ -42,6 +42,8 @@ class DomainStore:
     departures: dict[str, tuple[Departure, ...]] = field(default_factory=dict)
     states: dict[str, VerifiedState] = field(default_factory=dict)
     bundles: dict[str, CommittedBundle] = field(default_factory=dict)
+    committed_at: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """By model, the revision that this process committed last and when, in monotonic seconds."""
     backends: dict[str, BackendReport] = field(default_factory=dict)
 
 

@@ -142,6 +142,7 @@ class Writer:
         domain.bundles[commit.model] = CommittedBundle(
             Bundle(commit.root, commit.entries), written["metadata"]["resourceVersion"]
         )
+        domain.committed_at[commit.model] = (commit.root.revision, time.monotonic())
         metrics.COMMITS.observe(time.monotonic() - started)
         for other in ("TenantCachePolicy", "TenantGroup"):
             self._enqueue({Key(other, key.namespace, name) for name in self._concerned(key.namespace, other, commit)})

@@ -27,7 +27,6 @@ class Reason(StrEnum):
     BAD_VALUE = "bad_value"
     MODEL = "model"
     UNKNOWN_TENANT = "unknown_tenant"
-    SUSPENDED = "suspended"
     NO_POLICY = "no_policy"
     OVERLOADED = "overloaded"
     ENGINE = "engine"

@@ -24,7 +24,7 @@ class Grant:
 def decide(bundle: Bundle | None, tenant: str, fresh: bool, random_salt: Callable[[], str]) -> Grant:
     """Return the grant of `tenant` under `bundle`.
 
-    In this order: no bundle, an unknown tenant (`Refuse` or a random salt), a suspended one, reuse switched off, a
+    In this order: no bundle, an unknown tenant (`Refuse` or a random salt), a suspended one or reuse switched off, a
     stale bundle under `onStale: Fence`, the tenant's keyspace. Raises Refusal with status 503 or 403.
     """
     if bundle is None:
@@ -34,9 +34,7 @@ def decide(bundle: Bundle | None, tenant: str, fresh: bool, random_salt: Callabl
         if rules.unknown_tenants == "Refuse":
             raise Refusal(403, Reason.UNKNOWN_TENANT, "no cache policy names this tenant, and the domain requires one")
         return Grant(random_salt(), False)
-    if entry.suspended:
-        raise Refusal(403, Reason.SUSPENDED, "this tenant is suspended", code="tenant_suspended")
-    if rules.reuse == "Off" or (rules.on_stale == "Fence" and not fresh):
+    if entry.suspended or rules.reuse == "Off" or (rules.on_stale == "Fence" and not fresh):
         return Grant(random_salt(), False)
     return Grant(entry.keyspace, True)
 
