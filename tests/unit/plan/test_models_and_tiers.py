@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvstrata.model.refs import Key
 from tests.support.objects import (
     NAMESPACE,
     cpu_tier,
@@ -159,6 +160,18 @@ def test_a_group_is_enforced_only_when_its_members_entries_are() -> None:
     simulation.settle()
     assert simulation.condition("TenantGroup", "lab", "Enforced") == ("True", "AllPodsAcknowledged")
     assert simulation.condition("TenantGroup", "lab", "MembersResolved")[0] == "True"
+
+
+def test_a_group_with_a_new_epoch_is_not_enforced_before_a_bundle_holds_it() -> None:
+    simulation = at_rest(cpu_tier(), model(), pod("pod-0"), group("lab", "a"), policy("a", group="lab"))
+    assert simulation.condition("TenantGroup", "lab", "Enforced")[0] == "True"
+    simulation.edit("TenantGroup", "lab", cacheGeneration=1)
+    lab = Key("TenantGroup", NAMESPACE, "lab")
+    simulation.step(lab)
+    simulation.step(lab)
+    assert simulation.condition("TenantGroup", "lab", "Enforced") == ("False", "NotCommitted")
+    simulation.come_to_rest()
+    assert simulation.condition("TenantGroup", "lab", "Enforced")[0] == "True"
 
 
 def test_a_groups_tier_that_appears_lets_it_act() -> None:

@@ -139,6 +139,7 @@ class Operator:
             try:
                 await resync.objects(self._queue.add)
                 await resync.secrets()
+                await resync.bundles()
                 self._enqueue_all()
             except KubeError as error:
                 log.warning("the list-and-diff pass failed", extra={"error": str(error)})

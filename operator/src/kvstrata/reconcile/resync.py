@@ -62,9 +62,11 @@ class Resync:
             domain = self._store.domain(namespace)
             for model in tuple(domain.objects["CachedModel"]):
                 committed = await read_bundle(self._kube, namespace, model)
+                known = domain.bundles.get(model)
                 if committed is None:
                     domain.bundles.pop(model, None)
-                else:
+                elif known is None or int(committed.resource_version) >= int(known.resource_version):
+                    # An older one was read before a commit that has been made meanwhile.
                     domain.bundles[model] = committed
 
     async def _diff(

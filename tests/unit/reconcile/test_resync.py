@@ -1,0 +1,77 @@
+"""List and diff: whatever no event told is found, and nothing newer is forgotten for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from kvstrata.model.refs import BUNDLE, Key
+from tests.support.objects import NAMESPACE, cpu_tier, model, policy
+from tests.support.worlds import Simulation, finish
+
+
+def at_rest() -> Simulation:
+    simulation = Simulation(cpu_tier(), model(tiers=("cpu",)), policy("acme"), policy("globex"))
+    simulation.come_to_rest()
+    return simulation
+
+
+def resync(simulation: Simulation) -> set[Key]:
+    """One pass, as the operator makes it every ten minutes; return what it reported as missed."""
+    missed: set[Key] = set()
+    finish(simulation.resync.objects(missed.add))
+    finish(simulation.resync.secrets())
+    finish(simulation.resync.bundles())
+    simulation.enqueue_all()
+    simulation.come_to_rest()
+    return missed
+
+
+def test_a_pass_over_a_world_that_is_known_finds_and_writes_nothing() -> None:
+    simulation = at_rest()
+    simulation.kube.log.clear()
+    assert resync(simulation) == set()
+    assert [entry for entry in simulation.kube.log if entry[0] != "put"] == []
+
+
+def test_objects_that_came_changed_or_went_without_an_event_are_found() -> None:
+    simulation = at_rest()
+    simulation.kube.put(policy("late"))
+    simulation.kube.put(policy("acme", suspended=True))
+    simulation.kube.remove("TenantCachePolicy", NAMESPACE, "globex")
+    simulation.kube.take_events()
+    missed = resync(simulation)
+    assert {Key("TenantCachePolicy", NAMESPACE, name) for name in ("late", "acme", "globex")} <= missed
+    assert set(simulation.bundle().entries) == {"acme", "late"}
+    assert simulation.entry("acme").suspended
+
+
+def test_a_child_that_went_without_an_event_comes_back() -> None:
+    simulation = at_rest()
+    simulation.kube.remove("Service", NAMESPACE, "kvs-tiny")
+    simulation.kube.take_events()
+    resync(simulation)
+    assert ("Service", NAMESPACE, "kvs-tiny") in simulation.kube.objects
+
+
+def test_a_bundle_or_certificate_that_somebody_deleted_comes_back() -> None:
+    simulation = at_rest()
+    before = simulation.bundle()
+    for name in ("kvs-tiny-bundle", "kvs-tiny-gate-tls"):
+        simulation.kube.remove("Secret", NAMESPACE, name)
+    resync(simulation)
+    assert ("Secret", NAMESPACE, "kvs-tiny-gate-tls") in simulation.kube.objects
+    assert ("Secret", NAMESPACE, "kvs-tiny-bundle") in simulation.kube.objects
+    assert simulation.bundle().root.revision > before.root.revision
+    assert {t: e.keyspace for t, e in simulation.bundle().entries.items()} == {
+        t: e.keyspace for t, e in before.entries.items()
+    }
+
+
+def test_a_bundle_that_was_read_before_a_commit_does_not_replace_it() -> None:
+    simulation = at_rest()
+    committed = simulation.world.bundles["tiny"]
+    newer = replace(committed, resource_version=str(int(committed.resource_version) + 1000))
+    simulation.store.domain(NAMESPACE).bundles["tiny"] = newer
+    finish(simulation.resync.bundles())
+    assert simulation.world.bundles["tiny"] is newer
+    assert Key(BUNDLE, NAMESPACE, "tiny") in set(simulation.store.all_keys())
