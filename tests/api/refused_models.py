@@ -112,6 +112,13 @@ POLICY = [
         "groupRef is only for isolation Group",
     ),
     Row(
+        "generation_of_public",
+        "TenantCachePolicy",
+        {"spec.isolation": "Public", "spec.tiers": [], "spec.cacheGeneration": 3},
+        "spec.cacheGeneration",
+        "cacheGeneration is only for isolation Isolated",
+    ),
+    Row(
         "tiers_of_public",
         "TenantCachePolicy",
         {"spec.isolation": "Public"},

@@ -14,6 +14,7 @@ from typing import Any
 from kvstrata.adapters.kube import KubeError
 from kvstrata.contract.ack import PodState
 from kvstrata.contract.bundle import Bundle, Entry
+from kvstrata.contract.link import TierState
 from kvstrata.model.facts import BackendReport, Pod, SecretFacts, VerifiedState
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
@@ -105,14 +106,17 @@ class Simulation:
         self.kube.remove(kind, NAMESPACE, name)
         self._deliver()
 
-    def ack(self, pod: str, revision: int | None = None) -> None:
-        """Let a pod acknowledge a revision, by default its bundle's newest."""
+    def ack(
+        self, pod: str, revision: int | None = None, *, problem: str = "", tiers: tuple[TierState, ...] = ()
+    ) -> None:
+        """Let a pod acknowledge a revision, by default its bundle's newest, and say what else it has to say."""
         found = self.pod(pod)
         newest = self.bundle(found.model).root.revision
         acked = newest if revision is None else revision
         state = PodState(
             pod=pod, pod_uid=found.uid, namespace=NAMESPACE, model=found.model, identity="", gate_boot="g",
             cache_boot="c", term=1, acked=acked, seen=newest, fresh=True, fresh_age_ms=0, engine_ready=True,
+            problem=problem, tiers=tiers,
         )  # fmt: skip
         self.acks[found.uid] = state
         self._say(found, state)

@@ -318,3 +318,19 @@ def test_an_invalidation_that_comes_before_the_domain_waits_for_it() -> None:
     simulation = Simulation(invalidation("now", scope={"all": True}))
     simulation.come_to_rest()
     assert phase(simulation) == "Complete"
+
+
+@pytest.mark.parametrize(("choice", "rolled"), [("Roll", True), ("Exclude", False)])
+def test_a_scope_that_the_tenant_has_left_counts_as_shared(choice: str, rolled: bool) -> None:
+    simulation = Simulation(model(), group("lab", "a", "b"), policy("a", group="lab"), policy("b", group="lab"))
+    simulation.put(pod("pod-0"))
+    simulation.come_to_rest()
+    simulation.edit("TenantGroup", "lab", members=["b"])
+    simulation.come_to_rest()
+    before = simulation.status("TenantGroup", "lab")["scope"]["epoch"]
+    simulation.put(invalidation("unsaid", scope={"tenant": "a"}))
+    simulation.put(invalidation("said", scope={"tenant": "a"}, sharedScopes=choice))
+    simulation.come_to_rest()
+    assert simulation.condition("CacheInvalidation", "unsaid", "Failed") == ("True", "SharedScopeChoiceRequired")
+    assert simulation.status("CacheInvalidation", "said")["phase"] == "Complete"
+    assert (simulation.status("TenantGroup", "lab")["scope"]["epoch"] != before) is rolled

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvstrata.contract.link import TierState
 from kvstrata.model.refs import Key
 from tests.support.objects import (
     NAMESPACE,
@@ -209,3 +210,24 @@ def test_a_damaged_domain_key_is_replaced_without_turning_in_circles() -> None:
     simulation.come_to_rest()
     assert simulation.entry("acme").keyspace != before
     assert simulation.unsettled() == {}
+
+
+def test_a_pods_problem_is_the_models_problem() -> None:
+    simulation = at_rest(model(), pod("pod-0"))
+    simulation.ack("pod-0", problem="the API-key Secret keys does not exist")
+    simulation.settle()
+    assert simulation.condition("CachedModel", "tiny", "Ready") == ("False", "PodsReportProblem")
+    simulation.ack("pod-0")
+    simulation.come_to_rest()
+    assert simulation.condition("CachedModel", "tiny", "Ready")[1] != "PodsReportProblem"
+
+
+def test_a_tier_that_pods_do_not_reach_is_not_reachable_whatever_the_operator_sees() -> None:
+    simulation = at_rest(redis_tier("shared"), model(tiers=("shared",)), pod("pod-0"))
+    assert simulation.condition("CacheTier", "shared", "BackendReachable")[0] == "True"
+    simulation.ack("pod-0", tiers=(TierState("shared", "Redis", "open"),))
+    simulation.settle()
+    assert simulation.condition("CacheTier", "shared", "BackendReachable") == ("False", "PodsDisconnected")
+    simulation.ack("pod-0", tiers=(TierState("shared", "Redis", "closed"),))
+    simulation.settle()
+    assert simulation.condition("CacheTier", "shared", "BackendReachable")[0] == "True"

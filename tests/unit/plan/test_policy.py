@@ -288,3 +288,32 @@ def test_a_suspended_tenant_stays_in_the_bundle_without_reuse() -> None:
     simulation = settled(policy("acme", suspended=True))
     assert simulation.entry("acme").suspended
     assert simulation.bundle().keyspaces == frozenset()
+
+
+def test_a_tenant_that_left_a_shared_scope_is_remembered_there_until_its_epoch_is_gone() -> None:
+    simulation = settled(group("lab", "a", "b"), policy("a", group="lab"), policy("b", group="lab"))
+    shared = simulation.status("TenantGroup", "lab")["scope"]["epoch"]
+    simulation.edit("TenantGroup", "lab", members=["b"])
+    simulation.come_to_rest()
+    assert simulation.status(TCP, "a")["scope"]["kind"] == "Tenant"
+    assert simulation.status(TCP, "a")["formerScopes"] == [{"kind": "Group", "name": "lab", "epoch": shared}]
+    simulation.edit("TenantGroup", "lab", cacheGeneration=1)
+    simulation.come_to_rest()
+    assert not simulation.status(TCP, "a").get("formerScopes")
+
+
+def test_a_retention_that_this_version_does_not_keep_is_not_silent() -> None:
+    simulation = settled(hbm_tier(), policy("acme", tiers=[{"name": "hbm", "retention": "1h"}]))
+    assert simulation.condition(TCP, "acme", "WithinBudget") == ("Unknown", "BudgetsNotEnforced")
+
+
+def test_a_change_of_the_rules_is_enforced_only_once_pods_acknowledged_it() -> None:
+    simulation = settled(policy("acme"))
+    simulation.edit("CachedModel", "tiny", reuse={"mode": "Off"})
+    simulation.step(Key("CachedModel", NAMESPACE, "tiny"))
+    assert simulation.condition("CachedModel", "tiny", "PolicyEnforced") == ("False", "NotCommitted")
+    simulation.settle()
+    assert simulation.condition("CachedModel", "tiny", "PolicyEnforced") == ("False", "AwaitingAcks")
+    assert simulation.condition(TCP, "acme", "Enforced") == ("False", "AwaitingAcks")
+    simulation.come_to_rest()
+    assert simulation.condition("CachedModel", "tiny", "PolicyEnforced")[0] == "True"

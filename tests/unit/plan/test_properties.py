@@ -24,7 +24,7 @@ policies = st.builds(
         "isolation": isolation,
         **({"groupRef": {"name": named}} if isolation == "Group" else {}),
         **({"tiers": [{"name": tier, "limit": "1Mi"}]} if isolation == "Isolated" and tier else {}),
-        **({"cacheGeneration": generation} if generation else {}),
+        **({"cacheGeneration": generation} if generation and isolation == "Isolated" else {}),
         "suspended": suspended,
     },
     st.sampled_from(TENANTS),

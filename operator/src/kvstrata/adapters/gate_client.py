@@ -82,8 +82,8 @@ class GateClient:
     async def state(self, pod_ip: str, server_name: str, after: int, wait_s: float) -> tuple[PodState, str]:
         """Return a pod's state and the token that it sent with it, unchecked.
 
-        The gate answers at once when its acknowledged revision differs from `after`, or when its state has changed since
-        it last answered this client, else within `wait_s` seconds.
+        The gate answers at once when its acknowledged revision differs from `after`, or when its state has changed
+        since it last answered this client, else within `wait_s` seconds.
         `server_name` is `contract.ack.gate_server_name(model, namespace)`. Raises GateError.
         """
         host = f"[{pod_ip}]" if ":" in pod_ip else pod_ip

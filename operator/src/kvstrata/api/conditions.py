@@ -1,15 +1,11 @@
-"""Condition types, and the one function that sets conditions.
+"""Condition types, and which kind has which.
 
 Ready, Reconciling and Stalled follow kstatus: tools that wait for an object understand them without knowing the kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import datetime
 from enum import StrEnum
-
-from kvstrata.api.common import Condition, ConditionStatus
 
 
 class ConditionType(StrEnum):
@@ -39,7 +35,7 @@ class ConditionType(StrEnum):
 
     ADMITTED = "Admitted", "The policy was accepted and its guarantees were granted."
     ENFORCED = "Enforced", "Every live pod acknowledged this generation of the policy."
-    WITHIN_BUDGET = "WithinBudget", "The tenant stays below its limits."
+    WITHIN_BUDGET = "WithinBudget", "Everything that the object sets limits for stays below them."
     POOLS_RESOLVED = "PoolsResolved", "Every pool that the policy names exists and lists the tenant as a reader."
     ERASES_ON_DELETION = "ErasesOnDeletion", "Deleting the policy also erases what the tenant has cached."
 
@@ -59,7 +55,7 @@ class ConditionType(StrEnum):
 
 _COMMON = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED)
 _OF_KIND: dict[str, tuple[ConditionType, ...]] = {
-    "CacheDomain": (ConditionType.ENFORCED,),
+    "CacheDomain": (ConditionType.ENFORCED, ConditionType.WITHIN_BUDGET),
     "CacheTier": (ConditionType.BACKEND_REACHABLE, ConditionType.CAPACITY_COMMITTED, ConditionType.ENCRYPTED),
     "CachedModel": (
         ConditionType.TIERS_BOUND,
@@ -74,7 +70,7 @@ _OF_KIND: dict[str, tuple[ConditionType, ...]] = {
         ConditionType.POOLS_RESOLVED,
         ConditionType.ERASES_ON_DELETION,
     ),
-    "TenantGroup": (ConditionType.ENFORCED, ConditionType.MEMBERS_RESOLVED),
+    "TenantGroup": (ConditionType.ENFORCED, ConditionType.WITHIN_BUDGET, ConditionType.MEMBERS_RESOLVED),
     "PrefixPool": (ConditionType.WARM, ConditionType.PUBLISHED),
     "CacheInvalidation": (
         ConditionType.LOGICALLY_INVALID,
@@ -91,42 +87,3 @@ _OF_KIND: dict[str, tuple[ConditionType, ...]] = {
 def condition_types(kind: str) -> tuple[ConditionType, ...]:
     """The condition types that objects of `kind` may carry, in the order of the documentation."""
     return _COMMON + _OF_KIND[kind]
-
-
-def set_conditions(current: Iterable[Condition], changes: Iterable[Condition]) -> tuple[Condition, ...]:
-    """The conditions after `changes`.
-
-    A changed condition replaces that of its type. Its last_transition_time is kept when status stays the same, as
-    metav1 asks. Order: as it was, new types at the end, so that an unchanged status stays equal.
-    """
-    result = {condition.type: condition for condition in current}
-    for change in changes:
-        before = result.get(change.type)
-        if before is not None and before.status is change.status:
-            change = change.model_copy(update={"last_transition_time": before.last_transition_time})
-        result[change.type] = change
-    return tuple(result.values())
-
-
-def condition(
-    condition_type: ConditionType,
-    status: ConditionStatus | bool | None,
-    reason: str,
-    message: str,
-    *,
-    generation: int,
-    now: datetime,
-) -> Condition:
-    """Make a condition. `status` None means Unknown; `generation` is the metadata.generation that was looked at."""
-    if not isinstance(status, ConditionStatus):
-        status = (
-            ConditionStatus.UNKNOWN if status is None else ConditionStatus.TRUE if status else ConditionStatus.FALSE
-        )
-    return Condition(
-        type=condition_type.value,
-        status=status,
-        reason=str(reason),
-        message=message,
-        observed_generation=generation,
-        last_transition_time=now,
-    )

@@ -52,6 +52,7 @@ class DomainReason(Reason):
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
     TIER_NOT_FOUND = _TIER_NOT_FOUND
     NO_MODELS = _NO_MODELS
+    NOT_COMMITTED = _NOT_COMMITTED
     AWAITING_ACKS = _AWAITING_ACKS
     ALL_PODS_ACKNOWLEDGED = _ALL_ACKED
     NO_LIVE_PODS = _NO_LIVE_PODS
@@ -86,6 +87,7 @@ class TierReason(Reason):
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
     EVICTION_NOT_RECONCILED = "EvictionNotReconciled", "This version does not evict from this medium in this order."
     REACHABLE = "Reachable", "The tier's servers answer."
+    PODS_DISCONNECTED = "PodsDisconnected", "The operator reaches the tier's server, and pods do not."
     UNREACHABLE = "Unreachable", "There is no route to the tier's server."
     CONNECTION_REFUSED = "ConnectionRefused", "Nothing listens at the tier's address."
     TIMEOUT = "Timeout", "The tier's server did not answer in time."
@@ -127,6 +129,10 @@ class ModelReason(Reason):
     CHUNK_SIZE_MISMATCH = "ChunkSizeMismatch", "The chunk size is not a multiple of the engine's block size."
     TIER_STALLED = "TierStalled", "A CacheTier of the model is stalled; the model serves without it."
     NAME_CONFLICT = "NameConflict", "An object that would belong to this one exists and belongs to someone else."
+    PODS_REPORT_PROBLEM = (
+        "PodsReportProblem",
+        "A pod cannot read its policy or its API keys.",
+    )
     ROLLING_OUT = "RollingOut", "Some pods still run an older template."
     ROLLED_OUT = "RolledOut", "Every pod runs the newest template."
     ROLLOUT_STUCK = "RolloutStuck", "Pods do not become ready within startupTimeout."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,10 @@ from kvstrata.api.markers import VALIDATIONS
 from kvstrata.api.reasons import REASONS
 
 HEADER = "<!-- Generated from the models in operator/src/kvstrata/api by `make generate`. Do not edit. -->"
+
+
+PATTERN = re.compile(r"\^\S+\$")
+"""A regular expression in a rule's message. Markdown would take its brackets for a link."""
 
 
 def build_reference() -> dict[str, str]:
@@ -102,7 +107,7 @@ def _type_name(field: Mapping[str, Any]) -> str:
 
 def _rules(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
     for rule in schema.get(VALIDATIONS, ()):
-        yield (path + rule.get("fieldPath", "")).lstrip(".") or "(object)", rule["message"].replace("|", "\\|")
+        yield (path + rule.get("fieldPath", "")).lstrip(".") or "(object)", PATTERN.sub(r"`\g<0>`", rule["message"])
     for name, child in schema.get("properties", {}).items():
         yield from _rules(child, f"{path}.{name}")
     if "items" in schema:

@@ -88,7 +88,8 @@ class TenantCachePolicySpec(ApiModel):
     """PrefixPools that the tenant wants to read. It reads those that also list the tenant as a reader."""
 
     cache_generation: Generation | None = None
-    """Raise it to make everything that this tenant has cached unreachable."""
+    """Raise it to make everything that this tenant has cached unreachable; with isolation Isolated only, because others
+    use shared scopes too."""
 
     deletion_policy: DeletionPolicy | None = None
     """Erase: when the policy is deleted, so is the data. Abandon: it becomes unreachable and ages out. Absent means
@@ -116,6 +117,13 @@ class TenantCachePolicySpec(ApiModel):
             "or in the CacheDomain's publicBudget",
             field_path=".tiers",
             holds=lambda spec: spec.isolation is Isolation.ISOLATED or not spec.tiers,
+        ),
+        Rule(
+            cel="self.isolation == 'Isolated' || !has(self.cacheGeneration)",
+            message="cacheGeneration is only for isolation Isolated: raise that of the TenantGroup, or create a "
+            "CacheInvalidation with sharedScopes: Roll",
+            field_path=".cacheGeneration",
+            holds=lambda spec: spec.isolation is Isolation.ISOLATED or spec.cache_generation is None,
         ),
     )
 

@@ -14,6 +14,9 @@ from kvstrata.model.refs import Key
 
 from .types import Decision, StatusWrite
 
+_NOTHING = (None, "", [], {})
+"""What the server leaves out: writing one over another says nothing new."""
+
 READY = "Ready"
 RECONCILING = "Reconciling"
 STALLED = "Stalled"
@@ -127,4 +130,4 @@ def _same(current: Any, desired: Any) -> bool:
     if isinstance(current, dict) and isinstance(desired, dict):
         names = current.keys() | desired.keys()
         return all(_same(current.get(name), desired.get(name)) for name in names)
-    return bool(current == desired) or (current in (None, "") and desired in (None, ""))
+    return bool(current == desired) or (current in _NOTHING and desired in _NOTHING)

@@ -13,8 +13,8 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 
-from .conditions import Finding, kstatus, true, unknown, write_status
-from .enforcement import ENFORCED, Coverage, coverage, enforced_finding
+from .conditions import Finding, false, kstatus, true, unknown, write_status
+from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, rules_are_committed
 from .scopes import fresh_epoch, held
 from .types import Create, Decision, EnsureSecret, Material, Plan
 
@@ -73,6 +73,11 @@ def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
     enforced = enforced_finding(total)
     if not world.models:
         enforced = Finding(ENFORCED, enforced.status, DomainReason.NO_MODELS, "no CachedModel exists in this namespace")
+    behind = sorted(model.name for model in world.models.values() if not rules_are_committed(world, model))
+    if behind:
+        enforced = false(
+            ENFORCED, DomainReason.NOT_COMMITTED, f"the bundle of CachedModel {', '.join(behind[:3])} is being written"
+        )
     pending = Decision(enforced.reason, enforced.message) if enforced.status == "False" else None
     fields = {"bundleRevision": revision, "podsAcked": total.acked, "podsLive": total.live}
     ready = Decision(DomainReason.READY, "the domain has its identity and key")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.bundle import Entry
 from kvstrata.model.facts import Pod
 from kvstrata.model.world import World
 
-from .compile import selects
+from .compile import rules_of, selects
 from .conditions import Finding, false, true, unknown
 
 ENFORCED = "Enforced"
@@ -35,6 +36,12 @@ class Coverage:
 
     def __str__(self) -> str:
         return f"{self.acked} of {self.live} pods"
+
+
+def rules_are_committed(world: World, model: CachedModel) -> bool:
+    """Whether the model's bundle carries the rules that its spec and the domain's declare now."""
+    committed = world.bundles.get(model.name)
+    return committed is not None and committed.bundle.root.rules == rules_of(world, model)
 
 
 def coverage(world: World, model: str, revision: int) -> Coverage:
@@ -70,11 +77,12 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
             committed=True,
         )
     total = Coverage()
-    uncommitted = []
+    uncommitted = _bundles_that_still_hold(world, policy, frozenset(model.name for model in models))
     for model in models:
         committed = world.bundles.get(model.name)
         entry = committed.bundle.entries.get(desired.tenant) if committed else None
-        if committed is None or entry is None or replace(entry, since=0) != desired:
+        current = rules_are_committed(world, model)
+        if committed is None or entry is None or not current or replace(entry, since=0) != desired:
             uncommitted.append(model.name)
             continue
         total += coverage(world, model.name, max(entry.since, committed.bundle.root.rules_since))
@@ -82,12 +90,25 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
         names = ", ".join(uncommitted)
         return Enforcement(
             false(
-                ENFORCED, PolicyReason.NOT_COMMITTED, f"the bundle of CachedModel {names} does not hold this policy yet"
+                ENFORCED,
+                PolicyReason.NOT_COMMITTED,
+                f"the bundle of CachedModel {names} is not up to date with this policy yet",
             ),
             committed=False,
             coverage=total,
         )
     return Enforcement(enforced_finding(total), committed=True, coverage=total)
+
+
+def _bundles_that_still_hold(world: World, policy: TenantCachePolicy, chosen: frozenset[str]) -> list[str]:
+    """Return the models that the policy no longer selects and whose bundle has not dropped it yet."""
+    return [
+        name
+        for name, committed in sorted(world.bundles.items())
+        if name in world.models
+        and name not in chosen
+        and any(entry.policy == policy.uid for entry in committed.bundle.entries.values())
+    ]
 
 
 def enforced_finding(total: Coverage) -> Finding:

@@ -22,7 +22,7 @@ from .chains import first
 from .chains import model as chain
 from .chains import tier as tier_chain
 from .conditions import Finding, false, kstatus, true, unknown, write_status
-from .enforcement import coverage
+from .enforcement import coverage, rules_are_committed
 from .ownership import no_longer_wanted, taken_by_someone_else
 from .types import Decision, EnsureSecret, Material, Plan
 
@@ -112,7 +112,7 @@ def _report(
 ) -> tuple[Any, ...]:
     rolled_out, enforced, isolation = _observed(world, model)
     tiers_bound = _tiers_bound(world, model, left_out)
-    pending = next(
+    pending = _problem_of_a_pod(world, model) or next(
         (Decision(f.reason, f.message) for f in (rolled_out, enforced) if f.status == "False"),
         None,
     )
@@ -127,6 +127,14 @@ def _report(
     }
     findings = (*kstatus(None, pending, ready), tiers_bound, enforced, isolation, rolled_out)
     return write_status(model, now, findings, fields)
+
+
+def _problem_of_a_pod(world: World, model: CachedModel) -> Decision | None:
+    for pod in world.serving_pods(model.name):
+        told = world.states.get(pod.uid)
+        if told and told.state.problem:
+            return Decision(ModelReason.PODS_REPORT_PROBLEM, f"pod {pod.name}: {told.state.problem}")
+    return None
 
 
 def _observed(world: World, model: CachedModel) -> tuple[Finding, Finding, Finding]:
@@ -163,7 +171,7 @@ def _rolled_out(world: World, model: CachedModel) -> Finding:
 def _enforced(world: World, model: CachedModel) -> Finding:
     kind = ConditionType.POLICY_ENFORCED
     committed = world.bundles.get(model.name)
-    if committed is None:
+    if committed is None or not rules_are_committed(world, model):
         return false(kind, ModelReason.NOT_COMMITTED, "the model's bundle is being written")
     total = coverage(world, model.name, committed.bundle.root.revision)
     if not total.live:

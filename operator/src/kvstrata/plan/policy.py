@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from kvstrata.api.cachetier import Medium
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
 from kvstrata.contract.keyspace import ScopeKind
@@ -15,7 +16,7 @@ from .chains import policy as chain
 from .compile import compile_policy
 from .conditions import Finding, false, kstatus, true, unknown, write_status
 from .enforcement import ENFORCED, Enforcement, policy_enforcement
-from .scopes import Epoch, current_epoch, fresh_epoch, held, scope_in_force
+from .scopes import Epoch, current_epoch, former_scopes, fresh_epoch, held, scope_in_force
 from .types import Decision, Plan
 
 ADMITTED = "Admitted"
@@ -37,7 +38,7 @@ def plan_policy(world: World, name: str, now: datetime) -> Plan:
     epoch, drawn = _epoch(world, policy, blocked)
     if drawn is not None:
         return Plan(
-            statuses=write_status(policy, now, _waiting(policy, blocked), _scope_fields(policy, drawn)),
+            statuses=write_status(policy, now, _waiting(world, policy, blocked), _scope_fields(world, policy, drawn)),
             enqueue=(Key(policy.INFO.kind, world.namespace, name), *_bundles(world)),
         )
     return _report(world, policy, now, epoch, blocked)
@@ -70,8 +71,16 @@ def _generation_due(policy: TenantCachePolicy) -> bool:
     return acted_on is not None and acted_on != policy.spec.effective_cache_generation
 
 
-def _scope_fields(policy: TenantCachePolicy, epoch: Epoch) -> dict[str, object]:
-    return {"scope": epoch.to_status(), "cacheGeneration": policy.spec.effective_cache_generation}
+def _scope_fields(world: World, policy: TenantCachePolicy, epoch: Epoch) -> dict[str, object]:
+    return {
+        "scope": epoch.to_status(),
+        "cacheGeneration": policy.spec.effective_cache_generation,
+        "formerScopes": _former(world, policy),
+    }
+
+
+def _former(world: World, policy: TenantCachePolicy) -> list[dict[str, object]] | None:
+    return [former.to_kubernetes() for former in former_scopes(world, policy)] or None
 
 
 def _report(
@@ -79,6 +88,8 @@ def _report(
 ) -> Plan:
     compiled = compile_policy(world, policy)
     fields: dict[str, object] = {"enforcedGeneration": policy.status.enforced_generation}
+    if not blocked:
+        fields["formerScopes"] = _former(world, policy)
     stalled = blocked or first(chain.ISOLATING, world, policy)
     if blocked:
         enforcement = Enforcement(_last_enforced(world, policy), committed=True)
@@ -98,21 +109,21 @@ def _report(
     findings = (
         *kstatus(stalled, pending, Decision(enforcement.finding.reason, enforcement.finding.message)),
         enforcement.finding,
-        *_declared(policy, blocked),
+        *_declared(world, policy, blocked),
     )
     bundles = _bundles(world) if not blocked and not enforcement.committed else ()
     return Plan(statuses=write_status(policy, now, findings, fields), enqueue=bundles)
 
 
-def _waiting(policy: TenantCachePolicy, blocked: Decision | None) -> tuple[Finding, ...]:
+def _waiting(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> tuple[Finding, ...]:
     waiting = Decision(PolicyReason.NOT_COMMITTED, "a new epoch was drawn; pods are being told")
     enforced = false(ENFORCED, waiting.reason, waiting.message)
-    return (*kstatus(blocked, waiting, waiting), enforced, *_declared(policy, blocked))
+    return (*kstatus(blocked, waiting, waiting), enforced, *_declared(world, policy, blocked))
 
 
-def _declared(policy: TenantCachePolicy, blocked: Decision | None) -> tuple[Finding, ...]:
+def _declared(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> tuple[Finding, ...]:
     """Return the conditions that follow from the spec alone."""
-    return (_admitted(blocked), _within_budget(policy), _pools(policy), *_erasure(policy))
+    return (_admitted(blocked), _within_budget(world, policy), _pools(policy), *_erasure(policy))
 
 
 def _last_enforced(world: World, policy: TenantCachePolicy) -> Finding:
@@ -136,12 +147,25 @@ def _admitted(blocked: Decision | None) -> Finding:
     return true(ADMITTED, PolicyReason.ACCEPTED, "the policy is accepted; guarantees are not reserved by this version")
 
 
-def _within_budget(policy: TenantCachePolicy) -> Finding:
+def _within_budget(world: World, policy: TenantCachePolicy) -> Finding:
+    unkept = [
+        budget.name
+        for budget in policy.spec.tiers
+        if budget.retention is not None
+        and budget.name in world.tiers
+        and world.tiers[budget.name].spec.medium is not Medium.REDIS
+    ]
     if any(budget.limit is not None or budget.guaranteed is not None for budget in policy.spec.tiers):
         return unknown(
             WITHIN_BUDGET,
             PolicyReason.BUDGETS_NOT_ENFORCED,
             "guaranteed and limit are declared, but this version neither enforces nor measures them",
+        )
+    if unkept:
+        return unknown(
+            WITHIN_BUDGET,
+            PolicyReason.BUDGETS_NOT_ENFORCED,
+            f"retention on CacheTier {', '.join(unkept)} is declared, but this version keeps it on Redis tiers only",
         )
     return true(WITHIN_BUDGET, PolicyReason.NO_BUDGET, "the policy sets no limit")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstrata.api.common import ScopeStatus
-from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
+from kvstrata.api.tenantcachepolicy import FormerScope, Isolation, TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing
 from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace, epoch_from_random
 from kvstrata.model.refs import Key
@@ -78,6 +78,34 @@ def epoch_of(world: World, policy: TenantCachePolicy, scope: Scope) -> Epoch | N
     holder, status = _holder(world, policy, scope)
     epoch = held(status, scope)
     return Epoch(scope, epoch.epoch, epoch.rolls, holder) if epoch else None
+
+
+def shared_epoch(world: World, scope: Scope) -> ScopeStatus | None:
+    """Return what the holder of a shared scope says of it, whoever may use it; None for a scope that is gone."""
+    match scope.kind:
+        case ScopeKind.GROUP:
+            group = world.groups.get(scope.name)
+            return held(group.status.scope, scope) if group else None
+        case ScopeKind.PUBLIC:
+            return held(world.domain.status.scope, scope) if world.domain else None
+        case _:
+            return None
+
+
+def former_scopes(world: World, policy: TenantCachePolicy) -> tuple[FormerScope, ...]:
+    """Return the shared scopes that the tenant has left and may have written to, as long as their epoch lives."""
+    shown = policy.status.scope
+    left = [*policy.status.former_scopes]
+    if shown is not None:
+        left.append(FormerScope(kind=shown.kind, name=shown.name, epoch=shown.epoch))
+    now = scope_in_force(world, policy)
+    alive: dict[tuple[str, str], FormerScope] = {}
+    for former in left:
+        scope = Scope(ScopeKind(former.kind), former.name)
+        current = shared_epoch(world, scope)
+        if scope != now and current is not None and current.epoch == former.epoch:
+            alive[str(scope.kind), scope.name] = former
+    return tuple(former for _, former in sorted(alive.items()))
 
 
 def held(status: ScopeStatus | None, scope: Scope) -> ScopeStatus | None:

@@ -150,9 +150,26 @@ def _reachable(world: World, tier: CacheTier) -> Finding:
         if known is not None and tier.status.observed_generation == tier.generation:
             return Finding(known.type, known.status, known.reason, known.message)
         return unknown(ConditionType.BACKEND_REACHABLE, TierReason.PROGRESSING, "the server has not been asked yet")
+    cut_off = _pods_without(world, tier)
+    if report.reachable and cut_off:
+        return false(
+            ConditionType.BACKEND_REACHABLE,
+            TierReason.PODS_DISCONNECTED,
+            f"the operator reaches the server, but {len(cut_off)} pods do not (see their cache containers): "
+            f"{', '.join(cut_off[:3])}",
+        )
     if report.reachable:
         return true(ConditionType.BACKEND_REACHABLE, TierReason.REACHABLE, f"Redis {report.version} answers")
     return false(ConditionType.BACKEND_REACHABLE, report.reason, report.message)
+
+
+def _pods_without(world: World, tier: CacheTier) -> list[str]:
+    """Return the names of the pods whose adapter has given this tier up for now."""
+    return sorted(
+        told.state.pod
+        for told in world.states.values()
+        if any(state.name == tier.name and state.breaker == "open" for state in told.state.tiers)
+    )
 
 
 def _used(world: World, tier: CacheTier) -> str | None:

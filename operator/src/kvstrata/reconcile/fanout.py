@@ -86,6 +86,8 @@ def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, aft
     ):
         return frozenset()
     keys = {Key("CachedModel", world.namespace, pod.model), Key("CacheDomain", world.namespace, "default")}
+    if (old.tiers if old else ()) != new.tiers:
+        keys |= {Key("CacheTier", world.namespace, tier.name) for tier in new.tiers}
     if old is None or old.acked != new.acked:
         keys |= _waiting_policies(world, pod.model, old.acked if old else 0)
         keys |= set(_open_invalidations(world)) | set(_groups(world))

@@ -7,7 +7,7 @@ from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
 from kvstrata.model.world import World
-from kvstrata.plan.scopes import group_scope, held, scope_in_force, tenant_scope
+from kvstrata.plan.scopes import former_scopes, group_scope, held, scope_in_force, tenant_scope
 from kvstrata.plan.types import Decision
 
 from . import first
@@ -68,8 +68,8 @@ def says_what_becomes_of_shared_scopes(world: World, invalidation: CacheInvalida
         return None
     return Decision(
         InvalidationReason.SHARED_SCOPE_CHOICE_REQUIRED,
-        f"tenant {invalidation.spec.scope.tenant} shares scope {', '.join(map(str, shared))}: create one with "
-        "sharedScopes Roll (invalidate it for everyone) or Exclude (leave it, named as residue)",
+        f"tenant {invalidation.spec.scope.tenant} shares or shared scope {', '.join(map(str, shared))}: create one "
+        "with sharedScopes Roll (invalidate it for everyone) or Exclude (leave it, named as residue)",
     )
 
 
@@ -120,5 +120,7 @@ def _shared_scopes(world: World, invalidation: CacheInvalidation) -> tuple[Scope
     tenant = invalidation.spec.scope.tenant
     if tenant is None:
         return ()
-    scopes = {scope_in_force(world, world.policies[name]) for name in world.policies_of_tenant.get(tenant, ())}
+    policies = [world.policies[name] for name in world.policies_of_tenant.get(tenant, ())]
+    scopes = {scope_in_force(world, policy) for policy in policies}
+    scopes |= {Scope(ScopeKind(f.kind), f.name) for policy in policies for f in former_scopes(world, policy)}
     return tuple(sorted(scope for scope in scopes if scope.kind is not ScopeKind.TENANT))
