@@ -14,7 +14,7 @@ from kvstrata.model.refs import Key
 
 from .types import Decision, StatusWrite
 
-_NOTHING = (None, "", [], {})
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
 """What the server leaves out: writing one over another says nothing new."""
 
 READY = "Ready"
