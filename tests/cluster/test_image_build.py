@@ -70,8 +70,8 @@ def test_ignore_patterns_read_as_dockers(build: Build, patterns: tuple[str, ...]
 
 
 def test_pip_settings_of_the_environment_win_and_paths_of_this_machine_stay_here() -> None:
-    machine = "[global]\nindex-url = https://a.example/simple\ncert = /home/me/ca.pem\nfind-links = /home/me/wheels\n"
-    environment = {"PIP_INDEX_URL": "https://b.example/simple", "PIP_CERT": "/home/me/other.pem", "HOME": "/home/me"}
+    machine = "[global]\nindex-url = https://a.example/simple\ncert = /srv/me/ca.pem\nfind-links = /srv/me/wheels\n"
+    environment = {"PIP_INDEX_URL": "https://b.example/simple", "PIP_CERT": "/srv/me/other.pem", "HOME": "/srv/me"}
     text = merged_pip_configuration(machine, environment, has_ca=True)
     parsed = configparser.RawConfigParser()
     parsed.read_string(text)
@@ -79,7 +79,7 @@ def test_pip_settings_of_the_environment_win_and_paths_of_this_machine_stay_here
         "index-url": "https://b.example/simple",
         "cert": "/run/secrets/ca",
     }
-    assert "/home/me" not in text
+    assert "/srv/me" not in text
 
 
 def test_without_settings_the_pip_configuration_says_nothing() -> None:

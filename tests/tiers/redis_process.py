@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import subprocess
@@ -12,15 +11,7 @@ from pathlib import Path
 
 import redis
 
-
-def server_command() -> list[str]:
-    """Return the argv prefix that runs a real redis-server: the installed one, else the local cluster's."""
-    installed = shutil.which("redis-server")
-    if installed is not None:
-        return [installed]
-    from e2e.cluster.rootfs import redis_server_command
-
-    return redis_server_command()
+from tests.support.redis_binary import redis_server
 
 
 def free_port() -> int:
@@ -47,7 +38,7 @@ class RedisProcess:
         common = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(self._directory)]
         common += ["--unixsocket", str(self.admin_socket)]
         self._process = subprocess.Popen(
-            [*server_command(), *listen, *common, *self.options, *options],
+            [*redis_server(), *listen, *common, *self.options, *options],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 import subprocess
 import time
@@ -16,9 +15,9 @@ import pytest
 
 from kvstrata.adapters import pki
 from kvstrata.adapters.redis_probe import RedisReason, parse_endpoint, probe_redis
+from tests.support.redis_binary import needs_redis, redis_server
 
 PASSWORD = "correct horse battery staple"
-needs_redis = [pytest.mark.redis, pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server")]
 
 
 def _free_port() -> int:
@@ -32,7 +31,7 @@ def _server(directory: Path, *lines: str, tls: bool = False) -> Iterator[str]:
     configuration = directory / f"redis-{port}.conf"
     ports = (f"tls-port {port}", "port 0") if tls else (f"port {port}",)
     configuration.write_text("\n".join(("bind 127.0.0.1", 'save ""', f"dir {directory}", *ports, *lines)) + "\n")
-    process = subprocess.Popen(["redis-server", configuration], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([*redis_server(), str(configuration)], stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 10
         while True:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import time
@@ -22,9 +21,8 @@ from kvstrata.objects import names, paths
 from kvstrata.objects.secret import redis_auth_data
 from kvstrata.objects.statefulset import build_redis_statefulset, redis_arguments
 from kvstrata.objects.tierlinks import OPERATOR_USER
+from tests.support.redis_binary import needs_redis, redis_server
 from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, cpu_tier, redis_tier
-
-needs_redis = [pytest.mark.redis, pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server")]
 
 PASSWORD, OPERATOR_PASSWORD = "d" * 32, "o" * 32
 KEY = str(BlockKey(DOMAIN_ID, "a" * 32, "b" * 16, 0, 0, b"\x01" * 16))
@@ -67,7 +65,7 @@ def _run(directory: Path, tls: bool) -> Iterator[Server]:
     for name, value in files.items():
         (directory / paths.REDIS_TLS.strip("/") / name).write_bytes(value)
     tier = redis_tier(tls={"mode": "Issued" if tls else "Disabled"})
-    command = ["redis-server", *_moved(redis_arguments(tier), directory, port)]
+    command = [*redis_server(), *_moved(redis_arguments(tier), directory, port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 10

@@ -26,7 +26,8 @@ class Marker:
     """Annotation that adds keys to the CRD schema of a field, and optionally a check in Python."""
 
     def _schema_keys(self) -> dict[str, Any]:
-        raise NotImplementedError
+        """Return the keys to add; none unless a subclass has some."""
+        return {}
 
     def _check(self, value: Any) -> None:
         """Raise ValueError when `value` breaks the marker's rule."""
