@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-from pathlib import Path
 
 import pytest
 
 from kvstrata.contract.bundle import Rules
 from kvstrata.contract.cacheview import CacheView
 from kvstrata.objects.engine import DRAIN_SCRIPT
-from kvstrata_sidecar.gate.engine_socket import remove_if_unbound
 from kvstrata_sidecar.gate.main import log_unexpected
 
 from .stand_ins import EngineRequest, chunk, event, plain_answer, stream_head
@@ -216,28 +213,6 @@ async def test_an_engine_that_comes_back_ends_the_drain(gate: World) -> None:
     await until(lambda: not gate.gate.not_ready())
     assert not (directory / "draining").exists()
     assert not (directory / "drained").exists()
-
-
-async def test_a_socket_that_a_dead_engine_left_behind_is_removed_and_a_living_one_is_not(gate: World) -> None:
-    path = gate.engine.socket_path
-    gate.engine.healthy = False
-    await until(lambda: not gate.gate.engine_ready)
-    await asyncio.sleep(1.2)
-    assert path.exists()
-    await gate.engine.stop()
-    with socket.socket(socket.AF_UNIX) as crashed:
-        crashed.bind(str(path))
-        await asyncio.sleep(1.5)
-        assert path.exists(), "an engine that has bound and does not listen yet lost its socket"
-    await until(lambda: not path.exists())
-
-
-def test_without_a_table_of_sockets_nothing_is_removed(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    with socket.socket(socket.AF_UNIX) as gone:
-        gone.bind(str(path))
-    assert not remove_if_unbound(path, tmp_path / "missing")
-    assert remove_if_unbound(path)
 
 
 async def test_the_engines_prestop_script_and_the_gate_understand_each_other(gate: World) -> None:

@@ -20,7 +20,6 @@ from .bundle_watch import BundleWatch, KeyWatch
 from .control import ControlService
 from .drain import POLL_S, Drain
 from .enforcement import Enforcement
-from .engine_socket import remove_if_unbound
 from .fencing import Freshness, PolicyVolume
 from .health import HealthService
 from .http1 import HttpServer
@@ -196,8 +195,6 @@ class Gate:
                 self.engine_ready = ready
                 log.info("the engine is ready" if ready else "the engine is not ready")
                 self.control.changed()
-            if not ready:
-                remove_if_unbound(self.settings.engine_socket)
             await asyncio.sleep(_ENGINE_POLL_S)
 
     async def _watch_drain(self) -> None:
