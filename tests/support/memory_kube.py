@@ -107,7 +107,7 @@ class MemoryKube(Kube):
 
     def remove(self, kind: str, namespace: str, name: str) -> None:
         """Delete an object as a user would."""
-        gone = self.objects.pop((kind, namespace, name))
+        gone = copy.deepcopy(self.objects.pop((kind, namespace, name)))
         self._version += 1
         gone["metadata"]["resourceVersion"] = str(self._version)
         self.events.append(("DELETED", gone))

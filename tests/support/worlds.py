@@ -7,7 +7,7 @@ and events reach the store after the write that caused them, as a watch would br
 from __future__ import annotations
 
 import random
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,8 +25,9 @@ from kvstrata.reconcile.contains import is_applied, stamped
 from kvstrata.reconcile.controllers import plan
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync
-from kvstrata.reconcile.secrets import Keeper, decode
-from kvstrata.reconcile.store import DomainStore, Store
+from kvstrata.reconcile.secret_watch import SecretWatch
+from kvstrata.reconcile.secrets import Keeper
+from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import Writer
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, Raw
@@ -49,13 +50,10 @@ def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
 class MemoryKeeper(Keeper):
     """Makes Secrets without certificates, which these tests never look into."""
 
-    def observe(self, domain: DomainStore, raw: Any) -> None:
-        """Take note of a Secret."""
-        name, values = raw["metadata"]["name"], decode(raw)
-        domain.secrets[name] = SecretFacts(name, frozenset(values), raw["metadata"]["resourceVersion"])
-        if name == names.DOMAIN_KEY_SECRET:
-            key = values.get(names.DOMAIN_KEY_DATA_KEY, b"")
-            domain.domain_key = key if len(key) >= 32 else None
+    is_open = True
+
+    def _facts(self, raw: Mapping[str, Any], values: Mapping[str, bytes]) -> SecretFacts:
+        return SecretFacts(raw["metadata"]["name"], frozenset(values), raw["metadata"]["resourceVersion"])
 
     def _material(self, order: EnsureSecret) -> dict[str, bytes]:
         if order.material is Material.DOMAIN_KEY:
@@ -83,6 +81,7 @@ class Simulation:
         self.queue = WorkQueue(lambda: (self.now - START).total_seconds())
         keeper = MemoryKeeper(self.kube, "kvstrata-system", self.random.randbytes, lambda: self.now)
         self.keeper = keeper
+        self.secret_watch = SecretWatch(self.store, keeper)
         self.writer = Writer(self.kube, self.store, self.queue, keeper, lambda: True)
         self.resync = Resync(self.kube, self.store, keeper, [NAMESPACE], False)
 
@@ -180,6 +179,7 @@ class Simulation:
 
     def step(self, key: Key) -> Plan:
         """Plan one key and carry the plan out."""
+        finish(self.writer.catch_up(key))
         made = plan(self.store.world(key.namespace), CONTEXT, key, self.now)
         self.plans.append((key, made))
         actions = tuple(action for action in made.actions if not isinstance(action, ProbeBackend))
@@ -292,10 +292,11 @@ class Simulation:
 
     def _deliver(self) -> None:
         for kind, raw in self.kube.take_events():
-            if raw["kind"] == "Secret":
-                continue
             metadata = raw["metadata"]
-            if kind == "DELETED":
+            if raw["kind"] == "Secret":
+                secrets = self.secret_watch
+                keys = secrets.forget(raw) if kind == "DELETED" else secrets.observe(raw)
+            elif kind == "DELETED":
                 keys = self.store.forget(raw["kind"], metadata["namespace"], metadata["name"], raw)
             else:
                 keys = self.store.observe(raw)

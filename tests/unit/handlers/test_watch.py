@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
 import kopf
 import pytest
 
-from kvstrata.adapters.resources import OWN_RESOURCES, child_resources
+from kvstrata.adapters.resources import OWN_RESOURCES, SECRET, child_resources
 from kvstrata.handlers.watch import build_registry, build_settings, expected_watchers
 from kvstrata.model.refs import Key
+from kvstrata.reconcile.secret_watch import SecretWatch
+from kvstrata.reconcile.secrets import Keeper
 from kvstrata.reconcile.store import Store
-from tests.support.objects import NAMESPACE, policy
+from tests.support.memory_kube import MemoryKube
+from tests.support.objects import NAMESPACE, model, policy
+from tests.support.worlds import Simulation
 
 
 @pytest.fixture
 def store() -> Store:
     return Store(lambda: bytes(64), lambda: datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def registry_of(store: Store, enqueue: Callable[[Key], None], service_monitors: bool) -> kopf.OperatorRegistry:
+    keeper = Keeper(MemoryKube(), "kvstrata-system", bytes, lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    return build_registry(store, SecretWatch(store, keeper), enqueue, service_monitors)
 
 
 def handlers(registry: kopf.OperatorRegistry) -> list[Any]:
@@ -26,22 +36,22 @@ def handlers(registry: kopf.OperatorRegistry) -> list[Any]:
 
 @pytest.mark.parametrize("service_monitors", [True, False])
 def test_every_kind_is_watched_once(store: Store, service_monitors: bool) -> None:
-    found = handlers(build_registry(store, lambda key: None, service_monitors))
-    wanted = [*OWN_RESOURCES, *child_resources(service_monitors)]
+    found = handlers(registry_of(store, lambda key: None, service_monitors))
+    wanted = [*OWN_RESOURCES, *child_resources(service_monitors), SECRET]
     assert len(found) == len(wanted) == expected_watchers(0, service_monitors)
     assert {handler.selector.any_name for handler in found} == {resource.plural for resource in wanted}
 
 
 def test_only_the_operators_own_children_are_watched(store: Store) -> None:
-    children = {resource.plural for resource in child_resources(True)}
-    for handler in handlers(build_registry(store, lambda key: None, True)):
+    children = {resource.plural for resource in (*child_resources(True), SECRET)}
+    for handler in handlers(registry_of(store, lambda key: None, True)):
         labels = dict(handler.labels or {})
         assert (labels == {"app.kubernetes.io/managed-by": "kvstrata"}) == (handler.selector.any_name in children)
 
 
 async def test_events_reach_the_store_and_the_queue(store: Store) -> None:
     asked: list[Key] = []
-    observe = handlers(build_registry(store, asked.append, False))[0].fn
+    observe = handlers(registry_of(store, asked.append, False))[0].fn
     raw = policy("acme")
     raw["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
     await observe(event={"type": "ADDED", "object": raw})
@@ -52,6 +62,26 @@ async def test_events_reach_the_store_and_the_queue(store: Store) -> None:
     await observe(event={"type": "DELETED", "object": gone})
     assert Key("CacheDomain", NAMESPACE, "default") in asked
     assert "acme" not in store.world(NAMESPACE).policies
+
+
+async def test_events_of_secrets_reach_their_owners_and_no_others() -> None:
+    simulation = Simulation(model())
+    simulation.come_to_rest()
+    asked: list[Key] = []
+    registry = build_registry(simulation.store, simulation.secret_watch, asked.append, False)
+    (observe,) = (one.fn for one in handlers(registry) if one.selector.any_name == "secrets")
+    raw = simulation.kube.objects[("Secret", NAMESPACE, "kvs-tiny-gate-tls")]
+    await observe(event={"type": "MODIFIED", "object": raw})
+    assert asked == [], "its own write is no news"
+    gone = {**raw, "metadata": {**raw["metadata"], "resourceVersion": "9999"}}
+    await observe(event={"type": "DELETED", "object": gone})
+    assert asked == [Key("CachedModel", NAMESPACE, "tiny")]
+
+
+def test_secrets_are_selected_by_the_api_server() -> None:
+    selectors = build_settings().watching.label_selectors
+    (secrets,) = (one for one in selectors if one.any_name == "secrets")
+    assert selectors[secrets] == "app.kubernetes.io/managed-by=kvstrata"
 
 
 def test_kopf_posts_no_events_of_its_own() -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from kvstrata.adapters.kube import KubeError
 from kvstrata.contract.bundle import ROOT_DATA_KEY, Root
 from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.plan.types import ProbeBackend
+from kvstrata.reconcile import metrics
 from kvstrata.reconcile.bundles import read_bundle
 from kvstrata.reconcile.controllers import plan
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import NotLeadingError, Writer
-from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy
+from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, redis_tier
 from tests.support.worlds import CONTEXT, Simulation, finish
 
 TINY = Key(BUNDLE, NAMESPACE, "tiny")
@@ -170,3 +173,35 @@ def test_what_belongs_to_someone_else_is_not_taken_over() -> None:
     simulation.come_to_rest()
     assert simulation.condition("CachedModel", "tiny", "Stalled") == ("True", "NameConflict")
     assert simulation.kube.objects[("Service", NAMESPACE, "kvs-tiny")]["spec"] == {}
+
+
+def backend_up(tier: str) -> float | None:
+    return REGISTRY.get_sample_value("kvstrata_backend_up", {"namespace": NAMESPACE, "tier": tier})
+
+
+@pytest.mark.parametrize("stalled", [True, False])
+def test_a_tier_that_was_deleted_or_is_stalled_has_no_series_that_says_up_or_down(stalled: bool) -> None:
+    simulation = Simulation(redis_tier())
+    simulation.come_to_rest()
+    metrics.BACKEND_UP.labels(NAMESPACE, "shared").set(0)
+    simulation.advance(30)
+    assert backend_up("shared") == 0
+    if stalled:
+        simulation.edit("CacheTier", "shared", encryption="Required")
+    else:
+        simulation.delete("CacheTier", "shared")
+    simulation.settle()
+    assert backend_up("shared") is None
+    assert "shared" not in simulation.world.backends
+
+
+def test_the_answer_of_a_tier_that_was_deleted_meanwhile_makes_no_series() -> None:
+    simulation = Simulation(redis_tier())
+    simulation.come_to_rest()
+    order = ProbeBackend("shared", "127.0.0.1:1", "localhost", None, ("absent", "password"), None)
+    finish(simulation.writer._ask_backend(NAMESPACE, order))
+    assert backend_up("shared") == 0
+    simulation.delete("CacheTier", "shared")
+    simulation.settle()
+    finish(simulation.writer._ask_backend(NAMESPACE, order))
+    assert backend_up("shared") is None

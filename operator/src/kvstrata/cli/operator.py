@@ -25,6 +25,7 @@ from kvstrata.reconcile.clock import utc_now
 from kvstrata.reconcile.loop import Loop
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync
+from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.secrets import Keeper
 from kvstrata.reconcile.server import build_app
 from kvstrata.reconcile.store import Store
@@ -87,7 +88,9 @@ class Operator:
 
     async def _watch(self) -> None:
         await kopf.operator(
-            registry=build_registry(self._store, self._queue.add, self._service_monitors),
+            registry=build_registry(
+                self._store, SecretWatch(self._store, self._keeper), self._queue.add, self._service_monitors
+            ),
             settings=build_settings(),
             standalone=True,
             identity=self._settings.pod_name,  # type: ignore[arg-type]  # a NewType that kopf does not export

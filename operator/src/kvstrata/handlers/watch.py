@@ -12,17 +12,20 @@ from typing import Any
 
 import kopf
 
-from kvstrata.adapters.resources import OWN_RESOURCES, child_resources
+from kvstrata.adapters.resources import OWN_RESOURCES, SECRET, child_resources
 from kvstrata.model.refs import Key
 from kvstrata.objects import labels
+from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.store import Store
 
 WATCHER_TASK_PREFIX = "watcher for "
 """kopf's name for the tasks that watch; there is one for each resource and namespace while they live."""
 
 
-def build_registry(store: Store, enqueue: Callable[[Key], None], service_monitors: bool) -> kopf.OperatorRegistry:
-    """Return a registry whose handlers feed `store`, and `enqueue` the keys that an event concerns."""
+def build_registry(
+    store: Store, secrets: SecretWatch, enqueue: Callable[[Key], None], service_monitors: bool
+) -> kopf.OperatorRegistry:
+    """Return a registry whose handlers feed `store` and `secrets`, and `enqueue` the keys that an event concerns."""
     registry = kopf.OperatorRegistry()
 
     def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
@@ -40,11 +43,17 @@ def build_registry(store: Store, enqueue: Callable[[Key], None], service_monitor
         for key in keys:
             enqueue(key)
 
+    async def observe_secret(event: kopf.RawEvent, **_: Any) -> None:
+        raw: dict[str, Any] = dict(event["object"])
+        for key in secrets.forget(raw) if event["type"] == "DELETED" else secrets.observe(raw):
+            enqueue(key)
+
     for resource in OWN_RESOURCES:
         kopf.on.event(resource.api_version, resource.plural, registry=registry)(observe)
+    owned = dict(labels.OWNED)
     for resource in child_resources(service_monitors):
-        owned = dict(labels.OWNED)
         kopf.on.event(resource.api_version, resource.plural, labels=owned, registry=registry)(observe)
+    kopf.on.event(SECRET.api_version, SECRET.plural, labels=owned, registry=registry)(observe_secret)
     return registry
 
 
@@ -52,6 +61,8 @@ def build_settings() -> kopf.OperatorSettings:
     """Return kopf's settings: no events posted, watches renewed often, and no giving up on an absent API server."""
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
+    # The API server selects: Secrets that are not the operator's are never sent to it.
+    settings.watching.label_selectors[SECRET.api_version, SECRET.plural] = labels.OWNED_SELECTOR
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 10
@@ -66,4 +77,5 @@ def live_watchers() -> int:
 
 def expected_watchers(namespaces: int, service_monitors: bool) -> int:
     """Return how many watches there should be; `namespaces` is 0 for one cluster-wide watch a resource."""
-    return (len(OWN_RESOURCES) + len(child_resources(service_monitors))) * max(1, namespaces)
+    resources = (*OWN_RESOURCES, *child_resources(service_monitors), SECRET)
+    return len(resources) * max(1, namespaces)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from kvstrata.contract.ack import PodState
@@ -86,6 +86,10 @@ class SecretFacts:
     fingerprint: str = ""
     renewal_due: bool = False
     issued_by_current_ca: bool = True
+
+    def tells_the_same_as(self, other: SecretFacts) -> bool:
+        """Whether nothing but the version differs."""
+        return replace(self, resource_version="") == replace(other, resource_version="")
 
 
 @dataclass(frozen=True, slots=True)

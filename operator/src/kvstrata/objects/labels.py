@@ -22,6 +22,7 @@ READS_TIER_PREFIX = "tier.kvstrata.io/"
 MANAGER = "kvstrata"
 OWNED = {MANAGED_BY: MANAGER}
 """Label that every object of the operator has; listing by it finds what may be pruned."""
+OWNED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
 
 TLS_REVISION = "kvstrata.io/tls-revision"
 

@@ -1,4 +1,4 @@
-"""Reading bundles back from the API server, at the start and after a conflict."""
+"""Reading bundles back from the API server: at the start, after a conflict, and when a watch told of a change."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kvstrata.model.facts import CommittedBundle
 from kvstrata.objects import names
 
 from .secrets import decode
+from .store import DomainStore
 
 log = logging.getLogger(__name__)
 
@@ -43,3 +44,38 @@ async def read_bundle(kube: Kube, namespace: str, model: str) -> CommittedBundle
         log.error("a bundle's shard is damaged and is rewritten", extra={"model": model, "error": str(error)})
         return CommittedBundle(Bundle(replace(root, shards=(), rules_since=0), {}), version)
     return CommittedBundle(Bundle(root, entries), version)
+
+
+def take(domain: DomainStore, model: str, found: CommittedBundle | None) -> None:
+    """Put what the API server holds for `model` into the store.
+
+    Where it is not what this process committed, somebody else has changed or deleted it: then what is known is kept, in
+    a form that the next plan commits in full, under a revision above both.
+    """
+    own = domain.bundles.get(model)
+    if own is None:
+        if found is not None:
+            domain.bundles[model] = found
+        return
+    if found is not None and int(found.resource_version) < int(own.resource_version or 0):
+        return  # It was read before a commit that has been made meanwhile.
+    if found is not None and found.bundle == own.bundle:
+        domain.bundles[model] = found
+        return
+    current = domain.objects["CachedModel"].get(model)
+    reported = (current.status.bundle_revision if current else None) or 0
+    theirs = found.bundle.root if found else own.bundle.root
+    revision = max(own.bundle.root.revision, theirs.revision, reported)
+    log.warning("a bundle is not as it was committed and is rewritten", extra={"model": model, "above": revision})
+    shards = theirs.shards or own.bundle.root.shards
+    # No domain and no digest is right for it, so that all of it is written anew; each shard into the slot not in use.
+    root = replace(
+        own.bundle.root,
+        domain="",
+        revision=revision,
+        term=max(own.bundle.root.term, theirs.term),
+        rules_since=revision + 1,
+        shards=tuple(replace(ref, digest="") for ref in shards),
+    )
+    entries = {tenant: replace(entry, since=revision + 1) for tenant, entry in own.bundle.entries.items()}
+    domain.bundles[model] = CommittedBundle(Bundle(root, entries), found.resource_version if found else "")

@@ -42,6 +42,7 @@ class Loop:
         """Reconcile one key that was taken from the queue; failures go back to it with a delay."""
         started = time.monotonic()
         try:
+            await self._writer.catch_up(key)
             await self._writer.carry_out(key, plan(self._store.world(key.namespace), self._ctx, key, utc_now()))
         except KubeError as error:
             delay_s = self._queue.failed(key, error.retry_after_s)

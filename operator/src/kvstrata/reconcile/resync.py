@@ -15,13 +15,11 @@ from kvstrata.model.refs import Key
 from kvstrata.objects import labels
 
 from . import metrics
-from .bundles import read_bundle
+from .bundles import read_bundle, take
 from .secrets import Keeper
 from .store import Store
 
 log = logging.getLogger(__name__)
-
-OWNED_SELECTOR = ",".join(f"{name}={value}" for name, value in labels.OWNED.items())
 
 
 class Resync:
@@ -40,34 +38,38 @@ class Resync:
             for resource in OWN_RESOURCES:
                 await self._diff(resource, scope, None, report)
             for resource in self._children:
-                await self._diff(resource, scope, OWNED_SELECTOR, report)
+                await self._diff(resource, scope, labels.OWNED_SELECTOR, report)
         metrics.RESYNCS.inc()
 
     async def secrets(self) -> None:
         """Read which Secrets of the operator there are, with the domains' keys."""
         for scope in self._scopes:
+            known = {
+                (namespace, name): facts
+                for namespace in self._namespaces(scope)
+                for name, facts in self._store.domain(namespace).secrets.items()
+            }
             seen: dict[str, set[str]] = {}
-            async for raw in self._kube.list(SECRET, scope, OWNED_SELECTOR):
+            async for raw in self._kube.list(SECRET, scope, labels.OWNED_SELECTOR):
                 namespace = raw["metadata"]["namespace"]
                 seen.setdefault(namespace, set()).add(raw["metadata"]["name"])
                 self._keeper.observe(self._store.domain(namespace), raw)
-            for namespace in self._namespaces(scope):
+            for (namespace, name), facts in known.items():
                 domain = self._store.domain(namespace)
-                for gone in domain.secrets.keys() - seen.get(namespace, set()):
-                    self._keeper.forget(domain, gone)
+                # One that was written while the list was read is not in it.
+                if name not in seen.get(namespace, set()) and domain.secrets.get(name) is facts:
+                    self._keeper.forget(domain, name)
 
     async def bundles(self) -> None:
         """Read every model's bundle as the API server holds it."""
         for namespace in self._store.namespaces:
             domain = self._store.domain(namespace)
             for model in tuple(domain.objects["CachedModel"]):
-                committed = await read_bundle(self._kube, namespace, model)
                 known = domain.bundles.get(model)
-                if committed is None:
-                    domain.bundles.pop(model, None)
-                elif known is None or int(committed.resource_version) >= int(known.resource_version):
-                    # An older one was read before a commit that has been made meanwhile.
-                    domain.bundles[model] = committed
+                found = await read_bundle(self._kube, namespace, model)
+                if domain.bundles.get(model) is known:
+                    # Otherwise a commit was made while it was read.
+                    take(domain, model, found)
 
     async def _diff(
         self, resource: Resource, scope: str | None, selector: str | None, report: Callable[[Key], None]

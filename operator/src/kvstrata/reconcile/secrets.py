@@ -22,6 +22,7 @@ from kvstrata.objects import names
 from kvstrata.objects.secret import redis_auth_data
 from kvstrata.plan.types import EnsureSecret, Material
 
+from .parse import resource_version
 from .store import DomainStore
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,11 @@ class Keeper:
         if self._authority is None:
             raise RuntimeError("the authority was not opened")
         return self._authority
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the authority is known, without which no certificate can be judged."""
+        return self._authority is not None
 
     async def open(self) -> pki.KeyPair:
         """Read the operator's authority, or create it; return a client certificate for talking to gates.
@@ -70,27 +76,34 @@ class Keeper:
         return pki.issue_client(self._authority, OPERATOR_COMMON_NAME, self._now(), pki.generate_key())
 
     def observe(self, domain: DomainStore, raw: Mapping[str, Any]) -> None:
-        """Take note of a Secret that the operator made."""
-        name = raw["metadata"]["name"]
+        """Take note of a Secret that the operator made, unless something newer is known of it.
+
+        An answer may come after the event that the Secret was deleted.
+        """
+        name, slot, version = raw["metadata"]["name"], (SECRET.kind, raw["metadata"]["name"]), resource_version(raw)
+        if version and version < domain.versions.get(slot, 0):
+            return
+        domain.versions[slot] = version
         values = decode(raw)
-        certificate = values.get(names.CERTIFICATE_KEY)
-        domain.secrets[name] = SecretFacts(
-            name=name,
-            keys=frozenset(values),
-            resource_version=raw["metadata"].get("resourceVersion", ""),
-            fingerprint=digest_bytes((certificate or b"") + values.get(names.ACL_FILE_KEY, b""))[:12],
-            renewal_due=bool(certificate) and pki.needs_renewal(certificate or b"", self._now()),
-            issued_by_current_ca=values.get(names.AUTHORITY_KEY) in (None, self.authority.certificate_pem),
-        )
+        domain.secrets[name] = self._facts(raw, values)
         if name == names.DOMAIN_KEY_SECRET:
             key = values.get(names.DOMAIN_KEY_DATA_KEY, b"")
             domain.domain_key = key if len(key) >= DOMAIN_KEY_BYTES else None
 
-    def forget(self, domain: DomainStore, name: str) -> None:
-        """Take note that a Secret is gone."""
+    def forget(self, domain: DomainStore, name: str, version: int = 0) -> bool:
+        """Take note that a Secret is gone; `version` is that of its deletion, 0 where it is not known.
+
+        Return False, and change nothing, if it was made anew since.
+        """
+        slot = (SECRET.kind, name)
+        known = domain.versions.get(slot, 0)
+        if version and version < known:
+            return False
+        domain.versions[slot] = max(known, version)
         domain.secrets.pop(name, None)
         if name == names.DOMAIN_KEY_SECRET:
             domain.domain_key = None
+        return True
 
     async def ensure(self, domain: DomainStore, order: EnsureSecret) -> None:
         """Create the Secret of `order`, or renew its certificate. Keys and passwords that exist are left alone."""
@@ -111,6 +124,17 @@ class Keeper:
             written = await self._kube.replace(SECRET, domain.namespace, body)
         log.info("secret written", extra={"secret": order.name, "material": str(order.material)})
         self.observe(domain, written)
+
+    def _facts(self, raw: Mapping[str, Any], values: Mapping[str, bytes]) -> SecretFacts:
+        certificate = values.get(names.CERTIFICATE_KEY)
+        return SecretFacts(
+            name=raw["metadata"]["name"],
+            keys=frozenset(values),
+            resource_version=raw["metadata"].get("resourceVersion", ""),
+            fingerprint=digest_bytes((certificate or b"") + values.get(names.ACL_FILE_KEY, b""))[:12],
+            renewal_due=bool(certificate) and pki.needs_renewal(certificate or b"", self._now()),
+            issued_by_current_ca=values.get(names.AUTHORITY_KEY) in (None, self.authority.certificate_pem),
+        )
 
     def _password(self) -> str:
         return base64.urlsafe_b64encode(self._entropy(32)).rstrip(b"=").decode()

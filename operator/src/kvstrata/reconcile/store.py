@@ -42,6 +42,8 @@ class DomainStore:
     departures: dict[str, tuple[Departure, ...]] = field(default_factory=dict)
     states: dict[str, VerifiedState] = field(default_factory=dict)
     bundles: dict[str, CommittedBundle] = field(default_factory=dict)
+    suspected_bundles: dict[str, float] = field(default_factory=dict)
+    """By model, the newest resourceVersion of its root that a watch told; infinite when a shard was touched."""
     committed_at: dict[str, tuple[int, float]] = field(default_factory=dict)
     """By model, the revision that this process committed last and when, in monotonic seconds."""
     backends: dict[str, BackendReport] = field(default_factory=dict)
@@ -103,7 +105,7 @@ class Store:
         if kind == "Pod":
             return self._observe_pod(d, raw)
         d.children[slot] = raw
-        return _owners(raw)
+        return owners(raw)
 
     def forget(self, kind: str, namespace: str, name: str, last: Mapping[str, Any] | None = None) -> frozenset[Key]:
         """Take note that an object is gone; `last` is its final state where it is known."""
@@ -124,11 +126,12 @@ class Store:
                 self._index_policy(d, before, present=False)
             if isinstance(before, CachedModel):
                 d.bundles.pop(name, None)
+                d.suspected_bundles.pop(name, None)
             return concerned_by_object(self.world(namespace), Key(kind, namespace, name), before, None)
         if kind == "Pod":
             return self._forget_pod(d, name, parse_pod(last) if last else None)
         child = d.children.pop((kind, name), None)
-        return _owners(child) if child else frozenset()
+        return owners(child) if child else frozenset()
 
     def names(self, kind: str, namespace: str) -> frozenset[str]:
         """Return the names of all known objects of a kind, so that a list can tell what is gone."""
@@ -205,7 +208,8 @@ class Store:
         return frozenset()
 
 
-def _owners(raw: Mapping[str, Any]) -> frozenset[Key]:
+def owners(raw: Mapping[str, Any]) -> frozenset[Key]:
+    """Return the objects of the API that own a child."""
     metadata = raw["metadata"]
     return frozenset(
         Key(owner["kind"], metadata["namespace"], owner["name"])

@@ -12,6 +12,8 @@ from typing import Any
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.redis_probe import probe_redis
 from kvstrata.adapters.resources import BY_KIND, SECRET, SERVICE_MONITOR
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.conditions import ConditionType
 from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle
 from kvstrata.model.facts import BackendReport, CommittedBundle
 from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
@@ -19,6 +21,7 @@ from kvstrata.objects import labels, names
 from kvstrata.plan.types import Action, CommitBundle, Create, EnsureSecret, Plan, ProbeBackend, Remove, StatusWrite
 
 from . import metrics
+from .bundles import read_bundle, take
 from .clock import utc_now
 from .contains import is_applied, stamped
 from .queue import WorkQueue
@@ -50,6 +53,16 @@ class Writer:
             self._queue.add(other)
         if plan.wake_after_s is not None:
             self._queue.add(key, plan.wake_after_s)
+        if key.kind == "CacheTier" and not self._is_asked(key.namespace, key.name):
+            self._store.domain(key.namespace).backends.pop(key.name, None)
+            metrics.BACKEND_UP.remove(key.namespace, key.name)
+
+    def _is_asked(self, namespace: str, tier: str) -> bool:
+        """Whether a tier exists and has a server that the operator asks."""
+        found: CacheTier | None = self._store.domain(namespace).objects["CacheTier"].get(tier)
+        if found is None or found.metadata.deleting or found.status.is_true(ConditionType.STALLED):
+            return False
+        return found.spec.medium is Medium.REDIS
 
     async def _act(self, key: Key, action: Action) -> None:
         match action:
@@ -129,7 +142,7 @@ class Writer:
         self._may_write()
         root = _bundle_secret(names.bundle_root(commit.model), ROOT_DATA_KEY, commit.root.encode(), commit)
         try:
-            if commit.resource_version is None:
+            if not commit.resource_version:
                 written = await self._kube.create(SECRET, key.namespace, root)
             else:
                 root["metadata"]["resourceVersion"] = commit.resource_version
@@ -163,16 +176,28 @@ class Writer:
         everyone = commit.root.rules_since == commit.root.revision
         return {name for name, policy in objects.items() if everyone or policy.uid in changed}
 
-    async def load_bundle(self, namespace: str, model: str) -> None:
-        """Read a model's bundle as the API server holds it; one that is damaged counts as not there."""
-        from .bundles import read_bundle
+    async def catch_up(self, key: Key) -> None:
+        """Read the bundle that `key` is about anew if a watch told of a version that this process did not write.
 
-        domain = self._store.domain(namespace)
-        committed = await read_bundle(self._kube, namespace, model)
-        if committed is None:
-            domain.bundles.pop(model, None)
-        else:
-            domain.bundles[model] = committed
+        Done when the key has its turn, so never beside a commit of the same bundle: by then the answers to its own
+        writes are known.
+        """
+        domain = self._store.domain(key.namespace)
+        if key.kind != BUNDLE or key.name not in domain.suspected_bundles:
+            return
+        suspected = domain.suspected_bundles.pop(key.name)
+        committed = domain.bundles.get(key.name)
+        if committed is None or suspected <= int(committed.resource_version or 0):
+            return
+        try:
+            take(domain, key.name, await read_bundle(self._kube, key.namespace, key.name))
+        except KubeError:
+            domain.suspected_bundles.setdefault(key.name, suspected)
+            raise
+
+    async def load_bundle(self, namespace: str, model: str) -> None:
+        """Read a model's bundle as the API server holds it, after a write of it was refused."""
+        take(self._store.domain(namespace), model, await read_bundle(self._kube, namespace, model))
         self._queue.add(Key(BUNDLE, namespace, model))
 
     def _probe(self, namespace: str, order: ProbeBackend) -> None:
@@ -204,6 +229,8 @@ class Writer:
                 max_bytes=answer.maxmemory_bytes,
                 version=answer.version,
             )
+        if not self._is_asked(namespace, order.tier):
+            return
         self._store.domain(namespace).backends[order.tier] = report
         metrics.BACKEND_UP.labels(namespace, order.tier).set(1 if report.reachable else 0)
         self._queue.add(Key("CacheTier", namespace, order.tier))

@@ -1,0 +1,96 @@
+"""What the watch of Secrets tells: which of the operator's own were deleted or changed by somebody else.
+
+Values pass through and are not kept, but for what `Keeper` keeps. The event of a write of this process may come before
+the answer to that write: of keys and certificates it says what the answer will say, and a bundle is only marked, and
+looked at once its commit has ended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.objects import labels, names
+
+from .parse import resource_version
+from .secrets import Keeper
+from .store import DomainStore, Store, owners
+
+Raw = Mapping[str, Any]
+
+
+class SecretWatch:
+    """Feeds events of Secrets to the keeper and marks bundles; each call returns the keys that the event concerns.
+
+    Until the keeper is open, nothing is looked at: a process that begins to lead reads everything after opening it.
+    """
+
+    def __init__(self, store: Store, keeper: Keeper) -> None:
+        self._store, self._keeper = store, keeper
+
+    def observe(self, raw: Raw) -> frozenset[Key]:
+        """Take a Secret that was made or changed."""
+        if not self._keeper.is_open:
+            return frozenset()
+        domain = self._store.domain(raw["metadata"]["namespace"])
+        name = raw["metadata"]["name"]
+        before, key_before = domain.secrets.get(name), domain.domain_key
+        if before and resource_version(raw) <= int(before.resource_version or 0):
+            return frozenset()
+        self._keeper.observe(domain, raw)
+        model = _bundle_of(raw)
+        if model is not None:
+            return self._mark(domain, model, raw)
+        after = domain.secrets.get(name)
+        if domain.domain_key != key_before:
+            return self._everything(domain.namespace)
+        same = before and after and before.tells_the_same_as(after)
+        return frozenset() if same else owners(raw)
+
+    def forget(self, raw: Raw) -> frozenset[Key]:
+        """Take a Secret that was deleted, as it was last."""
+        if not self._keeper.is_open:
+            return frozenset()
+        domain = self._store.domain(raw["metadata"]["namespace"])
+        key_before = domain.domain_key
+        if not self._keeper.forget(domain, raw["metadata"]["name"], resource_version(raw)):
+            return frozenset()
+        model = _bundle_of(raw)
+        if model is not None:
+            return self._mark(domain, model, raw)
+        if domain.domain_key != key_before:
+            return self._everything(domain.namespace)
+        return owners(raw)
+
+    def _mark(self, domain: DomainStore, model: str, raw: Raw) -> frozenset[Key]:
+        """Ask for the bundle of `model` to be read anew, unless the event tells of what this process committed."""
+        committed = domain.bundles.get(model)
+        shards = committed.bundle.root.shards if committed else ()
+        name, version = raw["metadata"]["name"], resource_version(raw)
+        if model not in domain.objects["CachedModel"]:
+            return frozenset()
+        if committed and version <= int(committed.resource_version or 0):
+            return frozenset()
+        if name == names.bundle_root(model):
+            newest: float = version
+        elif name in {names.bundle_shard(model, ref.index, ref.slot) for ref in shards}:
+            # The root does not change with its shards, so no version of it can tell that they were read anew.
+            newest = math.inf
+        else:
+            # A free slot: either a commit is filling it just now, or nobody reads it.
+            return frozenset()
+        domain.suspected_bundles[model] = max(newest, domain.suspected_bundles.get(model, 0))
+        return frozenset({Key(BUNDLE, domain.namespace, model)})
+
+    def _everything(self, namespace: str) -> frozenset[Key]:
+        """Every keyspace follows from the domain's key."""
+        return frozenset(key for key in self._store.all_keys() if key.namespace == namespace)
+
+
+def _bundle_of(raw: Raw) -> str | None:
+    """Return the model whose bundle a Secret is a part of."""
+    own = raw["metadata"].get("labels") or {}
+    model: str | None = own.get(labels.MODEL)
+    return model if own.get(labels.COMPONENT) == "bundle" else None
