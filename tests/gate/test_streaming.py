@@ -95,7 +95,7 @@ async def test_a_caller_who_leaves_ends_the_engines_work_at_once(gate: World) ->
     await until(lambda: gate.engine.disconnects > before)
     await until(lambda: not gate.gate.enforcement.in_flight)
     page = (await gate.get("/metrics")).body
-    assert metric(page, 'kvstrata_gate_requests_total{tenant="acme",endpoint="/v1/chat/completions",code="499"}') == 1
+    assert metric(page, 'kvstrata_gate_requests_total{tenant="acme",path="/v1/chat/completions",code="499"}') == 1
 
 
 async def test_a_caller_who_leaves_before_the_first_byte_ends_the_engines_work(gate: World) -> None:

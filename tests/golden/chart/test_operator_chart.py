@@ -67,10 +67,12 @@ def verbs(rules: list[dict[str, Any]], group: str, resource: str) -> set[str]:
 def test_the_rendered_chart_is_what_was_reviewed(variant: str) -> None:
     rendered = render_text(OPERATOR_CHART, VARIANTS[variant])
     golden = GOLDEN / f"{variant}.yaml"
-    if os.environ.get("UPDATE_GOLDEN"):
+    if os.environ.get("KVSTRATA_UPDATE_GOLDEN"):
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(rendered)
-    assert rendered == golden.read_text(), f"review the change, then run with UPDATE_GOLDEN=1 to rewrite {golden.name}"
+    assert rendered == golden.read_text(), (
+        f"review the change, then rewrite {golden.name} with KVSTRATA_UPDATE_GOLDEN=1"
+    )
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

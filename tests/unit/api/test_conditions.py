@@ -1,49 +1,14 @@
-"""Conditions and reasons: set by one function, documented one by one."""
+"""Conditions and reasons: each is documented, and belongs to a kind."""
 
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from kvstrata.api import KINDS
-from kvstrata.api.common import ConditionStatus
-from kvstrata.api.conditions import ConditionType, condition, condition_types, set_conditions
-from kvstrata.api.reasons import REASONS, PolicyReason
-
-NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
-LATER = NOW + timedelta(minutes=5)
-
-
-def test_a_condition_keeps_its_time_while_its_status_stays() -> None:
-    first = condition(ConditionType.READY, False, PolicyReason.AWAITING_ACKS, "1 of 2", generation=1, now=NOW)
-    same = condition(ConditionType.READY, False, PolicyReason.NOT_COMMITTED, "0 of 2", generation=2, now=LATER)
-    (result,) = set_conditions([first], [same])
-    assert result.last_transition_time == NOW
-    assert (result.reason, result.message, result.observed_generation) == ("NotCommitted", "0 of 2", 2)
-
-
-def test_a_condition_takes_the_new_time_when_its_status_changes() -> None:
-    first = condition(ConditionType.READY, None, PolicyReason.NO_LIVE_PODS, "", generation=1, now=NOW)
-    changed = condition(ConditionType.READY, True, PolicyReason.ALL_PODS_ACKNOWLEDGED, "", generation=1, now=LATER)
-    (result,) = set_conditions([first], [changed])
-    assert first.status is ConditionStatus.UNKNOWN
-    assert result.last_transition_time == LATER
-
-
-def test_conditions_of_other_types_stay_where_they_are() -> None:
-    ready, stalled, enforced = (
-        condition(one, True, PolicyReason.SETTLED, "", generation=1, now=NOW)
-        for one in (ConditionType.READY, ConditionType.STALLED, ConditionType.ENFORCED)
-    )
-    assert [one.type for one in set_conditions([ready, stalled], [enforced, ready])] == ["Ready", "Stalled", "Enforced"]
-
-
-def test_a_reason_is_its_text() -> None:
-    made = condition(ConditionType.READY, True, PolicyReason.SETTLED, "", generation=1, now=NOW).to_kubernetes()
-    assert made["reason"] == "Settled"
-    assert made["lastTransitionTime"] == "2026-11-21T12:00:00Z"
+from kvstrata.api.conditions import ConditionType, condition_types
+from kvstrata.api.reasons import REASONS
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.INFO.kind)

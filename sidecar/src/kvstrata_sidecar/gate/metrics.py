@@ -32,9 +32,9 @@ class TenantMetrics:
         self.ttft_buckets = [0] * (len(TTFT_BUCKETS_S) + 1)
         self.ttft_sum_s = 0.0
 
-    def answered(self, endpoint: str, code: int) -> None:
+    def answered(self, path: str, code: int) -> None:
         """Count one answer."""
-        key = (endpoint, code)
+        key = (path, code)
         self.requests[key] = self.requests.get(key, 0) + 1
 
     def first_token(self, seconds: float) -> None:
@@ -76,10 +76,10 @@ class Metrics:
 
     def _lines(self) -> Iterator[str]:
         tenants = sorted(self._tenants.items())
-        yield from _family("kvstrata_gate_requests_total", "counter", "Answers by tenant, endpoint and status.")
+        yield from _family("kvstrata_gate_requests_total", "counter", "Answers by tenant, path and status.")
         for name, numbers in tenants:
-            for (endpoint, code), count in sorted(numbers.requests.items()):
-                labels = f'tenant="{_escape(name)}",endpoint="{endpoint}",code="{code}"'
+            for (path, code), count in sorted(numbers.requests.items()):
+                labels = f'tenant="{_escape(name)}",path="{path}",code="{code}"'
                 yield f"kvstrata_gate_requests_total{{{labels}}} {count}"
         yield from _by_tenant(
             "kvstrata_gate_in_flight_requests", "gauge", "Requests being answered.",
