@@ -29,12 +29,18 @@ class KubeError(Exception):
         super().__init__(f"{status} {reason}: {message}")
         self.status = status
         self.reason = reason
+        self.message = message
         self.retry_after_s = retry_after_s
 
     @property
     def is_conflict(self) -> bool:
         """Whether another writer was faster, or the object exists already."""
         return self.status == 409
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the API server will not have what was asked: it is wrong, not allowed, or above a quota."""
+        return self.status in (400, 403, 422)
 
     @property
     def is_not_found(self) -> bool:

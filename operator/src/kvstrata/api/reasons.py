@@ -33,6 +33,10 @@ _NO_MODELS = ("NoModels", "There is no CachedModel that this is for.")
 _WAITING_FOR_DOMAIN = ("WaitingForDomain", "The domain's identity, key or epochs are being drawn.")
 _TIER_NOT_FOUND = ("TierNotFound", "A CacheTier that is named does not exist.")
 _SECRET_NOT_FOUND = ("SecretNotFound", "A Secret that is named does not exist or lacks a key.")
+_CHILD_REFUSED = (
+    "ChildRefused",
+    "The API server refuses an object that belongs to this one; the message has its name and the API server's words.",
+)
 _BUDGETS_NOT_ENFORCED = (
     "BudgetsNotEnforced",
     "Budgets are declared, but this version neither enforces nor measures them.",
@@ -84,6 +88,7 @@ class TierReason(Reason):
         "This version does not keep data off a tier by its classification, so the tier is not used.",
     )
     NAME_CONFLICT = "NameConflict", "An object that would belong to this one exists and belongs to someone else."
+    CHILD_REFUSED = _CHILD_REFUSED
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
     EVICTION_NOT_RECONCILED = "EvictionNotReconciled", "This version does not evict from this medium in this order."
     REACHABLE = "Reachable", "The tier's servers answer."
@@ -129,6 +134,7 @@ class ModelReason(Reason):
     CHUNK_SIZE_MISMATCH = "ChunkSizeMismatch", "The chunk size is not a multiple of the engine's block size."
     TIER_STALLED = "TierStalled", "A CacheTier of the model is stalled; the model serves without it."
     NAME_CONFLICT = "NameConflict", "An object that would belong to this one exists and belongs to someone else."
+    CHILD_REFUSED = _CHILD_REFUSED
     PODS_REPORT_PROBLEM = (
         "PodsReportProblem",
         "A pod cannot read its policy or its API keys.",
@@ -233,6 +239,9 @@ class InvalidationReason(Reason):
     RESET_NOT_RECONCILED = "ResetNotReconciled", "This version does not empty the engines' prefix caches."
     DEADLINE_EXCEEDED = "DeadlineExceeded", "The deadline passed before the invalidation was complete."
 
+
+CHILD_REFUSED = _CHILD_REFUSED[0]
+"""The reason of every kind that has objects of its own."""
 
 REASONS: dict[str, type[Reason]] = {
     "CacheDomain": DomainReason,

@@ -72,12 +72,18 @@ def kstatus(stalled: Decision | None, pending: Decision | None, ready: Decision)
 
 
 def write_status(
-    resource: Resource, now: datetime, findings: Iterable[Finding], fields: Mapping[str, Any]
+    resource: Resource,
+    now: datetime,
+    findings: Iterable[Finding],
+    fields: Mapping[str, Any],
+    *,
+    kept: Iterable[Condition] = (),
 ) -> tuple[StatusWrite, ...]:
     """Return the status write of `resource`, or nothing if its status says all this already.
 
     `fields` are further fields of status in API form; a None value removes its field. A condition keeps the time of
-    its last transition while its status stays; the order of conditions is that of `findings`.
+    its last transition while its status stays; the order of conditions is that of `findings`, and
+    after them come those of `kept` that no finding replaces, as they are.
     """
     status: Any = getattr(resource, "status")  # noqa: B009  (declared by each kind)
     before: dict[str, Condition] = {condition.type: condition for condition in status.conditions}
@@ -96,6 +102,8 @@ def write_status(
                 "lastTransitionTime": format_timestamp(since),
             }
         )
+    found = {condition["type"] for condition in conditions}
+    conditions += [condition.to_kubernetes() for condition in kept if condition.type not in found]
     desired = {**fields, "observedGeneration": resource.generation, "conditions": conditions}
     changed = {name: value for name, value in desired.items() if not _same(current.get(name), value)}
     if not changed:

@@ -1,0 +1,79 @@
+"""An object that the API server will not have is told in its owner's status until it works."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstrata.adapters.kube import KubeError
+from tests.support.objects import NAMESPACE, cpu_tier, model, redis_tier
+from tests.support.worlds import Simulation
+
+SENTENCE = "requests.cpu: Invalid value: must be less than or equal to cpu limit"
+CASES = [
+    (redis_tier(), "CacheTier", "shared", "StatefulSet", "kvs-shared-redis", "TierReady"),
+    (model(tiers=("cpu",)), "CachedModel", "tiny", "Deployment", "kvs-tiny", "ModelReady"),
+]
+
+
+def refusing(kind: str, status: int, *objects: Any) -> Simulation:
+    """A world in which the API server refuses to take objects of a kind."""
+    simulation = Simulation()
+
+    def refuse(verb: str, written: str, name: str) -> None:
+        if (verb, written) == ("apply", kind):
+            raise KubeError(status, "Invalid", SENTENCE)
+
+    simulation.kube.before_write = refuse
+    simulation.put(*objects)
+    simulation.advance(5)
+    return simulation
+
+
+@pytest.mark.parametrize("status", [400, 403, 422])
+@pytest.mark.parametrize(("subject", "kind", "name", "child", "child_name", "ready"), CASES)
+def test_a_refused_child_stalls_its_owner_until_it_is_taken(
+    subject: Any, kind: str, name: str, child: str, child_name: str, ready: str, status: int
+) -> None:
+    simulation = refusing(child, status, cpu_tier(), subject)
+    assert simulation.condition(kind, name, "Stalled") == ("True", "ChildRefused")
+    assert simulation.condition(kind, name, "Ready") == ("False", "ChildRefused")
+    told = next(c for c in simulation.status(kind, name)["conditions"] if c["type"] == "Stalled")
+    assert told["message"] == f"{child} {child_name}: {SENTENCE}"
+    simulation.kube.before_write = lambda verb, kind, name: None
+    simulation.advance(90)
+    assert (child, NAMESPACE, child_name) in simulation.kube.objects
+    assert simulation.condition(kind, name, "Stalled")[0] == "False"
+
+
+def test_a_refusal_that_repeats_is_written_once_and_its_attempts_grow_rarer() -> None:
+    simulation = refusing("StatefulSet", 422, redis_tier())
+    written = simulation.kube.log.count(("status", "CacheTier", "shared"))
+    assert written > 0
+    plans = len(simulation.plans)
+    simulation.advance(120)
+    assert simulation.kube.log.count(("status", "CacheTier", "shared")) == written
+    assert len(simulation.plans) - plans < 40
+
+
+def test_a_refused_child_leaves_the_other_conditions_as_they_are() -> None:
+    simulation = Simulation(redis_tier())
+    simulation.come_to_rest()
+    before = {c["type"]: c for c in simulation.status("CacheTier", "shared")["conditions"]}
+
+    def refuse(verb: str, written: str, name: str) -> None:
+        if (verb, written) == ("apply", "StatefulSet"):
+            raise KubeError(403, "Forbidden", "exceeded quota: memory")
+
+    simulation.kube.before_write = refuse
+    simulation.edit("CacheTier", "shared", capacity="128Mi")
+    simulation.advance(5)
+    after = {c["type"]: c for c in simulation.status("CacheTier", "shared")["conditions"]}
+    assert after["Ready"]["reason"] == "ChildRefused"
+    assert after["Encrypted"] == before["Encrypted"]
+
+
+def test_an_api_server_that_does_not_answer_is_no_refusal() -> None:
+    simulation = refusing("StatefulSet", 0, redis_tier())
+    assert simulation.condition("CacheTier", "shared", "Stalled")[0] != "True"
