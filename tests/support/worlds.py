@@ -71,6 +71,7 @@ class Simulation:
         self.kube = MemoryKube()
         self.acks: dict[str, PodState] = {}
         self.backends_up = True
+        self.asked: list[str] = []
         self.plans: list[tuple[Key, Plan]] = []
         self._boot()
         self.put(*objects)
@@ -193,7 +194,7 @@ class Simulation:
             self.queue.done(key)
         for action in made.actions:
             if isinstance(action, ProbeBackend):
-                self._answer_probe(action.tier)
+                self._answer_probe(action)
         self._deliver()
         return made
 
@@ -280,11 +281,14 @@ class Simulation:
     def _postpone(self, key: Key) -> None:
         self.queue._due.pop(key)
 
-    def _answer_probe(self, tier: str) -> None:
+    def _answer_probe(self, order: ProbeBackend) -> None:
+        self.asked.append(order.endpoint)
         reason = "" if self.backends_up else "Unreachable"
-        report = BackendReport(self.backends_up, reason, reason, self.now, version="8.0.0")
-        self.store.domain(NAMESPACE).backends[tier] = report
-        self.queue.add(Key("CacheTier", NAMESPACE, tier))
+        report = BackendReport(
+            order.endpoint, order.username, self.backends_up, reason, reason, self.now, version="8.0.0"
+        )
+        self.store.domain(NAMESPACE).backends[order.tier] = report
+        self.queue.add(Key("CacheTier", NAMESPACE, order.tier))
 
     def _say(self, pod: Pod, state: PodState) -> None:
         for key in self.store.observe_state(pod, NAMESPACE, VerifiedState(state, self.now)):

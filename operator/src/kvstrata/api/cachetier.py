@@ -252,7 +252,8 @@ class CacheTierSpec(ApiModel):
     """Classifications of data that may be stored here. Absent means all."""
 
     max_retention: Duration | None = None
-    """Longest life of any block on this tier. Absent means no limit of the tier's own."""
+    """Longest life of any block on this tier; kept on Redis tiers only, as condition RetentionKept says. Absent means
+    no limit of the tier's own; on Redis, blocks without a retention then expire after 24 h."""
 
     redis: Redis | None = None
     """Servers; for Redis."""
@@ -340,10 +341,10 @@ class CacheTierStatus(Status):
     """Observed state of a CacheTier."""
 
     capacity: ShortText | None = None
-    """Capacity in force: in each pod or in total, as the medium has it."""
+    """The capacity that spec asks for: in each pod or in total, as the medium has it. It is not measured."""
 
     used: ShortText | None = None
-    """Bytes in use, rounded; over all pods for tiers with a capacity per pod."""
+    """Share of the capacity that is in use, in steps of five percent (~45%); for Redis, as its server says."""
 
     guaranteed: ShortText | None = None
     """Sum of the guarantees that were admitted."""
@@ -352,7 +353,7 @@ class CacheTierStatus(Status):
     """Shards that there should be; for Redis."""
 
     shards_ready: Annotated[int, Field(ge=0, le=1024)] | None = None
-    """Shards that answer; for Redis."""
+    """Shards that answer; for Redis. Absent while the tier is stalled."""
 
 
 class CacheTier(Resource):

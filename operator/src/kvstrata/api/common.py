@@ -136,8 +136,9 @@ class TierBudget(ApiModel):
     """Bytes that this scope never exceeds. Absent means no limit besides the tier's capacity; 0 stores nothing."""
 
     retention: Duration | None = None
-    """How long a block may live after it was computed. Absent means until it is evicted. On a tier of medium HBM this
-    is the only field allowed, and the scope's epoch is rotated at this interval."""
+    """How long a block may live after it was stored, at most the tier's maxRetention. Absent means the tier's
+    maxRetention, or 24 h where it has none. Kept on Redis tiers; this version does not keep it on other media. On a
+    tier of medium HBM this is the only field allowed."""
 
     RULES = (
         Rule(

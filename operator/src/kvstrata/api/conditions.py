@@ -28,6 +28,9 @@ class ConditionType(StrEnum):
     CAPACITY_COMMITTED = "CapacityCommitted", "The guarantees on this tier fit into its capacity."
     ENCRYPTED = "Encrypted", "Blocks at rest on this tier are encrypted."
 
+    EVICTS_WHEN_FULL = "EvictsWhenFull", "A full tier makes room for new blocks; otherwise it refuses them."
+    RETENTION_KEPT = "RetentionKept", "No block lives longer on this tier than its maxRetention."
+
     TIERS_BOUND = "TiersBound", "Every tier of the model exists and can be used."
     POLICY_ENFORCED = "PolicyEnforced", "Every live pod of the model acknowledged the newest policy."
     ISOLATION_VERIFIED = "IsolationVerified", "The last probe found that tenants cannot reuse one another's blocks."
@@ -56,7 +59,13 @@ class ConditionType(StrEnum):
 _COMMON = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED)
 _OF_KIND: dict[str, tuple[ConditionType, ...]] = {
     "CacheDomain": (ConditionType.ENFORCED, ConditionType.WITHIN_BUDGET),
-    "CacheTier": (ConditionType.BACKEND_REACHABLE, ConditionType.CAPACITY_COMMITTED, ConditionType.ENCRYPTED),
+    "CacheTier": (
+        ConditionType.BACKEND_REACHABLE,
+        ConditionType.CAPACITY_COMMITTED,
+        ConditionType.ENCRYPTED,
+        ConditionType.EVICTS_WHEN_FULL,
+        ConditionType.RETENTION_KEPT,
+    ),
     "CachedModel": (
         ConditionType.TIERS_BOUND,
         ConditionType.POLICY_ENFORCED,

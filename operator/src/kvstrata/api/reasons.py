@@ -70,6 +70,7 @@ class TierReason(Reason):
     PROGRESSING = _PROGRESSING
     INVALID_SPEC = _INVALID_SPEC
     SECRET_NOT_FOUND = _SECRET_NOT_FOUND
+    SECRET_UNREADABLE = "SecretUnreadable", "The password in a Secret that is named is not UTF-8 text."
     READY = "TierReady", "The tier can be used."
     IN_POD = "InPod", "The tier lives inside the pods of the models that list it."
     ENCRYPTION_UNAVAILABLE = (
@@ -90,7 +91,9 @@ class TierReason(Reason):
     NAME_CONFLICT = "NameConflict", "An object that would belong to this one exists and belongs to someone else."
     CHILD_REFUSED = _CHILD_REFUSED
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
-    EVICTION_NOT_RECONCILED = "EvictionNotReconciled", "This version does not evict from this medium in this order."
+    EVICTION_NOT_RECONCILED = "EvictionNotReconciled", "This version does not evict from this medium or in this order."
+    RETENTION_NOT_RECONCILED = "RetentionNotReconciled", "This version does not keep maxRetention on this medium."
+    EXPIRES_BY_ITSELF = "ExpiresByItself", "Each block gets its time to live when it is stored."
     REACHABLE = "Reachable", "The tier's servers answer."
     PODS_DISCONNECTED = "PodsDisconnected", "The operator reaches the tier's server, and pods do not."
     UNREACHABLE = "Unreachable", "There is no route to the tier's server."

@@ -62,8 +62,10 @@ class CommittedBundle:
 
 @dataclass(frozen=True, slots=True)
 class BackendReport:
-    """What a Redis tier answered to the operator. `reason` is empty when it was reachable."""
+    """What the server at `endpoint` answered to the operator as `username`. `reason` is empty when it was reachable."""
 
+    endpoint: str
+    username: str | None
     reachable: bool
     reason: str
     message: str

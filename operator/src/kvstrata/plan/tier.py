@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.common import Condition
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.contract.canonical import digest
+from kvstrata.model.facts import BackendReport
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 from kvstrata.objects.children import redis_tier_children
@@ -26,6 +29,9 @@ PROBE_WHILE_DOWN_S = 3.0
 USED_STEPS = 20
 """`used` is reported in twentieths of the capacity, so that a busy tier does not rewrite its status all the time."""
 
+_UNKNOWN_USE: Mapping[str, Any] = {"shardsReady": None, "used": None}
+"""What a stalled tier says of its servers, which nobody asks."""
+
 
 def plan_tier(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
     """Return the plan for one tier. A stalled tier keeps the servers that it has."""
@@ -35,6 +41,7 @@ def plan_tier(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan
     stalled = first(chain.RULES, world, tier)
     fields = {"capacity": str(tier.spec.capacity or tier.spec.capacity_per_pod or "") or None}
     if stalled:
+        fields |= _UNKNOWN_USE
         findings = (*kstatus(stalled, None, stalled), *_static(tier))
         return Plan(statuses=write_status(tier, now, findings, fields))
     if tier.spec.medium is not Medium.REDIS:
@@ -64,8 +71,9 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
             TierReason.NAME_CONFLICT,
             f"{foreign} exists and does not belong to this CacheTier: delete it or rename the CacheTier",
         )
-        return Plan(statuses=write_status(tier, now, (*kstatus(conflict, None, conflict), *_static(tier)), fields))
-    report = world.backends.get(tier.name)
+        findings = (*kstatus(conflict, None, conflict), *_static(tier))
+        return Plan(statuses=write_status(tier, now, findings, {**fields, **_UNKNOWN_USE}))
+    report = _report(world, tier)
     reachable = _reachable(world, tier)
     pending = Decision(reachable.reason, reachable.message) if reachable.status != "True" else None
     ready = Decision(TierReason.READY, "the tier's server answers")
@@ -120,35 +128,51 @@ def _restart_token(world: World, tier: CacheTier) -> str | None:
     return digest([world.secrets[name].fingerprint for name in own])[:12]
 
 
-def _probe(tier: CacheTier, now: datetime, world: World) -> tuple[ProbeBackend, ...]:
-    """Ask again when the last answer is older than the interval, and not on every plan that an answer causes."""
-    report = world.backends.get(tier.name)
-    interval_s = PROBE_EVERY_S if report and report.reachable else PROBE_WHILE_DOWN_S
-    if report and (now - report.at).total_seconds() < interval_s - 0.5:
-        return ()
+def _order(tier: CacheTier) -> ProbeBackend | None:
+    """Return how the tier's server is asked, or None if it has none."""
     link = redis_link(tier)
     if link is None:
-        return ()
+        return None
     host, port = link.endpoints[0]
-    return (
-        ProbeBackend(
-            tier=tier.name,
-            endpoint=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
-            server_name=host,
-            username=link.operator_username or link.username,
-            password_secret=link.operator_password or link.password,
-            authority_secret=link.ca,
-        ),
+    return ProbeBackend(
+        tier=tier.name,
+        endpoint=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        server_name=host,
+        username=link.operator_username or link.username,
+        password_secret=link.operator_password or link.password,
+        authority_secret=link.ca,
     )
 
 
+def _report(world: World, tier: CacheTier) -> BackendReport | None:
+    """Return the last answer of the server that the spec names now; what another one answered says nothing of it."""
+    report, order = world.backends.get(tier.name), _order(tier)
+    if report is None or order is None or (report.endpoint, report.username) != (order.endpoint, order.username):
+        return None
+    return report
+
+
+def _probe(tier: CacheTier, now: datetime, world: World) -> tuple[ProbeBackend, ...]:
+    """Ask again when the last answer is older than the interval, and not on every plan that an answer causes."""
+    report, order = _report(world, tier), _order(tier)
+    interval_s = PROBE_EVERY_S if report and report.reachable else PROBE_WHILE_DOWN_S
+    if order is None or (report and (now - report.at).total_seconds() < interval_s - 0.5):
+        return ()
+    return (order,)
+
+
+def _told(tier: CacheTier) -> Condition | None:
+    """Return what was last said of this spec's server: an operator that has just started repeats it until it asked."""
+    told = tier.status.condition(ConditionType.BACKEND_REACHABLE)
+    return told if told is not None and told.observed_generation == tier.generation else None
+
+
 def _reachable(world: World, tier: CacheTier) -> Finding:
-    report = world.backends.get(tier.name)
+    report = _report(world, tier)
     if report is None:
-        # An operator that has just started repeats what was found last, until it has asked.
-        known = next((c for c in tier.status.conditions if c.type == ConditionType.BACKEND_REACHABLE), None)
-        if known is not None and tier.status.observed_generation == tier.generation:
-            return Finding(known.type, known.status, known.reason, known.message)
+        told = _told(tier)
+        if told is not None:
+            return Finding(told.type, told.status, told.reason, told.message)
         return unknown(ConditionType.BACKEND_REACHABLE, TierReason.PROGRESSING, "the server has not been asked yet")
     cut_off = _pods_without(world, tier)
     if report.reachable and cut_off:
@@ -173,9 +197,9 @@ def _pods_without(world: World, tier: CacheTier) -> list[str]:
 
 
 def _used(world: World, tier: CacheTier) -> str | None:
-    report, capacity = world.backends.get(tier.name), tier.spec.capacity_bytes
+    report, capacity = _report(world, tier), tier.spec.capacity_bytes
     if report is None or not capacity:
-        return tier.status.used
+        return tier.status.used if _told(tier) else None
     steps = min(USED_STEPS, round(report.used_bytes * USED_STEPS / capacity))
     return f"~{steps * 100 // USED_STEPS}%"
 
@@ -193,4 +217,42 @@ def _static(tier: CacheTier) -> tuple[Finding, ...]:
     committed = unknown(
         ConditionType.CAPACITY_COMMITTED, TierReason.BUDGETS_NOT_ENFORCED, "this version does not reserve guarantees"
     )
-    return (encrypted, committed)
+    return (encrypted, committed, *_eviction(tier), *_retention(tier))
+
+
+def _eviction(tier: CacheTier) -> tuple[Finding, ...]:
+    """Return whether a full Redis tier makes room; in pods the cache server evicts."""
+    redis = tier.spec.redis
+    if tier.spec.medium is not Medium.REDIS or redis is None:
+        return ()
+    if redis.managed is not None:
+        return (
+            false(
+                ConditionType.EVICTS_WHEN_FULL,
+                TierReason.EVICTION_NOT_RECONCILED,
+                "a full tier refuses new blocks until old ones expire: this version does not evict from Redis",
+            ),
+        )
+    return (
+        unknown(
+            ConditionType.EVICTS_WHEN_FULL,
+            TierReason.EVICTION_NOT_RECONCILED,
+            "what a full server does is up to its own maxmemory-policy: this version does not evict from Redis",
+        ),
+    )
+
+
+def _retention(tier: CacheTier) -> tuple[Finding, ...]:
+    if tier.spec.max_retention is None:
+        return ()
+    if tier.spec.medium is Medium.REDIS:
+        sentence = f"each block expires {tier.spec.max_retention} after it was stored, or sooner"
+        return (true(ConditionType.RETENTION_KEPT, TierReason.EXPIRES_BY_ITSELF, sentence),)
+    return (
+        false(
+            ConditionType.RETENTION_KEPT,
+            TierReason.RETENTION_NOT_RECONCILED,
+            "spec.maxRetention is not kept on this medium by this version: blocks stay until they are evicted or "
+            "their pod ends",
+        ),
+    )

@@ -6,7 +6,7 @@ import asyncio
 import base64
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kvstrata.adapters.kube import Kube, KubeError
@@ -14,10 +14,12 @@ from kvstrata.adapters.redis_probe import probe_redis
 from kvstrata.adapters.resources import BY_KIND, SECRET, SERVICE_MONITOR
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import TierReason
 from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle
 from kvstrata.model.facts import BackendReport, CommittedBundle
 from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
 from kvstrata.objects import labels, names
+from kvstrata.plan.refused import plan_refused
 from kvstrata.plan.types import Action, CommitBundle, Create, EnsureSecret, Plan, ProbeBackend, Remove, StatusWrite
 
 from . import metrics
@@ -42,11 +44,13 @@ class Writer:
         self._probes: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     async def carry_out(self, key: Key, plan: Plan) -> None:
-        """Write everything of `plan`, in its order. Raises KubeError on the first refusal; what was written stands."""
+        """Write everything of `plan`, in its order. Raises KubeError on the first refusal; what was written stands.
+
+        A ChildRefusedError is told in the status of `key` before it is raised.
+        """
         for action in plan.actions:
             await self._act(key, action)
-        for desired in plan.apply:
-            await self._apply(key, desired)
+        await self._apply_all(key, plan.apply)
         for write in plan.statuses:
             await self._write_status(key, write)
         for other in plan.enqueue:
@@ -89,6 +93,16 @@ class Writer:
             raise
         self._enqueue(self._store.observe(_typed(created, body)))
 
+    async def _apply_all(self, key: Key, children: Iterable[Mapping[str, Any]]) -> None:
+        try:
+            for desired in children:
+                await self._apply(key, desired)
+        except ChildRefusedError as refused:
+            told = plan_refused(self._store.world(key.namespace), key, refused.child, refused.message, utc_now())
+            for write in told.statuses:
+                await self._write_status(key, write)
+            raise
+
     async def _apply(self, key: Key, desired: Mapping[str, Any]) -> None:
         kind, name = desired["kind"], desired["metadata"]["name"]
         live = self._store.domain(key.namespace).children.get((kind, name))
@@ -102,6 +116,8 @@ class Writer:
         except KubeError as error:
             if error.is_not_found and kind == SERVICE_MONITOR.kind:
                 return
+            if error.is_refusal:
+                raise ChildRefusedError(kind, name, error) from error
             raise
         metrics.WRITES.labels(kind, "apply").inc()
         self._enqueue(self._store.observe(_typed(applied, desired)))
@@ -210,17 +226,24 @@ class Writer:
         try:
             password = await self._secret_value(namespace, order.password_secret)
             authority = await self._secret_value(namespace, order.authority_secret)
+            text = password.decode() if password else None
         except (KubeError, LookupError) as error:
-            report = BackendReport(False, "SecretNotFound", str(error), utc_now())
+            report = _unasked(order, TierReason.SECRET_NOT_FOUND, str(error))
+        except UnicodeDecodeError:
+            where = order.password_secret or ("", "")
+            sentence = f"the key {where[1]} of Secret {where[0]} is not UTF-8 text"
+            report = _unasked(order, TierReason.SECRET_UNREADABLE, sentence)
         else:
             answer = await probe_redis(
                 order.endpoint,
-                password.decode() if password else None,
+                text,
                 authority,
                 order.server_name,
                 username=order.username,
             )
             report = BackendReport(
+                endpoint=order.endpoint,
+                username=order.username,
                 reachable=answer.reachable,
                 reason=str(answer.reason),
                 message=answer.message,
@@ -253,8 +276,20 @@ class Writer:
             raise NotLeadingError("this process no longer leads and must not write")
 
 
+class ChildRefusedError(KubeError):
+    """The API server will not have an object that belongs to the reconciled one, as it was built from its spec."""
+
+    def __init__(self, kind: str, name: str, cause: KubeError) -> None:
+        super().__init__(cause.status, cause.reason, cause.message, cause.retry_after_s)
+        self.child = f"{kind} {name}"
+
+
 class NotLeadingError(RuntimeError):
     """A write was about to happen in a process that lost the Lease."""
+
+
+def _unasked(order: ProbeBackend, reason: TierReason, message: str) -> BackendReport:
+    return BackendReport(order.endpoint, order.username, reachable=False, reason=reason, message=message, at=utc_now())
 
 
 def _typed(answer: dict[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,98 @@
+"""What a CacheTier says of its server, and of what it does not do."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import pytest
+
+from kvstrata.model.refs import Key
+from kvstrata.plan.types import ProbeBackend
+from tests.support.objects import NAMESPACE, cpu_tier, hbm_tier, redis_tier
+from tests.support.worlds import Simulation, finish
+
+
+def at_rest(*objects: Any) -> Simulation:
+    simulation = Simulation(*objects)
+    simulation.come_to_rest()
+    return simulation
+
+
+def external(endpoint: str, **spec: Any) -> dict[str, Any]:
+    return {"external": {"endpoints": [endpoint], **spec}}
+
+
+@pytest.mark.parametrize("change", [external("other:6379"), external("one:6379", username="someone")])
+def test_an_answer_of_the_server_before_says_nothing_of_the_one_that_spec_names_now(change: Any) -> None:
+    simulation = at_rest(redis_tier(redis=external("one:6379")))
+    assert simulation.condition("CacheTier", "shared", "BackendReachable")[0] == "True"
+    assert simulation.asked[-1] == "one:6379"
+    count = len(simulation.asked)
+    simulation.edit("CacheTier", "shared", redis=change)
+    made = simulation.step(Key("CacheTier", NAMESPACE, "shared"))
+    assert simulation.condition("CacheTier", "shared", "BackendReachable") == ("Unknown", "Progressing")
+    assert "used" not in simulation.status("CacheTier", "shared")
+    assert [a.endpoint for a in made.actions if isinstance(a, ProbeBackend)] == [change["external"]["endpoints"][0]]
+    simulation.settle()
+    assert simulation.condition("CacheTier", "shared", "BackendReachable")[0] == "True"
+    assert simulation.asked[count:] == change["external"]["endpoints"]
+
+
+def test_a_change_that_keeps_the_server_keeps_its_answer() -> None:
+    simulation = at_rest(redis_tier(redis=external("one:6379")))
+    simulation.edit("CacheTier", "shared", capacity="128Mi")
+    simulation.step(Key("CacheTier", NAMESPACE, "shared"))
+    assert simulation.condition("CacheTier", "shared", "Ready")[0] == "True"
+
+
+def test_a_tier_that_is_stalled_does_not_claim_what_nobody_asks_about() -> None:
+    simulation = at_rest(redis_tier())
+    before = simulation.status("CacheTier", "shared")
+    assert before["shardsReady"] == 1
+    assert before["used"] == "~0%"
+    simulation.edit("CacheTier", "shared", encryption="Required")
+    simulation.come_to_rest()
+    after = simulation.status("CacheTier", "shared")
+    assert "shardsReady" not in after
+    assert "used" not in after
+
+
+def test_a_password_that_is_no_text_is_told_with_its_secret() -> None:
+    simulation = at_rest(redis_tier(redis=external("one:6379", authSecretRef={"name": "login"})))
+    data = {"password": base64.b64encode(b"\xff\xfe").decode()}
+    metadata = {"name": "login", "namespace": NAMESPACE}
+    simulation.kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
+    order = ProbeBackend("shared", "one:6379", "one", None, ("login", "password"), None)
+    finish(simulation.writer._ask_backend(NAMESPACE, order))
+    report = simulation.world.backends["shared"]
+    assert (report.reachable, report.reason) == (False, "SecretUnreadable")
+    assert report.message == "the key password of Secret login is not UTF-8 text"
+
+
+@pytest.mark.parametrize(
+    ("tier", "expected"),
+    [
+        (redis_tier("t"), ("False", "EvictionNotReconciled")),
+        (redis_tier("t", eviction={"highWatermarkPercent": 80}), ("False", "EvictionNotReconciled")),
+        (redis_tier("t", redis=external("one:6379")), ("Unknown", "EvictionNotReconciled")),
+        (cpu_tier("t"), ("", "")),
+    ],
+)
+def test_a_redis_tier_says_that_it_does_not_evict(tier: Any, expected: tuple[str, str]) -> None:
+    simulation = at_rest(tier)
+    assert simulation.condition("CacheTier", "t", "EvictsWhenFull") == expected
+    assert simulation.condition("CacheTier", "t", "Ready")[0] == "True"
+
+
+@pytest.mark.parametrize(
+    ("tier", "expected"),
+    [
+        (redis_tier("t", maxRetention="1h"), ("True", "ExpiresByItself")),
+        (cpu_tier("t", maxRetention="1h"), ("False", "RetentionNotReconciled")),
+        (hbm_tier("t", maxRetention="1h"), ("False", "RetentionNotReconciled")),
+        (redis_tier("t"), ("", "")),
+    ],
+)
+def test_a_tier_says_whether_it_keeps_its_longest_retention(tier: Any, expected: tuple[str, str]) -> None:
+    assert at_rest(tier).condition("CacheTier", "t", "RetentionKept") == expected
