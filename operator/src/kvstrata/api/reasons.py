@@ -41,6 +41,15 @@ _BUDGETS_NOT_ENFORCED = (
     "BudgetsNotEnforced",
     "Budgets are declared, but this version neither enforces nor measures them.",
 )
+_BUDGET_NOT_SUPPORTED = (
+    "BudgetNotSupported",
+    "A budget on a tier of medium HBM has guaranteed or limit; only retention is possible there.",
+)
+_GUARANTEE_EXCEEDS_CAPACITY = (
+    "GuaranteeExceedsCapacity",
+    "A guarantee is more than the whole capacity of its tier.",
+)
+_RETENTION_EXCEEDS_TIER = ("RetentionExceedsTier", "A retention is longer than the tier's maxRetention.")
 _NO_BUDGET = ("NoBudget", "No limit is set.")
 
 
@@ -55,6 +64,9 @@ class DomainReason(Reason):
     KEY_LOST = "DomainKeyLost", "The Secret with the domain key is gone or unreadable although scopes exist."
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
     TIER_NOT_FOUND = _TIER_NOT_FOUND
+    BUDGET_NOT_SUPPORTED = _BUDGET_NOT_SUPPORTED
+    GUARANTEE_EXCEEDS_CAPACITY = _GUARANTEE_EXCEEDS_CAPACITY
+    RETENTION_EXCEEDS_TIER = _RETENTION_EXCEEDS_TIER
     NO_MODELS = _NO_MODELS
     NOT_COMMITTED = _NOT_COMMITTED
     AWAITING_ACKS = _AWAITING_ACKS
@@ -168,12 +180,9 @@ class PolicyReason(Reason):
     TIER_NOT_FOUND = _TIER_NOT_FOUND
     MODEL_NOT_FOUND = "ModelNotFound", "A CachedModel that the policy names does not exist."
     NO_MODELS = _NO_MODELS
-    BUDGET_NOT_SUPPORTED = (
-        "BudgetNotSupported",
-        "A budget on a tier of medium HBM has guaranteed or limit; only retention is possible there.",
-    )
-    GUARANTEE_EXCEEDS_CAPACITY = "GuaranteeExceedsCapacity", "A guarantee is more than the whole capacity of its tier."
-    RETENTION_EXCEEDS_TIER = "RetentionExceedsTier", "A retention is longer than the tier's maxRetention."
+    BUDGET_NOT_SUPPORTED = _BUDGET_NOT_SUPPORTED
+    GUARANTEE_EXCEEDS_CAPACITY = _GUARANTEE_EXCEEDS_CAPACITY
+    RETENTION_EXCEEDS_TIER = _RETENTION_EXCEEDS_TIER
     CLASSIFICATION_NOT_ALLOWED = "ClassificationNotAllowed", "A tier does not allow the tenant's classification."
     LAST_VALID_IN_FORCE = "LastValidInForce", "This spec is not in force; the last valid one still is."
     NEVER_ENFORCED = "NeverEnforced", "No valid version of this policy was ever in force."
@@ -202,6 +211,9 @@ class GroupReason(Reason):
     ALL_MEMBERS_JOINED = "AllMembersJoined", "A policy of every listed tenant names the group."
     MEMBERS_WITHOUT_POLICY = "MembersWithoutPolicy", "Some listed tenants have no policy that names the group."
     TIER_NOT_FOUND = _TIER_NOT_FOUND
+    BUDGET_NOT_SUPPORTED = _BUDGET_NOT_SUPPORTED
+    GUARANTEE_EXCEEDS_CAPACITY = _GUARANTEE_EXCEEDS_CAPACITY
+    RETENTION_EXCEEDS_TIER = _RETENTION_EXCEEDS_TIER
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
     NO_BUDGET = _NO_BUDGET
     NOT_COMMITTED = _NOT_COMMITTED

@@ -75,7 +75,8 @@ class TenantGroupStatus(Status):
 
 class TenantGroup(Resource):
     """A TenantGroup lists tenants that may share blocks. It is a kind of its own, so that the right to edit a policy is
-    not the right to join a group. The strictest classification and retention of its members apply to all."""
+    not the right to join a group. Each member's blocks have the classification and the retention of its own policy:
+    this version does not apply the strictest of them to all."""
 
     INFO: ClassVar[KindInfo] = KindInfo(
         kind="TenantGroup",

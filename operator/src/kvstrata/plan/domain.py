@@ -13,6 +13,7 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 
+from .chains import budgets
 from .conditions import Finding, false, kstatus, true, unknown, write_status
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, rules_are_committed
 from .scopes import fresh_epoch, held
@@ -81,11 +82,14 @@ def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
     pending = Decision(enforced.reason, enforced.message) if enforced.status == "False" else None
     fields = {"bundleRevision": revision, "podsAcked": total.acked, "podsLive": total.live}
     ready = Decision(DomainReason.READY, "the domain has its identity and key")
-    findings = (*kstatus(None, pending, ready), enforced, _within_budget(domain))
+    wrong = budgets.problem(world, domain.spec.public_tiers, "spec.publicBudget.tiers")
+    findings = (*kstatus(wrong, pending, ready), enforced, _within_budget(domain, wrong))
     return Plan(statuses=write_status(domain, now, findings, fields))
 
 
-def _within_budget(domain: CacheDomain) -> Finding:
+def _within_budget(domain: CacheDomain, wrong: Decision | None) -> Finding:
+    if wrong:
+        return false(ConditionType.WITHIN_BUDGET, wrong.reason, wrong.message)
     if domain.spec.public_tiers:
         return unknown(
             ConditionType.WITHIN_BUDGET,

@@ -14,6 +14,7 @@ from kvstrata.contract.bundle import Entry
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
+from .chains import budgets
 from .compile import compile_policy, selects
 from .conditions import Finding, false, kstatus, true, unknown, write_status
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding
@@ -49,25 +50,23 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     enforced, total = _enforced(world, group)
     pending = Decision(enforced.reason, enforced.message) if enforced.status == "False" else None
     ready = Decision(enforced.reason, enforced.message)
+    stalled = _stalled(world, group)
     findings = (
-        *kstatus(_stalled(world, group), pending, ready),
+        *kstatus(stalled, pending, ready),
         enforced,
         _members(world, group),
         _within_budget(group),
     )
     fields = {"joined": len(_joined(world, group))}
-    if enforced.status == "True":
+    if enforced.status == "True" and not stalled:
         fields["enforcedGeneration"] = group.generation
     return Plan(statuses=write_status(group, now, findings, fields), enqueue=() if total is not None else followers)
 
 
 def _stalled(world: World, group: TenantGroup) -> Decision | None:
-    for budget in group.spec.tiers:
-        if budget.name not in world.tiers:
-            return Decision(
-                GroupReason.TIER_NOT_FOUND,
-                f"CacheTier {budget.name} does not exist in {world.namespace}: create it or correct spec.tiers",
-            )
+    wrong = budgets.problem(world, group.spec.tiers, "spec.tiers")
+    if wrong:
+        return wrong
     if group.spec.effective_sharing is Sharing.POOLS_ONLY:
         return Decision(
             GroupReason.SHARING_NOT_RECONCILED,

@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
-from kvstrata.api.cachetier import CacheTier, Medium
-from kvstrata.api.common import TierBudget
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
 from kvstrata.model.world import World
 from kvstrata.plan.types import Decision
+
+from . import budgets
+
+FIELD = "spec.tiers"
 
 
 def only_policy_of_its_tenant(world: World, policy: TenantCachePolicy) -> Decision | None:
@@ -27,21 +30,14 @@ def only_policy_of_its_tenant(world: World, policy: TenantCachePolicy) -> Decisi
 
 def tiers_exist(world: World, policy: TenantCachePolicy) -> Decision | None:
     """Every tier that the policy names must be there."""
-    for budget in policy.spec.tiers:
-        if budget.name not in world.tiers:
-            known = ", ".join(sorted(world.tiers)) or "none"
-            return Decision(
-                PolicyReason.TIER_NOT_FOUND,
-                f"CacheTier {budget.name} does not exist in namespace {world.namespace} (there: {known}): "
-                "create it or correct spec.tiers",
-            )
-    return None
+    return budgets.missing_tier(world, policy.spec.tiers, FIELD)
 
 
 def budgets_fit_their_tiers(world: World, policy: TenantCachePolicy) -> Decision | None:
     """A budget may not promise what its tier cannot hold or keep."""
     for budget in policy.spec.tiers:
-        decision = _budget_problem(budget, world.tiers[budget.name], policy)
+        tier = world.tiers[budget.name]
+        decision = budgets.misfit(budget, tier, FIELD) or _classification_problem(tier, policy)
         if decision:
             return decision
     return None
@@ -97,25 +93,7 @@ def seniority(policy: TenantCachePolicy) -> tuple[float, str]:
     return (created.timestamp() if created else 0.0, policy.uid)
 
 
-def _budget_problem(budget: TierBudget, tier: CacheTier, policy: TenantCachePolicy) -> Decision | None:
-    if tier.spec.medium is Medium.HBM and (budget.limit is not None or budget.guaranteed is not None):
-        return Decision(
-            PolicyReason.BUDGET_NOT_SUPPORTED,
-            f"CacheTier {tier.name} is HBM, where the engine knows no budgets: leave only retention in spec.tiers",
-        )
-    capacity_bytes = tier.spec.capacity_bytes
-    if capacity_bytes is not None and budget.guaranteed_bytes > capacity_bytes:
-        return Decision(
-            PolicyReason.GUARANTEE_EXCEEDS_CAPACITY,
-            f"guaranteed {budget.guaranteed} on CacheTier {tier.name} is more than its whole capacity: lower it",
-        )
-    longest_s = tier.spec.max_retention_s
-    if longest_s is not None and budget.retention_s is not None and budget.retention_s > longest_s:
-        return Decision(
-            PolicyReason.RETENTION_EXCEEDS_TIER,
-            f"retention {budget.retention} on CacheTier {tier.name} is longer than its maxRetention "
-            f"{tier.spec.max_retention}: shorten it",
-        )
+def _classification_problem(tier: CacheTier, policy: TenantCachePolicy) -> Decision | None:
     if policy.spec.classification and not tier.spec.admits(policy.spec.classification):
         return Decision(
             PolicyReason.CLASSIFICATION_NOT_ALLOWED,

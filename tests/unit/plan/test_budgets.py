@@ -1,0 +1,60 @@
+"""Budgets that cannot be right are refused alike wherever they stand: in a policy, a group or the public budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.objects import cpu_tier, domain, group, hbm_tier, model, pod, policy, redis_tier
+from tests.support.worlds import Simulation
+
+WRONG = [
+    ({"name": "gone", "limit": "1Mi"}, "TierNotFound"),
+    ({"name": "hbm", "limit": "1Mi"}, "BudgetNotSupported"),
+    ({"name": "cpu", "guaranteed": "2Gi"}, "GuaranteeExceedsCapacity"),
+    ({"name": "shared", "retention": "2h"}, "RetentionExceedsTier"),
+]
+
+
+def at_rest(*objects: Any) -> Simulation:
+    tiers = (cpu_tier(), hbm_tier(), redis_tier(maxRetention="1h"))
+    simulation = Simulation(*tiers, model(tiers=("cpu",)), pod("pod-0"), *objects)
+    simulation.come_to_rest()
+    return simulation
+
+
+@pytest.mark.parametrize(("budget", "reason"), WRONG)
+def test_a_wrong_budget_is_refused_with_the_same_reason_everywhere(budget: Any, reason: str) -> None:
+    simulation = at_rest(
+        domain(publicBudget={"tiers": [budget]}), group("lab", "a", tiers=[budget]), policy("a", tiers=[budget])
+    )
+    for kind, name in (("TenantCachePolicy", "a"), ("TenantGroup", "lab"), ("CacheDomain", "default")):
+        assert simulation.condition(kind, name, "Stalled") == ("True", reason), kind
+        assert simulation.condition(kind, name, "Ready") == ("False", reason), kind
+    assert simulation.condition("CacheDomain", "default", "WithinBudget") == ("False", reason)
+    assert simulation.unsettled() == {}
+
+
+def test_a_groups_wrong_budget_never_counts_as_an_enforced_generation() -> None:
+    simulation = at_rest(group("lab", "a"), policy("a", group="lab"))
+    simulation.come_to_rest()
+    before = simulation.status("TenantGroup", "lab")
+    assert before["enforcedGeneration"] == before["observedGeneration"]
+    simulation.edit("TenantGroup", "lab", tiers=[{"name": "cpu", "guaranteed": "2Gi"}])
+    simulation.come_to_rest()
+    after = simulation.status("TenantGroup", "lab")
+    assert after["observedGeneration"] > before["observedGeneration"]
+    assert after["enforcedGeneration"] == before["enforcedGeneration"]
+    simulation.edit("TenantGroup", "lab", tiers=[])
+    simulation.come_to_rest()
+    assert simulation.status("TenantGroup", "lab")["enforcedGeneration"] > before["enforcedGeneration"]
+
+
+def test_a_public_budget_that_is_put_right_lets_the_domain_be_ready() -> None:
+    simulation = at_rest(domain(publicBudget={"tiers": [{"name": "late", "limit": "1Mi"}]}))
+    assert simulation.condition("CacheDomain", "default", "Stalled") == ("True", "TierNotFound")
+    simulation.put(cpu_tier("late"))
+    simulation.come_to_rest()
+    assert simulation.condition("CacheDomain", "default", "Ready")[0] == "True"
+    assert simulation.condition("CacheDomain", "default", "WithinBudget") == ("Unknown", "BudgetsNotEnforced")
