@@ -80,6 +80,23 @@ def test_a_child_that_was_edited_by_hand_is_put_right(server: Server, operator: 
     server.wait("the replicas", lambda: (server.get("deployment", "kvs-tiny") or {})["spec"]["replicas"] == 2)
 
 
+def test_a_child_that_the_api_server_refuses_stalls_its_owner_until_it_is_put_right(
+    server: Server, operator: OperatorProcess
+) -> None:
+    good = (server.get("cachetier", "shared") or {})["spec"]["redis"]
+    requests_above_limits = {"requests": {"memory": "2Gi"}, "limits": {"memory": "1Gi"}}
+    server.patch("cachetier", "shared", redis={"managed": {"resources": requests_above_limits}})
+    server.wait("the refusal", lambda: server.condition("CacheTier", "shared", "Stalled") == ("True", "ChildRefused"))
+    status = (server.get("cachetier", "shared") or {})["status"]
+    told = next(c["message"] for c in status["conditions"] if c["type"] == "Stalled")
+    assert "StatefulSet kvs-shared-redis" in told
+    assert "must be less than or equal to memory limit" in told
+    server.patch("cachetier", "shared", redis={"managed": {"resources": None, **good["managed"]}})
+    server.wait(
+        "the tier to go on", lambda: server.condition("CacheTier", "shared", "Stalled")[0] == "False", timeout_s=70
+    )
+
+
 def test_an_invalid_policy_is_stalled_and_changes_no_bundle(server: Server, operator: OperatorProcess) -> None:
     at_rest(server)
     bundle = server.get("secret", "kvs-tiny-bundle")
