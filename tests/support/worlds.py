@@ -19,9 +19,9 @@ from kvstrata.model.facts import BackendReport, Pod, SecretFacts, VerifiedState
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects import names
+from kvstrata.objects.applied import is_applied, stamped
 from kvstrata.objects.context import BuildContext
 from kvstrata.plan.types import EnsureSecret, Material, Plan, ProbeBackend
-from kvstrata.reconcile.contains import is_applied, stamped
 from kvstrata.reconcile.controllers import plan
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync
@@ -159,6 +159,7 @@ class Simulation:
         self.kube.before_write = self.kube.after_write = lambda verb, kind, name: None
         self._boot()
         finish(self.resync.objects(lambda _: None))
+        self.store.recall_departures()
         finish(self.resync.secrets())
         finish(self.resync.bundles())
         for model in self.world.models:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract import CONTRACT_VERSION, ContractError
-from kvstrata.contract.ack import PodState
+from kvstrata.contract.ack import PodState, shown
 from kvstrata.contract.bundle import Bundle, Entry, Root
 from kvstrata.contract.cacheview import FRESHNESS_FORMAT, CacheView
 from kvstrata.contract.keys import BUCKETS, BlockKey, bucket_of, domain_pattern, parse_block_key
@@ -40,7 +41,13 @@ STATE = PodState("p", "u", "ns", "m", "i", "g", "c", 1, 2, 3, True, 4, True, "",
 
 @given(pod_states)
 def test_a_pods_state_is_read_as_it_was_written(state: PodState) -> None:
-    assert PodState.decode(state.encode()) == state
+    assert PodState.decode(state.encode()) == replace(state, problem=shown(state.problem))
+
+
+def test_what_a_pod_says_of_its_problems_is_bounded_before_anybody_shows_it() -> None:
+    told = PodState.decode(replace(STATE, problem="\x1b[31m" + "x" * 10_000).encode())
+    assert told.problem.startswith("[31mx")
+    assert len(told.problem) <= 256
 
 
 @given(st.builds(AdapterAck, counts, counts, names) | adapter_states)

@@ -334,3 +334,58 @@ def test_a_scope_that_the_tenant_has_left_counts_as_shared(choice: str, rolled: 
     assert simulation.condition("CacheInvalidation", "unsaid", "Failed") == ("True", "SharedScopeChoiceRequired")
     assert simulation.status("CacheInvalidation", "said")["phase"] == "Complete"
     assert (simulation.status("TenantGroup", "lab")["scope"]["epoch"] != before) is rolled
+
+
+def test_a_pod_that_vanished_while_no_operator_ran_is_counted_too() -> None:
+    simulation = at_rest(policy("acme"))
+    simulation.kube.remove("Pod", NAMESPACE, "pod-1")
+    simulation.restart()
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.settle()
+    assert phase(simulation) == "AwaitingAcks"
+    simulation.advance(FENCE_S + 5)
+    assert phase(simulation) == "Complete"
+
+
+def test_a_silent_pod_fences_itself_by_the_rules_that_it_knows_not_by_todays() -> None:
+    simulation = at_rest(policy("acme"), staleAfter="24h")
+    simulation.edit("CacheDomain", "default", staleAfter="10s")
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.advance(3600)
+    assert phase(simulation) == "AwaitingAcks"
+    simulation.ack("pod-1")
+    simulation.settle()
+    assert phase(simulation) == "Complete"
+
+
+def test_pods_of_a_model_that_was_deleted_are_waited_for_until_they_end() -> None:
+    simulation = at_rest(policy("acme"), model("gone"), pod("pod-g", "gone"))
+    simulation.come_to_rest()
+    simulation.delete("CachedModel", "gone")
+    simulation.put(invalidation("now", scope={"all": True}))
+    simulation.settle()
+    for name in ("pod-0", "pod-1"):
+        simulation.ack(name)
+    simulation.advance(FENCE_S + 5)
+    assert phase(simulation) == "AwaitingAcks"
+    simulation.put(pod("pod-g", "gone", state="terminated", ready=False))
+    simulation.settle()
+    assert phase(simulation) == "Complete"
+
+
+def test_a_pod_that_the_control_plane_calls_failed_is_not_ended() -> None:
+    simulation = at_rest(policy("acme"))
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    lost = pod("pod-1", ready=False)
+    lost["status"]["phase"] = "Failed"
+    simulation.put(lost)
+    simulation.settle()
+    assert phase(simulation) == "AwaitingAcks"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from kvstrata.contract.bundle import Root
 from kvstrata.contract.link import TierState
 from kvstrata.model.refs import Key
 from tests.support.objects import (
@@ -231,3 +232,29 @@ def test_a_tier_that_pods_do_not_reach_is_not_reachable_whatever_the_operator_se
     simulation.ack("pod-0", tiers=(TierState("shared", "Redis", "closed"),))
     simulation.settle()
     assert simulation.condition("CacheTier", "shared", "BackendReachable")[0] == "True"
+
+
+def test_a_mode_that_is_not_carried_out_never_reaches_a_bundle() -> None:
+    simulation = at_rest(model(reuse={"mode": "Off"}), policy("acme"), pod("pod-0"))
+    simulation.edit("CachedModel", "tiny", reuse={"mode": "Blend"})
+    simulation.settle()
+    assert simulation.condition("CachedModel", "tiny", "Stalled") == ("True", "ReuseNotReconciled")
+    root = simulation.bundle("tiny").root
+    assert root.rules.reuse == "Off"
+    assert Root.decode(root.encode()) == root
+
+
+def test_a_stalled_tiers_settings_are_in_no_identity() -> None:
+    fp8 = hbm_tier("hbm", hbm={"kvCacheDtype": "fp8"}, allowedClassifications=["Public"])
+    simulation = at_rest(fp8, model(tiers=("hbm",)), pod("pod-0"))
+    before = simulation.status("CachedModel", "tiny")["identity"]
+    simulation.edit("CacheTier", "hbm", allowedClassifications=None)
+    simulation.settle()
+    assert simulation.status("CachedModel", "tiny")["identity"] != before
+
+
+def test_a_new_template_is_not_rolled_out_before_its_deployment_is_there() -> None:
+    simulation = at_rest(model(), pod("pod-0"))
+    simulation.edit("CachedModel", "tiny", engine={"image": "engine:2", "replicas": 1})
+    simulation.step(Key("CachedModel", NAMESPACE, "tiny"))
+    assert simulation.condition("CachedModel", "tiny", "RolledOut") == ("False", "RollingOut")

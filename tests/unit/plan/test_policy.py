@@ -317,3 +317,27 @@ def test_a_change_of_the_rules_is_enforced_only_once_pods_acknowledged_it() -> N
     assert simulation.condition(TCP, "acme", "Enforced") == ("False", "AwaitingAcks")
     simulation.come_to_rest()
     assert simulation.condition("CachedModel", "tiny", "PolicyEnforced")[0] == "True"
+
+
+def test_a_removed_members_pods_must_say_so_before_the_group_counts_as_enforced() -> None:
+    simulation = settled(group("lab", "a", "b"), policy("a", group="lab"), policy("b", group="lab"))
+    assert simulation.condition("TenantGroup", "lab", "Enforced")[0] == "True"
+    simulation.edit("TenantGroup", "lab", members=["b"])
+    simulation.settle()
+    assert simulation.condition("TenantGroup", "lab", "Enforced") == ("False", "AwaitingAcks")
+    simulation.come_to_rest()
+    assert simulation.condition("TenantGroup", "lab", "Enforced")[0] == "True"
+
+
+def test_a_policy_that_leaves_a_model_waits_for_that_models_pods() -> None:
+    simulation = settled(model("other"), policy("acme"))
+    simulation.put(pod("pod-o", "other"))
+    simulation.come_to_rest()
+    simulation.edit(TCP, "acme", models={"names": ["tiny"]})
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.settle()
+    assert simulation.condition(TCP, "acme", "Enforced") == ("False", "AwaitingAcks")
+    simulation.ack("pod-o")
+    simulation.settle()
+    assert simulation.condition(TCP, "acme", "Enforced")[0] == "True"

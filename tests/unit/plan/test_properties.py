@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from kvstrata.reconcile.contains import APPLIED
+from kvstrata.objects.applied import APPLIED
 from tests.support.objects import Raw, cpu_tier, domain, group, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 

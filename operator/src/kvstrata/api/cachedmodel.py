@@ -7,7 +7,18 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from kvstrata.api.base import AGE, ApiModel, Column, KindInfo, Resource, Scale, condition_column, exactly_one_of
+from kvstrata.api.base import (
+    AGE,
+    ApiModel,
+    Column,
+    KindInfo,
+    Resource,
+    Rule,
+    Scale,
+    StatusModel,
+    condition_column,
+    exactly_one_of,
+)
 from kvstrata.api.common import Duration, Hex, PodCount, Revision, SecretKeyRef, Status, TierNames, TlsMode
 from kvstrata.api.engineflags import OWNED_ENV, OWNED_FLAGS, owned_flag
 from kvstrata.api.gate import GateSpec
@@ -18,6 +29,8 @@ from kvstrata.api.scalars import AbsolutePath, ForeignName, Generation, Image, M
 DEFAULT_CHUNK_SIZE_TOKENS = 256
 DEFAULT_STARTUP_TIMEOUT_S = 1800
 DEFAULT_PROBE_INTERVAL_S = 300
+MAX_WITNESSES = 1000
+"""Most pods that status.witnesses names."""
 
 
 class HubSource(ApiModel):
@@ -274,10 +287,20 @@ class CachedModelSpec(ApiModel):
     """Reuse of blocks. Absent means mode Prefix."""
 
     cache_generation: Generation | None = None
-    """Raise it to make everything that this model has cached unreachable."""
+    """Raise it to make everything that this model has cached unreachable. It cannot be lowered or removed: that would
+    make blocks reachable again that were given up."""
 
     probe: ProbeSpec | None = None
     """Probing of isolation."""
+
+    RULES = (
+        Rule(
+            cel="!has(oldSelf.cacheGeneration) || "
+            "(has(self.cacheGeneration) && self.cacheGeneration >= oldSelf.cacheGeneration)",
+            message="cacheGeneration can only be raised: a lower one would make blocks reachable that were given up",
+            field_path=".cacheGeneration",
+        ),
+    )
 
     @property
     def reuse_mode(self) -> ReuseMode:
@@ -303,6 +326,16 @@ class CachedModelSpec(ApiModel):
     def probe_interval_s(self) -> int:
         """Time between two probes in seconds."""
         return (self.probe or ProbeSpec()).interval_s
+
+
+class WitnessPod(StatusModel):
+    """A pod whose word an invalidation needs."""
+
+    name: ShortText
+    """Its name."""
+
+    uid: ShortText
+    """Its uid."""
 
 
 class CachedModelStatus(Status):
@@ -331,6 +364,9 @@ class CachedModelStatus(Status):
 
     pods_live: PodCount | None = None
     """Pods that serve."""
+
+    witnesses: Annotated[tuple[WitnessPod, ...], Field(max_length=MAX_WITNESSES), AtomicList()] = ()
+    """Pods that may hold a policy, at most 1000 of them. An operator that starts learns from it which have vanished."""
 
     endpoint: ShortText | None = None
     """URL of the model's Service."""

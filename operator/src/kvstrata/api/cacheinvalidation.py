@@ -248,7 +248,7 @@ class PodsProgress(StatusModel):
 
 
 class AwaitedPod(StatusModel):
-    """A pod that has not acknowledged yet."""
+    """A pod whose acknowledgement is needed."""
 
     model: ObjectName
     """Its CachedModel."""
@@ -258,6 +258,9 @@ class AwaitedPod(StatusModel):
 
     uid: ShortText
     """Its uid."""
+
+    fenced_by: Timestamp | None = None
+    """When it has fenced itself off at the latest if it cannot be reached; absent if it never does."""
 
 
 class TierErasure(StatusModel):
@@ -311,7 +314,7 @@ class CacheInvalidationStatus(Status):
     """How many pods are done."""
 
     awaiting: Annotated[tuple[AwaitedPod, ...], Field(max_length=MAX_AWAITING), AtomicList()] = ()
-    """Pods that have not acknowledged yet, at most 1000 of them."""
+    """Pods that had to acknowledge when every scope had its new epoch, at most 1000 of them."""
 
     keys: Count | None = None
     """Keys deleted on all tiers."""

@@ -119,6 +119,7 @@ class Operator:
         client = await self._keeper.open()
         resync = Resync(self._kube, self._store, self._keeper, self._settings.watch_namespaces, self._service_monitors)
         await resync.objects(lambda _: None)
+        self._store.recall_departures()
         await resync.secrets()
         await resync.bundles()
         self._leading = True

@@ -22,6 +22,7 @@ ACK_TOKEN_HEADER = "Kvstrata-Ack-Token"  # noqa: S105  (a header's name)
 STATE_PATH = "/v1/state"
 OPERATOR_COMMON_NAME = "kvstrata-operator"
 CONTROL_PORT = 9443
+MAX_PROBLEM_CHARACTERS = 256
 
 
 def gate_server_name(model: str, namespace: str) -> str:
@@ -67,6 +68,7 @@ class PodState:
             raw: dict[str, Any] = json.loads(data)
             require_version(raw, "a pod's state")
             fields = {name: raw[name] for name in cls.__dataclass_fields__ if name != "tiers"}
+            fields["problem"] = shown(fields["problem"])
             state = cls(**fields, tiers=tuple(TierState(**tier) for tier in raw["tiers"]))
             if not (_well_typed(state) and all(map(_well_typed, state.tiers)) and state.acked >= 0):
                 raise ContractError("a pod's state has a field of the wrong type")
@@ -75,6 +77,13 @@ class PodState:
             raise
         except MALFORMED as error:
             raise ContractError(f"a pod's state is malformed: {error!r}") from error
+
+
+def shown(text: object) -> object:
+    """Return what may be shown of a pod's own words: printable, and not long."""
+    if not isinstance(text, str):
+        return text
+    return "".join(character for character in text[:MAX_PROBLEM_CHARACTERS] if character.isprintable())
 
 
 _TYPES = {"str": str, "int": int, "bool": bool}

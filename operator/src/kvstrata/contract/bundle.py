@@ -110,6 +110,15 @@ class Rules:
     unknown_tenants: str = "NoReuse"
     reuse: str = "Prefix"
 
+    def __post_init__(self) -> None:
+        """Refuse modes that readers do not know: neither side may guess. Raises ContractError."""
+        if (
+            self.on_stale not in ("Fence", "ServeStale")
+            or self.unknown_tenants not in ("NoReuse", "Refuse")
+            or self.reuse not in ("Prefix", "Off")
+        ):
+            raise ContractError("the bundle's rules hold a mode that readers do not know")
+
     def to_json(self) -> dict[str, Any]:
         """Return the wire form."""
         return {
@@ -123,20 +132,13 @@ class Rules:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Rules:
         """Read the wire form. Unknown modes are refused: a reader must not guess what it does not know."""
-        rules = cls(
+        return cls(
             int(raw["staleAfterSeconds"]),
             int(raw["drainTimeoutSeconds"]),
             raw["onStale"],
             raw["unknownTenants"],
             raw["reuse"],
         )
-        if (
-            rules.on_stale not in ("Fence", "ServeStale")
-            or rules.unknown_tenants not in ("NoReuse", "Refuse")
-            or rules.reuse not in ("Prefix", "Off")
-        ):
-            raise ContractError("the bundle root holds a mode that this reader does not know")
-        return rules
 
 
 @dataclass(frozen=True, slots=True)

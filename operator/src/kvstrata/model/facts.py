@@ -36,12 +36,17 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A pod whose object disappeared. `clean` is whether it had reported all containers as ended before."""
+    """A pod whose object disappeared.
+
+    `clean` is whether it had reported all containers as ended before, `acked` the revision that it enforced last as far
+    as this operator knows.
+    """
 
     name: str
     uid: str
     at: datetime
     clean: bool
+    acked: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from kvstrata.contract.keys import domain_pattern
 
 from .tierlinks import OPERATOR_USER
 
-_DATA_RULES = (
-    "-@all +@read +@write +@scripting +@connection +wait -@dangerous -@admin -@blocking -scan -randomkey -dbsize +info"
-)
-_OPERATOR_RULES = "-@all +@connection -@dangerous -@admin +info +config|get +memory|stats +memory|purge +time +wait"
+_DATA_RULES = "-@all +auth +ping +get +set +exists +unlink"
+_OPERATOR_RULES = "-@all +auth +ping +info +config|get +memory|stats +memory|purge +time +wait"
+"""Commands by name, never by category: `@connection` holds CLIENT TRACKING, which tells every key that anybody touches,
+and `@scripting` lets one user stop the server for all."""
 
 
 def users_acl(domain_id: str, password: str, operator_password: str) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachedmodel import CachedModel, ReuseMode
 from kvstrata.api.common import TierBudget as ApiBudget
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
 from kvstrata.contract.bundle import Entry, Rules, TierBudget
@@ -12,6 +12,7 @@ from kvstrata.contract.keyspace import Scope, ScopeKind
 from kvstrata.model.world import World
 
 from .chains import first
+from .chains import model as model_chain
 from .chains import policy as chain
 from .scopes import current_epoch, epoch_of
 from .types import Decision
@@ -78,14 +79,21 @@ def budgets_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[T
 
 
 def rules_of(world: World, model: CachedModel) -> Rules:
-    """Return what holds for all tenants of a model."""
+    """Return what holds for all tenants of a model.
+
+    A model whose spec is not carried out keeps the reuse that is in force, but for Off, which is never wrong.
+    """
     domain = world.domain_spec
+    committed = world.bundles.get(model.name)
+    reuse = str(model.spec.reuse_mode)
+    if reuse != ReuseMode.OFF and first(model_chain.RULES, world, model):
+        reuse = committed.bundle.root.rules.reuse if committed else str(ReuseMode.OFF)
     return Rules(
         stale_after_s=domain.stale_after_s,
         drain_timeout_s=domain.drain_timeout_s,
         on_stale=str(domain.effective_on_stale),
         unknown_tenants=str(domain.effective_unknown_tenants),
-        reuse=str(model.spec.reuse_mode),
+        reuse=reuse,
     )
 
 

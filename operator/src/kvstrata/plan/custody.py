@@ -4,74 +4,101 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
+from kvstrata.model.facts import Departure, Pod
 from kvstrata.model.world import World
 
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A pod whose word is needed."""
+    """A pod whose word is needed. `fenced_by` is when it refuses all reuse by itself at the latest, None for never."""
 
     model: str
     pod: str
     uid: str
+    fenced_by: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """How the witnesses stand. `open` names those that neither acknowledged nor are fenced or gone for certain."""
+    """How the witnesses stand. `open` are those that neither acknowledged nor are fenced or gone for certain."""
 
     acked: int
     live: int
     fenced: int
-    open: frozenset[str]
+    open: tuple[Witness, ...]
 
 
-def witnesses_now(world: World, fence_s: float, now: datetime) -> tuple[Witness, ...]:
-    """Return every pod that may serve with a policy that is revoked now.
+def witnesses_now(world: World, now: datetime) -> tuple[Witness, ...]:
+    """Return every pod that may serve with a policy that is revoked now, of models that are gone, too.
 
-    Live ones, and those that vanished without having ended less than `fence_s` seconds ago: their nodes may be cut off,
-    and they need that long to fence themselves off. Departures from before the operator's start are not known.
+    Live ones, and those that vanished without having ended and have not had the time to fence themselves off: their
+    nodes may be cut off.
     """
-    live = [Witness(pod.model, pod.name, pod.uid) for model in sorted(world.models) for pod in world.live_pods(model)]
+    live = [_witness(world, pod, now) for model in sorted(world.pods) for pod in world.live_pods(model)]
     vanished = [
-        Witness(model, gone.name, gone.uid)
-        for model in sorted(world.models)
-        for gone in world.departures.get(model, ())
-        if not gone.clean and (now - gone.at).total_seconds() < fence_s
+        _departed(world, model, gone)
+        for model in sorted(world.departures)
+        for gone in world.departures[model]
+        if not gone.clean
     ]
-    return (*live, *vanished)
+    return (*live, *(gone for gone in vanished if gone.fenced_by is None or gone.fenced_by > now))
 
 
-def account_for(
-    world: World,
-    witnesses: tuple[Witness, ...],
-    revisions: Mapping[str, int],
-    fenced_by: datetime | None,
-    now: datetime,
-) -> Account:
+def account_for(world: World, witnesses: tuple[Witness, ...], revisions: Mapping[str, int], now: datetime) -> Account:
     """Return how far the witnesses, and pods that came since, enforce `revisions` (by model).
 
-    A pod is settled when it acknowledged, when the kubelet reported all of its containers as ended, or when `fenced_by`
-    has passed: by then a pod that cannot be reached refuses reuse by itself. A pod that merely vanished from the API
-    server may still run on a node that is cut off, so it is settled by time only.
+    A pod is settled when it acknowledged, when the kubelet reported all of its containers as ended, or when its
+    `fenced_by` has passed. A pod that merely vanished from the API server may still run on a node that is cut off, so
+    it is settled by time only; one of a model that is gone has nobody to acknowledge to, so it must end.
     """
-    seen = {pod.uid: pod for model in revisions for pod in world.live_pods(model)}
-    finished = {pod.uid for model in revisions for pod in (world.pods.get(model) or {}).values() if pod.finished}
-    clean = {gone.uid for model in revisions for gone in world.departures.get(model, ()) if gone.clean}
+    seen = {pod.uid: pod for model in world.pods for pod in world.live_pods(model)}
+    ended = {pod.uid for pods in world.pods.values() for pod in pods.values() if pod.finished}
+    ended |= {gone.uid for departures in world.departures.values() for gone in departures if gone.clean}
     everyone = {witness.uid: witness for witness in witnesses}
     for pod in seen.values():
-        everyone.setdefault(pod.uid, Witness(pod.model, pod.name, pod.uid))
-    acked, fenced, still_open = 0, 0, set()
+        if pod.model in revisions:
+            everyone.setdefault(pod.uid, Witness(pod.model, pod.name, pod.uid, None))
+    acked, fenced, still_open = 0, 0, []
     for uid, witness in everyone.items():
         known = seen.get(uid)
-        if known and world.acked_revision(known) >= revisions.get(witness.model, 0):
+        needed = revisions.get(witness.model)
+        if known and needed is not None and world.acked_revision(known) >= needed:
             acked += 1
-        elif uid in clean or uid in finished:
+        elif uid in ended:
             continue
-        elif fenced_by is not None and now >= fenced_by:
+        elif witness.fenced_by is not None and now >= witness.fenced_by and not _speaks(world, known):
             fenced += 1
         else:
-            still_open.add(witness.pod)
-    return Account(acked, len(seen), fenced, frozenset(still_open))
+            still_open.append(witness)
+    return Account(acked, len(seen), fenced, tuple(still_open))
+
+
+def _speaks(world: World, pod: Pod | None) -> bool:
+    """Whether a live pod says that its policy is fresh: then it is stuck, and has not fenced itself off."""
+    told = world.states.get(pod.uid) if pod else None
+    return told is not None and told.state.fresh
+
+
+def _witness(world: World, pod: Pod, now: datetime) -> Witness:
+    return Witness(pod.model, pod.name, pod.uid, _fenced_by(world, pod.model, world.acked_revision(pod), now))
+
+
+def _departed(world: World, model: str, gone: Departure) -> Witness:
+    """Return a vanished pod as a witness. Its token ended with its object, so it has read nothing since."""
+    return Witness(model, gone.name, gone.uid, _fenced_by(world, model, gone.acked, gone.at))
+
+
+def _fenced_by(world: World, model: str, acked: int, since: datetime) -> datetime | None:
+    """Return when a pod that enforces revision `acked` and reads nothing after `since` refuses all reuse.
+
+    It follows the rules that it acknowledged last, so those of a newer revision say nothing about it.
+    """
+    committed = world.bundles.get(model)
+    if committed is None or acked < committed.bundle.root.rules_since:
+        return None
+    rules = committed.bundle.root.rules
+    if rules.on_stale != "Fence":
+        return None
+    return since + timedelta(seconds=rules.stale_after_s + rules.drain_timeout_s)

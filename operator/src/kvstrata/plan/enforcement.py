@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.bundle import Entry
+from kvstrata.contract.bundle import Entry, Root
 from kvstrata.model.facts import Pod
 from kvstrata.model.world import World
 
@@ -76,6 +76,7 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
             unknown(ENFORCED, PolicyReason.NO_MODELS, "no CachedModel of this namespace is selected by spec.models"),
             committed=True,
         )
+    settled = policy.status.enforced_generation == policy.generation
     total = Coverage()
     uncommitted = _bundles_that_still_hold(world, policy, frozenset(model.name for model in models))
     for model in models:
@@ -85,7 +86,13 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
         if committed is None or entry is None or not current or replace(entry, since=0) != desired:
             uncommitted.append(model.name)
             continue
-        total += coverage(world, model.name, max(entry.since, committed.bundle.root.rules_since))
+        total += coverage(world, model.name, needed_revision(committed.bundle.root, entry.since, settled=settled))
+    if not settled:
+        # What the policy no longer says must be gone everywhere, also from models that it no longer selects.
+        chosen = {model.name for model in models}
+        for name, committed in sorted(world.bundles.items()):
+            if name in world.models and name not in chosen:
+                total += coverage(world, name, committed.bundle.root.revision)
     if uncommitted:
         names = ", ".join(uncommitted)
         return Enforcement(
@@ -98,6 +105,15 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
             coverage=total,
         )
     return Enforcement(enforced_finding(total), committed=True, coverage=total)
+
+
+def needed_revision(root: Root, since: int, *, settled: bool) -> int:
+    """Return the revision that pods must enforce for something that last changed in revision `since`.
+
+    Before its generation was enforced once, the newest one: an entry that was taken out of the bundle leaves no `since`
+    behind, and a generation may have taken one out.
+    """
+    return max(since, root.rules_since) if settled else root.revision
 
 
 def _bundles_that_still_hold(world: World, policy: TenantCachePolicy, chosen: frozenset[str]) -> list[str]:

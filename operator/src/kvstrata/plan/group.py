@@ -17,7 +17,7 @@ from kvstrata.model.world import World
 from .chains import budgets
 from .compile import compile_policy, selects
 from .conditions import Finding, false, kstatus, true, unknown, write_status
-from .enforcement import ENFORCED, Coverage, coverage, enforced_finding
+from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, needed_revision
 from .scopes import fresh_epoch, group_scope, held
 from .types import Decision, Plan
 
@@ -81,6 +81,7 @@ def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | Non
     total = Coverage()
     members = _member_policies(world, group)
     joined = {policy.uid for policy in members}
+    settled = group.status.enforced_generation == group.generation
     for model, committed in sorted(world.bundles.items()):
         root, entries = committed.bundle.root, committed.bundle.entries
         inside = {entry.policy for entry in entries.values() if entry.scope == scope}
@@ -89,7 +90,7 @@ def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | Non
                 ENFORCED, GroupReason.NOT_COMMITTED, f"the bundle of CachedModel {model} is being rewritten"
             ), None
         since = max((e.since for e in committed.bundle.entries.values() if e.scope == scope), default=0)
-        total += coverage(world, model, max(since, root.rules_since))
+        total += coverage(world, model, needed_revision(root, since, settled=settled))
     if not joined:
         return unknown(ENFORCED, GroupReason.NO_MEMBERS, "no TenantCachePolicy of a member names this group"), total
     return enforced_finding(total), total

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from kvstrata.api.cachedomain import DOMAIN_NAME, OnStale
+from kvstrata.api.cachedomain import DOMAIN_NAME
 from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, Phase
 from kvstrata.api.common import ScopeStatus
 from kvstrata.api.reasons import InvalidationReason
@@ -45,8 +45,8 @@ def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
     if _past_deadline(invalidation, now):
         late = Decision(
             InvalidationReason.DEADLINE_EXCEEDED,
-            f"not complete within {invalidation.spec.deadline}; epochs that were rolled stay rolled; pods that have "
-            "not acknowledged fence themselves off: see status.awaiting, then create another one",
+            f"not complete within {invalidation.spec.deadline}; epochs that were rolled stay rolled, and pods "
+            "that have not acknowledged may reuse until they fence themselves off: see status.awaiting for when",
         )
         return _fail(invalidation, now, late)
     match phase:
@@ -127,8 +127,13 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
         if model in world.models
     ]
     awaiting = [
-        {"model": witness.model, "pod": witness.pod, "uid": witness.uid}
-        for witness in witnesses_now(world, _fence_s(world), now)
+        {
+            "model": witness.model,
+            "pod": witness.pod,
+            "uid": witness.uid,
+            **({"fencedBy": format_timestamp(witness.fenced_by)} if witness.fenced_by else {}),
+        }
+        for witness in witnesses_now(world, now)
     ][:MAX_AWAITING]
     waiting = Decision(InvalidationReason.AWAITING_ACKS, f"{len(awaiting)} pods are asked to acknowledge")
     fields = {
@@ -159,29 +164,22 @@ def _bundles_follow(world: World, invalidation: CacheInvalidation) -> bool:
 
 def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
     revisions = {target.model: target.revision for target in invalidation.status.targets}
-    rolled_at = invalidation.status.rolled_time or now
-    domain = world.domain_spec
-    fenced_by = rolled_at + timedelta(seconds=_fence_s(world)) if domain.effective_on_stale is OnStale.FENCE else None
-    witnesses = tuple(Witness(pod.model, pod.pod, pod.uid) for pod in invalidation.status.awaiting)
-    account = account_for(world, witnesses, revisions, fenced_by, now)
+    witnesses = tuple(Witness(pod.model, pod.pod, pod.uid, pod.fenced_by) for pod in invalidation.status.awaiting)
+    account = account_for(world, witnesses, revisions, now)
     pods = {"acked": account.acked, "live": account.live, "fenced": account.fenced}
     if account.open:
-        names = ", ".join(sorted(account.open)[:3])
+        names = ", ".join(sorted(witness.pod for witness in account.open)[:3])
         message = f"{account.acked} of {account.live} pods acknowledged; waiting for {names}"
-        if fenced_by is None:
-            message += "; onStale is ServeStale, so a pod that cannot be reached is never counted as fenced"
+        moments = [witness.fenced_by for witness in account.open if witness.fenced_by is not None]
+        if len(moments) < len(account.open):
+            message += "; a pod that runs under onStale ServeStale, or under older rules, is never counted as fenced"
         waiting = Decision(InvalidationReason.AWAITING_ACKS, message)
         findings = (*kstatus(None, waiting, waiting), false(LOGICALLY_INVALID, waiting.reason, message))
-        wake = max(1.0, (fenced_by - now).total_seconds()) if fenced_by else None
+        wake = max(1.0, (min(moments) - now).total_seconds()) if moments else None
         return Plan(
             statuses=write_status(invalidation, now, findings, {"pods": pods, "message": message}), wake_after_s=wake
         )
     return _complete(invalidation, now, pods, account.fenced)
-
-
-def _fence_s(world: World) -> int:
-    """Return how many seconds after its last contact a pod has certainly stopped to reuse anything."""
-    return world.domain_spec.stale_after_s + world.domain_spec.drain_timeout_s
 
 
 def _complete(invalidation: CacheInvalidation, now: datetime, pods: Mapping[str, int], fenced: int) -> Plan:

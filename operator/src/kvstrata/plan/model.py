@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachedmodel import MAX_WITNESSES, CachedModel
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.common import TlsMode
 from kvstrata.api.conditions import ConditionType
@@ -14,6 +14,7 @@ from kvstrata.api.reasons import ModelReason
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
+from kvstrata.objects.applied import is_applied, stamped
 from kvstrata.objects.children import model_children
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.identity import cache_identity
@@ -43,7 +44,7 @@ def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Pla
             )
         )
     usable, left_out = _tiers(world, model)
-    identity = cache_identity(model, _listed(world, model))
+    identity = cache_identity(model, usable)
     children = _children(world, ctx, model, usable, identity)
     foreign = taken_by_someone_else(world, model, children)
     if foreign:
@@ -56,7 +57,7 @@ def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Pla
     return Plan(
         actions=(*_certificate(world, ctx, model), *no_longer_wanted(world, model, children)),
         apply=children,
-        statuses=_report(world, model, now, identity, left_out),
+        statuses=_report(world, model, now, identity, left_out, children),
         enqueue=(Key(BUNDLE, world.namespace, name),) if name not in world.bundles else (),
     )
 
@@ -108,9 +109,16 @@ def _certificate(world: World, ctx: BuildContext, model: CachedModel) -> tuple[E
 
 
 def _report(
-    world: World, model: CachedModel, now: datetime, identity: str, left_out: tuple[str, ...]
+    world: World,
+    model: CachedModel,
+    now: datetime,
+    identity: str,
+    left_out: tuple[str, ...],
+    children: tuple[Mapping[str, Any], ...],
 ) -> tuple[Any, ...]:
     rolled_out, enforced, isolation = _observed(world, model)
+    if not _is_written(world, children):
+        rolled_out = false(ConditionType.ROLLED_OUT, ModelReason.ROLLING_OUT, "the Deployment is being written")
     tiers_bound = _tiers_bound(world, model, left_out)
     pending = _problem_of_a_pod(world, model) or next(
         (Decision(f.reason, f.message) for f in (rolled_out, enforced) if f.status == "False"),
@@ -123,10 +131,17 @@ def _report(
         "identity": identity,
         "selector": ",".join(f"{k}={v}" for k, v in labels.selector_of_model(model.name).items()),
         "endpoint": f"{scheme}://{names.model_child(model.name)}.{model.namespace}.svc:{port}/v1",
-        "cacheGeneration": model.spec.effective_cache_generation,
     }
+    if rolled_out.status == "True":
+        fields["cacheGeneration"] = model.spec.effective_cache_generation
     findings = (*kstatus(None, pending, ready), tiers_bound, enforced, isolation, rolled_out)
     return write_status(model, now, findings, fields)
+
+
+def _is_written(world: World, children: tuple[Mapping[str, Any], ...]) -> bool:
+    """Whether the Deployment on the server is the one that this plan wants."""
+    wanted = next(child for child in children if child["kind"] == "Deployment")
+    return is_applied(world.children.get(("Deployment", wanted["metadata"]["name"])), stamped(wanted))
 
 
 def _problem_of_a_pod(world: World, model: CachedModel) -> Decision | None:
@@ -205,4 +220,5 @@ def _counts(world: World, model: CachedModel) -> dict[str, Any]:
         "bundleRevision": revision,
         "podsAcked": total.acked,
         "podsLive": total.live,
+        "witnesses": [{"name": pod.name, "uid": pod.uid} for pod in world.live_pods(model.name)][:MAX_WITNESSES],
     }

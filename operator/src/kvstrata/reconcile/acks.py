@@ -23,6 +23,7 @@ from .store import Store
 log = logging.getLogger(__name__)
 
 LONG_POLL_S = 20.0
+MIN_PAUSE_S = 0.02
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 TOKEN_CACHE_S = 60.0
 FIRST_ROUND_S = 3.0
@@ -98,6 +99,8 @@ class AckListener:
                 if refusal is None:
                     failures = 0
                     self._take(namespace, pod, state)
+                    # A gate that always has news must not occupy the operator.
+                    await asyncio.sleep(MIN_PAUSE_S)
                     continue
                 failures += 1
                 metrics.ACKS_REFUSED.labels(refusal).inc()

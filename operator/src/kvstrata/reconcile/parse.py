@@ -22,6 +22,9 @@ OWN_KINDS: Mapping[str, type[Resource]] = {
 }
 
 
+GATE = "gate"
+
+
 def parse_pod(raw: Mapping[str, Any]) -> Pod | None:
     """Return a pod of a CachedModel, or None for any other pod."""
     metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
@@ -38,9 +41,9 @@ def parse_pod(raw: Mapping[str, Any]) -> Pod | None:
         model=model,
         ip=status.get("podIP"),
         scheduled=bool(spec.get("nodeName")),
-        finished=_finished(status, containers),
+        finished=_finished(containers),
         ever_ran=any(_ever_ran(container) for container in containers),
-        ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ()),
+        ready=_serves(status, containers),
         deleting="deletionTimestamp" in metadata,
         identity=(metadata.get("labels") or {}).get(labels.IDENTITY, ""),
     )
@@ -66,11 +69,24 @@ def resource_version(raw: Mapping[str, Any]) -> int:
         return 0
 
 
-def _finished(status: Mapping[str, Any], containers: list[Mapping[str, Any]]) -> bool:
-    if status.get("phase") in ("Succeeded", "Failed"):
-        return True
+def _finished(containers: list[Mapping[str, Any]]) -> bool:
+    """Whether the kubelet reported every container as ended.
+
+    The phase says nothing: the control plane itself marks pods of a node that is cut off as Failed.
+    """
     states = [container.get("state") or {} for container in containers]
     return bool(states) and all("terminated" in state for state in states)
+
+
+def _serves(status: Mapping[str, Any], containers: list[Mapping[str, Any]]) -> bool:
+    """Whether the pod is ready, or its gate was when its node was last heard of.
+
+    The condition Ready of a pod on a node that is cut off is taken away by the control plane, while the pod may serve
+    on; its containers' states stay as the kubelet reported them last.
+    """
+    if any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ()):
+        return True
+    return any(container.get("name") == GATE and container.get("ready") for container in containers)
 
 
 def _ever_ran(container: Mapping[str, Any]) -> bool:

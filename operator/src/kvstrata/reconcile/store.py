@@ -149,6 +149,22 @@ class Store:
         d.states[pod.uid] = verified
         return concerned_by_state(self.world(namespace), pod, before, verified)
 
+    def recall_departures(self) -> None:
+        """Take note of pods that vanished while no operator led: those that a model's status names and no list has."""
+        for d in self._domains.values():
+            for model in d.objects["CachedModel"].values():
+                known = {pod.uid for pod in d.pods[model.name].values()}
+                known |= {gone.uid for gone in d.departures.get(model.name, ())}
+                all_acked = model.status.pods_acked == model.status.pods_live
+                acked = (model.status.bundle_revision or 0) if all_acked else 0
+                missing = tuple(
+                    Departure(witness.name, witness.uid, self._now(), clean=False, acked=acked)
+                    for witness in model.status.witnesses
+                    if witness.uid not in known
+                )
+                if missing:
+                    d.departures[model.name] = (*d.departures.get(model.name, ()), *missing)
+
     def all_keys(self) -> Iterator[Key]:
         """Yield the key of every object, and of every bundle."""
         for namespace, d in self._domains.items():
@@ -201,7 +217,8 @@ class Store:
             if pod is None:
                 continue
             clean = (last or pod).finished or not (last or pod).ever_ran
-            departure = Departure(pod.name, pod.uid, self._now(), clean)
+            said = d.states.get(pod.uid)
+            departure = Departure(pod.name, pod.uid, self._now(), clean, said.state.acked if said else 0)
             d.departures[model] = (*d.departures.get(model, ()), departure)[-MAX_DEPARTURES:]
             d.states.pop(pod.uid, None)
             return concerned_by_pod(self.world(d.namespace), pod, None, model=model)

@@ -19,13 +19,13 @@ from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle
 from kvstrata.model.facts import BackendReport, CommittedBundle
 from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
 from kvstrata.objects import labels, names
+from kvstrata.objects.applied import is_applied, stamped
 from kvstrata.plan.refused import plan_refused
 from kvstrata.plan.types import Action, CommitBundle, Create, EnsureSecret, Plan, ProbeBackend, Remove, StatusWrite
 
 from . import metrics
 from .bundles import read_bundle, take
 from .clock import utc_now
-from .contains import is_applied, stamped
 from .queue import WorkQueue
 from .secrets import Keeper, decode
 from .store import Store

@@ -37,6 +37,9 @@ FORBIDDEN: Mapping[str, str] = {
 """Keys that are refused with the reason why. They are refused whether or not the engine knows them."""
 
 # fmt: off  (one key a line would hide the lists)
+MAX_SEQUENCES = 64
+"""Most sequences of one request. The engine itself admits thousands, which would occupy it for one caller."""
+
 _SAMPLING = frozenset(
     (
         "frequency_penalty",
@@ -163,7 +166,20 @@ def rewrite(endpoint: Endpoint, body: Json) -> Rewritten:
     if not isinstance(stream, bool):
         raise bad_request(Reason.BAD_VALUE, "'stream' is true or false", "stream")
     endpoint.check(fields)
+    _check_sequences(fields)
     return Rewritten(fields, stream, stream and endpoint.usage_option and _ask_for_usage(fields))
+
+
+def _check_sequences(fields: Json) -> None:
+    """Raise Refusal if one request asks for more sequences than a batch of requests would have."""
+    count, prompt = fields.get("n", 1), fields.get("prompt")
+    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+        raise bad_request(Reason.BAD_VALUE, "'n' is a whole number above 0", "n")
+    prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+    if count * prompts > MAX_SEQUENCES:
+        raise bad_request(
+            Reason.BAD_VALUE, f"one request may ask for at most {MAX_SEQUENCES} sequences (n times prompts)", "n"
+        )
 
 
 def _ask_for_usage(fields: Json) -> bool:

@@ -65,7 +65,7 @@ class ServerConnection(asyncio.Protocol):
     """One client connection. Between `serve` and `end` it belongs to an exchange."""
 
     __slots__ = (
-        "_complete", "_doubt", "_exchange", "_expect", "_head_bytes", "_head_done", "_keep_alive",
+        "_complete", "_doubt", "_exchange", "_expect", "_head_bytes", "_head_done", "_held_bytes", "_keep_alive",
         "_lingering", "_parser", "_refusal", "_serving", "_target", "deadline", "paused", "peer", "request", "server",
         "transport",
     )  # fmt: skip
@@ -76,6 +76,7 @@ class ServerConnection(asyncio.Protocol):
         self.peer = ""
         self.deadline = 0.0
         self.paused = False
+        self._held_bytes = 0
         self._exchange: Exchange | None = None
         self._serving = False
         self._lingering = False
@@ -108,6 +109,7 @@ class ServerConnection(asyncio.Protocol):
         """Tell the exchange, which cancels its work for this caller."""
         self.server.connections.discard(self)
         self._forget_body()
+        self.let_go()
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.client_gone()
@@ -323,9 +325,16 @@ class ServerConnection(asyncio.Protocol):
         self.server.buffered_bytes -= len(self.request.body)
         self.request.body = bytearray()
 
-    def release_body(self) -> None:
-        """The service has taken what it needs of the body: stop counting and holding it."""
+    def release_body(self, held_bytes: int) -> None:
+        """The service has taken what it needs of the body; `held_bytes` of it count as buffered until `let_go`."""
         self._forget_body()
+        self._held_bytes = held_bytes
+        self.server.buffered_bytes += held_bytes
+
+    def let_go(self) -> None:
+        """The service holds nothing of the request any more."""
+        self.server.buffered_bytes -= self._held_bytes
+        self._held_bytes = 0
 
 
 def common_name(certificate: dict[str, Any]) -> str:

@@ -63,8 +63,11 @@ class Connection(Protocol):
     def hold(self, exchange: Exchange) -> None:
         """Make `exchange` the one that hears about this caller until the response ends."""
 
-    def release_body(self) -> None:
-        """The service has taken what it needs of the body: stop counting and holding it."""
+    def release_body(self, held_bytes: int) -> None:
+        """The service has taken what it needs of the body; `held_bytes` of it count as buffered until `let_go`."""
+
+    def let_go(self) -> None:
+        """The service holds nothing of the request any more."""
 
     def head_end(self) -> bytes:
         """Return the last lines of a response's head."""

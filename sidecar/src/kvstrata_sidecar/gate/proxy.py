@@ -87,7 +87,7 @@ class TenantService:
         self._check_model(body)
         rewritten = bodies.rewrite(endpoint, body)
         payload = strictjson.emit(rewritten.seal(self.model, grant.salt))
-        connection.release_body()
+        connection.release_body(held_bytes=len(payload))
         numbers = self.metrics.tenant(tenant)
         if not grant.keyspace:
             numbers.no_reuse += 1
@@ -155,6 +155,7 @@ class Relay:
     def engine_head(self, status: int, content_type: bytes, length: int | None) -> None:
         """Send a head of our own for a success; hold an error back, to look for the salt in it."""
         self._status = status
+        self._connection.let_go()
         if status != 200:
             self._error = []
             return
@@ -265,6 +266,7 @@ class Relay:
     def _finish(self, status: int) -> None:
         if not self._over:
             self._over = True
+            self._connection.let_go()
             self._numbers.in_flight -= 1
             self._numbers.answered(self._endpoint.decode(), status)
             self._service.enforcement.release(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from kvstrata.reconcile.contains import contains, is_applied, stamped
+from kvstrata.objects.applied import contains, is_applied, stamped
 
 DESIRED: dict[str, Any] = {
     "kind": "Deployment",
