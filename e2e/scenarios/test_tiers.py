@@ -15,15 +15,17 @@ pytestmark = pytest.mark.cluster
 
 TIER = "elsewhere"
 SECRET = "elsewhere-auth"
+AUTHORITY = "elsewhere-ca"
 
 
 @pytest.fixture
 def external_tier(kubectl: Kubectl) -> Iterator[str]:
     """An external tier whose server is the demo's own, with a password that is wrong."""
-    kubectl.apply(_password(b"wrong"), _tier())
+    authority = kubectl.get("secret", "kvs-shared-redis-tls", DEMO_NAMESPACE)["data"]["ca.crt"]
+    kubectl.apply(_secret(AUTHORITY, {"ca.crt": base64.b64decode(authority)}), _password(b"wrong"), _tier())
     yield TIER
     kubectl.run("-n", DEMO_NAMESPACE, "delete", "cachetier", TIER, "--ignore-not-found")
-    kubectl.run("-n", DEMO_NAMESPACE, "delete", "secret", SECRET, "--ignore-not-found")
+    kubectl.run("-n", DEMO_NAMESPACE, "delete", "secret", SECRET, AUTHORITY, "--ignore-not-found")
 
 
 def test_a_wrong_password_is_named_and_the_right_one_heals(kubectl: Kubectl, external_tier: str) -> None:
@@ -52,7 +54,7 @@ def test_a_tier_that_requires_encryption_is_stalled_and_gets_no_server(kubectl: 
 def _tier() -> dict[str, Any]:
     external = {
         "endpoints": [f"kvs-shared-redis.{DEMO_NAMESPACE}.svc:6379"],
-        "tls": {"caSecretRef": {"name": "kvs-shared-redis-tls", "key": "ca.crt"}},
+        "tls": {"caSecretRef": {"name": AUTHORITY, "key": "ca.crt"}},
         "authSecretRef": {"name": SECRET},
     }
     spec = {"medium": "Redis", "capacity": "10Mi", "encryption": "Disabled", "redis": {"external": external}}
@@ -69,11 +71,15 @@ def _object(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _password(value: bytes) -> dict[str, Any]:
+    return _secret(SECRET, {"password": value})
+
+
+def _secret(name: str, values: dict[str, bytes]) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": SECRET, "namespace": DEMO_NAMESPACE},
-        "data": {"password": base64.b64encode(value).decode()},
+        "metadata": {"name": name, "namespace": DEMO_NAMESPACE},
+        "data": {key: base64.b64encode(value).decode() for key, value in values.items()},
     }
 
 

@@ -258,3 +258,12 @@ def test_a_new_template_is_not_rolled_out_before_its_deployment_is_there() -> No
     simulation.edit("CachedModel", "tiny", engine={"image": "engine:2", "replicas": 1})
     simulation.step(Key("CachedModel", NAMESPACE, "tiny"))
     assert simulation.condition("CachedModel", "tiny", "RolledOut") == ("False", "RollingOut")
+
+
+@pytest.mark.parametrize("name", ["kvstrata-domain", "kvs-shared-redis-auth", "kvstrata-ca"])
+def test_the_operators_own_secrets_are_nobodys_to_name(name: str) -> None:
+    keys = {"authentication": {"apiKeys": {"secretRef": {"name": name}}}}
+    external = {"endpoints": ["redis:6379"], "authSecretRef": {"name": name}}
+    simulation = at_rest(model(gate=keys), redis_tier("else", redis={"external": external}))
+    assert simulation.condition("CachedModel", "tiny", "Stalled") == ("True", "SecretNotAllowed")
+    assert simulation.condition("CacheTier", "else", "Stalled") == ("True", "SecretNotAllowed")

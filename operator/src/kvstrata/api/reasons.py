@@ -37,6 +37,7 @@ _CHILD_REFUSED = (
     "ChildRefused",
     "The API server refuses an object that belongs to this one; the message has its name and the API server's words.",
 )
+_SECRET_NOT_ALLOWED = ("SecretNotAllowed", "A Secret that is named belongs to the operator.")
 _BUDGETS_NOT_ENFORCED = (
     "BudgetsNotEnforced",
     "Budgets are declared, but this version neither enforces nor measures them.",
@@ -78,6 +79,7 @@ class DomainReason(Reason):
 class TierReason(Reason):
     """Reasons on a CacheTier."""
 
+    SECRET_NOT_ALLOWED = _SECRET_NOT_ALLOWED
     SETTLED = _SETTLED
     PROGRESSING = _PROGRESSING
     INVALID_SPEC = _INVALID_SPEC
@@ -129,6 +131,7 @@ class TierReason(Reason):
 class ModelReason(Reason):
     """Reasons on a CachedModel."""
 
+    SECRET_NOT_ALLOWED = _SECRET_NOT_ALLOWED
     SETTLED = _SETTLED
     PROGRESSING = _PROGRESSING
     INVALID_SPEC = _INVALID_SPEC

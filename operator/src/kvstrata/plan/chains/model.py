@@ -11,6 +11,8 @@ from kvstrata.api.reasons import ModelReason
 from kvstrata.model.world import World
 from kvstrata.plan.types import Decision
 
+from .secretrefs import reserved, sentence
+
 
 def tiers_exist(world: World, model: CachedModel) -> Decision | None:
     """Every tier that the model lists must be there."""
@@ -87,6 +89,18 @@ def chunks_are_whole_blocks(world: World, model: CachedModel) -> Decision | None
     )
 
 
+def names_own_secrets(world: World, model: CachedModel) -> Decision | None:
+    """A model may mount its user's Secrets, not the operator's."""
+    spec = model.spec
+    sources = [spec.model.source, *([spec.model.adapter.source] if spec.model.adapter else [])]
+    tokens = [source.hub.token_secret_ref for source in sources if source.hub]
+    tls = spec.gate.tls.secret_ref if spec.gate.tls else None
+    keys = spec.gate.authentication.api_keys
+    named = (*(ref.name for ref in tokens if ref), tls.name if tls else None, keys.secret_ref.name if keys else None)
+    name = reserved(named)
+    return Decision(ModelReason.SECRET_NOT_ALLOWED, sentence(name, "the model")) if name else None
+
+
 def _block_size(arguments: Sequence[str]) -> int | None:
     """Return the value of --block-size, written as one argument or as two, or None if there is no number."""
     for number, argument in enumerate(arguments):
@@ -105,4 +119,5 @@ RULES = (
     timing_is_exact,
     has_no_adapter,
     chunks_are_whole_blocks,
+    names_own_secrets,
 )

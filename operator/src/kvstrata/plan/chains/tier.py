@@ -10,6 +10,8 @@ from kvstrata.api.reasons import TierReason
 from kvstrata.model.world import World
 from kvstrata.plan.types import Decision
 
+from .secretrefs import reserved, sentence
+
 
 def medium_is_provided(world: World, tier: CacheTier) -> Decision | None:
     """NVMe tiers are accepted, and nothing else."""
@@ -60,6 +62,19 @@ def is_one_server(world: World, tier: CacheTier) -> Decision | None:
     return None
 
 
+def names_own_secrets(world: World, tier: CacheTier) -> Decision | None:
+    """A tier may use its user's Secrets, not the operator's."""
+    redis = tier.spec.redis
+    external, managed = (redis.external, redis.managed) if redis else (None, None)
+    named = [
+        external.auth_secret_ref.name if external and external.auth_secret_ref else None,
+        external.tls.ca_secret_ref.name if external and external.tls else None,
+        managed.tls.secret_ref.name if managed and managed.tls and managed.tls.secret_ref else None,
+    ]
+    name = reserved(named)
+    return Decision(TierReason.SECRET_NOT_ALLOWED, sentence(name, "the tier")) if name else None
+
+
 def eviction_is_lru(world: World, tier: CacheTier) -> Decision | None:
     """Blocks leave in the order of their last use, or by age."""
     if tier.spec.eviction_policy is EvictionPolicy.LRU:
@@ -70,4 +85,11 @@ def eviction_is_lru(world: World, tier: CacheTier) -> Decision | None:
     )
 
 
-RULES = (medium_is_provided, encryption_is_possible, classifications_can_be_kept, is_one_server, eviction_is_lru)
+RULES = (
+    medium_is_provided,
+    encryption_is_possible,
+    classifications_can_be_kept,
+    is_one_server,
+    eviction_is_lru,
+    names_own_secrets,
+)
