@@ -44,11 +44,18 @@ def test_chat_and_messages_are_served(stage: Stage) -> None:
 
 def test_a_caller_that_goes_away_frees_the_engine(stage: Stage) -> None:
     body = json.dumps(
-        {"model": MODEL, "prompt": fresh_prompt("cancel"), "max_tokens": 1000, "ignore_eos": True, "stream": True}
+        {
+            "model": MODEL,
+            "prompt": fresh_prompt("cancel"),
+            "max_tokens": 1000,
+            "ignore_eos": True,
+            "n": 8,
+            "stream": True,
+        }
     )
     stream = stage.first.stream("/v1/completions", body.encode(), ACME_KEY)
     next(stream)
-    assert _running(stage) >= 1
+    wait_until("the engine runs it", lambda: _running(stage) >= 1, 10)
     stream.close()
     wait_until("the engine runs nothing any more", lambda: _running(stage) == 0, 10)
 

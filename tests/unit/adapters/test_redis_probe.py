@@ -108,6 +108,11 @@ class TestARealServer:
         report = await probe_redis(plain, "data", None, username="data")
         assert report.reason is RedisReason.NO_PERMISSION
 
+    async def test_whose_user_may_ping_but_not_run_info_is_reachable_without_figures(self, tmp_path: Path) -> None:
+        with _server(tmp_path, "user data on >data ~kvs1:* -@all +auth +ping +get +set") as endpoint:
+            report = await probe_redis(endpoint, "data", None, username="data")
+        assert (report.reachable, report.version, report.maxmemory_bytes) == (True, "", 0)
+
     async def test_without_a_password_refuses_one(self, tmp_path: Path) -> None:
         with _server(tmp_path) as endpoint:
             assert (await probe_redis(endpoint, PASSWORD, None)).reason is RedisReason.PASSWORD_UNEXPECTED

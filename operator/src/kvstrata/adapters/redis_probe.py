@@ -57,7 +57,7 @@ _SENTENCES: Mapping[RedisReason, str] = {
     RedisReason.WRONG_PASSWORD: "{endpoint} refuses the password",
     RedisReason.PASSWORD_REQUIRED: "{endpoint} asks for a password and none is configured",
     RedisReason.PASSWORD_UNEXPECTED: "{endpoint} has no password set, but one is configured here",
-    RedisReason.NO_PERMISSION: "the user may not run INFO at {endpoint}",
+    RedisReason.NO_PERMISSION: "the user may not even run PING at {endpoint}",
     RedisReason.LOADING: "{endpoint} is loading its data set",
     RedisReason.NOT_REDIS: "what answers at {endpoint} is not a Redis server",
     RedisReason.DISCONNECTED: "{endpoint} closed the connection; it may expect TLS",
@@ -131,7 +131,13 @@ async def probe_redis(
     client = redis.Redis(connection_pool=pool)
     try:
         async with asyncio.timeout(timeout_s):
-            return _report(endpoint, await client.info())
+            try:
+                return _report(endpoint, await client.info())
+            except exceptions.NoPermissionError:
+                # A user who may only read and write blocks needs no more; the server answers, without figures.
+                await client.ping()
+                sentence = _sentence(endpoint, RedisReason.REACHABLE)
+                return RedisReport(endpoint, reachable=True, reason=RedisReason.REACHABLE, message=sentence)
     except Exception as error:
         reason = _reason(error)
         # Redis without TLS takes a handshake for the start of a command and waits for the rest of it.

@@ -183,7 +183,13 @@ def _reachable(world: World, tier: CacheTier) -> Finding:
             f"{', '.join(cut_off[:3])}",
         )
     if report.reachable:
-        return true(ConditionType.BACKEND_REACHABLE, TierReason.REACHABLE, f"Redis {report.version} answers")
+        return true(
+            ConditionType.BACKEND_REACHABLE,
+            TierReason.REACHABLE,
+            f"Redis {report.version} answers"
+            if report.version
+            else "the server answers; its user may not ask for figures",
+        )
     return false(ConditionType.BACKEND_REACHABLE, report.reason, report.message)
 
 
@@ -198,6 +204,8 @@ def _pods_without(world: World, tier: CacheTier) -> list[str]:
 
 def _used(world: World, tier: CacheTier) -> str | None:
     report, capacity = _report(world, tier), tier.spec.capacity_bytes
+    if report is not None and not report.version:
+        return None
     if report is None or not capacity:
         return tier.status.used if _told(tier) else None
     steps = min(USED_STEPS, round(report.used_bytes * USED_STEPS / capacity))

@@ -168,13 +168,18 @@ class Writer:
                 await self.load_bundle(key.namespace, commit.model)
             raise
         domain = self._store.domain(key.namespace)
+        before = domain.bundles.get(commit.model)
+        held = {entry.policy for entry in before.bundle.entries.values()} if before else set()
+        dropped = frozenset(held - {entry.policy for entry in commit.entries.values()})
         domain.bundles[commit.model] = CommittedBundle(
             Bundle(commit.root, commit.entries), written["metadata"]["resourceVersion"]
         )
         domain.committed_at[commit.model] = (commit.root.revision, time.monotonic())
         metrics.COMMITS.observe(time.monotonic() - started)
         for other in ("TenantCachePolicy", "TenantGroup"):
-            self._enqueue({Key(other, key.namespace, name) for name in self._concerned(key.namespace, other, commit)})
+            self._enqueue(
+                {Key(other, key.namespace, name) for name in self._concerned(key.namespace, other, commit, dropped)}
+            )
         self._enqueue({Key("CachedModel", key.namespace, commit.model), Key("CacheDomain", key.namespace, "default")})
         self._enqueue(
             {
@@ -184,11 +189,12 @@ class Writer:
             }
         )
 
-    def _concerned(self, namespace: str, kind: str, commit: CommitBundle) -> set[str]:
+    def _concerned(self, namespace: str, kind: str, commit: CommitBundle, dropped: frozenset[str]) -> set[str]:
+        """Return the objects that a commit concerns; `dropped` are the policies whose entry it took out."""
         objects = self._store.domain(namespace).objects[kind]
         if kind == "TenantGroup":
             return set(objects)
-        changed = {e.policy for e in commit.entries.values() if e.since == commit.root.revision}
+        changed = dropped | {e.policy for e in commit.entries.values() if e.since == commit.root.revision}
         everyone = commit.root.rules_since == commit.root.revision
         return {name for name, policy in objects.items() if everyone or policy.uid in changed}
 
