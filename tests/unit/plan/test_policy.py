@@ -341,3 +341,17 @@ def test_a_policy_that_leaves_a_model_waits_for_that_models_pods() -> None:
     simulation.ack("pod-o")
     simulation.settle()
     assert simulation.condition(TCP, "acme", "Enforced")[0] == "True"
+
+
+def test_policies_that_come_one_after_another_are_all_enforced_when_the_last_revision_is() -> None:
+    simulation = settled(pods=2)
+    for number in range(5):
+        simulation.put(policy(f"t{number}"))
+        simulation.settle()
+        for name in ("pod-0", "pod-1"):
+            simulation.ack(name, simulation.bundle().root.revision - 1)
+        simulation.settle()
+    for name in ("pod-0", "pod-1"):
+        simulation.ack(name)
+    simulation.settle()
+    assert {simulation.condition(TCP, f"t{number}", "Enforced")[0] for number in range(5)} == {"True"}

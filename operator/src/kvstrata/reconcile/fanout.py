@@ -95,7 +95,10 @@ def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, aft
 
 
 def _waiting_policies(world: World, model: str, enforced: int) -> set[Key]:
-    """Return the policies of a model that changed after revision `enforced`; all of them while none serves."""
+    """Return the policies of a model that changed after revision `enforced`; all of them while none serves.
+
+    Those whose generation was never enforced wait for the newest revision, whichever it is.
+    """
     committed = world.bundles.get(model)
     if committed is None:
         return set()
@@ -105,7 +108,7 @@ def _waiting_policies(world: World, model: str, enforced: int) -> set[Key]:
     return {
         Key("TenantCachePolicy", world.namespace, policy.name)
         for policy in world.policies.values()
-        if policy.uid in uids
+        if policy.uid in uids or policy.status.enforced_generation != policy.generation
     }
 
 
