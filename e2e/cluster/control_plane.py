@@ -22,7 +22,9 @@ from types import TracebackType
 from typing import Any
 
 from e2e.cluster import pki
-from e2e.cluster.processes import kill_recorded, recorded_pid, spawn, wait_until
+from e2e.cluster.audit import audit_options
+from e2e.cluster.component import Component
+from e2e.cluster.processes import kill_recorded, recorded_pid, wait_until
 from e2e.cluster.progress import ClusterError
 from e2e.cluster.settings import Network, Paths, kubebuilder_assets
 
@@ -46,6 +48,7 @@ class ControlPlane:
         command_prefix: put before every program, to run it in other namespaces.
         binaries: folder of the programs; by default ``KUBEBUILDER_ASSETS``, else ``.local/bin``.
         etcd_data: etcd's data folder; by default a fresh one in memory.
+        audit: keep a log of what service accounts write, which :mod:`e2e.cluster.audit` reads.
         paths: the project's folders.
     """
 
@@ -61,10 +64,12 @@ class ControlPlane:
         command_prefix: Sequence[str] = (),
         binaries: Path | None = None,
         etcd_data: Path | None = None,
+        audit: bool = False,
         paths: Paths | None = None,
         network: Network | None = None,
     ) -> None:
         self._directory = directory
+        self._audit = audit
         self._controller_manager = controller_manager
         self._scheduler = scheduler
         self._address = address
@@ -192,7 +197,7 @@ class ControlPlane:
 
     def _spawn(self, name: str, options: Sequence[str]) -> subprocess.Popen[bytes]:
         command = [*self._command_prefix, str(self._binaries / name), *options]
-        return spawn(command, log=self._log(name), pid_file=self._pid_file(name))
+        return Component(self._directory, name).start(command)
 
     def _wait(self, path: str, what: str, accept: Any) -> None:
         last_error = ""
@@ -215,6 +220,7 @@ class ControlPlane:
     def _kill_all(self) -> None:
         for name in reversed(ALL_PARTS):
             kill_recorded(self._pid_file(name))
+        shutil.rmtree(self._directory / "command", ignore_errors=True)
 
     def _pid_file(self, name: str) -> Path:
         return self._directory / "pid" / name
@@ -272,6 +278,7 @@ class ControlPlane:
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged=true",
             "--profiling=false",
+            *(audit_options(self._directory) if self._audit else ()),
         ]
 
     def _controller_manager_options(self) -> list[str]:

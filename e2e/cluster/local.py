@@ -106,6 +106,7 @@ class LocalCluster:
             command_prefix=self._node.command(),
             binaries=self._paths.bin,
             etcd_data=ETCD_DATA_IN_NODE,
+            audit=True,
             paths=self._paths,
             network=self._network,
         )
