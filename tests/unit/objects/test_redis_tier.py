@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import time
@@ -21,7 +22,7 @@ from kvstrata.objects import names, paths
 from kvstrata.objects.secret import redis_auth_data
 from kvstrata.objects.statefulset import build_redis_statefulset, redis_arguments
 from kvstrata.objects.tierlinks import OPERATOR_USER
-from tests.support.redis_binary import needs_redis, redis_server
+from tests.support.redis_binary import needs_redis, put_redis_cli_into, redis_server
 from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, cpu_tier, redis_tier
 
 PASSWORD, OPERATOR_PASSWORD = "d" * 32, "o" * 32
@@ -43,8 +44,11 @@ class Server:
 
     def probe(self) -> int:
         container = _container(redis_tier(tls={"mode": "Issued" if self.ca_pem else "Disabled"}))
+        put_redis_cli_into(self.directory)
         return subprocess.run(
-            _moved(container["readinessProbe"]["exec"]["command"], self.directory, self.port), check=False
+            _moved(container["readinessProbe"]["exec"]["command"], self.directory, self.port),
+            env={**os.environ, "PATH": f"{self.directory}:{os.environ['PATH']}"},
+            check=False,
         ).returncode
 
 
