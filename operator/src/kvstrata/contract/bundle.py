@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from . import CONTRACT_VERSION, MALFORMED, ContractError, require_version
@@ -64,6 +65,17 @@ class Entry:
     since: int = 0
     suspended: bool = False
     budgets: tuple[TierBudget, ...] = ()
+
+    def enforces_the_same_as(self, other: Entry) -> bool:
+        """Whether nothing but the revision of the last change differs."""
+        return (
+            self.keyspace == other.keyspace
+            and self.policy == other.policy
+            and self.suspended == other.suspended
+            and self.budgets == other.budgets
+            and self.scope == other.scope
+            and self.tenant == other.tenant
+        )
 
     def content_digest(self) -> str:
         """Return a digest of everything but `since`: equal digests enforce the same thing."""
@@ -227,6 +239,7 @@ def decode_shard(data: bytes, expected_digest: str) -> tuple[Entry, ...]:
         return tuple(Entry.from_json(entry) for entry in raw["entries"])
 
 
+@lru_cache(maxsize=65_536)
 def shard_of(tenant: str, shard_count: int) -> int:
     """Return the index of the shard that holds `tenant`."""
     return int.from_bytes(hashlib.sha256(tenant.encode()).digest()[:8], "big") % shard_count

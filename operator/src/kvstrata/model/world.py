@@ -15,6 +15,7 @@ from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import TenantGroup
 
 from .facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
+from .memo import Memo
 from .refs import Key
 
 LiveObject = Mapping[str, Any]
@@ -25,7 +26,8 @@ class World:
     """A snapshot of one namespace; a plan reads it and nothing else.
 
     The mappings are read-only views, so a snapshot costs nothing to take; it is valid until the plan returns, because
-    plans never wait. `term` is the leader's, `entropy` 64 fresh random bytes for this plan alone.
+    plans never wait. `term` is the leader's, `entropy` 64 fresh random bytes for this plan alone. `memo` keeps
+    results of earlier plans and changes none.
     """
 
     namespace: str
@@ -48,6 +50,7 @@ class World:
     states: Mapping[str, VerifiedState] = field(default_factory=dict)
     bundles: Mapping[str, CommittedBundle] = field(default_factory=dict)
     backends: Mapping[str, BackendReport] = field(default_factory=dict)
+    memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     @property
     def domain(self) -> CacheDomain | None:

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.contract.bundle import Bundle, Entry, Root, ShardRef, split_into_shards
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.contract.bundle import (
+    MAX_SHARD_BYTES,
+    Bundle,
+    Entry,
+    Root,
+    ShardRef,
+    encode_shard,
+    shard_of,
+    split_into_shards,
+)
 from kvstrata.contract.canonical import digest_bytes
 from kvstrata.model.facts import CommittedBundle
 from kvstrata.model.world import World
@@ -42,42 +52,97 @@ def plan_bundle(world: World, name: str) -> Plan:
 
 
 def desired_entries(world: World, model: CachedModel, current: Bundle | None) -> tuple[Entry, ...]:
-    """Return the entries that the model's bundle should have, by tenant.
+    """Return the entries that the model's bundle should have, by tenant; one that is as it was is the same object.
 
     A policy that is blocked keeps the entry that it has: while a new spec is invalid, the last enforced one stands.
     """
     entries: dict[str, Entry] = {}
-    kept_by_policy = {entry.policy: entry for entry in current.entries.values()} if current else {}
+    committed = current.entries if current else {}
     for policy in world.policies.values():
-        if policy.metadata.deleting:
+        if policy.metadata.deletion_timestamp is not None:
             continue
         compiled = compile_policy(world, policy)
-        kept = kept_by_policy.get(policy.uid)
         if compiled.blocked:
+            kept = _kept(current, policy)
             entry = still_allowed(world, policy, kept) if kept else None
+        elif selects(policy, model):
+            entry = compiled.entry or _kept(current, policy)
         else:
-            entry = (compiled.entry or kept) if selects(policy, model) else None
+            entry = None
         if entry is None:
             continue
         rival = entries.get(entry.tenant)
         if rival is None or compiled.entry is not None:
             entries[entry.tenant] = entry
+    for tenant, entry in entries.items():
+        old = committed.get(tenant)
+        if old is not None and old.enforces_the_same_as(entry):
+            entries[tenant] = old
     return tuple(entries[tenant] for tenant in sorted(entries))
 
 
+def _kept(current: Bundle | None, policy: TenantCachePolicy) -> Entry | None:
+    """Return the entry that a policy has in the bundle, under whichever tenant."""
+    if current is None:
+        return None
+    own = current.entries.get(policy.spec.tenant)
+    if own is not None and own.policy == policy.uid:
+        return own
+    return next((entry for entry in current.entries.values() if entry.policy == policy.uid), None)
+
+
 def _unchanged(current: Bundle, entries: tuple[Entry, ...]) -> bool:
-    return len(current.entries) == len(entries) and all(
-        _same(current.entries.get(entry.tenant), entry) for entry in entries
-    )
-
-
-def _same(old: Entry | None, new: Entry) -> bool:
-    return old is not None and replace(old, since=0) == replace(new, since=0)
+    return len(current.entries) == len(entries) and all(current.entries.get(entry.tenant) is entry for entry in entries)
 
 
 def _dated(entry: Entry, current: Bundle | None, revision: int) -> Entry:
-    old = current.entries.get(entry.tenant) if current else None
-    return replace(entry, since=old.since if old and _same(old, entry) else revision)
+    """Return `entry` as of the revision in which it changed last."""
+    unchanged = current is not None and current.entries.get(entry.tenant) is entry
+    return entry if unchanged else replace(entry, since=revision)
+
+
+def _shards(
+    committed: CommittedBundle | None, entries: tuple[Entry, ...]
+) -> tuple[tuple[ShardRef, ...], dict[int, bytes]]:
+    """Return where the shards of `entries` will be, and the bytes of those that are not there yet."""
+    refs = committed.bundle.root.shards if committed else ()
+    if committed is None or not refs or not all(ref.digest for ref in refs):
+        return _written_anew(refs, split_into_shards(entries, minimum_count=len(refs)))
+    known = committed.bundle.entries
+    wanted = {entry.tenant: entry for entry in entries}
+    changed = {entry.tenant for entry in entries if known.get(entry.tenant) is not entry} | (
+        known.keys() - wanted.keys()
+    )
+    touched = {shard_of(tenant, len(refs)) for tenant in changed}
+    groups: dict[int, list[Entry]] = {index: [] for index in touched}
+    for entry in entries:
+        index = shard_of(entry.tenant, len(refs))
+        if index in touched:
+            groups[index].append(entry)
+    encoded = {index: encode_shard(group) for index, group in groups.items()}
+    if any(len(data) > MAX_SHARD_BYTES for data in encoded.values()):
+        return _written_anew(refs, split_into_shards(entries, minimum_count=2 * len(refs)))
+    moved = tuple(
+        ShardRef(ref.index, ref.other_slot, digest_bytes(encoded[ref.index])) if ref.index in encoded else ref
+        for ref in refs
+    )
+    return moved, encoded
+
+
+def _written_anew(
+    refs: tuple[ShardRef, ...], encoded: tuple[bytes, ...]
+) -> tuple[tuple[ShardRef, ...], dict[int, bytes]]:
+    moved: list[ShardRef] = []
+    changed: dict[int, bytes] = {}
+    for index, data in enumerate(encoded):
+        digest = digest_bytes(data)
+        old = refs[index] if index < len(refs) else None
+        if old and old.digest == digest:
+            moved.append(old)
+            continue
+        moved.append(ShardRef(index, old.other_slot if old else "a", digest))
+        changed[index] = data
+    return tuple(moved), changed
 
 
 def _commit(
@@ -88,18 +153,7 @@ def _commit(
     entries: tuple[Entry, ...],
     revision: int,
 ) -> CommitBundle:
-    old_shards = committed.bundle.root.shards if committed else ()
-    encoded = split_into_shards(entries, minimum_count=len(old_shards))
-    refs: list[ShardRef] = []
-    changed: dict[int, bytes] = {}
-    for index, data in enumerate(encoded):
-        digest = digest_bytes(data)
-        old = old_shards[index] if index < len(old_shards) else None
-        if old and old.digest == digest:
-            refs.append(old)
-            continue
-        refs.append(ShardRef(index, old.other_slot if old else "a", digest))
-        changed[index] = data
+    refs, changed = _shards(committed, entries)
     rules = rules_of(world, model)
     rules_since = current.root.rules_since if current and current.root.rules == rules else revision
     root = Root(
@@ -110,7 +164,7 @@ def _commit(
         # A Lease that was deleted starts its count again; the bundle's own term keeps growing all the same.
         term=max(world.term, committed.bundle.root.term if committed else 0),
         rules=rules,
-        shards=tuple(refs),
+        shards=refs,
         rules_since=rules_since,
     )
     return CommitBundle(

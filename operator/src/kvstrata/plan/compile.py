@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel, ReuseMode
 from kvstrata.api.common import TierBudget as ApiBudget
@@ -27,7 +28,38 @@ class Compiled:
 
 
 def compile_policy(world: World, policy: TenantCachePolicy) -> Compiled:
-    """Return the bundle entry of a policy, without its `since`."""
+    """Return the bundle entry of a policy, without its `since`, compiled anew only when what it follows from did."""
+    return world.memo.get((TenantCachePolicy, policy.name), _inputs(world, policy), lambda: _compile(world, policy))
+
+
+def _inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
+    """Return all that `_compile` reads; where it is a part of an object only, that part, so that little else counts."""
+    spec = policy.spec
+    budgets = spec.tiers
+    shared: tuple[Any, ...] = ()
+    if spec.isolation is Isolation.GROUP:
+        group = world.groups.get(spec.group_name or "")
+        if group is not None:
+            shared = (group.spec, group.status.scope, group.metadata.deleting)
+            budgets += group.spec.tiers
+    elif spec.isolation is Isolation.PUBLIC:
+        shared = (world.domain.status.scope if world.domain else None, world.domain_spec.public_tiers)
+        budgets += world.domain_spec.public_tiers
+    tiers = tuple(tier.spec if (tier := world.tiers.get(budget.name)) else None for budget in budgets)
+    rivals = world.policies_of_tenant.get(spec.tenant, ())
+    return (
+        policy,
+        world.domain_key,
+        shared,
+        tiers,
+        # A refusal lists the tiers that there are.
+        tuple(sorted(world.tiers)) if None in tiers else (),
+        tuple(world.policies[name] for name in rivals) if len(rivals) > 1 else (),
+        tuple(name in world.models for name in spec.models.names or ()) if spec.models else (),
+    )
+
+
+def _compile(world: World, policy: TenantCachePolicy) -> Compiled:
     blocked = first(chain.BLOCKING, world, policy)
     if blocked:
         return Compiled(blocked=blocked)

@@ -16,6 +16,7 @@ from kvstrata.api.base import InvalidObjectError, Resource
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.model.facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
+from kvstrata.model.memo import Memo
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 
@@ -47,6 +48,7 @@ class DomainStore:
     committed_at: dict[str, tuple[int, float]] = field(default_factory=dict)
     """By model, the revision that this process committed last and when, in monotonic seconds."""
     backends: dict[str, BackendReport] = field(default_factory=dict)
+    memo: Memo = field(default_factory=Memo)
 
 
 class Store:
@@ -90,6 +92,7 @@ class Store:
             states=d.states,
             bundles=d.bundles,
             backends=d.backends,
+            memo=d.memo,
         )
 
     def observe(self, raw: Mapping[str, Any]) -> frozenset[Key]:
@@ -124,6 +127,7 @@ class Store:
             d.unreadable.pop(Key(kind, namespace, name), None)
             if isinstance(before, TenantCachePolicy):
                 self._index_policy(d, before, present=False)
+                d.memo.forget((TenantCachePolicy, name))
             if isinstance(before, CachedModel):
                 d.bundles.pop(name, None)
                 d.suspected_bundles.pop(name, None)
@@ -179,12 +183,15 @@ class Store:
         key = Key(kind, d.namespace, name)
         before: Resource | None = d.objects[kind].get(name)
         try:
-            after: Resource | None = OWN_KINDS[kind].parse(raw)
+            after: Resource = OWN_KINDS[kind].parse(raw)
         except InvalidObjectError as error:
             # What was last understood stays in the store: its policy stays in force until the object can be read.
             d.unreadable[key] = unreadable(raw, str(error))
             return frozenset({key})
         d.unreadable.pop(key, None)
+        if before is not None and (before.uid, before.generation) == (after.uid, after.generation):
+            # A spec changes with the generation only. The same object tells at once that it has not.
+            after = after.model_copy(update={"spec": getattr(before, "spec")})  # noqa: B009  (declared by each kind)
         d.objects[kind][name] = after
         if isinstance(before, TenantCachePolicy):
             self._index_policy(d, before, present=False)
