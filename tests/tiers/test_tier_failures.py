@@ -111,10 +111,12 @@ class TestFailures:
         assert driver.store([block(KEYSPACE_A, 3)]) == StoreOutcome(True, 0)
         assert driver.refused("tier_full") == 2
         assert "memory" in driver.tier.state().detail
+        assert driver.tier.state().full
         assert driver.load([block(KEYSPACE_A, 1)]) == ([1], [bytearray([5] * BLOCK_BYTES)])
         redis_server.admin().config_set("maxmemory", 0)
         time.sleep(1.05)
         assert driver.store([block(KEYSPACE_A, 2)]) == StoreOutcome(True, BLOCK_BYTES)
+        assert not driver.tier.state().full
 
     def test_a_wrong_password_is_named_and_a_right_one_needs_no_restart(
         self, start: Callable[..., Driver], gate: GateStandIn, redis_server: RedisProcess, tmp_path: Path

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from kvstrata.contract.link import TierState
 from kvstrata.model.refs import Key
 from kvstrata.plan.types import ProbeBackend
-from tests.support.objects import NAMESPACE, cpu_tier, hbm_tier, redis_tier
+from tests.support.objects import NAMESPACE, cpu_tier, hbm_tier, model, pod, redis_tier
 from tests.support.worlds import Simulation, finish
 
 
@@ -96,3 +99,68 @@ def test_a_redis_tier_says_that_it_does_not_evict(tier: Any, expected: tuple[str
 )
 def test_a_tier_says_whether_it_keeps_its_longest_retention(tier: Any, expected: tuple[str, str]) -> None:
     assert at_rest(tier).condition("CacheTier", "t", "RetentionKept") == expected
+
+
+def said(simulation: Simulation, **figures: Any) -> None:
+    """Have the tier's server answer the operator with these figures."""
+    backends = simulation.store.domain(NAMESPACE).backends
+    backends["shared"] = replace(backends["shared"], **figures)
+    simulation.queue.add(Key("CacheTier", NAMESPACE, "shared"))
+    simulation.settle()
+
+
+@pytest.mark.parametrize(
+    ("figures", "refused", "expected"),
+    [
+        ({"used_bytes": 50, "max_bytes": 100}, False, ("True", "RoomLeft")),
+        ({"used_bytes": 100, "max_bytes": 100}, False, ("False", "OutOfMemory")),
+        ({"used_bytes": 95, "max_bytes": 100}, False, ("True", "RoomLeft")),
+        ({"used_bytes": 95, "max_bytes": 100}, True, ("False", "OutOfMemory")),
+        ({"used_bytes": 20, "max_bytes": 100}, True, ("True", "RoomLeft")),
+        ({"used_bytes": 100, "max_bytes": 100, "evicts": True}, False, ("True", "RoomLeft")),
+        ({"used_bytes": 100, "max_bytes": 0}, False, ("True", "RoomLeft")),
+        ({"version": ""}, True, ("False", "OutOfMemory")),
+        ({"version": ""}, False, ("True", "RoomLeft")),
+        ({"reachable": False, "reason": "Timeout", "used_bytes": 100, "max_bytes": 100}, True, ("Unknown", "Timeout")),
+    ],
+)
+def test_a_tier_says_whether_its_server_takes_new_blocks(
+    figures: dict[str, Any], refused: bool, expected: tuple[str, str]
+) -> None:
+    simulation = at_rest(redis_tier(), model(tiers=("shared",)), pod("pod-0"))
+    simulation.ack("pod-0", tiers=(TierState("shared", "Redis", "closed", full=refused),))
+    said(simulation, **figures)
+    assert simulation.condition("CacheTier", "shared", "HasRoom") == expected
+
+
+def test_a_full_tier_is_in_use_and_its_ready_condition_names_what_it_lacks() -> None:
+    simulation = at_rest(redis_tier())
+    said(simulation, used_bytes=101, max_bytes=100)
+    assert simulation.condition("CacheTier", "shared", "BackendReachable")[0] == "True"
+    assert simulation.condition("CacheTier", "shared", "Ready") == ("True", "OutOfMemory")
+    said(simulation, used_bytes=40)
+    assert simulation.condition("CacheTier", "shared", "Ready") == ("True", "TierReady")
+
+
+def test_a_server_whose_pod_is_not_ready_is_asked_at_once_and_not_only_when_its_next_turn_comes() -> None:
+    simulation = at_rest(redis_tier())
+    key = Key("CacheTier", NAMESPACE, "shared")
+    children = simulation.store.domain(NAMESPACE).children
+    server = children["StatefulSet", "kvs-shared-redis"]
+    children["StatefulSet", "kvs-shared-redis"] = {**server, "status": {"readyReplicas": 1}}
+    said(simulation)
+    simulation.now += timedelta(seconds=5)
+    assert not simulation.step(key).actions, "an answer of five seconds ago is good enough"
+    children["StatefulSet", "kvs-shared-redis"] = {**server, "status": {"replicas": 1}}
+    plan = simulation.step(key)
+    assert [type(action) for action in plan.actions] == [ProbeBackend]
+    assert plan.wake_after_s == 3
+
+
+def test_a_server_that_a_pod_lost_is_asked_at_once() -> None:
+    simulation = at_rest(redis_tier(redis=external("one:6379")), model(tiers=("shared",)), pod("pod-0"))
+    key = Key("CacheTier", NAMESPACE, "shared")
+    simulation.now += timedelta(seconds=5)
+    assert not simulation.step(key).actions
+    simulation.ack("pod-0", tiers=(TierState("shared", "Redis", "open"),))
+    assert [type(action) for action in simulation.step(key).actions] == [ProbeBackend]

@@ -28,6 +28,7 @@ class ConditionType(StrEnum):
     CAPACITY_COMMITTED = "CapacityCommitted", "The guarantees on this tier fit into its capacity."
     ENCRYPTED = "Encrypted", "Blocks at rest on this tier are encrypted."
 
+    HAS_ROOM = "HasRoom", "The tier's server takes new blocks; a full one serves those that it has."
     EVICTS_WHEN_FULL = "EvictsWhenFull", "A full tier makes room for new blocks; otherwise it refuses them."
     RETENTION_KEPT = "RetentionKept", "No block lives longer on this tier than its maxRetention."
 
@@ -63,6 +64,7 @@ _OF_KIND: dict[str, tuple[ConditionType, ...]] = {
         ConditionType.BACKEND_REACHABLE,
         ConditionType.CAPACITY_COMMITTED,
         ConditionType.ENCRYPTED,
+        ConditionType.HAS_ROOM,
         ConditionType.EVICTS_WHEN_FULL,
         ConditionType.RETENTION_KEPT,
     ),

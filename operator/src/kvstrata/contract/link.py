@@ -43,7 +43,10 @@ class AdapterAck:
 
 @dataclass(frozen=True, slots=True)
 class TierState:
-    """One tier as the adapter sees it. `breaker` is closed, open or half-open."""
+    """One tier as the adapter sees it.
+
+    `breaker` is closed, open or half-open; `full` is whether the tier refused the newest block for want of memory.
+    """
 
     name: str
     medium: str
@@ -53,6 +56,7 @@ class TierState:
     loaded: int = 0
     refused: int = 0
     errors: int = 0
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,10 @@ class CommittedBundle:
 
 @dataclass(frozen=True, slots=True)
 class BackendReport:
-    """What the server at `endpoint` answered to the operator as `username`. `reason` is empty when it was reachable."""
+    """What the server at `endpoint` answered to the operator as `username`. `reason` is empty when it was reachable.
+
+    Its figures are known if `version` is not empty. `max_bytes` 0 is no bound; `evicts` is whether it makes room itself.
+    """
 
     endpoint: str
     username: str | None
@@ -77,6 +80,7 @@ class BackendReport:
     at: datetime
     used_bytes: int = 0
     max_bytes: int = 0
+    evicts: bool = False
     version: str = ""
 
 

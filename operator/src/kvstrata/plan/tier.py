@@ -26,6 +26,10 @@ from .types import Action, Decision, EnsureSecret, Material, Plan, ProbeBackend
 
 PROBE_EVERY_S = 15.0
 PROBE_WHILE_DOWN_S = 3.0
+FULL_PERCENT = 90
+"""From here on a pod's word that its block was refused counts, although the server's own figure is below its bound:
+what a write needs on its way in counts for the server, too. Below it, the pod has not tried since there is room."""
+
 USED_STEPS = 20
 """`used` is reported in twentieths of the capacity, so that a busy tier does not rewrite its status all the time."""
 
@@ -73,19 +77,19 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
         )
         findings = (*kstatus(conflict, None, conflict), *_static(tier))
         return Plan(statuses=write_status(tier, now, findings, {**fields, **_UNKNOWN_USE}))
-    report = _report(world, tier)
     reachable = _reachable(world, tier)
     pending = Decision(reachable.reason, reachable.message) if reachable.status != "True" else None
-    ready = Decision(TierReason.READY, "the tier's server answers")
+    room = _room(world, tier)
+    full = room.reason == TierReason.OUT_OF_MEMORY
+    ready = Decision(room.reason, room.message) if full else Decision(TierReason.READY, "the tier's server answers")
     serving = 1 if reachable.status == "True" else 0
     fields |= {"shards": 1, "shardsReady": serving, "used": _used(world, tier)}
-    findings = (*kstatus(None, pending, ready), reachable, *_static(tier))
-    up = report is not None and report.reachable
+    findings = (*kstatus(None, pending, ready), reachable, room, *_static(tier))
     return Plan(
         actions=(*actions, *_probe(tier, now, world), *no_longer_wanted(world, tier, children)),
         apply=children,
         statuses=write_status(tier, now, findings, fields),
-        wake_after_s=PROBE_EVERY_S if up else PROBE_WHILE_DOWN_S,
+        wake_after_s=_interval_s(world, tier),
     )
 
 
@@ -155,15 +159,32 @@ def _report(world: World, tier: CacheTier) -> BackendReport | None:
 def _probe(tier: CacheTier, now: datetime, world: World) -> tuple[ProbeBackend, ...]:
     """Ask again when the last answer is older than the interval, and not on every plan that an answer causes."""
     report, order = _report(world, tier), _order(tier)
-    interval_s = PROBE_EVERY_S if report and report.reachable else PROBE_WHILE_DOWN_S
-    if order is None or (report and (now - report.at).total_seconds() < interval_s - 0.5):
+    if order is None or (report and (now - report.at).total_seconds() < _interval_s(world, tier) - 0.5):
         return ()
     return (order,)
 
 
-def _told(tier: CacheTier) -> Condition | None:
+def _interval_s(world: World, tier: CacheTier) -> float:
+    """Return how long an answer is good for: not for long if the server was away, or others say that all is not well.
+
+    An outage can be shorter than the pause between two questions; what Kubernetes and the pods tell makes it seen.
+    """
+    report = _report(world, tier)
+    doubtful = _pods_without(world, tier) or _pods_refused(world, tier) or _server_is_not_ready(world, tier)
+    return PROBE_EVERY_S if report and report.reachable and not doubtful else PROBE_WHILE_DOWN_S
+
+
+def _server_is_not_ready(world: World, tier: CacheTier) -> bool:
+    """Return whether Kubernetes says so of a server that the operator runs."""
+    server = world.children.get(("StatefulSet", names.redis(tier.name)))
+    if server is None or not (tier.spec.redis and tier.spec.redis.managed):
+        return False
+    return not (server.get("status") or {}).get("readyReplicas")
+
+
+def _told(tier: CacheTier, condition: ConditionType = ConditionType.BACKEND_REACHABLE) -> Condition | None:
     """Return what was last said of this spec's server: an operator that has just started repeats it until it asked."""
-    told = tier.status.condition(ConditionType.BACKEND_REACHABLE)
+    told = tier.status.condition(condition)
     return told if told is not None and told.observed_generation == tier.generation else None
 
 
@@ -200,6 +221,48 @@ def _pods_without(world: World, tier: CacheTier) -> list[str]:
         for told in world.states.values()
         if any(state.name == tier.name and state.breaker == "open" for state in told.state.tiers)
     )
+
+
+def _pods_refused(world: World, tier: CacheTier) -> list[str]:
+    """Return the names of the pods whose newest block the server had no memory for."""
+    return sorted(
+        told.state.pod
+        for told in world.states.values()
+        if any(state.name == tier.name and state.full for state in told.state.tiers)
+    )
+
+
+def _room(world: World, tier: CacheTier) -> Finding:
+    """Return whether the server takes new blocks. Full is not unreachable: what it has is still served."""
+    report = _report(world, tier)
+    if report is None:
+        told = _told(tier, ConditionType.HAS_ROOM)
+        if told is not None:
+            return Finding(told.type, told.status, told.reason, told.message)
+        return unknown(ConditionType.HAS_ROOM, TierReason.PROGRESSING, "the server has not been asked yet")
+    if not report.reachable:
+        return unknown(ConditionType.HAS_ROOM, report.reason, report.message)
+    refused = _pods_refused(world, tier)
+    bounded = report.max_bytes > 0
+    if bounded and not report.evicts:
+        share = 100 * report.used_bytes / report.max_bytes
+        full = share >= 100 or (bool(refused) and share >= FULL_PERCENT)
+    else:
+        full = bool(refused)
+    if full:
+        return false(
+            ConditionType.HAS_ROOM,
+            TierReason.OUT_OF_MEMORY,
+            "the server refuses new blocks: it holds all that it may, and serves that until it expires; "
+            "raise the tier's capacity or store for a shorter time",
+        )
+    if not report.version:
+        sentence = "no pod was refused a block; the server's user may not ask for figures"
+    elif not bounded:
+        sentence = "the server sets no bound to its memory"
+    else:
+        sentence = "the server evicts when it is full" if report.evicts else "the server takes new blocks"
+    return true(ConditionType.HAS_ROOM, TierReason.ROOM_LEFT, sentence)
 
 
 def _used(world: World, tier: CacheTier) -> str | None:

@@ -256,6 +256,7 @@ class Writer:
                 at=utc_now(),
                 used_bytes=answer.used_memory_bytes,
                 max_bytes=answer.maxmemory_bytes,
+                evicts=answer.maxmemory_policy not in ("", "noeviction"),
                 version=answer.version,
             )
         if not self._is_asked(namespace, order.tier):

@@ -87,7 +87,10 @@ class LoadPart(Part):
 
 @dataclass(slots=True, eq=False)
 class StorePart(Part):
-    """Write one block from LMCache's buffer `view`. `ttl_ms` is asked at the last moment; 0 means not to store."""
+    """Write one block from LMCache's buffer `view`.
+
+    `ttl_ms` is asked at the last moment; 0 means not to store. `room` is told whether the tier had memory for it.
+    """
 
     task: Task | None
     keyspace: str | None
@@ -95,7 +98,7 @@ class StorePart(Part):
     name: bytes
     view: memoryview
     ttl_ms: Callable[[str], int]
-    tier_full: Callable[[], None]
+    room: Callable[[bool], None]
     counters: Counters
     urgent: bool = False
 
@@ -111,8 +114,9 @@ class StorePart(Part):
             if error.code != "OOM":
                 raise
             self.counters.refuse(Refusal.TIER_FULL)
-            self.tier_full()
+            self.room(False)
             return Gain()
+        self.room(True)
         self.counters.add("stored")
         self.counters.add("stored_bytes", len(self.view))
         return Gain(key=self.key, size=len(self.view))

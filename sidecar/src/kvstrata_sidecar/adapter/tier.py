@@ -65,6 +65,7 @@ class Tier:
         self._tasks = TaskTable(answered)
         self._breaker = Breaker(clock)
         self._counters = Counters()
+        self._full = False
         self._full_until_s = 0.0
         self._lookups = Lane(tier.queue_limit)
         self._blocks = Lane(tier.queue_limit)
@@ -101,7 +102,7 @@ class Tier:
                     name=self._name(block),
                     view=view,
                     ttl_ms=self._ttl_ms,
-                    tier_full=self._rest_stores,
+                    room=self._room,
                     counters=self._counters,
                 ),
             )
@@ -182,6 +183,7 @@ class Tier:
             loaded=counts.get("loaded", 0),
             refused=counts.get("refused", 0),
             errors=counts.get("errors", 0),
+            full=self._full,
         )
 
     def counters(self) -> dict[str, int]:
@@ -241,11 +243,14 @@ class Tier:
         retention_s = self._enforcement.retention_s(keyspace, self._params.name)
         return 1000 * (self._params.default_ttl_s if retention_s is None else retention_s)
 
-    def _rest_stores(self) -> None:
-        self._full_until_s = self._clock() + FULL_PAUSE_S
+    def _room(self, left: bool) -> None:
+        """Note whether the tier took a block or had no memory for it."""
+        self._full = not left
+        if not left:
+            self._full_until_s = self._clock() + FULL_PAUSE_S
 
     def _full_detail(self) -> str:
-        return "the tier is out of memory: stores rest" if self._clock() < self._full_until_s else ""
+        return "the tier is out of memory: it refuses blocks" if self._full else ""
 
     def _connect(self) -> Connection:
         problems: list[TransportError] = []
