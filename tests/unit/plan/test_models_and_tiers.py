@@ -257,6 +257,9 @@ def test_a_new_template_is_not_rolled_out_before_its_deployment_is_there() -> No
     simulation = at_rest(model(), pod("pod-0"))
     simulation.edit("CachedModel", "tiny", engine={"image": "engine:2", "replicas": 1})
     simulation.step(Key("CachedModel", NAMESPACE, "tiny"))
+    assert simulation.status("CachedModel", "tiny")["observedGeneration"] == 1
+    simulation.advance(1)
+    assert simulation.status("CachedModel", "tiny")["observedGeneration"] == 2
     assert simulation.condition("CachedModel", "tiny", "RolledOut") == ("False", "RollingOut")
 
 

@@ -311,7 +311,7 @@ def test_a_change_of_the_rules_is_enforced_only_once_pods_acknowledged_it() -> N
     simulation = settled(policy("acme"))
     simulation.edit("CachedModel", "tiny", reuse={"mode": "Off"})
     simulation.step(Key("CachedModel", NAMESPACE, "tiny"))
-    assert simulation.condition("CachedModel", "tiny", "PolicyEnforced") == ("False", "NotCommitted")
+    assert simulation.status("CachedModel", "tiny")["observedGeneration"] == 1
     simulation.settle()
     assert simulation.condition("CachedModel", "tiny", "PolicyEnforced") == ("False", "AwaitingAcks")
     assert simulation.condition(TCP, "acme", "Enforced") == ("False", "AwaitingAcks")

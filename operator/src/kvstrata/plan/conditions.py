@@ -78,12 +78,14 @@ def write_status(
     fields: Mapping[str, Any],
     *,
     kept: Iterable[Condition] = (),
+    can_wait: bool = False,
 ) -> tuple[StatusWrite, ...]:
     """Return the status write of `resource`, or nothing if its status says all this already.
 
     `fields` are further fields of status in API form; a None value removes its field. A condition keeps the time of
     its last transition while its status stays; the order of conditions is that of `findings`, and
-    after them come those of `kept` that no finding replaces, as they are.
+    after them come those of `kept` that no finding replaces, as they are. `can_wait` says that this is progress only:
+    nothing is lost if the status that follows it is written instead.
     """
     status: Any = getattr(resource, "status")  # noqa: B009  (declared by each kind)
     before: dict[str, Condition] = {condition.type: condition for condition in status.conditions}
@@ -109,7 +111,7 @@ def write_status(
     if not changed:
         return ()
     key = Key(resource.INFO.kind, resource.namespace, resource.name)
-    return (StatusWrite(key, resource.metadata.resource_version, changed),)
+    return (StatusWrite(key, resource.metadata.resource_version, changed, can_wait),)
 
 
 def status_from_nothing(

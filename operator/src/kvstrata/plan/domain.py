@@ -84,7 +84,8 @@ def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
     ready = Decision(DomainReason.READY, "the domain has its identity and key")
     wrong = budgets.problem(world, domain.spec.public_tiers, "spec.publicBudget.tiers")
     findings = (*kstatus(wrong, pending, ready), enforced, _within_budget(domain, wrong))
-    return Plan(statuses=write_status(domain, now, findings, fields))
+    can_wait = pending is not None and wrong is None
+    return Plan(statuses=write_status(domain, now, findings, fields, can_wait=can_wait))
 
 
 def _within_budget(domain: CacheDomain, wrong: Decision | None) -> Finding:

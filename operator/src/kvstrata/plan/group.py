@@ -60,7 +60,11 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     fields = {"joined": len(_joined(world, group))}
     if enforced.status == "True" and not stalled:
         fields["enforcedGeneration"] = group.generation
-    return Plan(statuses=write_status(group, now, findings, fields), enqueue=() if total is not None else followers)
+    can_wait = pending is not None and stalled is None
+    return Plan(
+        statuses=write_status(group, now, findings, fields, can_wait=can_wait),
+        enqueue=() if total is not None else followers,
+    )
 
 
 def _stalled(world: World, group: TenantGroup) -> Decision | None:

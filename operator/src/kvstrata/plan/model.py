@@ -35,7 +35,7 @@ def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Pla
         return Plan()
     if not world.domain_id or world.domain_key is None:
         waiting = Decision(ModelReason.WAITING_FOR_DOMAIN, "the domain's identity and key are being drawn")
-        return Plan(statuses=write_status(model, now, kstatus(None, waiting, waiting), {}))
+        return Plan(statuses=write_status(model, now, kstatus(None, waiting, waiting), {}, can_wait=True))
     stalled = first(chain.RULES, world, model)
     if stalled:
         return Plan(
@@ -135,7 +135,9 @@ def _report(
     if rolled_out.status == "True":
         fields["cacheGeneration"] = model.spec.effective_cache_generation
     findings = (*kstatus(None, pending, ready), tiers_bound, enforced, isolation, rolled_out)
-    return write_status(model, now, findings, fields)
+    # Which pods hold a policy must be known to whoever leads next, so that is never put off.
+    same_witnesses = {witness["uid"] for witness in fields["witnesses"]} == {w.uid for w in model.status.witnesses}
+    return write_status(model, now, findings, fields, can_wait=pending is not None and same_witnesses)
 
 
 def _is_written(world: World, children: tuple[Mapping[str, Any], ...]) -> bool:

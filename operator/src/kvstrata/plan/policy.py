@@ -112,7 +112,8 @@ def _report(
         *_declared(world, policy, blocked),
     )
     bundles = _bundles(world) if not blocked and not enforcement.committed else ()
-    return Plan(statuses=write_status(policy, now, findings, fields), enqueue=bundles)
+    statuses = write_status(policy, now, findings, fields, can_wait=pending is not None and stalled is None)
+    return Plan(statuses=statuses, enqueue=bundles)
 
 
 def _waiting(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> tuple[Finding, ...]:

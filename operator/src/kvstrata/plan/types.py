@@ -21,11 +21,15 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class StatusWrite:
-    """A status to write, if the object is still at `resource_version`. A None value removes its field."""
+    """A status to write, if the object is still at `resource_version`. A None value removes its field.
+
+    `can_wait` is whether it tells of progress only, so that the writer may let a later one take its place.
+    """
 
     key: Key
     resource_version: str
     status: Mapping[str, Any]
+    can_wait: bool = False
 
 
 class Material(StrEnum):

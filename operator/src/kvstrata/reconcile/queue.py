@@ -29,6 +29,7 @@ class WorkQueue:
         self._again: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
         self._floor: dict[Key, float] = {}
+        self._put_off: dict[Key, float] = {}
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
@@ -56,6 +57,23 @@ class WorkQueue:
     def hold_off(self, key: Key, seconds: float) -> None:
         """Let `key` start no earlier than in `seconds`: many requests within that time become one."""
         self._floor[key] = self._monotonic() + seconds
+
+    def put_off(self, key: Key, seconds: float) -> bool:
+        """Ask for another turn of `key` instead of doing now what can wait; True if it has waited enough already.
+
+        The first call starts the wait; `key` is due again when it ends, and until then every call puts it off.
+        """
+        now = self._monotonic()
+        ends = self._put_off.setdefault(key, now + seconds)
+        if now >= ends:
+            del self._put_off[key]
+            return True
+        self.add(key, ends - now)
+        return False
+
+    def put_off_no_more(self, key: Key) -> None:
+        """Forget that `key` waits: what it waited with is done, or need not be done any more."""
+        self._put_off.pop(key, None)
 
     async def take(self) -> Key:
         """Wait for a key that is due; the caller must call `done` or `failed` for it."""
@@ -91,6 +109,9 @@ class WorkQueue:
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
         delay_s = max(min(MAX_BACKOFF_S, BASE_BACKOFF_S * float(2 ** min(failures, 16))), retry_after_s or 0.0)
+        if retry_after_s:
+            # The server named a time: nothing that happens meanwhile may bring the key back sooner.
+            self.hold_off(key, retry_after_s)
         self._again.pop(key, None)
         self._active.discard(key)
         self.add(key, delay_s)

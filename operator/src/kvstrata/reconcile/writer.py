@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 COMMIT_INTERVAL_S = 0.1
 """A bundle is committed at most ten times a second; edits in between are carried by the next commit."""
 
+PROGRESS_INTERVAL_S = 0.25
+"""How long a status that only tells of progress waits: most often what it would report is over by then."""
+
 
 class Writer:
     """Carries out plans for one operator process. `leading` says whether this process may still write."""
@@ -51,6 +54,8 @@ class Writer:
         for action in plan.actions:
             await self._act(key, action)
         await self._apply_all(key, plan.apply)
+        if not plan.statuses:
+            self._queue.put_off_no_more(key)
         for write in plan.statuses:
             await self._write_status(key, write)
         for other in plan.enqueue:
@@ -123,6 +128,10 @@ class Writer:
         self._enqueue(self._store.observe(_typed(applied, desired)))
 
     async def _write_status(self, reconciled: Key, write: StatusWrite) -> None:
+        if not write.can_wait:
+            self._queue.put_off_no_more(write.key)
+        elif not self._queue.put_off(write.key, PROGRESS_INTERVAL_S):
+            return
         self._may_write()
         resource = BY_KIND[write.key.kind]
         key = write.key
@@ -151,10 +160,8 @@ class Writer:
         self._may_write()
         started = time.monotonic()
         self._queue.hold_off(key, COMMIT_INTERVAL_S)
-        for index, data in commit.shards.items():
-            ref = commit.root.shards[index]
-            body = _bundle_secret(names.bundle_shard(commit.model, index, ref.slot), SHARD_DATA_KEY, data, commit)
-            await self._kube.apply(SECRET, key.namespace, body, f"{FIELD_MANAGER_PREFIX}-bundle")
+        for index in commit.shards:
+            await self._write_shard(key, commit, index)
         self._may_write()
         root = _bundle_secret(names.bundle_root(commit.model), ROOT_DATA_KEY, commit.root.encode(), commit)
         try:
@@ -163,17 +170,21 @@ class Writer:
             else:
                 root["metadata"]["resourceVersion"] = commit.resource_version
                 written = await self._kube.replace(SECRET, key.namespace, root)
+            version = written["metadata"]["resourceVersion"]
         except KubeError as error:
-            if error.is_conflict or error.is_not_found:
-                await self.load_bundle(key.namespace, commit.model)
-            raise
+            if error.is_refusal or error.is_too_many:
+                raise
+            # The answer may have been lost after the write: then what is stored is what was to be written.
+            found = await read_bundle(self._kube, key.namespace, commit.model)
+            if found is None or found.bundle != Bundle(commit.root, commit.entries):
+                take(self._store.domain(key.namespace), commit.model, found)
+                raise
+            version = found.resource_version
         domain = self._store.domain(key.namespace)
         before = domain.bundles.get(commit.model)
         held = {entry.policy for entry in before.bundle.entries.values()} if before else set()
         dropped = frozenset(held - {entry.policy for entry in commit.entries.values()})
-        domain.bundles[commit.model] = CommittedBundle(
-            Bundle(commit.root, commit.entries), written["metadata"]["resourceVersion"]
-        )
+        domain.bundles[commit.model] = CommittedBundle(Bundle(commit.root, commit.entries), version)
         domain.committed_at[commit.model] = (commit.root.revision, time.monotonic())
         metrics.COMMITS.observe(time.monotonic() - started)
         for other in ("TenantCachePolicy", "TenantGroup"):
@@ -188,6 +199,32 @@ class Writer:
                 if not (invalidation.status.phase and invalidation.status.phase.finished)
             }
         )
+
+    async def _write_shard(self, key: Key, commit: CommitBundle, index: int) -> None:
+        """Fill the slot of a shard that no reader uses, if it is as this process knows it.
+
+        Otherwise somebody else wrote it, perhaps another leader: then the plan was made for a bundle of the past.
+        """
+        name = names.bundle_shard(commit.model, index, commit.root.shards[index].slot)
+        body = _bundle_secret(name, SHARD_DATA_KEY, commit.shards[index], commit)
+        domain = self._store.domain(key.namespace)
+        known = domain.secrets.get(name)
+        try:
+            if known is None:
+                written = await self._kube.create(SECRET, key.namespace, body)
+            else:
+                body["metadata"]["resourceVersion"] = known.resource_version
+                written = await self._kube.replace(SECRET, key.namespace, body)
+        except KubeError as error:
+            if error.is_conflict or error.is_not_found:
+                stored = await self._kube.get(SECRET, key.namespace, name)
+                if stored is not None:
+                    self._keeper.observe(domain, stored)
+                else:
+                    self._keeper.forget(domain, name)
+                await self.load_bundle(key.namespace, commit.model)
+            raise
+        self._keeper.observe(domain, written)
 
     def _concerned(self, namespace: str, kind: str, commit: CommitBundle, dropped: frozenset[str]) -> set[str]:
         """Return the objects that a commit concerns; `dropped` are the policies whose entry it took out."""
