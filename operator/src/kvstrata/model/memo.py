@@ -35,6 +35,7 @@ class Memo:
         self._known[name] = (inputs, result)
         return result
 
-    def forget(self, name: Hashable) -> None:
-        """Drop what is known under `name`."""
-        self._known.pop(name, None)
+    def forget(self, *names: Hashable) -> None:
+        """Drop what is known under `names`."""
+        for name in names:
+            self._known.pop(name, None)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from kvstrata.contract.canonical import digest
+from kvstrata.model.memo import Memo
 
 APPLIED = "kvstrata.io/applied"
 """Annotation with the digest of what was last applied: a field that is no longer wanted shows by it."""
@@ -26,6 +27,21 @@ def is_applied(live: Mapping[str, Any] | None, desired: Mapping[str, Any]) -> bo
     if (live["metadata"].get("annotations") or {}).get(APPLIED) != stamp:
         return False
     return contains(live, desired)
+
+
+def missing(memo: Memo, live: Mapping[str, Any] | None, desired: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the stamped `desired` if it is still to be applied, None if `live` came from it and is as it was.
+
+    The answer is known already while both are the same objects as before.
+    """
+    of_stamp, of_answer = memo_names(desired["kind"], desired["metadata"]["name"])
+    wanted = memo.get(of_stamp, (desired,), lambda: stamped(desired))
+    return None if memo.get(of_answer, (live, wanted), lambda: is_applied(live, wanted)) else wanted
+
+
+def memo_names(kind: str, name: str) -> tuple[Hashable, Hashable]:
+    """Return the names under which `missing` keeps what it knows of an object."""
+    return (stamped, kind, name), (is_applied, kind, name)
 
 
 def contains(live: Any, desired: Any) -> bool:

@@ -14,7 +14,7 @@ from kvstrata.api.reasons import ModelReason
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
-from kvstrata.objects.applied import is_applied, stamped
+from kvstrata.objects.applied import missing
 from kvstrata.objects.children import model_children
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.identity import cache_identity
@@ -44,7 +44,7 @@ def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Pla
             )
         )
     usable, left_out = _tiers(world, model)
-    identity = cache_identity(model, usable)
+    identity = world.memo.get((cache_identity, model.name), (model.spec, usable), lambda: cache_identity(model, usable))
     children = _children(world, ctx, model, usable, identity)
     foreign = taken_by_someone_else(world, model, children)
     if foreign:
@@ -79,15 +79,14 @@ def _children(
 ) -> tuple[dict[str, Any], ...]:
     committed = world.bundles.get(model.name)
     shard_count = max(1, len(committed.bundle.root.shards)) if committed else 1
-    return model_children(
-        ctx,
-        world.domain_id or "",
-        model,
-        tiers,
-        identity,
-        shard_count=shard_count,
-        service_monitors=ctx.service_monitors,
-    )
+    domain_id = world.domain_id or ""
+
+    def render() -> tuple[dict[str, Any], ...]:
+        return model_children(
+            ctx, domain_id, model, tiers, identity, shard_count=shard_count, service_monitors=ctx.service_monitors
+        )
+
+    return world.memo.get((CachedModel, model.name), (ctx, domain_id, model, tiers, identity, shard_count), render)
 
 
 def _certificate(world: World, ctx: BuildContext, model: CachedModel) -> tuple[EnsureSecret, ...]:
@@ -143,7 +142,7 @@ def _report(
 def _is_written(world: World, children: tuple[Mapping[str, Any], ...]) -> bool:
     """Whether the Deployment on the server is the one that this plan wants."""
     wanted = next(child for child in children if child["kind"] == "Deployment")
-    return is_applied(world.children.get(("Deployment", wanted["metadata"]["name"])), stamped(wanted))
+    return missing(world.memo, world.children.get(("Deployment", wanted["metadata"]["name"])), wanted) is None
 
 
 def _problem_of_a_pod(world: World, model: CachedModel) -> Decision | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from kvstrata.adapters.kube import Kube
 from kvstrata.adapters.resources import SECRET
@@ -19,12 +21,30 @@ log = logging.getLogger(__name__)
 
 
 async def read_bundle(kube: Kube, namespace: str, model: str) -> CommittedBundle | None:
-    """Return a model's bundle, or None if there is none.
+    """Return a model's bundle as the API server holds it now, or None if there is none."""
+    stored = await kube.get(SECRET, namespace, names.bundle_root(model))
+    if stored is None:
+        return None
+    try:
+        refs = Root.decode(decode(stored).get(ROOT_DATA_KEY, b"")).shards
+    except ContractError:
+        refs = ()
+    shards = {}
+    for ref in refs:
+        name = names.bundle_shard(model, ref.index, ref.slot)
+        shard = await kube.get(SECRET, namespace, name)
+        if shard is not None:
+            shards[name] = shard
+    return assemble(model, {names.bundle_root(model): stored, **shards})
+
+
+def assemble(model: str, secrets: Mapping[str, Mapping[str, Any]]) -> CommittedBundle | None:
+    """Return a model's bundle from the Secrets of its namespace by name, or None if there is none.
 
     Of one with a shard that is missing or damaged the root is returned without entries: its revision must still be
     exceeded, and the next commit writes every shard anew.
     """
-    stored = await kube.get(SECRET, namespace, names.bundle_root(model))
+    stored = secrets.get(names.bundle_root(model))
     if stored is None:
         return None
     version = stored["metadata"]["resourceVersion"]
@@ -37,7 +57,7 @@ async def read_bundle(kube: Kube, namespace: str, model: str) -> CommittedBundle
     entries: dict[str, Entry] = {}
     try:
         for ref in root.shards:
-            shard = await kube.get(SECRET, namespace, names.bundle_shard(model, ref.index, ref.slot))
+            shard = secrets.get(names.bundle_shard(model, ref.index, ref.slot))
             data = decode(shard).get(SHARD_DATA_KEY, b"") if shard else b""
             entries |= {entry.tenant: entry for entry in decode_shard(data, ref.digest)}
     except ContractError as error:

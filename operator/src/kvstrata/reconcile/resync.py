@@ -15,7 +15,7 @@ from kvstrata.model.refs import Key
 from kvstrata.objects import labels
 
 from . import metrics
-from .bundles import read_bundle, take
+from .bundles import assemble, take
 from .secrets import Keeper
 from .store import Store
 
@@ -62,14 +62,20 @@ class Resync:
 
     async def bundles(self) -> None:
         """Read every model's bundle as the API server holds it."""
-        for namespace in self._store.namespaces:
-            domain = self._store.domain(namespace)
-            for model in tuple(domain.objects["CachedModel"]):
-                known = domain.bundles.get(model)
-                found = await read_bundle(self._kube, namespace, model)
-                if domain.bundles.get(model) is known:
+        for scope in self._scopes:
+            known = {
+                (namespace, model): self._store.domain(namespace).bundles.get(model)
+                for namespace in self._namespaces(scope)
+                for model in self._store.domain(namespace).objects["CachedModel"]
+            }
+            listed: dict[str, dict[str, Any]] = {}
+            async for raw in self._kube.list(SECRET, scope, labels.BUNDLE_SELECTOR):
+                listed.setdefault(raw["metadata"]["namespace"], {})[raw["metadata"]["name"]] = raw
+            for (namespace, model), before in known.items():
+                domain = self._store.domain(namespace)
+                if domain.bundles.get(model) is before:
                     # Otherwise a commit was made while it was read.
-                    take(domain, model, found)
+                    take(domain, model, assemble(model, listed.get(namespace, {})))
 
     async def _diff(
         self, resource: Resource, scope: str | None, selector: str | None, report: Callable[[Key], None]

@@ -19,6 +19,8 @@ from kvstrata.model.facts import BackendReport, CommittedBundle, Departure, Pod,
 from kvstrata.model.memo import Memo
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
+from kvstrata.objects.applied import memo_names
+from kvstrata.objects.identity import cache_identity
 
 from .fanout import concerned_by_object, concerned_by_pod, concerned_by_state
 from .parse import OWN_KINDS, parse_pod, resource_version, unreadable
@@ -131,10 +133,12 @@ class Store:
             if isinstance(before, CachedModel):
                 d.bundles.pop(name, None)
                 d.suspected_bundles.pop(name, None)
+                d.memo.forget((CachedModel, name), (cache_identity, name))
             return concerned_by_object(self.world(namespace), Key(kind, namespace, name), before, None)
         if kind == "Pod":
             return self._forget_pod(d, name, parse_pod(last) if last else None)
         child = d.children.pop((kind, name), None)
+        d.memo.forget(*memo_names(kind, name))
         return owners(child) if child else frozenset()
 
     def names(self, kind: str, namespace: str) -> frozenset[str]:

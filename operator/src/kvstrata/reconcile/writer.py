@@ -19,7 +19,7 @@ from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle
 from kvstrata.model.facts import BackendReport, CommittedBundle
 from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
 from kvstrata.objects import labels, names
-from kvstrata.objects.applied import is_applied, stamped
+from kvstrata.objects.applied import missing
 from kvstrata.plan.refused import plan_refused
 from kvstrata.plan.types import Action, CommitBundle, Create, EnsureSecret, Plan, ProbeBackend, Remove, StatusWrite
 
@@ -110,9 +110,9 @@ class Writer:
 
     async def _apply(self, key: Key, desired: Mapping[str, Any]) -> None:
         kind, name = desired["kind"], desired["metadata"]["name"]
-        live = self._store.domain(key.namespace).children.get((kind, name))
-        wanted = stamped(desired)
-        if is_applied(live, wanted):
+        domain = self._store.domain(key.namespace)
+        wanted = missing(domain.memo, domain.children.get((kind, name)), desired)
+        if wanted is None:
             return
         self._may_write()
         manager = f"{FIELD_MANAGER_PREFIX}-{key.kind.lower()}"
