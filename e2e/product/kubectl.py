@@ -51,6 +51,16 @@ class Kubectl:
             raise CommandError(f"{program} {' '.join(arguments)}:\n{done.stderr.strip()}")
         return done.stdout
 
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """Start a command that runs until it is ended, with its output to be read."""
+        return subprocess.Popen(
+            ["kubectl", *arguments],
+            env=self._environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
     def helm(self, *arguments: str, timeout_s: float = 180) -> str:
         """Run helm."""
         return self.run(*arguments, timeout_s=timeout_s, program="helm")

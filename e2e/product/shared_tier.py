@@ -1,0 +1,48 @@
+"""Room in the demo's shared tier: it refuses new blocks when it is full, and what others stored lives for hours."""
+
+from __future__ import annotations
+
+import time
+
+from .chapters import ACME_KEY, STORE_SETTLES_S, WHOLE_CHUNKS, Stage, fresh_prompt
+from .install import DEMO_NAMESPACE
+from .kubectl import CommandError, Kubectl, wait_until
+
+TIER = "shared"
+SERVER = "kvs-shared-redis-0"
+LEAST_ROOM_PERCENT = 60
+HEALS_WITHIN_S = 120
+
+
+def make_room(stage: Stage) -> None:
+    """Empty the shared tier if it is rather full, and return once one replica finds in it what another stored."""
+    kubectl = stage.kubectl
+    if _used_percent(kubectl) > 100 - LEAST_ROOM_PERCENT:
+        kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", SERVER)
+        wait_until("the tier's server is back", lambda: _is_ready(kubectl), HEALS_WITHIN_S)
+    wait_until("replicas share", lambda: _share(stage), HEALS_WITHIN_S)
+
+
+def _used_percent(kubectl: Kubectl) -> int:
+    """Return how full the tier was when the operator looked last, as status says it (`~20%`)."""
+    used = str(kubectl.get("cachetier", TIER, DEMO_NAMESPACE)["status"].get("used") or "")
+    return int(used.strip("~%") or 100)
+
+
+def _is_ready(kubectl: Kubectl) -> bool:
+    try:
+        pod = kubectl.get("pod", SERVER, DEMO_NAMESPACE)
+    except CommandError:
+        return False
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions") or ())
+    return ready and "deletionTimestamp" not in pod["metadata"]
+
+
+def _share(stage: Stage) -> bool:
+    for one, other in ((stage.first, stage.second), (stage.second, stage.first)):
+        prompt = fresh_prompt("room")
+        one.complete(ACME_KEY, prompt)
+        time.sleep(STORE_SETTLES_S)
+        if other.complete(ACME_KEY, prompt).cached_tokens < WHOLE_CHUNKS:
+            return False
+    return True

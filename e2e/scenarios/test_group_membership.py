@@ -1,0 +1,219 @@
+"""Members of a TenantGroup share; one that is removed no longer does, from the moment that status says so."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from e2e.product.calls import Replica
+from e2e.product.chapters import (
+    ACME_KEY,
+    CHUNK_TOKENS,
+    MODEL,
+    PROMPT_TOKENS,
+    STORE_SETTLES_S,
+    WHOLE_CHUNKS,
+    Stage,
+    fresh_prompt,
+)
+from e2e.product.install import DEMO_NAMESPACE, unsettled
+from e2e.product.kubectl import Kubectl, wait_until
+from e2e.product.shared_tier import make_room
+from e2e.product.streams import streaming
+from e2e.product.traffic import Account, Caller, traffic
+from e2e.product.watches import watch
+
+pytestmark = pytest.mark.cluster
+
+GROUP = "research"
+VISION_KEY = "vision-demo-key"
+SPEECH_KEY = "speech-demo-key"
+DRAIN_TIMEOUT_S = 2
+ENFORCED_WITHIN_S = 60
+STREAM_TOKENS = 1100
+STREAM_SEQUENCES = 8
+"""Together more than the engine computes until the requests have drained; it takes about half a minute."""
+
+ONE_TOKEN = {"95": 100}
+"""A bias so strong that every token of a completion is the same, so that its text is known before it comes."""
+
+ATTEMPTS = 5
+ON_THE_WAY_S = 5
+"""The last bytes of an answer reach a caller behind a forwarded port within this; the stream would take far longer."""
+
+STEP_TOKENS = 16
+"""Tokens that an engine may have computed for a request before it hears that nobody waits for it."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def room(stage: Stage) -> None:
+    """A shared tier that takes what these tests store."""
+    make_room(stage)
+
+
+@pytest.fixture
+def short_drain(kubectl: Kubectl) -> Iterator[None]:
+    """A domain in which requests on removed keyspaces have two seconds to end."""
+    before = kubectl.get("cachedomain", "default", DEMO_NAMESPACE)["spec"].get("drainTimeout")
+    _patch(kubectl, "cachedomain", "default", {"drainTimeout": f"{DRAIN_TIMEOUT_S}s"})
+    _settle(kubectl)
+    yield
+    _patch(kubectl, "cachedomain", "default", {"drainTimeout": before})
+    _settle(kubectl)
+
+
+@pytest.fixture
+def group(kubectl: Kubectl) -> Iterator[list[str]]:
+    """The members of the group, who are put back in the end."""
+    before = list(kubectl.get("tenantgroup", GROUP, DEMO_NAMESPACE)["spec"]["members"])
+    yield before
+    _patch(kubectl, "tenantgroup", GROUP, {"members": before})
+    _settle(kubectl)
+
+
+@pytest.mark.usefixtures("short_drain")
+def test_a_member_that_is_removed_shares_no_longer_from_the_moment_that_status_says_so(
+    stage: Stage, kubectl: Kubectl, group: list[str]
+) -> None:
+    assert {"vision", "speech"} <= set(group)
+    prompts = {where.pod: _shared(stage, VISION_KEY, SPEECH_KEY) for where in (stage.first, stage.second)}
+
+    with ExitStack() as stack:
+        running = stack.enter_context(traffic(*_callers(stage), pause_s=0.5))
+        policies = stack.enter_context(watch(kubectl, "tenantcachepolicy", DEMO_NAMESPACE, "vision"))
+        groups = stack.enter_context(watch(kubectl, "tenantgroup", DEMO_NAMESPACE, GROUP))
+        long_prompt = fresh_prompt("in flight")
+        body = {
+            "model": MODEL,
+            "prompt": long_prompt,
+            "max_tokens": STREAM_TOKENS,
+            "n": STREAM_SEQUENCES,
+            "ignore_eos": True,
+            "logit_bias": ONE_TOKEN,
+        }
+        stream = stack.enter_context(streaming(stage.first, VISION_KEY, body))
+
+        removed_at = time.monotonic()
+        _patch(kubectl, "tenantgroup", GROUP, {"members": [name for name in group if name != "vision"]})
+        told = policies.wait_for("vision is enforced on its own", _is_enforced_alone, ENFORCED_WITHIN_S, removed_at)
+
+        # The request that was in flight was given its time to drain, and was ended by the gate before status said so.
+        assert told.at - removed_at >= DRAIN_TIMEOUT_S, (
+            "status said Enforced while a request on the group's keyspace ran"
+        )
+        wait_until("the end of the stream has reached its caller", lambda: stream.ended_at, ON_THE_WAY_S)
+        assert not stream.done
+        assert "policy changed" in stream.problem
+        streamed = stream.tokens
+
+        # What it finds: nothing of the group's, on either replica. What it stores: nobody of the group reads it.
+        for where in (stage.first, stage.second):
+            assert _found(where, VISION_KEY, prompts[where.pod]) == 0, f"vision still finds the group's on {where.pod}"
+        own = {where.pod: _shared(stage, VISION_KEY, VISION_KEY) for where in (stage.first, stage.second)}
+        for where in (stage.first, stage.second):
+            assert _found(where, SPEECH_KEY, own[where.pod]) == 0, f"speech finds vision's blocks on {where.pod}"
+        whole = long_prompt + stream.text[:1] * STREAM_TOKENS
+        known = _found(stage.second, SPEECH_KEY, whole[: PROMPT_TOKENS + STREAM_TOKENS - 8])
+        assert known <= PROMPT_TOKENS + streamed + STEP_TOKENS, (
+            f"{known} tokens of a request that ended after {PROMPT_TOKENS} + {streamed} are readable by the group"
+        )
+
+        # The member that stays keeps its hits, and the group says that it is enforced without the other.
+        for prompt in prompts.values():
+            for where in (stage.first, stage.second):
+                assert _found(where, SPEECH_KEY, prompt) >= WHOLE_CHUNKS, f"speech lost the group's on {where.pod}"
+        groups.wait_for("the group is enforced", _is_enforced, ENFORCED_WITHIN_S, removed_at)
+        account = running.account
+
+    _all_answered(account)
+    print(
+        f"removed to enforced alone: {told.at - removed_at:.2f} s (drainTimeout {DRAIN_TIMEOUT_S} s); the stream was "
+        f"aborted after {streamed} tokens; the group reads {known} tokens of it; requests meanwhile: {account}"
+    )
+
+
+def test_a_member_that_returns_finds_what_the_group_kept(stage: Stage, kubectl: Kubectl, group: list[str]) -> None:
+    prompt = fresh_prompt("the group keeps")
+    assert _found(stage.first, SPEECH_KEY, prompt) == 0
+    with watch(kubectl, "tenantcachepolicy", DEMO_NAMESPACE, "vision") as policies:
+        began = time.monotonic()
+        _patch(kubectl, "tenantgroup", GROUP, {"members": [name for name in group if name != "vision"]})
+        alone = policies.wait_for("vision is alone", _is_enforced_alone, ENFORCED_WITHIN_S, began)
+        former = alone.object["status"]["formerScopes"]
+        assert [(scope["kind"], scope["name"]) for scope in former] == [("Group", GROUP)]
+        assert _found(stage.second, VISION_KEY, prompt) == 0
+        began = time.monotonic()
+        _patch(kubectl, "tenantgroup", GROUP, {"members": group})
+        policies.wait_for("vision is back", _is_enforced_in_the_group, ENFORCED_WITHIN_S, began)
+    assert _found(stage.first, VISION_KEY, prompt) >= WHOLE_CHUNKS
+
+
+def _callers(stage: Stage) -> list[Caller]:
+    keys = {"acme": ACME_KEY, "vision": VISION_KEY, "speech": SPEECH_KEY}
+    replicas = (stage.first, stage.second)
+    return [Caller(where, tenant, key, _short) for tenant, key in keys.items() for where in replicas]
+
+
+def _short() -> str:
+    """Return a prompt of less than a chunk: it is answered, and nothing of it is stored."""
+    return f"[{time.time_ns()}]"[: CHUNK_TOKENS - 8]
+
+
+def _shared(stage: Stage, writer: str, reader: str) -> str:
+    """Return a prompt that `writer` asked on the first replica and `reader` found on the second, through the tier.
+
+    A lookup that is late on a busy machine is a miss by design, so one prompt alone proves nothing.
+    """
+    for _ in range(ATTEMPTS):
+        prompt = fresh_prompt("shared")
+        assert _found(stage.first, writer, prompt) == 0
+        time.sleep(STORE_SETTLES_S)
+        if _found(stage.second, reader, prompt) == WHOLE_CHUNKS:
+            return prompt
+    raise AssertionError(f"of {ATTEMPTS} prompts none was found on the other replica")
+
+
+def _found(where: Replica, key: str, prompt: str) -> int:
+    answer = where.complete(key, prompt)
+    assert answer.status == 200, f"{where.pod} answered {answer.status}: {answer.body}"
+    return answer.cached_tokens
+
+
+def _all_answered(account: Account) -> None:
+    assert account.served
+    assert not account.failed, str(account)
+
+
+def _is_enforced_alone(policy: dict[str, Any]) -> bool:
+    status = policy.get("status") or {}
+    conditions = {c["type"]: c for c in status.get("conditions") or ()}
+    scope = status.get("scope") or {}
+    stalled = conditions.get("Stalled") or {}
+    return (
+        (scope.get("kind"), scope.get("name")) == ("Tenant", "vision")
+        and (stalled.get("status"), stalled.get("reason")) == ("True", "NotAMember")
+        and (conditions.get("Enforced") or {}).get("status") == "True"
+    )
+
+
+def _is_enforced_in_the_group(policy: dict[str, Any]) -> bool:
+    return (policy["status"].get("scope") or {}).get("kind") == "Group" and _is_enforced(policy)
+
+
+def _is_enforced(item: dict[str, Any]) -> bool:
+    status = item.get("status") or {}
+    enforced = any(c["type"] == "Enforced" and c["status"] == "True" for c in status.get("conditions") or ())
+    return enforced and status.get("enforcedGeneration") == item["metadata"]["generation"]
+
+
+def _settle(kubectl: Kubectl) -> None:
+    wait_until("everything is ready and enforced", lambda: not unsettled(kubectl), ENFORCED_WITHIN_S)
+
+
+def _patch(kubectl: Kubectl, kind: str, name: str, spec: dict[str, Any]) -> None:
+    kubectl.run("-n", DEMO_NAMESPACE, "patch", kind, name, "--type", "merge", "-p", json.dumps({"spec": spec}))
