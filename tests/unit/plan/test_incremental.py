@@ -1,0 +1,105 @@
+"""Compiling only what changed gives what compiling everything gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstrata.contract.bundle import split_into_shards
+from kvstrata.contract.canonical import digest_bytes
+from kvstrata.model.memo import Memo
+from kvstrata.model.world import World
+from kvstrata.plan.bundle import plan_bundle
+from kvstrata.plan.compile import compile_policy
+from kvstrata.plan.types import CommitBundle, Plan
+from tests.support.objects import domain, group, hbm_tier, model, policy, redis_tier
+from tests.support.worlds import Simulation
+
+TCP = "TenantCachePolicy"
+
+EDITS: dict[str, Any] = {
+    "budget": lambda s: s.edit(TCP, "acme", tiers=[{"name": "shared", "limit": "2Mi"}]),
+    "unknown tier": lambda s: s.edit(TCP, "acme", tiers=[{"name": "nowhere"}]),
+    "suspended": lambda s: s.edit(TCP, "globex", suspended=True),
+    "joins": lambda s: s.edit(TCP, "globex", isolation="Group", groupRef={"name": "lab"}, tiers=None),
+    "leaves": lambda s: s.edit(TCP, "globex", isolation="Isolated", groupRef=None),
+    "public": lambda s: s.edit(TCP, "globex", isolation="Public", groupRef=None, tiers=None),
+    "other models": lambda s: s.edit(TCP, "acme", models={"names": ["other"]}),
+    "all models": lambda s: s.edit(TCP, "acme", models=None),
+    "members": lambda s: s.edit("TenantGroup", "lab", members=["a"]),
+    "all members": lambda s: s.edit("TenantGroup", "lab", members=["a", "b", "globex"]),
+    "group budget": lambda s: s.edit("TenantGroup", "lab", tiers=[{"name": "shared", "retention": "1h"}]),
+    "generation": lambda s: s.edit(TCP, "acme", cacheGeneration=7),
+    "group generation": lambda s: s.edit("TenantGroup", "lab", cacheGeneration=3),
+    "tier": lambda s: s.edit("CacheTier", "shared", maxRetention="30m"),
+    "tier again": lambda s: s.edit("CacheTier", "shared", maxRetention="2h"),
+    "public budget": lambda s: s.edit("CacheDomain", "default", publicBudget={"tiers": [{"name": "shared"}]}),
+    "new tier": lambda s: s.put(hbm_tier("nowhere")),
+    "new model": lambda s: s.put(model("other")),
+    "rival": lambda s: s.put(policy("acme", name="acme-again")),
+    "no rival": lambda s: ("acme-again" in s.world.policies) and s.delete(TCP, "acme-again"),
+}
+
+
+def start() -> Simulation:
+    simulation = Simulation(
+        domain(),
+        redis_tier(),
+        model(tiers=("shared",)),
+        group("lab", "a", "b", "globex"),
+        policy("acme", tiers=[{"name": "shared", "limit": "1Mi"}]),
+        policy("globex", group="lab"),
+        policy("a", group="lab"),
+        policy("b", group="lab"),
+    )
+    simulation.settle()
+    return simulation
+
+
+def without_memory(world: World) -> World:
+    return replace(world, memo=Memo())
+
+
+def committed(plan: Plan) -> tuple[Any, ...]:
+    return tuple(
+        (action.root, dict(action.entries), dict(action.shards))
+        for action in plan.actions
+        if isinstance(action, CommitBundle)
+    )
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.lists(st.sampled_from(sorted(EDITS)), min_size=1, max_size=6))
+def test_what_is_remembered_is_what_would_be_computed(names: list[str]) -> None:
+    simulation = start()
+    for name in names:
+        EDITS[name](simulation)
+        world, fresh = simulation.world, without_memory(simulation.world)
+        for found in world.policies.values():
+            assert compile_policy(world, found) == compile_policy(fresh, found), (name, found.name)
+        for other in world.models:
+            assert committed(plan_bundle(world, other)) == committed(plan_bundle(fresh, other)), name
+        simulation.settle()
+        for other, kept in simulation.world.bundles.items():
+            entries = tuple(kept.bundle.entries.values())
+            whole = split_into_shards(entries, minimum_count=len(kept.bundle.root.shards))
+            assert [ref.digest for ref in kept.bundle.root.shards] == [digest_bytes(d) for d in whole], other
+
+
+def test_one_edit_among_many_writes_one_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstrata.contract.bundle.MAX_SHARD_BYTES", 2000)
+    monkeypatch.setattr("kvstrata.plan.bundle.MAX_SHARD_BYTES", 2000)
+    simulation = Simulation(domain(), model(), *(policy(f"tenant-{number:03}") for number in range(30)))
+    simulation.come_to_rest()
+    before = simulation.bundle().root
+    assert len(before.shards) > 1, "the test needs a bundle of several shards"
+    simulation.edit(TCP, "tenant-007", suspended=True)
+    simulation.settle()
+    after = simulation.bundle().root
+    moved = [old.index for old, new in zip(before.shards, after.shards, strict=True) if old != new]
+    assert len(moved) == 1
+    assert after.revision == before.revision + 1
