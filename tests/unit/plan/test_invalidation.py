@@ -99,6 +99,36 @@ def test_a_pod_that_vanished_without_a_word_delays_until_it_has_fenced_itself_of
     assert simulation.status(KIND, "now")["pods"]["fenced"] == 1
 
 
+def test_a_live_pod_that_nobody_reaches_delays_until_it_has_fenced_itself_off() -> None:
+    simulation = at_rest(policy("acme"))
+    simulation.store.lose_contact(NAMESPACE, simulation.pod("pod-1").uid)
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.advance(FENCE_S - 10)
+    assert phase(simulation) == "AwaitingAcks"
+    assert "pod-1" in simulation.status(KIND, "now")["message"]
+    simulation.advance(15)
+    assert phase(simulation) == "Complete"
+    assert simulation.status(KIND, "now")["pods"] == {"acked": 1, "live": 2, "fenced": 1}
+    assert "1 could not be reached" in simulation.status(KIND, "now")["message"]
+
+
+def test_a_pod_that_says_that_its_policy_is_fresh_has_not_fenced_itself_off() -> None:
+    simulation = at_rest(policy("acme"))
+    before = simulation.bundle().root.revision
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.ack("pod-1", before)
+    simulation.advance(FENCE_S + 600)
+    assert phase(simulation) == "AwaitingAcks"
+    simulation.ack("pod-1")
+    simulation.settle()
+    assert phase(simulation) == "Complete"
+    assert simulation.status(KIND, "now")["pods"]["fenced"] == 0
+
+
 def test_a_pod_that_vanished_just_before_is_counted_too() -> None:
     simulation = at_rest(policy("acme"))
     simulation.delete("Pod", "pod-1")

@@ -101,6 +101,18 @@ async def test_a_gate_that_cannot_be_reached_is_asked_again() -> None:
     assert 2 <= len(gate.asked) <= 6
 
 
+@pytest.mark.parametrize("token", [None, FOREIGN])
+async def test_what_was_acknowledged_stands_without_contact_but_freshness_does_not(token: str | None) -> None:
+    simulation, serving = world()
+    assert await heard(simulation, OneGate((state_of(serving), OWN))) == 7
+    assert simulation.world.states[serving.uid].in_contact
+    lost = GateError(GateFailure.UNREACHABLE, "no route")
+    assert await heard(simulation, OneGate(lost if token is None else (state_of(serving), token))) == 7
+    assert not simulation.world.states[serving.uid].in_contact
+    assert await heard(simulation, OneGate((state_of(serving), OWN))) == 7
+    assert simulation.world.states[serving.uid].in_contact
+
+
 async def test_a_pod_that_ended_is_no_longer_asked() -> None:
     simulation, serving = world()
     simulation.put(pod("pod-0", state="terminated", ready=False))

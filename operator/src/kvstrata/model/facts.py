@@ -51,18 +51,33 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedState:
-    """What a pod's gate said, after its certificate and its pod-bound token were checked."""
+    """What a pod's gate said, after its certificate and its pod-bound token were checked.
+
+    `in_contact` is whether it was still believed when it was asked last: what was acknowledged stands without it, but
+    that the policy is fresh does not.
+    """
 
     state: PodState
     at: datetime
+    in_contact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class CommittedBundle:
-    """The bundle that the API server holds for a model, and the resourceVersion of its root."""
+    """The bundle that the API server holds for a model, and the resourceVersion of its root.
+
+    `compiled` tells, by the UID of a policy, the generation of it that was compiled last and the first revision that
+    was; it is known of what this process committed only.
+    """
 
     bundle: Bundle
     resource_version: str
+    compiled: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
+
+    def holds_since(self, policy_uid: str, generation: int) -> int:
+        """Return a revision that says all that a policy says in `generation`; the newest where none is known."""
+        known = self.compiled.get(policy_uid)
+        return known[1] if known and known[0] == generation else self.bundle.root.revision
 
 
 @dataclass(frozen=True, slots=True)

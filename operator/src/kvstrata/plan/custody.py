@@ -9,6 +9,9 @@ from datetime import datetime, timedelta
 from kvstrata.model.facts import Departure, Pod
 from kvstrata.model.world import World
 
+FENCE_MARGIN_S = 1
+"""A gate looks at the age of its policy ten times a second, and aborts what is late a moment after."""
+
 
 @dataclass(frozen=True, slots=True)
 class Witness:
@@ -76,9 +79,13 @@ def account_for(world: World, witnesses: tuple[Witness, ...], revisions: Mapping
 
 
 def _speaks(world: World, pod: Pod | None) -> bool:
-    """Whether a live pod says that its policy is fresh: then it is stuck, and has not fenced itself off."""
+    """Whether a live pod says that its policy is fresh: then it is stuck, and has not fenced itself off.
+
+    Only while it can be asked: what a pod that is cut off said last was true then, and it fences itself off by its own
+    clock.
+    """
     told = world.states.get(pod.uid) if pod else None
-    return told is not None and told.state.fresh
+    return told is not None and told.in_contact and told.state.fresh
 
 
 def _witness(world: World, pod: Pod, now: datetime) -> Witness:
@@ -101,4 +108,4 @@ def _fenced_by(world: World, model: str, acked: int, since: datetime) -> datetim
     rules = committed.bundle.root.rules
     if rules.on_stale != "Fence":
         return None
-    return since + timedelta(seconds=rules.stale_after_s + rules.drain_timeout_s)
+    return since + timedelta(seconds=rules.stale_after_s + rules.drain_timeout_s + FENCE_MARGIN_S)

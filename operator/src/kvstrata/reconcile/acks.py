@@ -90,6 +90,7 @@ class AckListener:
                 metrics.GATE_ERRORS.labels(str(error.reason)).inc()
                 refusal = None
                 failures += 1
+                self._store.lose_contact(namespace, pod.uid)
                 log.debug("a gate did not answer", extra={"pod": pod.name, "reason": str(error.reason)})
             except KubeError as error:
                 failures += 1
@@ -103,6 +104,7 @@ class AckListener:
                     await asyncio.sleep(MIN_PAUSE_S)
                     continue
                 failures += 1
+                self._store.lose_contact(namespace, pod.uid)
                 metrics.ACKS_REFUSED.labels(refusal).inc()
                 log.warning("an acknowledgement was refused", extra={"pod": pod.name, "reason": refusal})
             delay_s = RETRY_S[min(failures, len(RETRY_S)) - 1]

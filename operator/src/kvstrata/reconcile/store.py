@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -156,6 +156,13 @@ class Store:
         before = d.states.get(pod.uid)
         d.states[pod.uid] = verified
         return concerned_by_state(self.world(namespace), pod, before, verified)
+
+    def lose_contact(self, namespace: str, uid: str) -> None:
+        """Take note that a pod does not answer any more, or not as itself."""
+        d = self.domain(namespace)
+        said = d.states.get(uid)
+        if said is not None and said.in_contact:
+            d.states[uid] = replace(said, in_contact=False)
 
     def recall_departures(self) -> None:
         """Take note of pods that vanished while no operator led: those that a model's status names and no list has."""
