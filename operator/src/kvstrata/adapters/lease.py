@@ -20,6 +20,10 @@ log = logging.getLogger(__name__)
 DURATION_S = 15.0
 RENEW_EVERY_S = 2.0
 RENEW_DEADLINE_S = 10.0
+RETRY_EVERY_S = 1.0
+"""Between two looks of one that waits: so late may a Lease that was given up be taken."""
+RELEASE_TIMEOUT_S = 5.0
+"""How long giving the Lease up may take; a process that ends has no more time than its pod's grace period."""
 
 
 class Lease:
@@ -36,17 +40,25 @@ class Lease:
         self._renewed_at = float("-inf")
         self.term = 0
 
+    @property
+    def held(self) -> bool:
+        """Whether the Lease is this process' own now, as far as it can know without asking.
+
+        A process that was frozen finds it False as soon as it runs again, before `hold` had its turn.
+        """
+        return self._monotonic() - self._renewed_at < RENEW_DEADLINE_S
+
     async def acquire(self) -> int:
         """Wait until this process holds the Lease; return its term, which grows with every change of holder."""
         while True:
             try:
                 # An answer that took too long may tell of a Lease that has expired since.
-                if await self._try_once() and self._monotonic() - self._renewed_at < RENEW_DEADLINE_S:
+                if await self._try_once() and self.held:
                     log.info("leading", extra={"term": self.term, "lease": self._name})
                     return self.term
             except KubeError as error:
                 log.warning("the lease cannot be read or written", extra={"error": str(error)})
-            await asyncio.sleep(RENEW_EVERY_S)
+            await asyncio.sleep(RETRY_EVERY_S)
 
     async def hold(self) -> None:
         """Renew until that fails for RENEW_DEADLINE_S or another holds the Lease; then return: the caller stops."""
@@ -60,19 +72,24 @@ class Lease:
                     return
             except (KubeError, TimeoutError) as error:
                 log.warning("the lease was not renewed", extra={"error": str(error)})
-            if self._monotonic() - self._renewed_at > RENEW_DEADLINE_S:
+            if not self.held:
                 log.error("the lease could not be renewed in time")
                 return
 
     async def release(self) -> None:
         """Give the Lease up, so that a successor need not wait for its expiry. Failure to do so is harmless."""
+        if not self.held:
+            return
         try:
-            lease = await self._kube.get(LEASE, self._namespace, self._name)
-            if lease and lease["spec"].get("holderIdentity") == self._identity:
-                lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
-                await self._kube.replace(LEASE, self._namespace, lease)
-        except KubeError as error:
+            await asyncio.wait_for(self._give_up(), RELEASE_TIMEOUT_S)
+        except (KubeError, TimeoutError) as error:
             log.info("the lease was not released", extra={"error": str(error)})
+
+    async def _give_up(self) -> None:
+        lease = await self._kube.get(LEASE, self._namespace, self._name)
+        if lease and lease["spec"].get("holderIdentity") == self._identity:
+            lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+            await self._kube.replace(LEASE, self._namespace, lease)
 
     async def _try_once(self) -> bool:
         asked_at = self._monotonic()
@@ -89,6 +106,8 @@ class Lease:
             expires_s = float(spec.get("leaseDurationSeconds") or DURATION_S)
             if holder and asked_at - self._observed_at < expires_s:
                 return False
+        if holder != self._identity or not self.term:
+            # A container that was started again has its predecessor's name, but is another actor: a term is one's own.
             spec |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
         spec |= {"holderIdentity": self._identity, "renewTime": now, "leaseDurationSeconds": int(DURATION_S)}
         return await self._write(lease, asked_at, create=False)

@@ -16,7 +16,7 @@ from aiohttp import web
 from kvstrata.adapters.gate_client import GateClient
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.lease import Lease
-from kvstrata.adapters.resources import SERVICE_MONITOR
+from kvstrata.adapters.resources import OWN_RESOURCES, SERVICE_MONITOR
 from kvstrata.handlers.watch import build_registry, build_settings, expected_watchers, live_watchers
 from kvstrata.objects.context import BuildContext
 from kvstrata.reconcile import metrics
@@ -29,7 +29,7 @@ from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.secrets import Keeper
 from kvstrata.reconcile.server import build_app
 from kvstrata.reconcile.store import Store
-from kvstrata.reconcile.writer import Writer
+from kvstrata.reconcile.writer import NotLeadingError, Writer
 from kvstrata.settings import Settings, SettingsError
 
 from .logs import configure
@@ -37,6 +37,10 @@ from .logs import configure
 log = logging.getLogger(__name__)
 
 LEASE_NAME = "kvstrata-operator"
+API_RETRY_S = 2.0
+"""Between two looks at an API server that is not ready when the process starts."""
+API_TIMEOUT_S = 5.0
+
 WATCHERS_GRACE_S = 60.0
 """How long after the start, or at a stretch, a watch may be missing before the process counts as ill."""
 
@@ -50,6 +54,7 @@ class Operator:
         self._queue = WorkQueue(time.monotonic)
         self._keeper = Keeper(kube, settings.namespace, secrets.token_bytes, utc_now)
         self._lease = Lease(kube, settings.namespace, LEASE_NAME, settings.pod_name, time.monotonic)
+        self._met = asyncio.Event()
         self._watching = asyncio.Event()
         self._leading = False
         self._synced = False
@@ -60,7 +65,6 @@ class Operator:
         """Run until leadership is lost, a part fails, or the process is told to stop."""
         stop = asyncio.Event()
         await self._serve_http()
-        self._service_monitors = await self._knows_service_monitors()
         parts = {
             asyncio.create_task(self._watch(), name="kopf"),
             asyncio.create_task(self._supervise_watchers(), name="watchers"),
@@ -80,13 +84,51 @@ class Operator:
             log.info("ending", extra={"because": task.get_name()})
 
     async def _until_told(self, stop: asyncio.Event) -> None:
-        """Wait for a signal. kopf installs handlers of its own when it starts, so ours come after it."""
-        await self._watching.wait()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await stop.wait()
+        """Wait for a signal. kopf installs handlers of its own when it starts, so ours are put back after it.
+
+        Without ours before it, the first process of a container would not hear a SIGTERM at all.
+        """
+        loop = asyncio.get_running_loop()
+        stopped = asyncio.create_task(stop.wait())
+        for started in (asyncio.create_task(self._watching.wait()), stopped):
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, stop.set)
+            await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
+
+    async def _meet_api_server(self) -> None:
+        """Wait until the API server serves every kind of ours, and look whether it has ServiceMonitors.
+
+        What is found here, and by kopf after it, is not asked again while the process lives. To end instead of waiting
+        would leave the return to the growing delays that Kubernetes puts between restarts.
+        """
+        told = ""
+        while True:
+            self._watchers_seen_at = time.monotonic()
+            try:
+                missing = {kind.plural for kind in OWN_RESOURCES} - await self._served(OWN_RESOURCES[0].api_version)
+                if not missing:
+                    self._service_monitors = SERVICE_MONITOR.plural in await self._served(SERVICE_MONITOR.api_version)
+                    return
+                problem = f"not served: {', '.join(sorted(missing))}"
+            except KubeError as error:
+                problem = str(error)
+            if problem != told:
+                log.warning("waiting for the API server", extra={"problem": problem})
+                told = problem
+            await asyncio.sleep(API_RETRY_S)
+
+    async def _served(self, group_version: str) -> set[str]:
+        try:
+            group = await self._kube.request("GET", f"/apis/{group_version}", timeout_s=API_TIMEOUT_S)
+        except KubeError as error:
+            if error.is_not_found:
+                return set()
+            raise
+        return {str(resource.get("name")) for resource in group.get("resources") or ()}
 
     async def _watch(self) -> None:
+        await self._meet_api_server()
+        self._met.set()
         await kopf.operator(
             registry=build_registry(
                 self._store, SecretWatch(self._store, self._keeper), self._queue.add, self._service_monitors
@@ -100,13 +142,17 @@ class Operator:
         )
 
     async def _lead(self) -> None:
+        await self._met.wait()
         self._store.term = await self._lease.acquire()
         holding = asyncio.create_task(self._lease.hold(), name="lease")
         acting = asyncio.create_task(self._act(), name="act")
         try:
             await asyncio.wait({holding, acting}, return_when=asyncio.FIRST_COMPLETED)
             if acting.done():
-                acting.result()
+                try:
+                    acting.result()
+                except* NotLeadingError:
+                    log.error("the lease could not be renewed in time; nothing was written after it")
         finally:
             self._leading = False
             metrics.LEADING.set(0)
@@ -124,7 +170,7 @@ class Operator:
         await resync.bundles()
         self._leading = True
         metrics.LEADING.set(1)
-        writer = Writer(self._kube, self._store, self._queue, self._keeper, lambda: self._leading)
+        writer = Writer(self._kube, self._store, self._queue, self._keeper, self._may_write)
         authority = self._keeper.authority
         async with GateClient(authority.certificate_pem, client.certificate_pem, client.key_pem) as gates:
             listener = AckListener(self._kube, gates, self._store, self._queue)
@@ -148,6 +194,10 @@ class Operator:
             except KubeError as error:
                 log.warning("the list-and-diff pass failed", extra={"error": str(error)})
 
+    def _may_write(self) -> bool:
+        """Whether this process leads now; one that was frozen finds its Lease out of date before anything else."""
+        return self._leading and self._lease.held
+
     def _enqueue_all(self) -> None:
         for key in self._store.all_keys():
             self._queue.add(key)
@@ -162,14 +212,8 @@ class Operator:
             service_monitors=self._service_monitors,
         )
 
-    async def _knows_service_monitors(self) -> bool:
-        try:
-            group = await self._kube.request("GET", f"/apis/{SERVICE_MONITOR.api_version}")
-        except KubeError:
-            return False
-        return any(resource.get("name") == SERVICE_MONITOR.plural for resource in group.get("resources") or ())
-
     async def _supervise_watchers(self) -> None:
+        await self._met.wait()
         while True:
             running = live_watchers()
             metrics.WATCHERS.set(running)
