@@ -26,6 +26,7 @@ class Settings:
     http_port: int
     workers: int
     resync_s: float
+    watch_silence_s: float
 
     @property
     def cluster_wide(self) -> bool:
@@ -62,4 +63,5 @@ class Settings:
             http_port=int(number("KVSTRATA_HTTP_PORT", "8080")),
             workers=int(number("KVSTRATA_WORKERS", "8")),
             resync_s=number("KVSTRATA_RESYNC_SECONDS", "600"),
+            watch_silence_s=number("KVSTRATA_WATCH_SILENCE_SECONDS", "70"),
         )

@@ -128,6 +128,20 @@ async def test_a_waiting_worker_wakes_for_a_new_key() -> None:
     assert await asyncio.wait_for(worker, 2) == B
 
 
+def test_a_key_stays_away_as_long_as_the_server_asked_whatever_happens_meanwhile() -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    queue.add(A)
+    finish(queue.take())
+    queue.add(A)
+    assert queue.failed(A, retry_after_s=30) == 30
+    queue.add(A)
+    clock.now += 29
+    assert len(queue) == 0
+    clock.now += 1
+    assert len(queue) == 1
+
+
 @given(st.lists(st.tuples(st.sampled_from(["add", "take", "done", "failed"]), st.sampled_from([A, B])), max_size=40))
 def test_no_key_is_ever_worked_on_twice_at_once_and_none_is_lost(steps: list[tuple[str, Key]]) -> None:
     clock = Clock()

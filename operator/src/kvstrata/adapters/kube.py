@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -20,6 +21,10 @@ from .resources import TOKEN_REVIEW, Resource
 
 REQUEST_TIMEOUT_S = 15.0
 LIST_PAGE = 500
+
+
+_REASONS = {status.value: status.phrase.title().replace(" ", "") for status in HTTPStatus if status >= 400}
+"""Reasons of answers that give none, as a proxy on the way or an overloaded API server does (`TooManyRequests`)."""
 
 
 class KubeError(Exception):
@@ -41,6 +46,11 @@ class KubeError(Exception):
     def is_refusal(self) -> bool:
         """Whether the API server will not have what was asked: it is wrong, not allowed, or above a quota."""
         return self.status in (400, 403, 422)
+
+    @property
+    def is_too_many(self) -> bool:
+        """Whether the API server did nothing because it is busy."""
+        return self.status == 429
 
     @property
     def is_not_found(self) -> bool:
@@ -113,8 +123,7 @@ class Kube:
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             raise KubeError(0, type(error).__name__, "the API server did not answer") from error
         if 200 <= answer.status <= 299:
-            decoded: dict[str, Any] = json.loads(data) if data else {}
-            return decoded
+            return _decoded(data)
         raise _refusal(answer.status, data, answer.getheader("Retry-After"))
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
@@ -204,8 +213,20 @@ class Kube:
         return TokenIdentity(user.get("username", ""), "".join(extra.get("authentication.kubernetes.io/pod-uid") or ()))
 
 
+def _decoded(data: bytes) -> dict[str, Any]:
+    if not data:
+        return {}
+    try:
+        decoded = json.loads(data)
+    except ValueError as error:
+        raise KubeError(0, "BadAnswer", f"the API server's answer is no JSON: {error}") from error
+    if not isinstance(decoded, dict):
+        raise KubeError(0, "BadAnswer", "the API server's answer is no object")
+    return decoded
+
+
 def _refusal(status: int, data: bytes, retry_after: str | None) -> KubeError:
-    reason, message = "Unknown", ""
+    reason, message = _REASONS.get(status, "Unknown"), ""
     try:
         raw = json.loads(data)
         reason, message = raw.get("reason") or reason, raw.get("message") or message

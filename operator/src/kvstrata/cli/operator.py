@@ -44,6 +44,11 @@ API_TIMEOUT_S = 5.0
 WATCHERS_GRACE_S = 60.0
 """How long after the start, or at a stretch, a watch may be missing before the process counts as ill."""
 
+LISTED_PAUSE_S = 2.0
+"""From a watch that lost its place to the pass that looks for deletions it missed; others join within that time."""
+RETRY_S = 5.0
+"""From a failed list of the world to the next attempt."""
+
 
 class Operator:
     """One operator process. `run` returns when it should end; the exit code is the caller's."""
@@ -58,6 +63,7 @@ class Operator:
         self._watching = asyncio.Event()
         self._leading = False
         self._synced = False
+        self._listed = asyncio.Event()
         self._watchers_seen_at = time.monotonic()
         self._service_monitors = False
 
@@ -131,9 +137,13 @@ class Operator:
         self._met.set()
         await kopf.operator(
             registry=build_registry(
-                self._store, SecretWatch(self._store, self._keeper), self._queue.add, self._service_monitors
+                self._store,
+                SecretWatch(self._store, self._keeper),
+                self._queue.add,
+                self._service_monitors,
+                self._listed.set,
             ),
-            settings=build_settings(),
+            settings=build_settings(self._settings.watch_silence_s),
             standalone=True,
             identity=self._settings.pod_name,  # type: ignore[arg-type]  # a NewType that kopf does not export
             ready_flag=self._watching,
@@ -164,10 +174,8 @@ class Operator:
         """Everything that only the leader does. Nothing is planned before the world is known in full."""
         client = await self._keeper.open()
         resync = Resync(self._kube, self._store, self._keeper, self._settings.watch_namespaces, self._service_monitors)
-        await resync.objects(lambda _: None)
-        self._store.recall_departures()
-        await resync.secrets()
-        await resync.bundles()
+        await self._first_look(resync)
+        self._listed.clear()
         self._leading = True
         metrics.LEADING.set(1)
         writer = Writer(self._kube, self._store, self._queue, self._keeper, self._may_write)
@@ -183,16 +191,42 @@ class Operator:
                 group.create_task(loop.run(), name="loop")
                 group.create_task(self._resync_for_ever(resync), name="resync")
 
-    async def _resync_for_ever(self, resync: Resync) -> None:
+    async def _first_look(self, resync: Resync) -> None:
+        """Learn the world; an API server that fails at it is asked again while the Lease is held."""
         while True:
-            await asyncio.sleep(self._settings.resync_s)
+            try:
+                await resync.objects(lambda _: None)
+                self._store.recall_departures()
+                await resync.secrets()
+                await resync.bundles()
+            except KubeError as error:
+                delay_s = max(RETRY_S, error.retry_after_s or 0.0)
+                log.warning("the first list of the world failed", extra={"error": str(error), "again_in_s": delay_s})
+                await asyncio.sleep(delay_s)
+            else:
+                return
+
+    async def _resync_for_ever(self, resync: Resync) -> None:
+        """Look for what no event told: every `resync_s`, sooner after a failure, and when a watch was listed anew."""
+        delay_s = self._settings.resync_s
+        while True:
+            try:
+                await asyncio.wait_for(self._listed.wait(), delay_s)
+            except TimeoutError:
+                pass
+            else:
+                # When one watch lost its place, others did too.
+                await asyncio.sleep(LISTED_PAUSE_S)
+            self._listed.clear()
+            delay_s = self._settings.resync_s
             try:
                 await resync.objects(self._queue.add)
                 await resync.secrets()
                 await resync.bundles()
                 self._enqueue_all()
             except KubeError as error:
-                log.warning("the list-and-diff pass failed", extra={"error": str(error)})
+                delay_s = min(delay_s, max(RETRY_S, error.retry_after_s or 0.0))
+                log.warning("the list-and-diff pass failed", extra={"error": str(error), "again_in_s": delay_s})
 
     def _may_write(self) -> bool:
         """Whether this process leads now; one that was frozen finds its Lease out of date before anything else."""

@@ -23,9 +23,17 @@ WATCHER_TASK_PREFIX = "watcher for "
 
 
 def build_registry(
-    store: Store, secrets: SecretWatch, enqueue: Callable[[Key], None], service_monitors: bool
+    store: Store,
+    secrets: SecretWatch,
+    enqueue: Callable[[Key], None],
+    service_monitors: bool,
+    listed: Callable[[], None],
 ) -> kopf.OperatorRegistry:
-    """Return a registry whose handlers feed `store` and `secrets`, and `enqueue` the keys that an event concerns."""
+    """Return a registry whose handlers feed `store` and `secrets`, and `enqueue` the keys that an event concerns.
+
+    `listed` is called for each object that comes from a list: once at the start, and later when a watch had lost its
+    place, so that what was deleted meanwhile is in no event.
+    """
     registry = kopf.OperatorRegistry()
 
     def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
@@ -36,6 +44,8 @@ def build_registry(
     async def observe(event: kopf.RawEvent, **_: Any) -> None:
         raw: dict[str, Any] = dict(event["object"])
         metadata = raw["metadata"]
+        if event["type"] is None:
+            listed()
         if event["type"] == "DELETED":
             keys = store.forget(raw["kind"], metadata["namespace"], metadata["name"], raw)
         else:
@@ -45,6 +55,8 @@ def build_registry(
 
     async def observe_secret(event: kopf.RawEvent, **_: Any) -> None:
         raw: dict[str, Any] = dict(event["object"])
+        if event["type"] is None:
+            listed()
         for key in secrets.forget(raw) if event["type"] == "DELETED" else secrets.observe(raw):
             enqueue(key)
 
@@ -57,12 +69,17 @@ def build_registry(
     return registry
 
 
-def build_settings() -> kopf.OperatorSettings:
-    """Return kopf's settings: no events posted, watches renewed often, and no giving up on an absent API server."""
+def build_settings(silence_s: float) -> kopf.OperatorSettings:
+    """Return kopf's settings: no events posted, watches renewed often, and no giving up on an absent API server.
+
+    A watch that says nothing for `silence_s` seconds is taken for dead and taken up again where it stopped. An API
+    server sends a bookmark each minute, so below that quiet watches are renewed for nothing, which is harmless.
+    """
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
     # The API server selects: Secrets that are not the operator's are never sent to it.
     settings.watching.label_selectors[SECRET.api_version, SECRET.plural] = labels.OWNED_SELECTOR
+    settings.watching.inactivity_timeout = silence_s
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.watching.connect_timeout = 10

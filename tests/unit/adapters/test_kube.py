@@ -1,0 +1,60 @@
+"""Answers that no API server should give become errors of the API server, never of the operator."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from aiohttp import web
+from kubernetes.aio import client as aio_client
+
+from kvstrata.adapters.kube import Kube, KubeError
+from kvstrata.adapters.resources import SECRET
+
+Answers = Callable[[web.Response], Awaitable[Kube]]
+
+
+@pytest.fixture
+async def answering() -> AsyncIterator[Answers]:
+    """Make a client of a server that gives one answer to everything."""
+    runners: list[web.ServerRunner] = []
+    clients: list[Kube] = []
+
+    async def start(response: web.Response) -> Kube:
+        async def handle(_: web.BaseRequest) -> web.Response:
+            return response
+
+        runner = web.ServerRunner(web.Server(handle))
+        runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        configuration = aio_client.Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}")
+        clients.append(Kube(aio_client.ApiClient(configuration)))
+        return clients[-1]
+
+    yield start
+    for client in clients:
+        await client.close()
+    for runner in runners:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("body", [b"<html>", b'{"items": [', b"\xff\xfe\x00", b"[]", b'"text"', b"null"])
+async def test_an_answer_that_is_no_object_is_no_answer(answering: Answers, body: bytes) -> None:
+    kube = await answering(web.Response(body=body))
+    with pytest.raises(KubeError) as raised:
+        await kube.get(SECRET, "team", "one")
+    assert (raised.value.status, raised.value.reason) == (0, "BadAnswer")
+    with pytest.raises(KubeError):
+        _ = [one async for one in kube.list(SECRET, "team")]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(429, "TooManyRequests"), (500, "InternalServerError"), (503, "ServiceUnavailable")]
+)
+async def test_a_refusal_without_a_reason_is_named_by_its_status(answering: Answers, status: int, reason: str) -> None:
+    kube = await answering(web.Response(status=status, text="busy", headers={"Retry-After": "7"}))
+    with pytest.raises(KubeError) as raised:
+        await kube.get(SECRET, "team", "one")
+    assert (raised.value.reason, raised.value.message, raised.value.retry_after_s) == (reason, "busy", 7.0)
+    assert raised.value.is_too_many == (status == 429)
