@@ -355,3 +355,32 @@ def test_policies_that_come_one_after_another_are_all_enforced_when_the_last_rev
         simulation.ack(name)
     simulation.settle()
     assert {simulation.condition(TCP, f"t{number}", "Enforced")[0] for number in range(5)} == {"True"}
+
+
+def test_a_stream_of_other_edits_does_not_keep_a_policy_from_being_enforced() -> None:
+    simulation = settled(policy("acme"), policy("globex"))
+    simulation.edit(TCP, "acme", suspended=True)
+    simulation.settle()
+    needed = simulation.bundle().root.revision
+    simulation.edit(TCP, "globex", suspended=True)
+    simulation.settle()
+    assert simulation.bundle().root.revision > needed
+    simulation.ack("pod-0", needed)
+    simulation.settle()
+    assert simulation.condition(TCP, "acme", "Enforced")[0] == "True"
+    assert simulation.condition(TCP, "globex", "Enforced") == ("False", "AwaitingAcks")
+
+
+def test_a_restart_forgets_which_revision_brought_a_generation_and_waits_for_the_newest() -> None:
+    simulation = settled(policy("acme"), policy("globex"))
+    simulation.edit(TCP, "acme", suspended=True)
+    simulation.settle()
+    needed = simulation.bundle().root.revision
+    simulation.edit(TCP, "globex", suspended=True)
+    simulation.settle()
+    simulation.restart()
+    simulation.ack("pod-0", needed)
+    simulation.settle()
+    assert simulation.condition(TCP, "acme", "Enforced") == ("False", "AwaitingAcks")
+    simulation.come_to_rest()
+    assert simulation.condition(TCP, "acme", "Enforced")[0] == "True"

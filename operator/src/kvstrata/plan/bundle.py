@@ -82,13 +82,9 @@ def desired_entries(world: World, model: CachedModel, current: Bundle | None) ->
 
 
 def _kept(current: Bundle | None, policy: TenantCachePolicy) -> Entry | None:
-    """Return the entry that a policy has in the bundle, under whichever tenant."""
-    if current is None:
-        return None
-    own = current.entries.get(policy.spec.tenant)
-    if own is not None and own.policy == policy.uid:
-        return own
-    return next((entry for entry in current.entries.values() if entry.policy == policy.uid), None)
+    """Return the entry that a policy has in the bundle; its tenant never changes."""
+    own = current.entries.get(policy.spec.tenant) if current else None
+    return own if own is not None and own.policy == policy.uid else None
 
 
 def _unchanged(current: Bundle, entries: tuple[Entry, ...]) -> bool:
@@ -174,4 +170,14 @@ def _commit(
         shards=changed,
         resource_version=committed.resource_version if committed else None,
         owner=model.owner_reference(),
+        compiled=_compiled(world, committed, revision),
     )
+
+
+def _compiled(world: World, committed: CommittedBundle | None, revision: int) -> dict[str, tuple[int, int]]:
+    before = committed.compiled if committed else {}
+    known = {}
+    for policy in world.policies.values():
+        old = before.get(policy.uid)
+        known[policy.uid] = old if old and old[0] == policy.generation else (policy.generation, revision)
+    return known

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.bundle import Entry, Root
+from kvstrata.contract.bundle import Bundle, Entry, Root
 from kvstrata.model.facts import Pod
 from kvstrata.model.world import World
 
@@ -86,13 +86,17 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
         if committed is None or entry is None or not current or replace(entry, since=0) != desired:
             uncommitted.append(model.name)
             continue
-        total += coverage(world, model.name, needed_revision(committed.bundle.root, entry.since, settled=settled))
+        since = max(entry.since, committed.bundle.root.rules_since)
+        if not settled:
+            # A generation may have taken something out of the bundle, which leaves no `since` behind.
+            since = max(since, committed.holds_since(policy.uid, policy.generation))
+        total += coverage(world, model.name, since)
     if not settled:
         # What the policy no longer says must be gone everywhere, also from models that it no longer selects.
         chosen = {model.name for model in models}
         for name, committed in sorted(world.bundles.items()):
             if name in world.models and name not in chosen:
-                total += coverage(world, name, committed.bundle.root.revision)
+                total += coverage(world, name, committed.holds_since(policy.uid, policy.generation))
     if uncommitted:
         names = ", ".join(uncommitted)
         return Enforcement(
@@ -121,10 +125,14 @@ def _bundles_that_still_hold(world: World, policy: TenantCachePolicy, chosen: fr
     return [
         name
         for name, committed in sorted(world.bundles.items())
-        if name in world.models
-        and name not in chosen
-        and any(entry.policy == policy.uid for entry in committed.bundle.entries.values())
+        if name in world.models and name not in chosen and holds(committed.bundle, policy)
     ]
+
+
+def holds(bundle: Bundle, policy: TenantCachePolicy) -> bool:
+    """Whether the bundle has an entry that was compiled from this policy; its tenant never changes."""
+    own = bundle.entries.get(policy.spec.tenant)
+    return own is not None and own.policy == policy.uid
 
 
 def enforced_finding(total: Coverage) -> Finding:

@@ -15,7 +15,7 @@ from .chains import first
 from .chains import policy as chain
 from .compile import compile_policy
 from .conditions import Finding, false, kstatus, true, unknown, write_status
-from .enforcement import ENFORCED, Enforcement, policy_enforcement
+from .enforcement import ENFORCED, Enforcement, holds, policy_enforcement
 from .scopes import Epoch, current_epoch, former_scopes, fresh_epoch, held, scope_in_force
 from .types import Decision, Plan
 
@@ -128,12 +128,7 @@ def _declared(world: World, policy: TenantCachePolicy, blocked: Decision | None)
 
 
 def _last_enforced(world: World, policy: TenantCachePolicy) -> Finding:
-    kept = any(
-        entry.policy == policy.uid
-        for committed in world.bundles.values()
-        for entry in committed.bundle.entries.values()
-    )
-    if kept:
+    if any(holds(committed.bundle, policy) for committed in world.bundles.values()):
         return false(
             ENFORCED,
             PolicyReason.LAST_VALID_IN_FORCE,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -62,7 +62,7 @@ class CommitBundle:
     """Write a model's bundle: its changed shards into their free slots, then the root, conditionally.
 
     `shards` maps the index of each changed shard to its bytes; `resource_version` is the root's, None to create it;
-    `entries` is the whole content, as the store will hold it.
+    `entries` is the whole content, as the store will hold it, and `compiled` what `CommittedBundle.compiled` will be.
     """
 
     model: str
@@ -71,6 +71,7 @@ class CommitBundle:
     shards: Mapping[int, bytes]
     resource_version: str | None
     owner: Mapping[str, Any]
+    compiled: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
