@@ -1,173 +1,152 @@
-"""An API server in memory, with what the operator's writer depends on: resourceVersions, conflicts, merges, events.
+"""The operator's client over an API server in memory, for thousands of worlds and a crash at any write.
 
-It stands in for the real one where a test needs thousands of worlds or a crash after the n-th write; `tests/apiserver`
-runs the same operator against the real one. No call suspends, so callers may drive coroutines without an event loop.
+`tests/apiserver` runs the same operator against a real server, and compares the two. No call suspends, so callers may
+drive coroutines without an event loop.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from kvstrata.adapters.kube import Kube, KubeError, TokenIdentity
 from kvstrata.adapters.resources import Resource
+from tests.support.memory_api.merging import copied
+from tests.support.memory_api.objects import Event, MemoryApi, Raw, Slot
 
-Slot = tuple[str, str, str]
-Event = tuple[str, dict[str, Any]]
+CLIENT = "client"
+"""The manager of requests that name none."""
+Hook = Callable[[str, str, str], None]
+
+
+def _nothing(verb: str, kind: str, name: str) -> None:
+    pass
 
 
 class MemoryKube(Kube):
-    """Objects by (kind, namespace, name). `before_write` may raise to refuse a write or to kill the writer."""
+    """A client of `api`. `before_write` may raise to refuse a write or to kill the writer, `after_write` to kill it.
 
-    def __init__(self) -> None:
-        self.objects: dict[Slot, dict[str, Any]] = {}
-        self.events: list[Event] = []
+    Of both the arguments are verb, kind and name. `writes` counts the accepted ones and `log` names them, also those
+    that changed nothing.
+    """
+
+    def __init__(self, api: MemoryApi | None = None) -> None:
+        self.api = api or MemoryApi()
         self.log: list[tuple[str, str, str]] = []
-        self.before_write: Callable[[str, str, str], None] = lambda verb, kind, name: None
-        self.after_write: Callable[[str, str, str], None] = lambda verb, kind, name: None
+        self.before_write: Hook = _nothing
+        self.after_write: Hook = _nothing
         self.tokens: dict[str, TokenIdentity] = {}
-        self.created_at = "2026-01-01T00:00:00Z"
         self.writes = 0
-        self._version = 100
-        self._uid = 0
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+    @property
+    def objects(self) -> dict[Slot, Raw]:
+        """What the server holds. Change it by requests only."""
+        return self.api.objects
+
+    @property
+    def events(self) -> list[Event]:
+        """The events that nobody has taken yet."""
+        return self.api.events
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Raw | None:
         """Return a copy, or None."""
-        found = self.objects.get((resource.kind, namespace, name))
-        return copy.deepcopy(found)
+        found: Raw | None = copied(self.objects.get((resource.kind, namespace, name)))
+        return found
 
     async def list(
         self, resource: Resource, namespace: str | None, label_selector: str | None = None
-    ) -> AsyncIterator[dict[str, Any]]:
+    ) -> AsyncIterator[Raw]:
         """Yield copies; the selector is a list of equalities."""
         wanted = dict(part.split("=") for part in label_selector.split(",")) if label_selector else {}
-        for (kind, where, _), found in sorted(self.objects.items()):
+        for (kind, where, _), found in sorted(self.objects.items(), key=lambda item: item[0]):
             labels = found["metadata"].get("labels") or {}
             if kind == resource.kind and namespace in (None, where) and wanted.items() <= labels.items():
-                yield copy.deepcopy(found)
+                yield copied(found)
 
-    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def create(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> Raw:
         """Create, or refuse with 409."""
         slot = (resource.kind, namespace, body["metadata"]["name"])
-        self._begin("create", slot)
-        if slot in self.objects:
-            raise KubeError(409, "AlreadyExists", str(slot))
-        return self._store("create", slot, resource, body)
+        return self._write("create", slot, lambda: self.api.create(slot, _typed(resource, body), CLIENT))
 
-    async def replace(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def replace(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> Raw:
         """Replace if the resourceVersion that `body` names is current."""
         slot = (resource.kind, namespace, body["metadata"]["name"])
-        self._begin("replace", slot)
-        self._expect(slot, body["metadata"].get("resourceVersion"))
-        return self._store("replace", slot, resource, body)
+        return self._write("replace", slot, lambda: self.api.replace(slot, _typed(resource, body), CLIENT))
 
     async def apply(
-        self, resource: Resource, namespace: str, body: Mapping[str, Any], field_manager: str
-    ) -> dict[str, Any]:
-        """Apply as the only manager: what is in `body` is what there is."""
+        self, resource: Resource, namespace: str, body: Mapping[str, Any], field_manager: str, *, force: bool = True
+    ) -> Raw:
+        """Apply on the server's side, by default taking over fields that others hold."""
         slot = (resource.kind, namespace, body["metadata"]["name"])
-        self._begin("apply", slot)
-        return self._store("apply", slot, resource, body)
+        wanted = _typed(resource, body)
+        return self._write("apply", slot, lambda: self.api.apply(slot, wanted, field_manager, force=force))
 
     async def patch_status(
         self, resource: Resource, namespace: str, name: str, status: Mapping[str, Any], resource_version: str
-    ) -> dict[str, Any]:
-        """Merge into status, one level deep as a merge patch does for what the operator sends."""
+    ) -> Raw:
+        """Merge into status, if the object is still at `resource_version`."""
         slot = (resource.kind, namespace, name)
-        self._begin("status", slot)
-        self._expect(slot, resource_version)
-        merged = copy.deepcopy(self.objects[slot])
-        merged["status"] = _merged(merged.get("status") or {}, status)
-        return self._changed("status", slot, merged)
+        patch = {"metadata": {"resourceVersion": resource_version}, "status": status}
+        return self._write("status", slot, lambda: self.api.patch_status(slot, patch, "kvstrata-status"))
 
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
         """Delete the object of this uid, if it is there."""
         slot = (resource.kind, namespace, name)
-        self._begin("delete", slot)
-        found = self.objects.get(slot)
-        if found is None or found["metadata"]["uid"] != uid:
-            return
-        self.remove(*slot)
-        self.after_write("delete", slot[0], slot[2])
+
+        def leave() -> Raw:
+            self.api.delete(slot, uid)
+            return {}
+
+        try:
+            self._write("delete", slot, leave)
+        except KubeError as error:
+            if not (error.is_not_found or error.is_conflict):
+                raise
 
     async def review_token(self, token: str, audience: str) -> TokenIdentity | None:
         """Return whose token the test said that this is."""
         return self.tokens.get(token)
 
-    def put(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Write an object as a user, the kubelet or a controller of Kubernetes would; its status stays unless given."""
+    def put(self, body: Mapping[str, Any], manager: str = "user") -> Raw:
+        """Write an object as a user, the kubelet or a controller would: the object, and its status if it is given.
+
+        A new object keeps the UID and the time of creation that it names, so that a test can decide on seniority.
+        """
         slot = (body["kind"], body["metadata"]["namespace"], body["metadata"]["name"])
-        known = self.objects.get(slot)
-        merged = copy.deepcopy(dict(body))
-        if known and "status" not in body and "status" in known:
-            merged["status"] = known["status"]
-        self._stamp(merged, known)
-        return self._changed("put", slot, merged)
+
+        def write() -> Raw:
+            if slot in self.objects:
+                version = self.objects[slot]["metadata"]["resourceVersion"]
+                current = {**body, "metadata": {**body["metadata"], "resourceVersion": version}}
+                written = self.api.replace(slot, current, manager)
+            else:
+                fresh = {name: value for name, value in body["metadata"].items() if name != "resourceVersion"}
+                told = {name: fresh[name] for name in ("uid", "creationTimestamp") if name in fresh}
+                written = self.api.create(slot, {**body, "metadata": fresh}, manager, told)
+            if "status" in body and written.get("status") != body["status"]:
+                written = self.api.replace_status(slot, body["status"], manager)
+            return written
+
+        return self._write("put", slot, write, hooked=False)
 
     def remove(self, kind: str, namespace: str, name: str) -> None:
         """Delete an object as a user would."""
-        gone = copy.deepcopy(self.objects.pop((kind, namespace, name)))
-        self._version += 1
-        gone["metadata"]["resourceVersion"] = str(self._version)
-        self.events.append(("DELETED", gone))
+        self.api.delete((kind, namespace, name))
 
     def take_events(self) -> Sequence[Event]:
         """Return the events since the last call."""
-        taken, self.events = self.events, []
-        return taken
+        taken, self.api.events = self.api.events, []
+        return [(verb, copied(raw)) for verb, raw in taken]
 
-    def _begin(self, verb: str, slot: Slot) -> None:
-        self.before_write(verb, slot[0], slot[2])
-
-    def _expect(self, slot: Slot, version: str | None) -> None:
-        if slot not in self.objects:
-            raise KubeError(404, "NotFound", str(slot))
-        if version and version != self.objects[slot]["metadata"]["resourceVersion"]:
-            raise KubeError(409, "Conflict", str(slot))
-
-    def _store(self, verb: str, slot: Slot, resource: Resource, body: Mapping[str, Any]) -> dict[str, Any]:
-        known = self.objects.get(slot)
-        stored = copy.deepcopy(dict(body)) | {"apiVersion": resource.api_version, "kind": resource.kind}
-        stored["metadata"]["namespace"] = slot[1]
-        if known and "status" in known:
-            stored["status"] = known["status"]
-        self._stamp(stored, known)
-        return self._changed(verb, slot, stored)
-
-    def _stamp(self, body: dict[str, Any], known: Mapping[str, Any] | None) -> None:
-        metadata = body["metadata"] = dict(body["metadata"])
-        if known is None:
-            self._uid += 1
-            metadata.setdefault("uid", f"uid-{self._uid:04d}")
-            metadata.setdefault("creationTimestamp", self.created_at)
-            metadata["generation"] = 1
-            return
-        before = known["metadata"]
-        metadata |= {name: before[name] for name in ("uid", "creationTimestamp")}
-        metadata["generation"] = before["generation"] + (body.get("spec") != known.get("spec"))
-
-    def _changed(self, verb: str, slot: Slot, body: dict[str, Any]) -> dict[str, Any]:
-        self._version += 1
+    def _write(self, verb: str, slot: Slot, act: Callable[[], Raw], *, hooked: bool = True) -> Raw:
+        if hooked:
+            self.before_write(verb, slot[0], slot[2])
+        written = act()
         self.writes += 1
-        body["metadata"]["resourceVersion"] = str(self._version)
-        known = self.objects.get(slot)
-        self.objects[slot] = body
         self.log.append((verb, slot[0], slot[2]))
-        self.events.append(("ADDED" if known is None else "MODIFIED", copy.deepcopy(body)))
         self.after_write(verb, slot[0], slot[2])
-        return copy.deepcopy(body)
+        return written
 
 
-def _merged(before: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what RFC 7386 makes of `before` and `patch`."""
-    result = dict(before)
-    for name, value in patch.items():
-        if value is None:
-            result.pop(name, None)
-        elif isinstance(value, Mapping):
-            nested = result.get(name)
-            result[name] = _merged(nested if isinstance(nested, Mapping) else {}, value)
-        else:
-            result[name] = copy.deepcopy(value)
-    return result
+def _typed(resource: Resource, body: Mapping[str, Any]) -> Raw:
+    return {**body, "apiVersion": resource.api_version, "kind": resource.kind}

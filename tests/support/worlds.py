@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvstrata.adapters.kube import KubeError
+from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.ack import PodState
 from kvstrata.contract.bundle import Bundle, Entry
 from kvstrata.contract.link import TierState
@@ -29,6 +30,7 @@ from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.secrets import Keeper
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import Writer
+from tests.support.memory_api.objects import MemoryApi
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, Raw
 
@@ -68,7 +70,7 @@ class Simulation:
         self.now = START
         self.random = random.Random(seed)
         self._shuffle = shuffle
-        self.kube = MemoryKube()
+        self.kube = MemoryKube(MemoryApi(lambda: format_timestamp(self.now)))
         self.acks: dict[str, PodState] = {}
         self.backends_up = True
         self.asked: list[str] = []
@@ -91,7 +93,6 @@ class Simulation:
     def put(self, *objects: Raw) -> None:
         """Create or change objects as their users, with creation times in the order of the calls."""
         for raw in objects:
-            self.kube.created_at = self.now.strftime("%Y-%m-%dT%H:%M:%SZ")
             self.kube.put(raw)
             self._deliver()
 

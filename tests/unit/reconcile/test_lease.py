@@ -23,8 +23,7 @@ class Network(MemoryKube):
     """The API server as one contender sees it: slow, failing or cut off as the test says."""
 
     def __init__(self, server: MemoryKube, chance: random.Random) -> None:
-        super().__init__()
-        self.objects = server.objects
+        super().__init__(server.api)
         self._server, self._chance = server, chance
         self.cut = self.hang = False
         self.trouble = 0.0

@@ -70,8 +70,8 @@ def test_what_is_stored_is_what_the_operator_remembers() -> None:
 
 def test_a_commit_over_another_writers_bundle_is_refused_and_the_bundle_read_anew() -> None:
     simulation = with_an_edit()
-    slot = ("Secret", NAMESPACE, "kvs-tiny-bundle")
-    simulation.kube.put({**simulation.kube.objects[slot]})
+    stored_root = simulation.kube.objects[("Secret", NAMESPACE, "kvs-tiny-bundle")]
+    simulation.kube.put({**stored_root, "metadata": {**stored_root["metadata"], "annotations": {"mine": "1"}}})
     made = plan(simulation.world, CONTEXT, TINY, simulation.now)
     with pytest.raises(KubeError) as refused:
         finish(simulation.writer.carry_out(TINY, made))
