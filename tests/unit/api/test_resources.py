@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kvstrata.api import KINDS, InvalidObjectError
-from kvstrata.api.cachedmodel import CachedModel, DType, ReuseMode, Transfer
+from kvstrata.api.cachedmodel import CachedModel, ReuseMode, Transfer
 from kvstrata.api.cachedomain import CacheDomain, CacheDomainSpec, KeyCustody, OnStale, UnknownTenants
 from kvstrata.api.cacheinvalidation import CacheInvalidation, HbmHandling, InvalidationScope, Phase
 from kvstrata.api.cachetier import CacheTier, EvictionPolicy
@@ -21,6 +21,7 @@ from kvstrata.api.gate import TimingMode
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
+from kvstrata.api.weights import DType
 from tests.api.objects import REMOVE, changed, valid
 
 

@@ -17,111 +17,20 @@ from kvstrata.api.base import (
     Scale,
     StatusModel,
     condition_column,
-    exactly_one_of,
 )
-from kvstrata.api.common import Duration, Hex, PodCount, Revision, SecretKeyRef, Status, TierNames, TlsMode
+from kvstrata.api.common import Duration, Hex, PodCount, Revision, Status, TierNames, TlsMode
 from kvstrata.api.engineflags import OWNED_ENV, OWNED_FLAGS, owned_flag
 from kvstrata.api.gate import GateSpec
 from kvstrata.api.markers import VALIDATIONS, AtomicList, Between, MapList, SchemaDefault
 from kvstrata.api.podtemplate import EnvVar, PodTemplate, ResourceRequirements
-from kvstrata.api.scalars import AbsolutePath, ForeignName, Generation, Image, ModelName, ShortText
+from kvstrata.api.scalars import Generation, Image, ShortText
+from kvstrata.api.weights import ModelSpec
 
 DEFAULT_CHUNK_SIZE_TOKENS = 256
 DEFAULT_STARTUP_TIMEOUT_S = 1800
 DEFAULT_PROBE_INTERVAL_S = 300
 MAX_WITNESSES = 1000
 """Most pods that status.witnesses names."""
-
-
-class HubSource(ApiModel):
-    """Weights from the Hugging Face hub."""
-
-    repository: ModelName
-    """Repository, for example Qwen/Qwen3-8B."""
-
-    token_secret_ref: SecretKeyRef | None = None
-    """Token for repositories that are not public."""
-
-
-class PvcSource(ApiModel):
-    """Weights on a volume."""
-
-    claim_name: ForeignName
-    """PersistentVolumeClaim; it is mounted read-only."""
-
-    path: AbsolutePath | None = None
-    """Folder of the weights within the volume. Absent means its root."""
-
-
-class WeightsSource(ApiModel):
-    """Where weights come from."""
-
-    hub: HubSource | None = None
-    """The Hugging Face hub."""
-
-    pvc: PvcSource | None = None
-    """A volume."""
-
-    path: AbsolutePath | None = None
-    """A folder of the engine's image."""
-
-    RULES = (exactly_one_of(("hub", "pvc", "path"), "source needs exactly one of hub, pvc and path"),)
-
-
-RevisionText = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][-A-Za-z0-9._/]*$")]
-
-
-class LoraAdapter(ApiModel):
-    """The one LoRA adapter that a CachedModel may have."""
-
-    name: ModelName
-    """Name of the adapter."""
-
-    source: WeightsSource
-    """Where its weights come from."""
-
-    revision: RevisionText | None = None
-    """Revision of its weights."""
-
-
-class DType(StrEnum):
-    """Type of weights and activations."""
-
-    AUTO = "auto"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-    FLOAT32 = "float32"
-
-
-class ModelSpec(ApiModel):
-    """The model that is served."""
-
-    name: ModelName
-    """Name under which the gate serves the model, and which callers send as model."""
-
-    source: WeightsSource
-    """Where the weights come from."""
-
-    revision: RevisionText | None = None
-    """Branch, tag or commit of a hub repository; otherwise any text that changes when the weights do. It is part of the
-    cache identity."""
-
-    tokenizer: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\p{C}]+$")] | None = None
-    """Repository or path of the tokenizer. Absent means that of the model."""
-
-    adapter: LoraAdapter | None = None
-    """A LoRA adapter."""
-
-    dtype: DType | None = None
-    """Type of weights and activations. Absent means auto."""
-
-    max_model_len: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
-    """Longest context in tokens. Absent leaves the choice to the engine."""
-
-    @property
-    def effective_dtype(self) -> DType:
-        """dtype, or its default."""
-        return self.dtype or DType.AUTO
 
 
 def _unowned_argument(argument: str) -> str:

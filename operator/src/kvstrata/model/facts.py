@@ -85,7 +85,7 @@ class CommittedBundle:
 class BackendReport:
     """What the server at `endpoint` answered to the operator as `username`. `reason` is empty when it was reachable.
 
-    Its figures are known if `version` is not empty. `max_bytes` 0 is no bound; `evicts` is whether it makes room itself.
+    Its figures are known if `version` is not empty. `max_bytes` 0 is no bound; `evicts`: it makes room itself.
     """
 
     endpoint: str

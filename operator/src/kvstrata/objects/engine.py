@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvstrata.api.cachedmodel import CachedModel, DType, Transfer, WeightsSource
+from kvstrata.api.cachedmodel import CachedModel, Transfer
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.podtemplate import PodTemplate
+from kvstrata.api.weights import DType, WeightsSource
 from kvstrata.contract.canonical import canonical_json
 
 from . import paths, sizing

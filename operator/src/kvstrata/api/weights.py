@@ -1,0 +1,103 @@
+"""Which model is served: where its weights come from, in which form, with which adapter."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from kvstrata.api.base import ApiModel, exactly_one_of
+from kvstrata.api.common import SecretKeyRef
+from kvstrata.api.scalars import AbsolutePath, ForeignName, ModelName
+
+
+class HubSource(ApiModel):
+    """Weights from the Hugging Face hub."""
+
+    repository: ModelName
+    """Repository, for example Qwen/Qwen3-8B."""
+
+    token_secret_ref: SecretKeyRef | None = None
+    """Token for repositories that are not public."""
+
+
+class PvcSource(ApiModel):
+    """Weights on a volume."""
+
+    claim_name: ForeignName
+    """PersistentVolumeClaim; it is mounted read-only."""
+
+    path: AbsolutePath | None = None
+    """Folder of the weights within the volume. Absent means its root."""
+
+
+class WeightsSource(ApiModel):
+    """Where weights come from."""
+
+    hub: HubSource | None = None
+    """The Hugging Face hub."""
+
+    pvc: PvcSource | None = None
+    """A volume."""
+
+    path: AbsolutePath | None = None
+    """A folder of the engine's image."""
+
+    RULES = (exactly_one_of(("hub", "pvc", "path"), "source needs exactly one of hub, pvc and path"),)
+
+
+RevisionText = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][-A-Za-z0-9._/]*$")]
+
+
+class LoraAdapter(ApiModel):
+    """The one LoRA adapter that a CachedModel may have."""
+
+    name: ModelName
+    """Name of the adapter."""
+
+    source: WeightsSource
+    """Where its weights come from."""
+
+    revision: RevisionText | None = None
+    """Revision of its weights."""
+
+
+class DType(StrEnum):
+    """Type of weights and activations."""
+
+    AUTO = "auto"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+    FLOAT32 = "float32"
+
+
+class ModelSpec(ApiModel):
+    """The model that is served."""
+
+    name: ModelName
+    """Name under which the gate serves the model, and which callers send as model."""
+
+    source: WeightsSource
+    """Where the weights come from."""
+
+    revision: RevisionText | None = None
+    """Branch, tag or commit of a hub repository; otherwise any text that changes when the weights do. It is part of the
+    cache identity."""
+
+    tokenizer: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\p{C}]+$")] | None = None
+    """Repository or path of the tokenizer. Absent means that of the model."""
+
+    adapter: LoraAdapter | None = None
+    """A LoRA adapter."""
+
+    dtype: DType | None = None
+    """Type of weights and activations. Absent means auto."""
+
+    max_model_len: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    """Longest context in tokens. Absent leaves the choice to the engine."""
+
+    @property
+    def effective_dtype(self) -> DType:
+        """dtype, or its default."""
+        return self.dtype or DType.AUTO
