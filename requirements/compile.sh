@@ -23,3 +23,5 @@ compile engine-cpu.txt "What the CPU engine image installs, with --no-deps; see 
     --python-platform x86_64-unknown-linux-gnu "$@" requirements/engine-cpu.in
 compile lmcache-server.txt "What the tests' LMCache server installs, with --no-deps; see lmcache-server.in." --no-deps \
     --python-platform x86_64-unknown-linux-gnu "$@" requirements/lmcache-server.in
+compile bench-envoy.txt "What the benchmark gate installs for Envoy." --universal "$@" requirements/bench-envoy.in
+compile bench-litellm.txt "What the benchmark gate installs for LiteLLM's proxy." --universal "$@" requirements/bench-litellm.in
