@@ -1,0 +1,257 @@
+"""A Redis tier that is deleted, frozen or out of memory: requests are answered all the while, the tier says so, it
+heals, and hits return. Nothing but the Redis server itself is started anew."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import redis
+
+from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, MODEL, STORE_SETTLES_S, WHOLE_CHUNKS, Stage, fresh_prompt
+from e2e.product.faults import Life, Victim, lives
+from e2e.product.install import DEMO_NAMESPACE, SYSTEM_NAMESPACE, unsettled
+from e2e.product.kubectl import Kubectl, wait_until
+from e2e.product.traffic import Account, Caller, Traffic, traffic
+from e2e.product.watches import Watch, watch
+from kvstrata_sidecar.adapter.params import TierParams
+
+pytestmark = pytest.mark.cluster
+
+TIER = "shared"
+REDIS_POD = f"kvs-{TIER}-redis-0"
+
+_DEFAULTS = TierParams(TIER, endpoints=())
+EXTRA_DELAY_S = (_DEFAULTS.lookup_deadline_ms + _DEFAULTS.load_deadline_ms) / 1000
+"""What a tier may cost one request at most: a lookup and a load that are both given up at their deadlines."""
+
+NOTICED_S = 20.0
+"""The tier says within this that it is away: a pod's word or a probe of the operator's, on a machine that is busy."""
+
+HEALED_S = 60.0
+"""The tier is ready again within this after its server is: a name's time to live, a breaker's and a probe's pause."""
+
+BUSY_S = 20.0
+"""How much longer a request may take for no fault of the tier's, on a machine with two cores and other work."""
+
+AWAY = {"NoSuchHost", "ConnectionRefused", "Timeout", "Unreachable", "Disconnected", "PodsDisconnected"}
+FULL = "OutOfMemory"
+JUNK_BYTES = 4 << 20
+
+
+@pytest.fixture
+def nothing_else_restarts(stage: Stage) -> Iterator[None]:
+    """No container of the model and of the operator is started anew by the test, and it leaves all well."""
+    kubectl = stage.kubectl
+    before = _lives(kubectl)
+    try:
+        yield
+    finally:
+        wait_until("everything is ready and enforced again", lambda: not unsettled(kubectl), 120, every_s=1)
+    assert _lives(kubectl) == before
+
+
+@pytest.mark.usefixtures("nothing_else_restarts")
+class TestAway:
+    """The server is gone, or says nothing."""
+
+    def test_a_deleted_pod(self, stage: Stage) -> None:
+        server = _redis(stage).life()
+        with requests_around_an_outage(stage) as outage:
+            stage.kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", REDIS_POD, "--wait=false")
+            outage.is_told(AWAY)
+            outage.ends()
+        assert _redis(stage).life().pod_uid != server.pod_uid
+
+    def test_a_frozen_server(self, stage: Stage) -> None:
+        server = _redis(stage).life()
+        with requests_around_an_outage(stage) as outage:
+            with _redis(stage).frozen():
+                outage.is_told({"Timeout", "PodsDisconnected"})
+                outage.lasts_for(requests=12)
+            outage.ends()
+        assert _redis(stage).life() == server
+
+    def test_a_server_that_the_kernel_ends_for_its_memory(self, stage: Stage) -> None:
+        server = _redis(stage).life()
+        with requests_around_an_outage(stage) as outage:
+            _redis(stage).run_out_of_memory()
+            outage.is_told(AWAY)
+            outage.ends()
+        after = _redis(stage).life()
+        assert (after.pod_uid, after.restarts) == (server.pod_uid, server.restarts + 1)
+
+
+@pytest.mark.usefixtures("nothing_else_restarts")
+class TestFull:
+    """The server has no memory left for blocks, and says so."""
+
+    def test_a_full_server_serves_what_it_has_and_the_tier_says_that_it_takes_no_more(self, stage: Stage) -> None:
+        known = [fresh_prompt(f"stored before {number}") for number in range(5)]
+        for prompt in known:
+            stage.ask(stage.first, ACME_KEY, prompt)
+        time.sleep(STORE_SETTLES_S)
+        with requests_around_an_outage(stage) as outage:
+            with _full(stage.kubectl):
+                outage.is_told_by("HasRoom", {FULL})
+                outage.lasts_for(requests=12)
+                assert _condition(stage.kubectl, "BackendReachable")["status"] == "True"
+                # One after the other: a lookup that is late on a busy machine is a miss, after which the pod has its own.
+                found = any(stage.second.complete(ACME_KEY, one).cached_tokens == WHOLE_CHUNKS for one in known)
+                assert found, "what was stored before is not served by a full tier"
+                assert not _found_across_replicas(stage, ACME_KEY), "a full tier stored a block"
+            outage.ends()
+
+
+@dataclass(slots=True)
+class Outage:
+    """What happens to the tier while tenants ask: what it says, and how the requests fare."""
+
+    stage: Stage
+    running: Traffic
+    tier: Watch
+    began_at: float
+
+    def is_told(self, reasons: set[str]) -> None:
+        """See the tier say in time that its server is away, and why."""
+        self.is_told_by("BackendReachable", reasons)
+        self.tier.wait_for(
+            "the tier is not ready", lambda o: _of(o, "Ready").get("status") == "False", 5, self.began_at
+        )
+
+    def is_told_by(self, condition: str, reasons: set[str]) -> None:
+        """See a condition become False in time, for one of these reasons."""
+        said = self.tier.wait_for(
+            f"the tier says {condition}=False",
+            lambda o: _of(o, condition).get("status") == "False",
+            NOTICED_S,
+            self.began_at,
+        )
+        found = _of(said.object, condition)
+        self.stage.say(
+            f"after {said.at - self.began_at:.1f} s: {condition}=False {found['reason']}: {found['message']}"
+        )
+        assert found["reason"] in reasons, found
+
+    def lasts_for(self, requests: int) -> None:
+        """Let that many more requests be answered meanwhile."""
+        self.running.wait_for(requests)
+
+    def ends(self) -> None:
+        """See the tier say that it is well, and blocks found across replicas again, for each tenant."""
+        since = time.monotonic()
+        wait_until("the tier is ready", lambda: _well(self.stage.kubectl), HEALED_S)
+        self.stage.say(f"{time.monotonic() - since:.1f} s after the fault: the tier says that it is well")
+        for key in (ACME_KEY, GLOBEX_KEY):
+            wait_until("hits across replicas", lambda key=key: _found_across_replicas(self.stage, key), HEALED_S)
+        self.stage.say(
+            f"{time.monotonic() - since:.1f} s after the fault: hits across replicas are back for both tenants"
+        )
+
+
+@contextmanager
+def requests_around_an_outage(stage: Stage) -> Iterator[Outage]:
+    """Two tenants ask both replicas before, during and after; all are answered, and none waits long for the tier."""
+    pairs = [("acme", ACME_KEY), ("globex", GLOBEX_KEY)]
+    callers = []
+    for (tenant, key), (leads, follows) in zip(pairs, itertools.permutations((stage.first, stage.second)), strict=True):
+        # One replica computes, the other loads what the first has stored: lookups, loads and stores are all under way.
+        trail = Trail(tenant)
+        callers += [Caller(leads, tenant, key, trail.fresh), Caller(follows, tenant, key, trail.last)]
+    with watch(stage.kubectl, "cachetier", DEMO_NAMESPACE, TIER) as tier, traffic(*callers) as running:
+        running.wait_for(16)
+        began = time.monotonic()
+        yield Outage(stage, running, tier, began)
+        running.wait_for(8)
+    account = running.account
+    before, after = account.until(began), Account([s for s in account.served if s.began_at + s.took_s > began])
+    stage.say(f"before the fault: {before}; since: {after}")
+    assert not account.failed, str(account)
+    assert after.slowest_s <= before.slowest_s + EXTRA_DELAY_S + BUSY_S, f"before: {before}; since: {after}"
+
+
+class Trail:
+    """Prompts that nobody asked before, and the last one of them for those who follow."""
+
+    def __init__(self, tenant: str) -> None:
+        self._tenant = tenant
+        self._last = fresh_prompt(tenant)
+        self._lock = threading.Lock()
+
+    def fresh(self) -> str:
+        """Return a new prompt."""
+        with self._lock:
+            self._last = fresh_prompt(self._tenant)
+            return self._last
+
+    def last(self) -> str:
+        """Return the newest prompt again."""
+        with self._lock:
+            return self._last
+
+
+@contextmanager
+def _full(kubectl: Kubectl) -> Iterator[None]:
+    """Fill the server, with the model's own user, until it refuses to take more; in the end it has its room back."""
+    domain = kubectl.get("cachedomain", "default", DEMO_NAMESPACE)["status"]["domainID"]
+    secret = kubectl.get("secret", f"kvs-{TIER}-redis-auth", DEMO_NAMESPACE)["data"]
+    authority = base64.b64decode(kubectl.get("secret", f"kvs-{TIER}-redis-tls", DEMO_NAMESPACE)["data"]["ca.crt"])
+    with kubectl.forward(DEMO_NAMESPACE, f"pod/{REDIS_POD}", 6379) as port:
+        client = redis.Redis(
+            host="localhost",
+            port=port,
+            password=base64.b64decode(secret["password"]).decode(),
+            ssl=True,
+            ssl_ca_data=authority.decode(),
+            ssl_min_version=ssl.TLSVersion.TLSv1_2,
+        )
+        written: list[str] = []
+        try:
+            for number in range(1000):
+                written.append(f"kvs1:{domain}:filler:{number}")
+                client.set(written[-1], bytes(JUNK_BYTES), px=600_000)
+        except redis.exceptions.OutOfMemoryError:
+            pass
+        try:
+            yield
+        finally:
+            client.unlink(*written)
+            client.close()
+
+
+def _redis(stage: Stage) -> Victim:
+    return Victim(stage.kubectl, DEMO_NAMESPACE, REDIS_POD, "redis")
+
+
+def _lives(kubectl: Kubectl) -> frozenset[Life]:
+    pods = kubectl.list("pod", DEMO_NAMESPACE, f"kvstrata.io/model={MODEL}")
+    return lives([*pods, *kubectl.list("pod", SYSTEM_NAMESPACE, "app.kubernetes.io/name=kvstrata")])
+
+
+def _found_across_replicas(stage: Stage, key: str) -> bool:
+    prompt = fresh_prompt("across")
+    assert stage.first.complete(key, prompt).status == 200
+    time.sleep(STORE_SETTLES_S)
+    return stage.second.complete(key, prompt).cached_tokens == WHOLE_CHUNKS
+
+
+def _condition(kubectl: Kubectl, condition: str) -> dict[str, Any]:
+    return kubectl.condition("cachetier", TIER, DEMO_NAMESPACE, condition)
+
+
+def _of(item: dict[str, Any], condition: str) -> dict[str, Any]:
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    return next((c for c in conditions if c["type"] == condition), {})
+
+
+def _well(kubectl: Kubectl) -> bool:
+    tier = kubectl.get("cachetier", TIER, DEMO_NAMESPACE)
+    return all(_of(tier, name).get("status") == "True" for name in ("Ready", "BackendReachable", "HasRoom"))
