@@ -45,6 +45,12 @@ class Answer:
         """The text of a completion."""
         return str(self.body["choices"][0]["text"])
 
+    @property
+    def cached_tokens(self) -> int:
+        """How many tokens of the prompt the engine found instead of computing them, by its own account."""
+        details = (self.body.get("usage") or {}).get("prompt_tokens_details") or {}
+        return int(details.get("cached_tokens") or 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Hits:

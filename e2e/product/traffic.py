@@ -16,7 +16,10 @@ from .calls import Replica
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request and what became of it: `status` is 0 when the connection broke or no answer came."""
+    """One request and what became of it: `status` is 0 when the connection broke or no answer came.
+
+    `cached_tokens` is how many tokens of the prompt the engine found, in its own memory or in a tier.
+    """
 
     pod: str
     tenant: str
@@ -24,6 +27,7 @@ class Served:
     took_s: float
     status: int
     problem: str = ""
+    cached_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -44,6 +48,11 @@ class Account:
     def until(self, moment: float) -> Account:
         """The requests that had ended by a moment."""
         return Account([one for one in self.served if one.began_at + one.took_s <= moment])
+
+    @property
+    def cached_tokens(self) -> list[int]:
+        """What each request that was answered found cached, in tokens."""
+        return [one.cached_tokens for one in self.served if one.status == 200]
 
     @property
     def slowest_s(self) -> float:
@@ -87,14 +96,15 @@ class Traffic:
     def _ask_for_ever(self, where: Replica, tenant: str, key: str, prompt: Callable[[], str], pause_s: float) -> None:
         while not self._stop.is_set():
             began = time.monotonic()
+            cached = 0
             try:
                 answer = where.complete(key, prompt())
-                status, problem = answer.status, answer.error
+                status, problem, cached = answer.status, answer.error, answer.cached_tokens
             except (OSError, http.client.HTTPException) as error:
                 status, problem = 0, f"{type(error).__name__}: {error}"
             with self._lock:
                 took = time.monotonic() - began
-                self._account.served.append(Served(where.pod, tenant, began, took, status, problem))
+                self._account.served.append(Served(where.pod, tenant, began, took, status, problem, cached))
             self._stop.wait(pause_s)
 
 

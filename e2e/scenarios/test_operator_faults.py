@@ -1,0 +1,319 @@
+"""The operator killed, absent, frozen and replaced, while requests run: nothing is lost, and nothing is done twice."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e.cluster.component import paused
+from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, MODEL, WHOLE_CHUNKS, Stage, fresh_prompt
+from e2e.product.direct_operator import OperatorPod, Operators, OperatorWrites
+from e2e.product.direct_stage import domain_rules, everything, of_gate, open_direct_stage, tenants_ask
+from e2e.product.install import DEMO_NAMESPACE, SYSTEM_NAMESPACE, unsettled
+from e2e.product.kubectl import Kubectl, wait_until
+from kvstrata.adapters.lease import DURATION_S, RENEW_EVERY_S
+from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root, decode_shard
+from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.objects.names import DOMAIN_KEY_DATA_KEY
+
+pytestmark = pytest.mark.cluster
+
+MANY = 30
+STALE_AFTER_S = 10
+ACTS_WITHIN_S = 10.0
+"""From holding the Lease to the first write: the lists of the world and one answer of every pod."""
+
+
+@pytest.fixture(scope="module")
+def near(kubectl: Kubectl) -> Iterator[Stage]:
+    """Two replicas of the model, reached without the API server."""
+    with open_direct_stage(kubectl, print) as stage:
+        yield stage
+
+
+@pytest.fixture
+def operators(kubectl: Kubectl) -> Iterator[Operators]:
+    """Two operators, one of which leads; afterwards again, with everything settled."""
+    found = Operators(kubectl)
+    found.fresh()
+    wait_until("everything is ready and enforced", lambda: not unsettled(kubectl), 60)
+    yield found
+    found.scale(2)
+    wait_until("everything is ready and enforced", lambda: not unsettled(kubectl), 120)
+
+
+def test_an_operator_that_is_killed_at_rest_changes_nothing(
+    kubectl: Kubectl, near: Stage, operators: Operators
+) -> None:
+    leader = operators.acting()
+    with tenants_ask(near) as running:
+        running.wait_for(4)
+        before, writes = everything(kubectl), OperatorWrites()
+        killed_at = time.monotonic()
+        leader.kill()
+        wait_until("its process is gone", lambda: not leader.leads, 10)
+        successor = operators.acting()
+        near.say(f"acting and at rest again after {time.monotonic() - killed_at:.1f} s: {successor.name}")
+        assert everything(kubectl) == before
+        assert writes.all() == []
+        running.wait_for(4)
+    assert not running.account.failed, running.account
+
+
+@pytest.mark.parametrize("after_writes", [1, 2, 3])
+def test_a_tenants_generation_is_raised_once_however_the_operator_dies(
+    kubectl: Kubectl, near: Stage, operators: Operators, after_writes: int
+) -> None:
+    prompt = fresh_prompt(f"generation {after_writes}")
+    for key in (ACME_KEY, GLOBEX_KEY):
+        _found(near, key, prompt)
+    leader = operators.acting()
+    with tenants_ask(near) as running:
+        before, revision, writes = _policy(kubectl, "acme"), _root(kubectl).revision, OperatorWrites()
+        _patch(kubectl, "acme", {"cacheGeneration": int(time.time())})
+        writes.when(after_writes, leader.kill)
+        _wait_enforced(kubectl, "acme")
+        operators.acting()
+        after = _policy(kubectl, "acme")
+        assert after["status"]["scope"]["rolls"] == before["status"]["scope"]["rolls"] + 1
+        assert after["status"]["scope"]["epoch"] != before["status"]["scope"]["epoch"]
+        assert _root(kubectl).revision == revision + 1 == revision + len(writes.bundle_roots())
+        _agree(kubectl)
+        near.say(f"killed after {after_writes} writes; in all: {[f'{w.verb} {w.resource}' for w in writes.all()]}")
+    assert not running.account.failed, running.account
+    assert _found(near, ACME_KEY, prompt) == 0
+    assert _found(near, GLOBEX_KEY, prompt) >= WHOLE_CHUNKS, "globex lost its blocks"
+
+
+@pytest.mark.parametrize("after_writes", [1, 2, 4])
+def test_an_invalidation_is_carried_out_once_however_the_operator_dies(
+    kubectl: Kubectl, near: Stage, operators: Operators, after_writes: int
+) -> None:
+    prompt = fresh_prompt(f"invalidation {after_writes}")
+    for key in (ACME_KEY, GLOBEX_KEY):
+        _found(near, key, prompt)
+    leader = operators.acting()
+    name = f"acme-{time.time_ns() % 10**9}"
+    try:
+        with tenants_ask(near) as running:
+            before, revision, writes = _policy(kubectl, "acme"), _root(kubectl).revision, OperatorWrites()
+            kubectl.apply(_object("CacheInvalidation", name, {"scope": {"tenant": "acme"}, "mode": "Lazy"}))
+            writes.when(after_writes, leader.kill)
+            wait_until("the invalidation is complete", lambda: _phase(kubectl, name) == "Complete", 60)
+            _wait_enforced(kubectl, "acme")
+            operators.acting()
+            after, told = _policy(kubectl, "acme"), kubectl.get("cacheinvalidation", name, DEMO_NAMESPACE)["status"]
+            assert after["status"]["scope"]["rolls"] == before["status"]["scope"]["rolls"] + 1
+            assert told["scopes"][0]["oldEpoch"] == before["status"]["scope"]["epoch"]
+            assert told["scopes"][0]["newEpoch"] == after["status"]["scope"]["epoch"]
+            assert _root(kubectl).revision == revision + 1 == revision + len(writes.bundle_roots())
+            _agree(kubectl)
+        assert not running.account.failed, running.account
+        assert _found(near, ACME_KEY, prompt) == 0
+        assert _found(near, GLOBEX_KEY, prompt) >= WHOLE_CHUNKS, "globex lost its blocks"
+    finally:
+        kubectl.run("-n", DEMO_NAMESPACE, "delete", "cacheinvalidation", name, "--ignore-not-found")
+
+
+def test_thirty_policies_end_the_same_with_an_operator_that_dies_halfway(
+    kubectl: Kubectl, near: Stage, operators: Operators, many_policies: list[dict[str, Any]]
+) -> None:
+    kubectl.apply(*many_policies)
+    undisturbed = _settled(kubectl, many_policies)
+    _delete_many(kubectl)
+    leader, writes = operators.acting(), OperatorWrites()
+    with tenants_ask(near) as running:
+        kubectl.apply(*many_policies)
+        writes.when(MANY // 2, leader.kill)
+        assert _settled(kubectl, many_policies) == undisturbed
+        operators.acting()
+        _agree(kubectl)
+    assert not running.account.failed, running.account
+
+
+def test_without_an_operator_traffic_flows_and_policies_stay_in_force(
+    kubectl: Kubectl, near: Stage, operators: Operators
+) -> None:
+    prompt = fresh_prompt("absent")
+    with domain_rules(kubectl, {"staleAfter": f"{STALE_AFTER_S}s"}), tenants_ask(near) as running:
+        with operators.absent():
+            gone_at = time.monotonic()
+            before = _policy(kubectl, "acme")
+            assert _found(near, ACME_KEY, prompt) == 0
+            _patch(kubectl, "acme", {"cacheGeneration": int(time.time())})
+            # A gate that counted on the operator would have fenced itself off by then.
+            while time.monotonic() < gone_at + 1.5 * STALE_AFTER_S:
+                assert of_gate(near, "kvstrata_gate_policy_fresh") == [1, 1], "a gate fences without a reason"
+                time.sleep(0.5)
+            assert _found(near, ACME_KEY, prompt) >= WHOLE_CHUNKS, "the policy in force was lost"
+            assert _found(near, GLOBEX_KEY, prompt) == 0, "globex found what acme had computed"
+            absent = running.account.since(gone_at)
+            assert absent.cached_tokens, "nobody asked"
+            assert min(absent.cached_tokens) >= WHOLE_CHUNKS, f"hits did not continue: {absent.cached_tokens}"
+            assert _policy(kubectl, "acme")["status"] == before["status"]
+        _wait_enforced(kubectl, "acme")
+        after = _policy(kubectl, "acme")
+        assert after["status"]["scope"]["rolls"] == before["status"]["scope"]["rolls"] + 1
+        assert _found(near, ACME_KEY, prompt) == 0, "the waiting edit was not carried out"
+    assert not running.account.failed, running.account
+
+
+def test_a_leader_that_is_asked_to_end_hands_over_at_once(kubectl: Kubectl, near: Stage, operators: Operators) -> None:
+    leader, writes = operators.acting(), OperatorWrites()
+    with tenants_ask(near) as running:
+        asked_at = time.time()
+        kubectl.run("-n", SYSTEM_NAMESPACE, "delete", "pod", leader.name, "--wait=false")
+        _patch(kubectl, "acme", {"cacheGeneration": int(asked_at)})
+        _wait_enforced(kubectl, "acme")
+        took_s = _first_write_by_another(writes, leader) - asked_at
+        near.say(f"released: the other's first write came {took_s:.1f} s after the request to end")
+        assert took_s < ACTS_WITHIN_S, "a Lease that was given up is not waited for"
+    assert not running.account.failed, running.account
+
+
+def test_a_frozen_leader_is_replaced_and_writes_nothing_when_it_wakes(
+    kubectl: Kubectl, near: Stage, operators: Operators, many_policies: list[dict[str, Any]]
+) -> None:
+    leader, writes = operators.acting(), OperatorWrites()
+    with tenants_ask(near) as running:
+        # In the middle of work: what it still has to write would be the first thing that it does when it wakes.
+        kubectl.apply(*many_policies)
+        frozen_at = writes.when(MANY // 2, time.time)
+        with paused(leader.pid):
+            wait_until("another operator leads", lambda: operators.holder() != leader.name, 60)
+            successor = operators.acting()
+            took_s = _first_write_by_another(writes, leader) - frozen_at
+            near.say(f"frozen: the other's first write came {took_s:.1f} s after the last renewal at the latest")
+            assert took_s < DURATION_S + RENEW_EVERY_S + ACTS_WITHIN_S
+            _settled(kubectl, many_policies)
+            woken_at = time.time()
+        wait_until("the old leader has ended itself", lambda: operators.restarts(leader.name) == 1, 60)
+        said = kubectl.run("-n", SYSTEM_NAMESPACE, "logs", leader.name, "--previous", "--tail=20")
+        assert "could not be renewed in time" in said or "another operator holds the lease" in said, said
+        late = [w for w in writes.every_attempt() if w.pod == leader.name and w.received_at.timestamp() > woken_at]
+        assert not late, f"two operators acted: {late}"
+        assert operators.holder() == successor.name
+        _agree(kubectl)
+    assert not running.account.failed, running.account
+
+
+@pytest.fixture
+def many_policies(kubectl: Kubectl) -> Iterator[list[dict[str, Any]]]:
+    """Policies to apply; gone afterwards."""
+    specs = [{"tenant": f"many-{n:02}", "isolation": "Isolated", "classification": "Internal"} for n in range(MANY)]
+    yield [_object("TenantCachePolicy", str(spec["tenant"]), spec) for spec in specs]
+    _delete_many(kubectl)
+
+
+def _delete_many(kubectl: Kubectl) -> None:
+    names = [f"many-{n:02}" for n in range(MANY)]
+    kubectl.run("-n", DEMO_NAMESPACE, "delete", "tenantcachepolicy", "--ignore-not-found", "--wait=true", *names)
+    wait_until("they are in no bundle", lambda: not any(t.startswith("many-") for t in _entries(kubectl)), 60)
+
+
+def _settled(kubectl: Kubectl, policies: list[dict[str, Any]]) -> dict[str, Any]:
+    """Wait until policies are enforced; return their statuses without what is random or a time."""
+    names = {policy["metadata"]["name"] for policy in policies}
+
+    def enforced() -> dict[str, Any] | None:
+        found = {
+            item["metadata"]["name"]: item
+            for item in kubectl.list("tenantcachepolicy", DEMO_NAMESPACE)
+            if item["metadata"]["name"] in names
+        }
+        done = len(found) == len(names) and all(_is_enforced(item) for item in found.values())
+        return {name: _without_chance(item) for name, item in found.items()} if done else None
+
+    shape: dict[str, Any] = wait_until(f"{len(names)} policies are enforced", enforced, 90)
+    return shape
+
+
+def _without_chance(policy: dict[str, Any]) -> dict[str, Any]:
+    status = json.loads(json.dumps(policy["status"]))
+    status["scope"].pop("epoch")
+    status.pop("digest", None)
+    for condition in status["conditions"]:
+        condition.pop("lastTransitionTime")
+    return {
+        "spec": policy["spec"],
+        "status": status,
+        "generation": policy["metadata"]["generation"],
+        "finalizers": policy["metadata"].get("finalizers"),
+    }
+
+
+def _agree(kubectl: Kubectl) -> None:
+    """Check that the bundle holds for every policy's tenant the keyspace that follows from the epochs in status."""
+    key = base64.b64decode(kubectl.get("secret", "kvstrata-domain", DEMO_NAMESPACE)["data"][DOMAIN_KEY_DATA_KEY])
+    entries = _entries(kubectl)
+    policies = kubectl.list("tenantcachepolicy", DEMO_NAMESPACE)
+    assert set(entries) == {policy["spec"]["tenant"] for policy in policies}
+    for policy in policies:
+        scope = policy["status"]["scope"]
+        expected = derive_keyspace(key, Scope(ScopeKind(scope["kind"]), scope["name"]), scope["epoch"])
+        assert entries[policy["spec"]["tenant"]] == expected, policy["metadata"]["name"]
+
+
+def _root(kubectl: Kubectl) -> Root:
+    data = kubectl.get("secret", f"kvs-{MODEL}-bundle", DEMO_NAMESPACE)["data"][ROOT_DATA_KEY]
+    return Root.decode(base64.b64decode(data))
+
+
+def _entries(kubectl: Kubectl) -> dict[str, str]:
+    """Return the keyspace of every tenant in the model's bundle."""
+    found = {}
+    for ref in _root(kubectl).shards:
+        secret = kubectl.get("secret", f"kvs-{MODEL}-bundle-{ref.index}{ref.slot}", DEMO_NAMESPACE)
+        for entry in decode_shard(base64.b64decode(secret["data"][SHARD_DATA_KEY]), ref.digest):
+            found[entry.tenant] = entry.keyspace
+    return found
+
+
+def _found(stage: Stage, key: str, prompt: str) -> int:
+    """Ask the first pod and return how many tokens it found cached, by the answer: others ask at the same time."""
+    answer = stage.first.complete(key, prompt)
+    assert answer.status == 200, answer.body
+    return answer.cached_tokens
+
+
+def _first_write_by_another(writes: OperatorWrites, than: OperatorPod) -> float:
+    return next(w.received_at.timestamp() for w in writes.all() if w.pod != than.name)
+
+
+def _policy(kubectl: Kubectl, name: str) -> dict[str, Any]:
+    return kubectl.get("tenantcachepolicy", name, DEMO_NAMESPACE)
+
+
+def _patch(kubectl: Kubectl, policy: str, spec: dict[str, Any]) -> None:
+    patch = json.dumps({"spec": spec})
+    kubectl.run("-n", DEMO_NAMESPACE, "patch", "tenantcachepolicy", policy, "--type", "merge", "-p", patch)
+
+
+def _is_enforced(policy: dict[str, Any]) -> bool:
+    status = policy.get("status") or {}
+    conditions = {c["type"]: c["status"] for c in status.get("conditions") or ()}
+    current = status.get("enforcedGeneration") == policy["metadata"]["generation"]
+    return current and conditions.get("Enforced") == "True" and conditions.get("Ready") == "True"
+
+
+def _wait_enforced(kubectl: Kubectl, policy: str) -> None:
+    wait_until(f"policy {policy} is enforced", lambda: _is_enforced(_policy(kubectl, policy)), 90)
+
+
+def _phase(kubectl: Kubectl, invalidation: str) -> str:
+    status = kubectl.get("cacheinvalidation", invalidation, DEMO_NAMESPACE).get("status") or {}
+    return str(status.get("phase", ""))
+
+
+def _object(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": "kvstrata.io/v1alpha1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": DEMO_NAMESPACE},
+        "spec": spec,
+    }
