@@ -24,7 +24,7 @@ async def answering() -> AsyncIterator[Answers]:
         async def handle(_: web.BaseRequest) -> web.Response:
             return response
 
-        runner = web.ServerRunner(web.Server(handle))
+        runner = web.ServerRunner(web.Server(handle), shutdown_timeout=0.1)
         runners.append(runner)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -101,7 +101,7 @@ def test_a_server_that_asks_for_patience_gets_it(queue: WorkQueue) -> None:
 def test_an_event_cuts_a_backoff_short(queue: WorkQueue) -> None:
     queue.add(A)
     finish(queue.take())
-    queue.failed(A, 30)
+    queue.failed(A)
     assert len(queue) == 0
     queue.add(A)
     assert len(queue) == 1
