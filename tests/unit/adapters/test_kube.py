@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -11,7 +12,7 @@ from kubernetes.aio import client as aio_client
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import SECRET
 
-Answers = Callable[[web.Response], Awaitable[Kube]]
+Answers = Callable[..., Awaitable[Kube]]
 
 
 @pytest.fixture
@@ -20,9 +21,9 @@ async def answering() -> AsyncIterator[Answers]:
     runners: list[web.ServerRunner] = []
     clients: list[Kube] = []
 
-    async def start(response: web.Response) -> Kube:
+    async def start(**answer: Any) -> Kube:
         async def handle(_: web.BaseRequest) -> web.Response:
-            return response
+            return web.Response(**answer)
 
         runner = web.ServerRunner(web.Server(handle), shutdown_timeout=0.1)
         runners.append(runner)
@@ -41,7 +42,7 @@ async def answering() -> AsyncIterator[Answers]:
 
 @pytest.mark.parametrize("body", [b"<html>", b'{"items": [', b"\xff\xfe\x00", b"[]", b'"text"', b"null"])
 async def test_an_answer_that_is_no_object_is_no_answer(answering: Answers, body: bytes) -> None:
-    kube = await answering(web.Response(body=body))
+    kube = await answering(body=body)
     with pytest.raises(KubeError) as raised:
         await kube.get(SECRET, "team", "one")
     assert (raised.value.status, raised.value.reason) == (0, "BadAnswer")
@@ -53,7 +54,7 @@ async def test_an_answer_that_is_no_object_is_no_answer(answering: Answers, body
     ("status", "reason"), [(429, "TooManyRequests"), (500, "InternalServerError"), (503, "ServiceUnavailable")]
 )
 async def test_a_refusal_without_a_reason_is_named_by_its_status(answering: Answers, status: int, reason: str) -> None:
-    kube = await answering(web.Response(status=status, text="busy", headers={"Retry-After": "7"}))
+    kube = await answering(status=status, text="busy", headers={"Retry-After": "7"})
     with pytest.raises(KubeError) as raised:
         await kube.get(SECRET, "team", "one")
     assert (raised.value.reason, raised.value.message, raised.value.retry_after_s) == (reason, "busy", 7.0)
