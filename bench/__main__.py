@@ -7,11 +7,14 @@ A benchmark is a module of this package with a range of the same name in bench/r
 from __future__ import annotations
 
 import argparse
+import asyncio
 import importlib
 import json
 import signal
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -30,15 +33,13 @@ def main() -> int:
     unknown = sorted(set(chosen) - set(known))
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
-    # As Ctrl-C does: what a benchmark started is stopped on the way out.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         good = [_run(name) for name in chosen]
         return 0 if all(good) else 1
     except ClusterError as error:
         print(describe(error), file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         print("stopped", file=sys.stderr)
         return 130
 
@@ -46,12 +47,23 @@ def main() -> int:
 def _run(name: str) -> bool:
     print(f"benchmark {name}", file=sys.stderr, flush=True)
     module = importlib.import_module(f"bench.{name.replace('-', '_')}")
-    result: Result = uvloop.run(module.measure())
+    result: Result = uvloop.run(_until_told(module.measure()))
     document = result.to_json(load_range(name))
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
     print(json.dumps(document, indent=2))
+    for name in document["out_of_range"]:
+        print(f"{name} is out of its range", file=sys.stderr)
+    for name in document["too_busy_to_judge"]:
+        print(f"{name} is out of its range, and other programs kept the machine too busy to judge it", file=sys.stderr)
     return bool(document["ok"])
+
+
+async def _until_told(measuring: Coroutine[Any, Any, Result]) -> Result:
+    """Run a benchmark; SIGTERM ends it as Ctrl-C does, so that what it started is stopped on the way out."""
+    task = asyncio.ensure_future(measuring)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
 
 
 if __name__ == "__main__":

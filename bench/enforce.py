@@ -20,9 +20,9 @@ from typing import Any
 
 from bench.apiserver import NAMESPACE, ApiServer, Connection, Request, created, merged, running_api_server
 from bench.machine import Busyness
-from bench.operator_under_test import OperatorUnderTest, RunningProcess, running_operator
+from bench.operator_under_test import OperatorUnderTest, RunningProcess, running_operator, supervised
 from bench.pods import live_pods
-from bench.result import Figure, Result, percentile
+from bench.result import OTHER_LOAD, Figure, Result, percentile
 from bench.watching import Seen, Watch, condition_is_true
 from bench.writes import writes_so_far
 from e2e.cluster.progress import Progress
@@ -96,6 +96,7 @@ async def measure() -> Result:
             for number in range(POLICIES):
                 await policies.seen(policy_name(number), _is_enforced, SETTLE_TIMEOUT_S)
             await operator.wait_until_settled(3.0, SETTLE_TIMEOUT_S)
+        await stack.enter_async_context(supervised(operator, gates))
         connection = await stack.enter_async_context(server.connected())
         bench = _Bench(server, operator, gates, policies, secrets, config_maps, connection)
         return await _measure(bench, progress)
@@ -161,7 +162,7 @@ async def _measure(bench: _Bench, progress: Progress) -> Result:
             "pods": PODS,
             "edits": EDITS,
             "pods_are": "real gate programs in one process beside the API server, no kubelet, no engine",
-            "other_load_percent": round(busyness.others_percent),
+            OTHER_LOAD: round(busyness.others_percent),
         },
     )
 

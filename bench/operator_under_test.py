@@ -132,6 +132,22 @@ async def running_operator(server: ApiServer, name: str = "operator") -> AsyncIt
             operator.stop()
 
 
+@contextlib.asynccontextmanager
+async def supervised(*processes: RunningProcess) -> AsyncIterator[None]:
+    """End the block with an error as soon as one of `processes` ends: nothing that it waits for would come."""
+
+    async def supervise() -> None:
+        while True:
+            for process in processes:
+                process.check()
+            await asyncio.sleep(0.5)
+
+    async with asyncio.TaskGroup() as group:
+        task = group.create_task(supervise())
+        yield
+        task.cancel()
+
+
 def spawn(command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Start a program with its output in `log`, in a session of its own: Ctrl-C is for the benchmark to handle."""
     with log.open("wb") as output:

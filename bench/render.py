@@ -16,7 +16,7 @@ from bench.apiserver import NAMESPACE, NAMESPACES, ApiServer, Request, created, 
 from bench.enforce import API_KEYS, model_spec, own
 from bench.machine import Busyness
 from bench.operator_under_test import OperatorUnderTest, running_operator
-from bench.result import Figure, Result
+from bench.result import OTHER_LOAD, Figure, Result
 from bench.watching import Watch
 from bench.writes import writes_so_far
 from e2e.cluster.progress import Progress
@@ -73,7 +73,7 @@ async def measure() -> Result:
             "models": MODELS,
             "children": first.children,
             "connections": CONNECTIONS,
-            "other_load_percent": round(first.others_percent),
+            OTHER_LOAD: round(first.others_percent),
         },
     )
 

@@ -11,6 +11,16 @@ from typing import Any
 
 RANGES = Path(__file__).parent / "ranges"
 
+OTHER_LOAD = "other_load_percent"
+"""Condition: the share of the machine's processors that other programs took while times were measured."""
+
+QUIET_PERCENT = 15
+ON_A_QUIET_MACHINE = "on_a_quiet_machine"
+"""Key of a bound that says nothing while other programs take more than QUIET_PERCENT of the machine: elapsed time.
+
+Processor time, counts and ratios within one run hold on a busy machine, too, and are always judged.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -38,17 +48,23 @@ class Result:
     def to_json(self, limits: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the document; `limits` maps names of figures (and `ratio`) to their `min` and `max`."""
         values = {name: figure.value for name, figure in self.figures.items()} | {"ratio": self.ratio}
-        ok = all(
-            bounds.get("min", float("-inf")) <= values[name] <= bounds.get("max", float("inf"))
+        busy = self.conditions.get(OTHER_LOAD, 0) > QUIET_PERCENT
+        outside = [
+            name
             for name, bounds in limits.items()
-        )
+            if not bounds.get("min", float("-inf")) <= values[name] <= bounds.get("max", float("inf"))
+        ]
+        not_judged = [name for name in outside if busy and limits[name].get(ON_A_QUIET_MACHINE)]
+        broken = [name for name in outside if name not in not_judged]
         return {
             "name": self.name,
             "figures": {name: figure.to_json() for name, figure in self.figures.items()},
             "baseline": {name: figure.to_json() for name, figure in self.baseline.items()},
             "ratio": round(self.ratio, 3),
             "range": {name: dict(bounds) for name, bounds in limits.items()},
-            "ok": ok,
+            "ok": not broken,
+            "out_of_range": broken,
+            "too_busy_to_judge": not_judged,
             "conditions": {**self.conditions, "machine": platform.machine(), "python": platform.python_version()},
             "reproduce": self.reproduce,
         }
