@@ -12,8 +12,10 @@ from pathlib import Path
 from tests.dataplane.lmcache_server import ROOT
 from tests.tiers.redis_process import free_port
 
-START_TIMEOUT_S = 240.0
+START_TIMEOUT_S = 600.0
 MODEL = "tiny"
+CHUNK_TOKENS = 64
+"""The chunk size of the cache server that it is told to expect."""
 
 
 def engine_python() -> Path | None:
@@ -55,6 +57,7 @@ class EngineProcess:
             "kv_connector_extra_config": {
                 "lmcache.mp.host": "tcp://127.0.0.1",
                 "lmcache.mp.port": cache_port,
+                "kvstrata.chunk_tokens": CHUNK_TOKENS,
                 **timing,
                 **(extra or {}),
             },

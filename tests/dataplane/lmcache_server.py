@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import time
 import urllib.error
@@ -113,9 +114,9 @@ class LMCacheServer:
         with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
             return json.load(response)
 
-    def kill_server(self) -> None:
-        """Kill the server alone."""
-        self.process.kill()
+    def kill_server(self, what: signal.Signals = signal.SIGKILL) -> None:
+        """Kill the server alone, and return when it has ended."""
+        self.process.send_signal(what)
         self.process.wait()
 
     def start_server_again(self) -> None:

@@ -1,4 +1,4 @@
-"""A real engine whose cache server is killed under it: every request is answered, and reuse comes back by itself.
+"""A real engine whose cache server is absent, hangs or comes and goes: every request is answered, and reuse comes back.
 
 Needs vLLM for CPUs: `python tests/dataplane/install_lmcache.py --engine`, or KVSTRATA_ENGINE_PYTHON.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.dataplane.conftest import StartServer
-from tests.dataplane.engine_process import EngineProcess, engine_python
+from tests.dataplane.engine_process import CHUNK_TOKENS, EngineProcess, engine_python
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
 
@@ -38,7 +38,8 @@ def pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> 
     if python is None:
         pytest.skip("no engine: run tests/dataplane/install_lmcache.py --engine or set KVSTRATA_ENGINE_PYTHON")
     directory = tmp_path_factory.mktemp("engine")
-    server = start_server(directory, GateStandIn(directory), [None], chunk_tokens=64)
+    server = start_server(directory, GateStandIn(directory), [None], chunk_tokens=CHUNK_TOKENS)
+    server.kill_server()
     engine = EngineProcess(python, directory, server.rpc_port)
     try:
         engine.wait_until_ready()
@@ -60,8 +61,11 @@ def reuse_is_back(pod: Pod, name: str) -> bool:
     return pod.engine.external_hits() > before
 
 
-def test_a_prompt_is_reused(pod: Pod) -> None:
-    assert reuse_is_back(pod, "first")
+def test_an_engine_starts_without_its_cache_server_and_uses_it_when_it_appears(pod: Pod) -> None:
+    assert pod.engine.complete(prompt("alone"), KEYSPACE_A) < BOUND_S
+    assert pod.engine.external_hits() == 0
+    pod.server.start_server_again()
+    until_reuse_is_back(pod)
 
 
 def until_reuse_is_back(pod: Pod) -> None:

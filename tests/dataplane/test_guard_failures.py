@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kvstrata_sidecar.connector.failures import (
+    CHUNK_TOKENS_KEY,
     LOOKUP_PATIENCE_KEY,
     START_PATIENCE_KEY,
     Patience,
     absorb,
+    chunk_tokens,
     wait_for_server,
 )
 
@@ -76,3 +78,21 @@ def test_patience_is_read_from_the_connectors_configuration() -> None:
     assert Patience.from_extra_config({START_PATIENCE_KEY: 7, LOOKUP_PATIENCE_KEY: "0.5"}) == Patience(7.0, 0.5)
     with pytest.raises(ValueError, match="positive"):
         Patience.from_extra_config({LOOKUP_PATIENCE_KEY: 0})
+
+
+def test_the_servers_chunk_size_is_read_from_the_connectors_configuration() -> None:
+    assert chunk_tokens(None) is None
+    assert chunk_tokens({CHUNK_TOKENS_KEY: 256}) == 256
+    for wrong in (0, -1, "256", True, 2.5):
+        with pytest.raises(ValueError, match="positive"):
+            chunk_tokens({CHUNK_TOKENS_KEY: wrong})
+
+
+def test_a_failures_wait_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter([10.0, 10.25])
+
+    def fail() -> str:
+        raise ConnectionError("closed")
+
+    absorb("a store", fail, lambda: "a miss", clock=lambda: next(times))
+    assert "after 250 ms" in caplog.text

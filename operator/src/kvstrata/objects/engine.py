@@ -111,6 +111,8 @@ def transfer_config(model: CachedModel) -> str:
         "lmcache.mp.port": paths.CACHE_PORT,
         "lmcache.mp.mq_timeout": 3.0,
         "lmcache.mp.heartbeat_interval": 1.0,
+        # With it the engine starts, and serves, while its cache server is away.
+        "kvstrata.chunk_tokens": model.spec.cache_server.chunk_size_tokens,
     }
     if needs_device_sharing(model):
         extra["lmcache.mp.isolated_ipc"] = True

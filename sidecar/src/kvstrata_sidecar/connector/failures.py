@@ -15,11 +15,15 @@ Result = TypeVar("Result")
 
 START_PATIENCE_KEY = "kvstrata.start_patience_s"
 LOOKUP_PATIENCE_KEY = "kvstrata.lookup_patience_s"
+CHUNK_TOKENS_KEY = "kvstrata.chunk_tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long the engine waits, in seconds: at its start for a server at all, and for the answer to one lookup."""
+    """How long the engine waits, in seconds, for the answer to one lookup, and at its start for a server at all.
+
+    An engine that is told the server's chunk size starts without one, and needs no patience.
+    """
 
     start_s: float = 600.0
     lookup_s: float = 5.0
@@ -36,6 +40,16 @@ class Patience:
         if patience.start_s <= 0 or patience.lookup_s <= 0:
             raise ValueError(f"{START_PATIENCE_KEY} and {LOOKUP_PATIENCE_KEY} must be positive")
         return patience
+
+
+def chunk_tokens(extra: Mapping[str, Any] | None) -> int | None:
+    """Read the server's chunk size from `kv_connector_extra_config`. Raises ValueError unless it is positive."""
+    value = (extra or {}).get(CHUNK_TOKENS_KEY)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ValueError(f"{CHUNK_TOKENS_KEY} must be a positive number of tokens")
+    return value
 
 
 def wait_for_server(
@@ -61,10 +75,18 @@ def wait_for_server(
             sleep(pause_s)
 
 
-def absorb(what: str, action: Callable[[], Result], otherwise: Callable[[], Result]) -> Result:
+def absorb(
+    what: str,
+    action: Callable[[], Result],
+    otherwise: Callable[[], Result],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Result:
     """Return what `action` returns; if it raises, say so in the log and return what `otherwise` returns."""
+    started_s = clock()
     try:
         return action()
     except Exception as error:
-        logger.warning("The cache server failed in %s, which counts as a miss: %r", what, error)
+        waited_ms = 1000 * (clock() - started_s)
+        logger.warning("The cache server failed in %s after %d ms, which counts as a miss: %r", what, waited_ms, error)
         return otherwise()

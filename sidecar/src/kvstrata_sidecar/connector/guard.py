@@ -5,39 +5,77 @@
         "kv_connector_extra_config": {...}}'
 
 LMCache's connector drops requests to a server that it knows to be away, and registers anew when the server is back.
-What it lacks is the moment in between: a server that died since the last heartbeat makes a store raise, which ends the
-engine. The guard catches what is raised, marks the server as away (LMCache's own state, so its heartbeat recovers and
+What it lacks is the moment in between: a server that died since the last heartbeat makes requests wait for seconds, and
+a store raise, which ends the engine. The guard hears of a closed connection at once and gives up what was under way
+(see Line); it catches what is raised, marks the server as away (LMCache's own state, so its heartbeat recovers and
 registers anew), and completes what LMCache would have completed, so that no request waits for a transfer that will
-never come. It also waits for a server that is not up yet, and gives up a lookup that takes too long.
+never come. It gives up a lookup that takes too long.
+
+An engine whose server is away at its start serves without it and registers when it appears, if it is told the server's
+chunk size, as `kvstrata.chunk_tokens`; without that it waits for the server, as long as Patience says.
 
 `kv_connector_extra_config` is LMCache's; keep `lmcache.mp.mq_timeout` and `lmcache.mp.heartbeat_interval` short (3 and
-1 seconds). Two keys are the guard's: see Patience.
+1 seconds): they bound what a server costs that hangs without ending.
 """
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestState
+from lmcache.integration.vllm.vllm_multi_process_adapter import HeartbeatThread
+from lmcache.v1.multiprocess.futures import MessagingFuture
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from .failures import Patience, absorb, wait_for_server
+from .absent import chunk_size_promised, keeps_promise
+from .failures import Patience, absorb, chunk_tokens, logger, wait_for_server
+from .line import Line
 
 
 class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
     """LMCacheMPConnector that neither raises nor blocks for long, whatever the cache server does."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
-        self._patience = Patience.from_extra_config(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        self._patience, promised = Patience.from_extra_config(extra), chunk_tokens(extra)
         if vllm_config.kv_transfer_config.kv_load_failure_policy != "recompute":
             raise ValueError('GuardedConnector needs "kv_load_failure_policy": "recompute": a lost block is a miss')
         initialize = super().__init__
-        wait_for_server(lambda: initialize(vllm_config, role, kv_cache_config), self._patience.start_s)
+        with chunk_size_promised(promised) as absent:
+            wait_for_server(lambda: initialize(vllm_config, role, kv_cache_config), self._patience.start_s)
         if role == KVConnectorRole.SCHEDULER:
+            self._watch_as_scheduler(absent)
+        else:
+            self._watch_as_worker(absent)
+
+    def _watch_as_scheduler(self, absent: list[Any]) -> None:
+        adapter = self.scheduler_adapter
+        tokens = adapter.lmcache_tokens_per_chunk
+        beats = {}
+        for url, client in adapter.req_clients.items():
+            available = adapter._health_events[url]
+            if client in absent:
+                available.clear()
+            Line(client, available.clear, MessagingFuture)
+            beats[url] = HeartbeatThread(
+                req_client=client, health_event=available, interval=adapter._heartbeat_interval
+            )
+            beats[url].register_recover_callback(partial(keeps_promise, client, tokens))
             # LMCache starts its heartbeat with the first request, which then finds out that the server is away.
-            self.scheduler_adapter._ensure_heartbeat_started()
+            beats[url].start()
+        adapter._heartbeats = beats
+
+    def _watch_as_worker(self, absent: list[Any]) -> None:
+        adapter = self.worker_adapter
+        client, tokens = adapter.req_client, adapter.lmcache_tokens_per_chunk
+        if client in absent:
+            adapter._health_event.clear()
+        Line(client, adapter._health_event.clear, MessagingFuture)
+        register = adapter._reregister_kv_caches_callback
+        adapter._reregister_kv_caches_callback = lambda: keeps_promise(client, tokens) and register()
 
     # Worker side
 
@@ -93,16 +131,20 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """Return what the cache has. A lookup that fails or takes too long is a miss, once and for all."""
+        started_s = self._get_or_create_request_tracker(request).lookup_started_at
         matched: tuple[int | None, bool] = absorb(
             "a lookup",
             lambda: super(GuardedConnector, self).get_num_new_matched_tokens(request, num_computed_tokens),
             lambda: self._bypass(request),
         )
-        if matched[0] is not None:
+        if started_s is None:
             return matched
-        started_s = self._get_or_create_request_tracker(request).lookup_started_at
-        if started_s is not None and time.monotonic() - started_s > self._patience.lookup_s:
+        waited_s = time.monotonic() - started_s
+        if matched[0] is None and waited_s > self._patience.lookup_s:
+            logger.warning("A lookup was given up after %d ms: no answer", 1000 * waited_s)
             return self._bypass(request)
+        if matched[0] is not None and not self.scheduler_adapter.is_healthy:
+            logger.warning("A lookup was given up after %d ms: the cache server is away", 1000 * waited_s)
         return matched
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
