@@ -18,6 +18,8 @@ from kvstrata.objects import labels
 from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.store import Store
 
+from .nothing_stored import NoDiffBase, NoProgress
+
 WATCHER_TASK_PREFIX = "watcher for "
 """kopf's name for the tasks that watch; there is one for each resource and namespace while they live."""
 
@@ -77,6 +79,8 @@ def build_settings(silence_s: float) -> kopf.OperatorSettings:
     """
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
+    settings.persistence.diffbase_storage = NoDiffBase()
+    settings.persistence.progress_storage = NoProgress()
     # The API server selects: Secrets that are not the operator's are never sent to it.
     settings.watching.label_selectors[SECRET.api_version, SECRET.plural] = labels.OWNED_SELECTOR
     settings.watching.inactivity_timeout = silence_s
