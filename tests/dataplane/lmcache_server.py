@@ -16,7 +16,7 @@ from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, GateStandIn
 from tests.tiers.redis_process import free_port
 
 ROOT = Path(__file__).parents[2]
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 300.0
 
 
 def lmcache_python() -> Path | None:
