@@ -21,16 +21,13 @@ MAX_DEPTH = 64
 MAX_CONTAINERS = 20_000
 MAX_STRINGS = 50_000
 MAX_VALUES = 1_000_000
-_HARMLESS_BYTES = 256 * 1024
-"""A flat body of this size is parsed in a few milliseconds, whatever it is made of."""
-
 _STRING_WITHOUT_ESCAPES = re.compile(rb'"[^"]*"?')
 _ALL_BUT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 def parse_object(data: bytes | bytearray) -> dict[str, Any]:
     """Return the object that `data` holds. Raises Refusal (400) for anything that parsers might read differently."""
-    check_shape(data)
+    containers = check_shape(data)
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -43,10 +40,14 @@ def parse_object(data: bytes | bytearray) -> dict[str, Any]:
         raise
     except json.JSONDecodeError as error:
         raise bad_request(Reason.MALFORMED_JSON, f"the body is not JSON: {error.msg} at {error.pos}") from None
-    except (ValueError, RecursionError):
+    except ValueError:
         raise bad_request(Reason.MALFORMED_JSON, "the body holds a number that no engine can represent") from None
+    except RecursionError:
+        raise _too_deep() from None
     if not isinstance(value, dict):
         raise bad_request(Reason.MALFORMED_JSON, "the body is not a JSON object")
+    if containers > MAX_DEPTH:
+        _check_depth(value)
     return value
 
 
@@ -60,30 +61,44 @@ def emit(value: dict[str, Any]) -> bytes:
         ) from None
 
 
-def check_shape(data: bytes | bytearray) -> None:
-    """Raise Refusal for nesting and element counts that would stall a parser; costs little on ordinary bodies."""
+def check_shape(data: bytes | bytearray) -> int:
+    """Return at most how many lists and objects `data` holds; raise Refusal for counts that would stall a parser."""
+    # What stands inside strings counts here too: only bodies that may be over a bound are worth a closer look. A
+    # string takes three bytes with what separates it from the next, a value two.
     containers = data.count(b"[") + data.count(b"{")
-    if containers <= MAX_DEPTH and (
-        len(data) <= _HARMLESS_BYTES or (data.count(b'"') <= 2 * MAX_STRINGS and data.count(b",") <= MAX_VALUES)
+    if (
+        containers <= MAX_CONTAINERS
+        and (len(data) <= 3 * MAX_STRINGS or data.count(b'"') <= 2 * MAX_STRINGS)
+        and (len(data) <= 2 * MAX_VALUES or data.count(b",") <= MAX_VALUES)
     ):
-        return
+        return containers
     unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
     if unescaped.count(b'"') > 2 * MAX_STRINGS:
         raise bad_request(Reason.TOO_LARGE, f"the body holds more than {MAX_STRINGS} strings")
     skeleton = _STRING_WITHOUT_ESCAPES.sub(b"", unescaped)
     if skeleton.count(b",") > MAX_VALUES:
         raise bad_request(Reason.TOO_LARGE, f"the body holds more than {MAX_VALUES} values")
-    brackets = skeleton.translate(None, _ALL_BUT_BRACKETS)
-    if len(brackets) > 2 * MAX_CONTAINERS:
+    if len(skeleton.translate(None, _ALL_BUT_BRACKETS)) > 2 * MAX_CONTAINERS:
         raise bad_request(Reason.TOO_LARGE, f"the body holds more than {MAX_CONTAINERS} lists and objects")
-    depth = 0
-    for bracket in brackets:
-        if bracket in b"[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise bad_request(Reason.TOO_LARGE, f"the body is nested deeper than {MAX_DEPTH}")
-        else:
-            depth -= 1
+    return containers
+
+
+def _check_depth(value: dict[str, Any]) -> None:
+    depth = 1
+    level: list[dict[str, Any] | list[Any]] = [value]
+    while level := [
+        inner
+        for outer in level
+        for inner in (outer.values() if type(outer) is dict else outer)
+        if type(inner) is dict or type(inner) is list
+    ]:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise _too_deep()
+
+
+def _too_deep() -> Refusal:
+    return bad_request(Reason.TOO_LARGE, f"the body is nested deeper than {MAX_DEPTH}")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

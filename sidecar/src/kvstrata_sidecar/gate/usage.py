@@ -79,6 +79,8 @@ class EventUsage:
 
     def feed(self, data: bytes) -> bytes:
         """Return the bytes that may go on now."""
+        if not self._held and data.endswith(b"\n\n"):
+            return self._read(data) if b'"usage"' in data else data
         if self._held:
             data = self._held + data
             self._held = b""
