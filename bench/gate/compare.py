@@ -1,4 +1,4 @@
-"""Rounds of all variants in turn: what else the machine does falls on each of them alike, and medians forget the rest."""
+"""Rounds of all variants in turn, so that what else the machine does falls on each of them alike, and their medians."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.gate import bodies, load
 from bench.gate.load import Block, Sample
-from bench.gate.processes import resident_mib
+from bench.gate.processes import resident_mb
 from bench.gate.proxies import TENANTS, Proxy, Stand, running
 from bench.result import Figure, Result, percentile
 from e2e.cluster.progress import Progress
@@ -77,7 +77,7 @@ async def measure() -> Result:
     with tempfile.TemporaryDirectory(prefix="gate") as directory:
         async with running(Path(directory), cores[0], cores[-1], progress) as stand:
             samples = await _rounds(stand, cores[0], progress)
-            memory = {proxy.name: resident_mib(proxy.pid) for proxy in stand.all if proxy.pid}
+            memory = {proxy.name: resident_mb(proxy.pid) for proxy in stand.all if proxy.pid}
     return _result(samples, memory, shared_core=len(cores) == 1)
 
 
@@ -120,8 +120,8 @@ def _result(samples: Mapping[str, Samples], memory: Mapping[str, float], *, shar
         (ours if name == "gate" else others)[f"{name}_event_added_p99"] = Figure(seconds * 1000, "ms")
     for name, seconds in _over_direct(samples["first_chunk"], "first_s", 50).items():
         (ours if name == "gate" else others)[f"{name}_first_chunk_added_p50"] = Figure(seconds * 1000, "ms")
-    for name, mebibytes in memory.items():
-        (ours if name == "gate" else others)[f"{name}_memory"] = Figure(mebibytes, "MiB")
+    for name, megabytes in memory.items():
+        (ours if name == "gate" else others)[f"{name}_memory"] = Figure(megabytes, "MB")
     return Result(
         name=NAME,
         figures=ours,
@@ -137,6 +137,7 @@ def _result(samples: Mapping[str, Samples], memory: Mapping[str, float], *, shar
             "tls": "off, but for 8kb_tls",
             "proxies_share_the_load_generators_core": shared_core,
             "kernel": platform.release(),
+            "load_average": [round(load, 1) for load in os.getloadavg()],
             "spread": spread,
         },
     )

@@ -14,7 +14,7 @@ import uvloop
 
 from bench.gate.processes import cpu_s
 
-BLOCK_TIMEOUT_S = 60.0
+BLOCK_TIMEOUT_S = 240.0
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 _EVENT = re.compile(rb"@(\d{20})")
 _END = b"0\r\n\r\n"

@@ -65,10 +65,10 @@ def cpu_s(pid: int) -> float:
     return sum(time.clock_gettime((~number << 3) | 2) for number in _tree(pid))
 
 
-def resident_mib(pid: int) -> float:
-    """Return the resident memory of a process and its children in MiB."""
+def resident_mb(pid: int) -> float:
+    """Return the resident memory of a process and its children in MB (10^6 bytes)."""
     pages = sum(int(Path(f"/proc/{number}/statm").read_text().split()[1]) for number in _tree(pid))
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def _tree(pid: int) -> list[int]:

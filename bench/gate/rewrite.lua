@@ -11,8 +11,12 @@ local concat, match = table.concat, string.match
 local NULL = {}
 local ARRAY = {}
 
-local UNESCAPED = { ['"'] = '"', ["\\"] = "\\", ["/"] = "/", b = "\b", f = "\f", n = "\n", r = "\r", t = "\t" }
-local ESCAPED = { ['"'] = '\\"', ["\\"] = "\\\\", ["\b"] = "\\b", ["\f"] = "\\f", ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t" }
+local UNESCAPED = setmetatable(
+  { ['"'] = '"', ["\\"] = "\\", ["/"] = "/", b = "\b", f = "\f", n = "\n", r = "\r", t = "\t" },
+  { __index = function() error("bad escape") end })
+local ESCAPED = { ['"'] = '\\"', ["\\"] = "\\\\" }
+for code = 0, 31 do ESCAPED[char(code)] = format("\\u%04x", code) end
+ESCAPED["\b"], ESCAPED["\f"], ESCAPED["\n"], ESCAPED["\r"], ESCAPED["\t"] = "\\b", "\\f", "\\n", "\\r", "\\t"
 
 local function utf8_of(code)
   if code < 0x80 then return char(code) end
@@ -29,9 +33,6 @@ local function hex_at(text, at)
 end
 
 local function unescape(text)
-  if not find(text, "\\u", 1, true) then
-    return (gsub(text, "\\(.)", function(letter) return UNESCAPED[letter] or error("bad escape") end))
-  end
   local out, count, at = {}, 0, 1
   while true do
     local stop = find(text, "\\", at, true)
@@ -52,25 +53,26 @@ local function unescape(text)
       end
       out[count] = utf8_of(code)
     else
-      out[count] = UNESCAPED[letter] or error("bad escape")
+      out[count] = UNESCAPED[letter]
       at = stop + 2
     end
   end
 end
 
--- Returns the string that begins behind the quote at `from - 1`, and the position behind its closing quote.
+-- Returns the string that begins behind the quote at `from - 1`, and the position behind its closing quote. Searches
+-- for one byte run at the speed of memory, patterns do not.
 local function read_string(text, from)
-  local at, escaped = from, false
+  local at = from
   while true do
-    local stop = find(text, '["\\]', at)
-    if not stop then error("unfinished string") end
-    if byte(text, stop) == 34 then
+    local stop = find(text, '"', at, true) or error("unfinished string")
+    local last = stop - 1
+    while byte(text, last) == 92 do last = last - 1 end
+    if (stop - last) % 2 == 1 then
       local raw = sub(text, from, stop - 1)
-      if escaped then raw = unescape(raw) end
+      if find(raw, "\\", 1, true) then raw = unescape(raw) end
       return raw, stop + 1
     end
-    escaped = true
-    at = stop + 2
+    at = stop + 1
   end
 end
 
@@ -131,12 +133,8 @@ function read_value(text, at, depth)
   return number, last + 1
 end
 
-local function escape(letter)
-  return ESCAPED[letter] or format("\\u%04x", byte(letter))
-end
-
 local function write_string(out, count, text)
-  if find(text, '[%c"\\]') then text = gsub(text, '[%c"\\]', escape) end
+  if find(text, '[%c"\\]') then text = gsub(text, '[%c"\\]', ESCAPED) end
   out[count + 1], out[count + 2], out[count + 3] = '"', text, '"'
   return count + 3
 end
