@@ -49,22 +49,27 @@ class Component:
     def kill(self) -> None:
         """End it at once (SIGKILL); returns when it is gone."""
         pid = self.pid
-        wrapper = recorded_pid(self._pid_file)
         os.kill(pid, signal.SIGKILL)
         if not wait_until(lambda: recorded_pid(self._pid_file) is None, timeout_s=10):
-            raise ClusterError(f"{self.name} (process {pid} below {wrapper}) does not end", log=self._log)
+            raise ClusterError(f"{self.name} (process {pid}) does not end", log=self._log)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Let it hang (SIGSTOP) while the block runs: connections stay open, and nothing is answered."""
-        with paused(self.pid):
-            yield
+        outer = recorded_pid(self._pid_file)
+        try:
+            with paused(self.pid):
+                yield
+        finally:
+            # nsenter stops itself when its child is stopped, and would not notice later that its child ended.
+            if outer is not None and recorded_pid(self._pid_file) == outer:
+                os.kill(outer, signal.SIGCONT)
 
     @contextmanager
     def killed(self) -> Iterator[None]:
         """Let it be gone while the block runs: connections break, and new ones are refused."""
-        self.kill()
         try:
+            self.kill()
             yield
         finally:
             self.start_again()
