@@ -8,7 +8,9 @@ import re
 
 from kvstrata.contract.bundle import Rules
 
-from .world import ACME, GLOBEX, NOBODY, World, chat, entry, keyspace, post, until
+from .pki import client_context
+from .stand_ins import EngineRequest, plain_answer
+from .world import ACME, GLOBEX, KEYS, NOBODY, World, chat, entry, keyspace, post, until
 
 
 async def test_a_tenant_is_served_under_its_keyspace_and_the_pinned_model(gate: World) -> None:
@@ -206,3 +208,67 @@ async def test_too_many_requests_in_flight_are_refused(world: World) -> None:
         assert (second.status, second.headers["retry-after"]) == (429, "1")
         hold.set()
         assert (await first).status == 200
+
+
+async def hold_the_answer(world: World) -> asyncio.Event:
+    """Make the engine wait with its answers until the event is set."""
+    hold = asyncio.Event()
+
+    async def wait(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await hold.wait()
+        await plain_answer(request, writer)
+
+    world.engine.handler = wait
+    return hold
+
+
+async def test_one_tenant_cannot_take_the_places_of_the_others(world: World) -> None:
+    hold = await hold_the_answer(world)
+    await world.publish([entry("acme"), entry("globex")])
+    async with world.started(max_in_flight=4, max_in_flight_per_tenant=1):
+        await world.acked(1)
+        await until(lambda: len(world.gate.keys.ring) == 3)
+        first = asyncio.create_task(world.ask(post("/v1/completions", {"prompt": "a"})))
+        await until(lambda: world.engine.requests)
+        second = await world.ask(post("/v1/completions", {"prompt": "b"}))
+        assert (second.status, second.error["code"]) == (429, "tenant_overloaded")
+        assert second.headers["retry-after"] == "1"
+        other = asyncio.create_task(world.ask(post("/v1/completions", {"prompt": "c"}, GLOBEX)))
+        await until(lambda: len(world.engine.requests) == 2)
+        hold.set()
+        assert (await first).status == 200
+        assert (await other).status == 200
+        assert (await world.ask(post("/v1/completions", {"prompt": "d"}))).status == 200
+        assert b'kvstrata_gate_refusals_total{reason="tenant_overloaded"} 1' in (await world.get("/metrics")).body
+
+
+async def test_a_connection_beyond_the_bound_is_told_so_and_closed(world: World) -> None:
+    await world.publish([entry("acme")])
+    async with world.started(max_connections=2):
+        await world.acked(1)
+        await until(lambda: len(world.gate.keys.ring) == 3)
+        kept = [await world.connect(), await world.connect(context=client_context(world.gate_tls, present=False),
+                                                           port="https")]  # fmt: skip
+        await until(lambda: len(world.gate.tenant_server.connections) == 2)
+        refused = await world.connect()
+        answer = await refused.answer()
+        assert (answer.status, answer.error["code"]) == (503, "too_many_connections")
+        assert await refused.closed()
+        assert b'kvstrata_gate_refusals_total{reason="too_many_connections"} 1' in (await world.get("/metrics")).body
+        for connection in kept:
+            await connection.send(post("/v1/completions", {"prompt": "a"}))
+            assert (await connection.answer()).status == 200
+            connection.close()
+        await until(lambda: not world.gate.tenant_server.connections)
+        assert (await world.ask(post("/v1/completions", {"prompt": "a"}))).status == 200
+
+
+async def test_malformed_keys_leave_the_last_good_ones_in_force_and_say_so(gate: World) -> None:
+    assert b"kvstrata_gate_api_keys_current 1" in (await gate.get("/metrics")).body
+    await gate.api.put(KEYS, {"keys.json": b"{"})
+    await until(lambda: "malformed" in gate.gate.state().problem)
+    assert b"kvstrata_gate_api_keys_current 0" in (await gate.get("/metrics")).body
+    assert (await gate.ask(post("/v1/completions", {"prompt": "a"}))).status == 200
+    await gate.publish_keys(acme=ACME)
+    await until(lambda: not gate.gate.state().problem)
+    assert b"kvstrata_gate_api_keys_current 1" in (await gate.get("/metrics")).body

@@ -29,6 +29,8 @@ class Reason(StrEnum):
     UNKNOWN_TENANT = "unknown_tenant"
     NO_POLICY = "no_policy"
     OVERLOADED = "overloaded"
+    TENANT_OVERLOADED = "tenant_overloaded"
+    CONNECTIONS = "too_many_connections"
     ENGINE = "engine"
     POLICY_CHANGED = "policy_changed"
 

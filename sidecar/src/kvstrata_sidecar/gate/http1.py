@@ -39,6 +39,9 @@ class HttpServer:
 
     async def listen(self, **arguments: Any) -> asyncio.Server:
         """Listen as `loop.create_server` does; the first call starts the timeout sweeper."""
+        if arguments.get("ssl") is not None:
+            # A handshake that hangs is a connection that no limit here has seen yet.
+            arguments.setdefault("ssl_handshake_timeout", self.limits.head_s)
         listener = await self.loop.create_server(lambda: ServerConnection(self), **arguments)
         self._listeners.append(listener)
         if self._sweeper is None:
@@ -99,11 +102,26 @@ class ServerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the clock for the first head."""
         self.transport = transport  # type: ignore[assignment]
+        if len(self.server.connections) >= self.server.limits.connections:
+            self._turn_away()
+            return
         certificate = transport.get_extra_info("peercert")
         if certificate:
             self.peer = common_name(certificate)
         self.deadline = self.server.loop.time() + self.server.limits.head_s
         self.server.connections.add(self)
+
+    def _turn_away(self) -> None:
+        refusal = Refusal(503, Reason.CONNECTIONS, "too many connections to this replica", retry_after_s=1)
+        self._lingering = True
+        self._keep_alive = False
+        self.server.service.refused(self.request, refusal)
+        body = refusal.body()
+        self.transport.write(
+            b"%sContent-Type: application/json\r\nContent-Length: %d\r\n%s%s%s"
+            % (STATUS_LINES[refusal.status], len(body), refusal.headers(), self.head_end(), body)
+        )
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (asyncio's signature)
         """Tell the exchange, which cancels its work for this caller."""

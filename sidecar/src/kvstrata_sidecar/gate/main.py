@@ -77,8 +77,11 @@ class Gate:
             metrics=self.metrics,
             clock=loop.time,
             max_in_flight=settings.max_in_flight,
+            max_in_flight_per_tenant=settings.max_in_flight_per_tenant,
         )
-        self.tenant_server = HttpServer(self.tenants, Limits(body_bytes=settings.max_body_bytes), loop)
+        self.tenant_server = HttpServer(
+            self.tenants, Limits(connections=settings.max_connections, body_bytes=settings.max_body_bytes), loop
+        )
         self.control = ControlService(self.state, settings.ack_token_file, loop)
         self.control_server = HttpServer(self.control, Limits(body_bytes=0), loop)
         self.health_server = HttpServer(
@@ -141,6 +144,7 @@ class Gate:
             kvstrata_gate_connections=len(self.tenant_server.connections),
             kvstrata_gate_buffered_bytes=self.tenant_server.buffered_bytes,
             kvstrata_gate_api_keys=len(self.keys.ring),
+            kvstrata_gate_api_keys_current=not self.key_watch.problem,
         )
         return self.metrics.page()
 

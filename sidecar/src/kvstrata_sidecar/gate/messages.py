@@ -25,6 +25,7 @@ STATUS_LINES = {
 class Limits:
     """Bounds of one server; sizes in bytes, times in seconds."""
 
+    connections: int = 256
     head_bytes: int = 32 * 1024
     headers: int = 100
     target_bytes: int = 2048

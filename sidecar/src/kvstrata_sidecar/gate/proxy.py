@@ -39,6 +39,7 @@ class TenantService:
         metrics: Metrics,
         clock: Callable[[], float],
         max_in_flight: int,
+        max_in_flight_per_tenant: int,
         random_salt: Callable[[], str] = lambda: secrets.token_hex(16),
     ) -> None:
         self.model = model
@@ -48,6 +49,8 @@ class TenantService:
         self.metrics = metrics
         self.clock = clock
         self.max_in_flight = max_in_flight
+        self.max_in_flight_per_tenant = max_in_flight_per_tenant
+        self._in_flight_by_tenant: dict[str, int] = {}
         self.random_salt = random_salt
         self._models = orjson.dumps(
             {"object": "list", "data": [{"id": model, "object": "model", "created": 0, "owned_by": "kvstrata"}]}
@@ -83,6 +86,12 @@ class TenantService:
         grant = decide(self.enforcement.bundle, tenant, self.enforcement.fresh(), self.random_salt)
         if len(self.enforcement.in_flight) >= self.max_in_flight:
             raise Refusal(429, Reason.OVERLOADED, "too many requests in flight on this replica", retry_after_s=1)
+        in_flight = self._in_flight_by_tenant.get(tenant, 0)
+        if in_flight >= self.max_in_flight_per_tenant:
+            raise Refusal(
+                429, Reason.TENANT_OVERLOADED, "too many requests of this tenant in flight on this replica",
+                retry_after_s=1,
+            )  # fmt: skip
         body = strictjson.parse_object(request.body)
         self._check_model(body)
         rewritten = bodies.rewrite(endpoint, body)
@@ -91,11 +100,19 @@ class TenantService:
         numbers = self.metrics.tenant(tenant)
         if not grant.keyspace:
             numbers.no_reuse += 1
-        relay = Relay(self, connection, numbers, endpoint.path, grant.salt, received_at)
+        relay = Relay(self, connection, numbers, tenant, endpoint.path, grant.salt, received_at)
         relay.strip_usage = rewritten.strip_usage
+        self._in_flight_by_tenant[tenant] = in_flight + 1
         self.enforcement.admit(relay, tenant, grant.salt if grant.keyspace else "")
         relay.call = self.engine.send(_request_bytes(endpoint.path, payload), relay)
         connection.hold(relay)
+
+    def ended(self, relay: Relay, tenant: str) -> None:
+        """Forget a request that was admitted."""
+        left = self._in_flight_by_tenant.pop(tenant) - 1
+        if left:
+            self._in_flight_by_tenant[tenant] = left
+        self.enforcement.release(relay)
 
     def refused(self, request: Request, refusal: Refusal) -> None:
         """Count a refusal for its reason and its tenant."""
@@ -121,7 +138,7 @@ class Relay:
 
     __slots__ = (
         "_begun", "_chunked", "_connection", "_endpoint", "_error", "_numbers", "_over", "_received_at", "_salt",
-        "_service", "_status", "_streaming", "_usage", "call", "strip_usage",
+        "_service", "_status", "_streaming", "_tenant", "_usage", "call", "strip_usage",
     )  # fmt: skip
 
     def __init__(
@@ -129,6 +146,7 @@ class Relay:
         service: TenantService,
         connection: Connection,
         numbers: TenantMetrics,
+        tenant: str,
         endpoint: bytes,
         salt: str,
         received_at: float,
@@ -138,6 +156,7 @@ class Relay:
         self._service = service
         self._connection = connection
         self._numbers = numbers
+        self._tenant = tenant
         self._endpoint = endpoint
         self._salt = salt
         self._received_at = received_at
@@ -269,7 +288,7 @@ class Relay:
             self._connection.let_go()
             self._numbers.in_flight -= 1
             self._numbers.answered(self._endpoint.decode(), status)
-            self._service.enforcement.release(self)
+            self._service.ended(self, self._tenant)
 
 
 def _require_json(content_type: bytes) -> None:
