@@ -200,8 +200,8 @@ def _reachable(world: World, tier: CacheTier) -> Finding:
         return false(
             ConditionType.BACKEND_REACHABLE,
             TierReason.PODS_DISCONNECTED,
-            f"{len(cut_off)} pods do not reach the server, which answered when the operator last asked (see their cache "
-            f"containers): {', '.join(cut_off[:3])}",
+            f"{len(cut_off)} pods do not reach the server, which answered when the operator last asked "
+            f"(see their cache containers): {', '.join(cut_off[:3])}",
         )
     if report.reachable:
         return true(
