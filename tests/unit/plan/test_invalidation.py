@@ -167,6 +167,34 @@ def test_a_pod_whose_containers_ended_delays_nothing(gone: bool) -> None:
     assert simulation.status(KIND, "now")["pods"]["fenced"] == 0
 
 
+def test_a_pod_that_was_deleted_before_its_engine_started_delays_nothing() -> None:
+    simulation = at_rest(policy("acme"))
+    starting = pod("pod-2", ready=False)
+    gate = {"name": "gate", "state": {"running": {}}}
+    starting["status"] |= {"initContainerStatuses": [gate], "containerStatuses": [_waiting("engine")]}
+    simulation.put(starting)
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    for name in ("pod-0", "pod-1"):
+        simulation.ack(name)
+    simulation.settle()
+    assert phase(simulation) == "AwaitingAcks"
+    ended = {"name": "gate", "state": {"terminated": {}}}
+    starting["status"] |= {"initContainerStatuses": [ended]}
+    simulation.put(starting)
+    assert not simulation.pod("pod-2").finished  # kubelet may start its gate again
+    last = simulation.kube.objects[("Pod", NAMESPACE, "pod-2")]
+    last = {**last, "metadata": {**last["metadata"], "deletionTimestamp": "2026-01-01T00:00:09Z"}}
+    for key in simulation.store.forget("Pod", NAMESPACE, "pod-2", last):
+        simulation.queue.add(key)
+    simulation.settle()
+    assert phase(simulation) == "Complete"
+
+
+def _waiting(container: str) -> dict[str, Any]:
+    return {"name": container, "state": {"waiting": {"reason": "PodInitializing"}}}
+
+
 def test_with_serve_stale_a_silent_pod_is_never_counted_as_fenced() -> None:
     simulation = at_rest(policy("acme"), onStale="ServeStale")
     simulation.put(invalidation("now", scope={"tenant": "acme"}))

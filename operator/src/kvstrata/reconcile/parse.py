@@ -41,7 +41,7 @@ def parse_pod(raw: Mapping[str, Any]) -> Pod | None:
         model=model,
         ip=status.get("podIP"),
         scheduled=bool(spec.get("nodeName")),
-        finished=_finished(containers),
+        finished=_finished(containers, deleting="deletionTimestamp" in metadata),
         ever_ran=any(_ever_ran(container) for container in containers),
         ready=_serves(status, containers),
         deleting="deletionTimestamp" in metadata,
@@ -69,13 +69,17 @@ def resource_version(raw: Mapping[str, Any]) -> int:
         return 0
 
 
-def _finished(containers: list[Mapping[str, Any]]) -> bool:
-    """Whether the kubelet reported every container as ended.
+def _finished(containers: list[Mapping[str, Any]], *, deleting: bool) -> bool:
+    """Whether the kubelet reported every container as ended, or as never started in a pod that is being deleted.
 
-    The phase says nothing: the control plane itself marks pods of a node that is cut off as Failed.
+    The phase says nothing: the control plane itself marks pods of a node that is cut off as Failed. A pod that is
+    deleted before its engine starts is taken away with the engine waiting for ever.
     """
-    states = [container.get("state") or {} for container in containers]
-    return bool(states) and all("terminated" in state for state in states)
+    ended = [
+        "terminated" in (container.get("state") or {}) or (deleting and not _ever_ran(container))
+        for container in containers
+    ]
+    return bool(ended) and all(ended)
 
 
 def _serves(status: Mapping[str, Any], containers: list[Mapping[str, Any]]) -> bool:
