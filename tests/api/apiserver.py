@@ -70,7 +70,11 @@ class ApiServer:
 
     def delete(self, obj: Mapping[str, Any]) -> None:
         """Delete an object."""
-        self._call("DELETE", _path(obj), None, {})
+        self.delete_path(_path(obj))
+
+    def delete_path(self, path: str) -> None:
+        """DELETE a path."""
+        self._call("DELETE", path, None, {})
 
     def close(self) -> None:
         """Close connections."""

@@ -11,11 +11,20 @@ import pytest
 import yaml
 
 from e2e.cluster.control_plane import ControlPlane
+from tests.api.apiserver import ApiServer
+from tests.apiserver.faulty import FaultyWorld
 from tests.apiserver.operator_process import OperatorProcess, Operators
 from tests.apiserver.server import Server
+from tests.support.api_proxy import ApiProxy
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPERATOR_NAMESPACE = "kvstrata-system"
+
+
+def install_crds(server: Server) -> None:
+    """Install the checked-in CRDs and wait until they are served."""
+    server.kubectl("apply", "--server-side", "-f", str(REPOSITORY / "crds"))
+    server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,8 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """etcd and kube-apiserver with the CRDs installed; no controller of Kubernetes runs."""
     with ControlPlane(tmp_path_factory.mktemp("control-plane")) as plane:
         started = Server(plane.kubectl, plane.kubeconfig)
-        started.kubectl("apply", "--server-side", "-f", str(REPOSITORY / "crds"))
-        started.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+        install_crds(started)
         started.kubectl("create", "namespace", OPERATOR_NAMESPACE)
         yield started
 
@@ -44,6 +52,24 @@ def operators(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Itera
     yield started
     for running in started.running():
         running.kill()
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyWorld]:
+    """An apiserver of its own, whose operators see it through a proxy that misbehaves on demand."""
+    folder = tmp_path_factory.mktemp("faulty")
+    with ControlPlane(folder / "control-plane") as plane:
+        install_crds(Server(plane.kubectl, plane.kubeconfig))
+        certificate, key = plane.pki.crt("apiserver"), plane.pki.key("apiserver")
+        with ApiProxy(plane.kubeconfig, folder, certificate, key) as proxy:
+            started = Operators(plane.kubeconfig, OPERATOR_NAMESPACE, REPOSITORY, folder)
+            api = ApiServer(plane.kubeconfig)
+            world = FaultyWorld(api, proxy, started)
+            world.populate()
+            yield world
+            for running in started.running():
+                running.kill()
+            api.close()
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,14 +22,24 @@ class OperatorProcess:
     port: int
     log: Path
 
-    def metric(self, name: str) -> float:
-        """The sum of a metric's samples; 0 while the process does not answer."""
+    def page(self, path: str) -> tuple[int, str]:
+        """Status and text of a page; (0, "") while the process does not answer."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=2) as answer:
-                lines = answer.read().decode().splitlines()
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=2) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
         except OSError:
-            return 0.0
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name)
+            return 0, ""
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels; 0 while the process does not answer."""
+        wanted = [f'{label}="{value}"' for label, value in labels.items()]
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in self.page("/metrics")[1].splitlines()
+            if line.split("{")[0].split(" ")[0] == name and all(pair in line for pair in wanted)
+        )
 
     @property
     def leading(self) -> bool:
@@ -69,8 +80,8 @@ class Operators:
     logs: Path
     started: list[OperatorProcess] = field(default_factory=list)
 
-    def start(self, name: str) -> OperatorProcess:
-        """Start an operator whose pod has this name."""
+    def start(self, name: str, **variables: str) -> OperatorProcess:
+        """Start an operator whose pod has this name; `variables` add to its environment."""
         port = free_port()
         environment = {
             **os.environ,
@@ -81,6 +92,7 @@ class Operators:
             "KVSTRATA_SIDECAR_IMAGE": "localhost/kvstrata-sidecar:test",
             "KVSTRATA_REDIS_IMAGE": "localhost/kvstrata-redis:test",
             "KVSTRATA_HTTP_PORT": str(port),
+            **variables,
         }
         log = self.logs / f"{name}-{len(self.started)}.log"
         command = [sys.executable, "-m", "kvstrata.cli.operator"]

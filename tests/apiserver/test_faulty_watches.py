@@ -1,0 +1,114 @@
+"""Watches that die silently, break, lose their place or lose events: noticed and repaired, without a restart."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import pytest
+
+from tests.apiserver.faulty import FaultyWorld, assert_well, gaps_s
+from tests.apiserver.operator_process import OperatorProcess
+from tests.support.api_proxy_faults import Answer, Delay, Hang
+
+SILENCE_S = 4.0
+POLICIES = "/tenantcachepolicies$"
+MISSED = "kvstrata_missed_changes_total"
+
+
+@pytest.fixture(scope="module")
+def watching(faulty: FaultyWorld) -> OperatorProcess:
+    """An operator that relies on its watches: the pass that compares everything is an hour away."""
+    return faulty.start("watching", KVSTRATA_WATCH_SILENCE_SECONDS=str(SILENCE_S), KVSTRATA_RESYNC_SECONDS="3600")
+
+
+def test_watches_that_die_without_a_word_are_taken_up_where_they_stopped(
+    faulty: FaultyWorld, watching: OperatorProcess
+) -> None:
+    missed = watching.metric(MISSED)
+    assert faulty.proxy.silence() >= 17
+    faulty.edit("tenant-0", suspended=True)
+    faulty.delete("TenantCachePolicy", "tenant-1")
+    faulty.wait("the edit", lambda: faulty.carried_out("tenant-0", suspended=True), SILENCE_S + 10)
+    faulty.wait("the deletion", lambda: "tenant-1" not in faulty.entries(), SILENCE_S + 10)
+    assert watching.metric(MISSED) == missed, "the watches themselves told of it, no list was needed"
+    assert_well(watching)
+
+
+def test_a_silent_network_of_some_seconds_delays_edits_and_loses_none(
+    faulty: FaultyWorld, watching: OperatorProcess
+) -> None:
+    with faulty.proxy.fault(Hang(), watch=True) as hung:
+        faulty.proxy.silence()
+        faulty.edit("tenant-2", suspended=True)
+        faulty.wait("watches to be asked for again", lambda: hung.hits >= 17, SILENCE_S + 10)
+    faulty.wait("the edit", lambda: faulty.carried_out("tenant-2", suspended=True))
+    assert_well(watching)
+
+
+def test_watches_whose_connections_break_are_taken_up(faulty: FaultyWorld, watching: OperatorProcess) -> None:
+    missed = watching.metric(MISSED)
+    for suspended in (True, False):
+        assert faulty.proxy.reset() >= 17
+        faulty.edit("tenant-3", suspended=suspended)
+        faulty.wait("the edit", partial(faulty.carried_out, "tenant-3", suspended=suspended))
+    assert watching.metric(MISSED) == missed
+    assert_well(watching)
+
+
+def test_a_deletion_before_a_watch_lost_its_place_is_found_within_seconds(
+    faulty: FaultyWorld, watching: OperatorProcess
+) -> None:
+    passes = watching.metric("kvstrata_resyncs_total")
+    with faulty.proxy.lost_events(POLICIES, lambda event: event["type"] == "DELETED") as lost:
+        faulty.delete("TenantCachePolicy", "tenant-4")
+        faulty.wait("the event to be lost", lambda: lost.hits > 0)
+    assert "tenant-4" in faulty.entries()
+    # The list that follows shows what there is. Only a comparison shows what there is no more.
+    assert faulty.proxy.expire(POLICIES) >= 1
+    faulty.wait("the deletion", lambda: "tenant-4" not in faulty.entries(), 15)
+    assert watching.metric(MISSED, kind="TenantCachePolicy") == 1
+    faulty.wait("the pass to end", lambda: watching.metric("kvstrata_resyncs_total") == passes + 1)
+    assert_well(watching)
+
+
+def test_edits_while_all_watches_lose_their_place_are_carried_out(
+    faulty: FaultyWorld, watching: OperatorProcess
+) -> None:
+    assert faulty.proxy.expire() >= 17
+    faulty.edit("tenant-5", suspended=True)
+    faulty.wait("the edit", lambda: faulty.carried_out("tenant-5", suspended=True))
+    assert_well(watching)
+
+
+@pytest.mark.parametrize(
+    ("answer", "least_s"),
+    [
+        pytest.param(Answer(429, "TooManyRequests", {"Retry-After": "3"}), 3.0, id="429"),
+        pytest.param(Answer(500, "InternalError"), 1.0, id="500"),
+        pytest.param(Answer(503, "ServiceUnavailable"), 1.0, id="503"),
+        pytest.param(Answer(403, "Forbidden"), 1.0, id="403"),
+    ],
+)
+def test_watches_that_are_refused_for_a_while_are_asked_for_again_and_not_at_once(
+    faulty: FaultyWorld, watching: OperatorProcess, answer: Answer, least_s: float
+) -> None:
+    suspended = not faulty.entries()["tenant-5"].suspended
+    began = time.monotonic()
+    with faulty.proxy.fault(answer, path=POLICIES, watch=True, times=2) as refused:
+        faulty.proxy.reset(POLICIES)
+        faulty.edit("tenant-5", suspended=suspended)
+        faulty.wait("the edit", lambda: faulty.carried_out("tenant-5", suspended=suspended))
+    assert refused.hits == 2
+    asked = [e.at for e in faulty.proxy.requests(POLICIES, since=began, watch=True) if e.status == answer.status]
+    assert gaps_s(asked)[0] >= least_s
+    assert_well(watching)
+
+
+def test_an_api_server_that_is_slow_delays_and_breaks_nothing(faulty: FaultyWorld, watching: OperatorProcess) -> None:
+    with faulty.proxy.fault(Delay(1.0), methods={"GET", "POST", "PUT", "PATCH"}, watch=None):
+        faulty.edit("tenant-5", suspended=True)
+        faulty.wait("the edit", lambda: faulty.carried_out("tenant-5", suspended=True))
+        faulty.edit("tenant-5", suspended=False)
+        faulty.wait("the edit", lambda: faulty.carried_out("tenant-5", suspended=False))
+    assert_well(watching)

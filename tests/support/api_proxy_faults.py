@@ -1,0 +1,132 @@
+"""What a proxy in front of an API server can do to requests and to watches."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Answer in the API server's place; it never hears of the request."""
+
+    status: int
+    reason: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+
+    def encoded(self) -> bytes:
+        """The body: as given, or a `Status` with the reason, as API servers send it."""
+        if self.body is not None:
+            return self.body
+        status = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "status": "Failure",
+            "message": "said by the proxy",
+            "reason": self.reason,
+            "code": self.status,
+        }
+        return json.dumps(status).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class BreakAfter:
+    """Let the API server carry the request out, and break the connection before the first byte of its answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Send the first half of the API server's answer under its full length, and break the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Garble:
+    """Let the API server carry the request out, and answer 200 with what is no JSON."""
+
+    body: bytes = b"<html><body>Bad gateway, have a nice day \xff</body></html>"
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """Pass the request on after some time."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Never answer and keep the connection open; with `after` the API server carries the request out first."""
+
+    after: bool = False
+
+
+Fault = Answer | BreakAfter | Truncate | Garble | Delay | Hang
+
+
+@dataclass(slots=True)
+class Rule:
+    """Which requests get `fault`: by methods and path; at most `times` of them (None: all).
+
+    `watch` chooses watches (True), everything else (False) or both. The path is searched for `path`, a pattern.
+    """
+
+    fault: Fault
+    path: str
+    methods: frozenset[str]
+    watch: bool | None = False
+    times: int | None = None
+    hits: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def takes(self, method: str, path: str, watch: bool) -> bool:
+        """Whether this request gets the fault; it counts then."""
+        if method not in self.methods or self.watch not in (None, watch) or not re.search(self.path, path):
+            return False
+        with self._lock:
+            if self.times is not None and self.hits >= self.times:
+                return False
+            self.hits += 1
+            return True
+
+
+Event = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Drop:
+    """Events of watches that get lost: those of paths with `path` for which `where` holds, at most `times`."""
+
+    path: str
+    where: Callable[[Event], bool]
+    times: int | None = None
+    hits: int = 0
+
+    def takes(self, path: str, event: Event) -> bool:
+        """Whether this event gets lost; it counts then."""
+        if (self.times is not None and self.hits >= self.times) or not re.search(self.path, path):
+            return False
+        if not self.where(event):
+            return False
+        self.hits += 1
+        return True
+
+
+WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+READS = frozenset({"GET"})
+EXPIRED = {
+    "type": "ERROR",
+    "object": {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "status": "Failure",
+        "message": "too old resource version: 1 (2)",
+        "reason": "Expired",
+        "code": 410,
+    },
+}
+"""The event with which an API server ends a watch whose past it no longer has."""
