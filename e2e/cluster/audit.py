@@ -12,6 +12,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from e2e.cluster.progress import ClusterError
+
 POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -67,12 +69,15 @@ class AuditLog:
     """The log of a running control plane, read from now on.
 
     Raises:
-        FileNotFoundError: this control plane keeps none.
+        ClusterError: this control plane keeps none.
     """
 
     def __init__(self, directory: Path) -> None:
         self._path = audit_log(directory)
-        self._offset = self._path.stat().st_size
+        try:
+            self._offset = self._path.stat().st_size
+        except FileNotFoundError as error:
+            raise ClusterError("the control plane keeps no audit log", advice="restart the cluster") from error
 
     def writes(self) -> list[Write]:
         """Everything that was written since this object was made, in the order of the answers."""

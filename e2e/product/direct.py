@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from e2e.cluster.settings import Paths
+
 from .calls import HTTPS_PORT, Replica, _Connection
 from .kubectl import CommandError, Kubectl
 
@@ -24,6 +26,14 @@ ENGINE_SOCKET = "run/kvstrata/engine/engine.sock"
 HEALTH_PORT = 8081
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def pods_run_here(paths: Paths | None = None) -> bool:
+    """Whether the cluster in use is the local one, whose containers are processes of this machine."""
+    try:
+        return (paths or Paths()).provider.read_text().strip() == "local"
+    except OSError:
+        return False
 
 
 def container_pid(kubectl: Kubectl, namespace: str, pod: str, container: str) -> int:
