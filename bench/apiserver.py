@@ -20,8 +20,11 @@ from typing import Any
 import httptools
 import yaml
 
+from e2e.cluster.build import build_binaries
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.processes import recorded_pid
+from e2e.cluster.progress import Progress
+from e2e.cluster.settings import Paths, kubebuilder_assets
 from kvstrata.adapters.resources import Resource
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -203,8 +206,13 @@ class ApiServer:
 
 
 @contextlib.contextmanager
-def running_api_server() -> Iterator[ApiServer]:
-    """Run an API server while the block runs. Its files are in a temporary folder and gone after."""
+def running_api_server(progress: Progress) -> Iterator[ApiServer]:
+    """Run an API server while the block runs; its files are in a temporary folder and gone after.
+
+    The programs come from KUBEBUILDER_ASSETS, else they are built first. Raises ClusterError.
+    """
+    if kubebuilder_assets() is None:
+        build_binaries(Paths(), progress)
     with tempfile.TemporaryDirectory(prefix="kvstrata-bench-") as folder, ControlPlane(Path(folder)) as plane:
         cluster = yaml.safe_load(plane.kubeconfig.read_text())["clusters"][0]["cluster"]
         host, port = cluster["server"].removeprefix("https://").rsplit(":", 1)

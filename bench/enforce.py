@@ -77,8 +77,8 @@ async def measure() -> Result:
     """Make the policies and the pods, edit policies one after another and all at once."""
     progress = Progress()
     async with AsyncExitStack() as stack:
-        with progress.step("start an API server"):
-            server = stack.enter_context(running_api_server())
+        server = stack.enter_context(running_api_server(progress))
+        with progress.step("install the CRDs"):
             await server.prepare()
         with progress.step(f"make {POLICIES} policies and a model"):
             await server.send_all(_world(), CONNECTIONS)

@@ -21,6 +21,7 @@ from e2e.cluster.control_plane import free_port
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 POLL_S = 0.1
+COMPILED = REPOSITORY / ".local" / "bench-pycache"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -90,6 +91,7 @@ class OperatorUnderTest(RunningProcess):
         async with asyncio.timeout(timeout_s):
             while time.monotonic() - since < quiet_s:
                 await asyncio.sleep(POLL_S)
+                self.check()
                 now = await self.metric("kvstrata_reconcile_seconds_count")
                 if now != reconciled:
                     reconciled, since = now, time.monotonic()
@@ -108,8 +110,7 @@ async def running_operator(server: ApiServer, name: str = "operator") -> AsyncIt
     """Run an operator over the benchmark's namespace while the block runs; it leads when the block starts."""
     port = free_port()
     environment = {
-        **os.environ,
-        "PYTHONPATH": f"{REPOSITORY}/operator/src:{REPOSITORY}/sidecar/src",
+        **program_environment(),
         "KUBECONFIG": str(server.kubeconfig),
         "KVSTRATA_NAMESPACE": OPERATOR_NAMESPACE,
         "KVSTRATA_POD_NAME": name,
@@ -146,6 +147,16 @@ async def supervised(*processes: RunningProcess) -> AsyncIterator[None]:
         task = group.create_task(supervise())
         yield
         task.cancel()
+
+
+def program_environment() -> dict[str, str]:
+    """Return the environment of a program of the product, which finds its modules compiled, as those in images are."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {
+        **inherited,
+        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/operator/src:{REPOSITORY}/sidecar/src",
+        "PYTHONPYCACHEPREFIX": str(COMPILED),
+    }
 
 
 def spawn(command: list[str], environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import os
 import random
 import sys
 import tempfile
@@ -14,8 +13,8 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.apiserver import NAMESPACE, REPOSITORY, ApiServer, Connection, Request, created, merged
-from bench.operator_under_test import RunningProcess, spawn
+from bench.apiserver import NAMESPACE, ApiServer, Connection, Request, created, merged
+from bench.operator_under_test import RunningProcess, program_environment, spawn
 from kvstrata.adapters.resources import BY_KIND, POD, SECRET
 from kvstrata.contract.ack import ACK_AUDIENCE
 from kvstrata.objects import labels, names
@@ -43,11 +42,7 @@ async def live_pods(server: ApiServer, model: str, count: int, api_keys_secret: 
             (folder / "gates.json").write_text(json.dumps(_described(server, model, api_keys_secret, pods)))
             log = folder / "gates.log"
             command = [sys.executable, "-m", "bench.stand_in_gates", str(folder)]
-            environment = {
-                **os.environ,
-                "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY}/operator/src:{REPOSITORY}/sidecar/src",
-            }
-            gates = RunningProcess(spawn(command, environment, log), log)
+            gates = RunningProcess(spawn(command, program_environment(), log), log)
             try:
                 for pod in pods:
                     path = POD.path(NAMESPACE, pod["name"], "status")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -81,4 +82,4 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     if not samples:
         raise ValueError("a percentile needs samples")
     ordered = sorted(samples)
-    return ordered[min(len(ordered) - 1, max(0, round(percent / 100 * len(ordered) + 0.5) - 1))]
+    return ordered[max(0, math.ceil(percent / 100 * len(ordered)) - 1)]
