@@ -1,0 +1,119 @@
+"""What tenants ask while a fault lasts: two of them on two replicas, so that blocks are computed, stored and loaded."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from .calls import Replica
+from .chapters import ACME_KEY, GLOBEX_KEY, MODEL, STORE_SETTLES_S, WHOLE_CHUNKS, Stage, fresh_prompt
+from .faults import Life, lives
+from .install import DEMO_NAMESPACE, SYSTEM_NAMESPACE, unsettled
+from .kubectl import Kubectl, wait_until
+from .traffic import Account, Caller, Traffic, traffic
+
+TENANTS = (("acme", ACME_KEY), ("globex", GLOBEX_KEY))
+
+BUSY_S = 20.0
+"""How much longer a request may take for no fault of the product's, on a machine with two cores and other work."""
+
+HANG_S = 180.0
+"""Requests that are not answered for so long hang; a client would have given up."""
+
+WELL_AGAIN_S = 300
+
+
+@dataclass(slots=True)
+class Ordeal:
+    """Requests that run on, and when the fault began, in monotonic seconds."""
+
+    running: Traffic
+    began_at: float = 0.0
+
+    def begins(self) -> None:
+        """Take note that the fault begins now."""
+        self.began_at = time.monotonic()
+
+    def lasts_for(self, requests: int) -> None:
+        """Wait until that many more requests have been answered or failed. Raises AssertionError if they hang."""
+        self.running.wait_for(requests, HANG_S)
+
+    @property
+    def before(self) -> Account:
+        """The requests that had ended before the fault."""
+        return self.running.account.until(self.began_at)
+
+    @property
+    def since(self) -> Account:
+        """The requests that were in flight when the fault began, and those that came after."""
+        served = self.running.account.served
+        return Account([one for one in served if one.began_at + one.took_s > self.began_at])
+
+
+@contextmanager
+def tenants_ask(stage: Stage, extra_delay_s: float) -> Iterator[Ordeal]:
+    """Let two tenants ask both replicas before, during and after a fault that the block makes.
+
+    In the end all must have been answered, and none may have taken more than `extra_delay_s` longer than before, on a
+    machine that is as busy as BUSY_S says.
+    """
+    callers = []
+    for (tenant, key), (leads, follows) in zip(
+        TENANTS, ((stage.first, stage.second), (stage.second, stage.first)), strict=True
+    ):
+        # One replica computes, the other loads what the first has stored: lookups, loads and stores are all under way.
+        trail = Trail(tenant)
+        callers += [Caller(leads, tenant, key, trail.fresh), Caller(follows, tenant, key, trail.last)]
+    with traffic(*callers) as running:
+        ordeal = Ordeal(running)
+        ordeal.lasts_for(16)
+        ordeal.begins()
+        yield ordeal
+        ordeal.lasts_for(8)
+    before, since = ordeal.before, ordeal.since
+    stage.say(f"before the fault: {before}; since: {since}")
+    assert not running.account.failed, str(running.account)
+    assert since.slowest_s <= before.slowest_s + extra_delay_s + BUSY_S, f"before: {before}; since: {since}"
+
+
+class Trail:
+    """Prompts that nobody asked before, and the last one of them for those who follow."""
+
+    def __init__(self, tenant: str) -> None:
+        self._tenant = tenant
+        self._last = fresh_prompt(tenant)
+        self._lock = threading.Lock()
+
+    def fresh(self) -> str:
+        """Return a new prompt."""
+        with self._lock:
+            self._last = fresh_prompt(self._tenant)
+            return self._last
+
+    def last(self) -> str:
+        """Return the newest prompt again."""
+        with self._lock:
+            return self._last
+
+
+def found_across(leads: Replica, follows: Replica, key: str) -> bool:
+    """Whether one replica finds all the whole chunks of a new prompt that another has just computed."""
+    prompt = fresh_prompt("across")
+    assert leads.complete(key, prompt).status == 200
+    time.sleep(STORE_SETTLES_S)
+    return follows.complete(key, prompt).cached_tokens == WHOLE_CHUNKS
+
+
+def product_lives(kubectl: Kubectl, *except_for: tuple[str, str]) -> frozenset[Life]:
+    """Return the runs of all containers of the model and of the operator, but those of some (pod UID, container)."""
+    pods = kubectl.list("pod", DEMO_NAMESPACE, f"kvstrata.io/model={MODEL}")
+    found = lives([*pods, *kubectl.list("pod", SYSTEM_NAMESPACE, "app.kubernetes.io/name=kvstrata")])
+    return frozenset(life for life in found if (life.pod_uid, life.container) not in except_for)
+
+
+def wait_until_well(kubectl: Kubectl) -> None:
+    """Wait until every object of the demo is ready and enforced."""
+    wait_until("everything is ready and enforced again", lambda: not unsettled(kubectl), WELL_AGAIN_S, every_s=1)

@@ -1,0 +1,113 @@
+"""A cache container that ends under its engine: requests are answered as if nothing were cached, and hits return with
+it, without a restart of the engine.
+
+Three ways to end and three moments; all nine are gone through with a real engine and a real cache server in
+`tests/dataplane/test_cache_server_ends.py`. Here each way and each moment comes once, in real pods. Kubernetes starts a
+container again at once the first time it ends, and waits longer each time, so each pod loses its own only once.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from e2e.product.calls import Replica
+from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, Stage, fresh_prompt, open_stage
+from e2e.product.faults import Victim
+from e2e.product.faults_traffic import BUSY_S, found_across, product_lives, tenants_ask, wait_until_well
+from e2e.product.install import DEMO_NAMESPACE
+from e2e.product.kubectl import Kubectl, wait_until
+from e2e.product.shared_tier import make_room
+
+pytestmark = pytest.mark.cluster
+
+EXTRA_DELAY_S = 0.1
+"""What a cache server that ends may cost a request."""
+
+BACK_S = 300.0
+"""Within this the container runs again and hits return; a cache server takes some 10 s to start on a quiet machine."""
+
+HEARD = "The cache server is gone"
+TIMED_OUT = re.compile(r"given up after \d+ ms: no answer|timed out|not available within timeout")
+
+
+def test_killed_with_requests_in_flight(stage: Stage) -> None:
+    with a_cache_container_ends(stage, stage.first) as cache, tenants_ask(stage, EXTRA_DELAY_S) as ordeal:
+        cache.send(signal.SIGKILL)
+        ordeal.lasts_for(16)
+        hits_return(stage, stage.second, stage.first)
+
+
+def test_out_of_memory_while_nobody_asks(stage: Stage) -> None:
+    with a_cache_container_ends(stage, stage.second) as cache:
+        usual_s = slowest_s(stage.second, 4)
+        cache.run_out_of_memory()
+        after_s = slowest_s(stage.second, 4)
+        stage.say(f"the slowest of 4 requests took {usual_s:.2f} s before, {after_s:.2f} s after")
+        assert after_s <= usual_s + EXTRA_DELAY_S + BUSY_S
+        hits_return(stage, stage.first, stage.second)
+
+
+def test_terminated_before_an_engines_first_request(kubectl: Kubectl, stage: Stage) -> None:
+    kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", stage.second.pod, timeout_s=300)
+    with open_stage(kubectl, print) as opened:
+        new = next(one for one in (opened.first, opened.second) if one.pod != stage.first.pod)
+        with a_cache_container_ends(opened, new) as cache:
+            cache.send(signal.SIGTERM)
+            first_s, second_s = slowest_s(new, 1), slowest_s(new, 1)
+            stage.say(f"the engine's first request took {first_s:.2f} s, its second {second_s:.2f} s")
+            assert max(first_s, second_s) <= BUSY_S
+            hits_return(opened, stage.first, new)
+
+
+@pytest.fixture(autouse=True)
+def room(stage: Stage) -> None:
+    """The shared tier takes blocks, whatever others stored in it."""
+    make_room(stage)
+
+
+@contextmanager
+def a_cache_container_ends(stage: Stage, where: Replica) -> Iterator[Victim]:
+    """Let the block end a pod's cache container.
+
+    It is started again, and no other container of the product is. The engine hears of it, and no timer runs out.
+    """
+    cache = Victim(stage.kubectl, DEMO_NAMESPACE, where.pod, "cache")
+    was = cache.life()
+    others = product_lives(stage.kubectl, (was.pod_uid, "cache"))
+    began = datetime.now(UTC)
+    try:
+        yield cache
+    finally:
+        wait_until("the cache container runs again", cache.running, BACK_S)
+        wait_until_well(stage.kubectl)
+    assert replace(cache.life(), started_at="") == replace(was, restarts=was.restarts + 1, started_at="")
+    assert product_lives(stage.kubectl, (was.pod_uid, "cache")) == others
+    said = stage.kubectl.run(
+        "-n", DEMO_NAMESPACE, "logs", where.pod, "-c", "engine", f"--since-time={began:%Y-%m-%dT%H:%M:%SZ}"
+    )
+    assert said.count(HEARD) == 2, said[-4000:]
+    assert not TIMED_OUT.findall(said), said[-4000:]
+    stage.say("".join(line + "\n" for line in said.splitlines() if HEARD in line or "given up after" in line))
+
+
+def hits_return(stage: Stage, leads: Replica, follows: Replica) -> None:
+    """See one replica find what the other has stored, for each tenant."""
+    since = time.monotonic()
+    for key in (ACME_KEY, GLOBEX_KEY):
+        wait_until("hits are back", lambda key=key: found_across(leads, follows, key), BACK_S)
+    stage.say(f"hits of both tenants are back {time.monotonic() - since:.1f} s after the container ended")
+
+
+def slowest_s(where: Replica, requests: int) -> float:
+    """Ask what nobody asked before; return the longest that an answer took."""
+    answers = [where.complete(ACME_KEY, fresh_prompt("alone")) for _ in range(requests)]
+    assert [one.status for one in answers] == [200] * requests
+    return max(one.took_s for one in answers)
