@@ -216,7 +216,8 @@ def _fail(invalidation: CacheInvalidation, now: datetime, why: Decision) -> Plan
         "scopeSummary": invalidation.spec.scope.summary,
         "message": why.message,
     }
-    return Plan(statuses=write_status(invalidation, now, findings, fields))
+    # Its own status does not wake it, and its time to live has begun.
+    return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
 
 
 def _expire(invalidation: CacheInvalidation, now: datetime) -> Plan:
