@@ -246,6 +246,9 @@ class WitnessPod(StatusModel):
     uid: ShortText
     """Its uid."""
 
+    acked: Revision | None = None
+    """Bundle revision that it acknowledged last, as far as is known: by its rules it fences itself off."""
+
 
 class CachedModelStatus(Status):
     """Observed state of a CachedModel."""

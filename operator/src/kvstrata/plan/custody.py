@@ -15,12 +15,17 @@ FENCE_MARGIN_S = 1
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """A pod whose word is needed. `fenced_by` is when it refuses all reuse by itself at the latest, None for never."""
+    """A pod whose word is needed.
+
+    `fenced_by` is when it refuses all reuse by itself at the latest, None for never; `acked` the revision that it
+    enforced last as far as is known.
+    """
 
     model: str
     pod: str
     uid: str
     fenced_by: datetime | None
+    acked: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +44,17 @@ def witnesses_now(world: World, now: datetime) -> tuple[Witness, ...]:
     Live ones, and those that vanished without having ended and have not had the time to fence themselves off: their
     nodes may be cut off.
     """
-    live = [_witness(world, pod, now) for model in sorted(world.pods) for pod in world.live_pods(model)]
-    vanished = [
-        _departed(world, model, gone)
-        for model in sorted(world.departures)
-        for gone in world.departures[model]
-        if not gone.clean
-    ]
-    return (*live, *(gone for gone in vanished if gone.fenced_by is None or gone.fenced_by > now))
+    models = sorted({*world.pods, *world.departures})
+    return tuple(witness for model in models for witness in witnesses_of(world, model, now))
+
+
+def witnesses_of(world: World, model: str, now: datetime) -> tuple[Witness, ...]:
+    """Return those of `witnesses_now` that are of one model, live ones first."""
+    vanished = (_departed(world, model, gone) for gone in world.departures.get(model, ()) if not gone.clean)
+    return (
+        *(_witness(world, pod, now) for pod in world.live_pods(model)),
+        *(gone for gone in vanished if gone.fenced_by is None or gone.fenced_by > now),
+    )
 
 
 def account_for(world: World, witnesses: tuple[Witness, ...], revisions: Mapping[str, int], now: datetime) -> Account:
@@ -89,12 +97,13 @@ def _speaks(world: World, pod: Pod | None) -> bool:
 
 
 def _witness(world: World, pod: Pod, now: datetime) -> Witness:
-    return Witness(pod.model, pod.name, pod.uid, _fenced_by(world, pod.model, world.acked_revision(pod), now))
+    acked = world.acked_revision(pod)
+    return Witness(pod.model, pod.name, pod.uid, _fenced_by(world, pod.model, acked, now), acked)
 
 
 def _departed(world: World, model: str, gone: Departure) -> Witness:
     """Return a vanished pod as a witness. Its token ended with its object, so it has read nothing since."""
-    return Witness(model, gone.name, gone.uid, _fenced_by(world, model, gone.acked, gone.at))
+    return Witness(model, gone.name, gone.uid, _fenced_by(world, model, gone.acked, gone.at), gone.acked)
 
 
 def _fenced_by(world: World, model: str, acked: int, since: datetime) -> datetime | None:

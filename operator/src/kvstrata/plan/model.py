@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -23,6 +24,7 @@ from .chains import first
 from .chains import model as chain
 from .chains import tier as tier_chain
 from .conditions import Finding, false, kstatus, true, unknown, write_status
+from .custody import witnesses_of
 from .enforcement import coverage, rules_are_committed
 from .ownership import no_longer_wanted, taken_by_someone_else
 from .types import Decision, EnsureSecret, Material, Plan
@@ -33,6 +35,10 @@ def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Pla
     model = world.models.get(name)
     if model is None or model.metadata.deleting:
         return Plan()
+    return replace(_plan(world, ctx, model, now), wake_after_s=_next_fence_s(world, model, now))
+
+
+def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) -> Plan:
     if not world.domain_id or world.domain_key is None:
         waiting = Decision(ModelReason.WAITING_FOR_DOMAIN, "the domain's identity and key are being drawn")
         return Plan(statuses=write_status(model, now, kstatus(None, waiting, waiting), {}, can_wait=True))
@@ -40,7 +46,7 @@ def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Pla
     if stalled:
         return Plan(
             statuses=write_status(
-                model, now, (*kstatus(stalled, None, stalled), *_observed(world, model)), _counts(world, model)
+                model, now, (*kstatus(stalled, None, stalled), *_observed(world, model)), _counts(world, model, now)
             )
         )
     usable, left_out = _tiers(world, model)
@@ -53,12 +59,12 @@ def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Pla
             f"{foreign} exists and does not belong to this CachedModel: delete it or rename the CachedModel",
         )
         findings = (*kstatus(conflict, None, conflict), *_observed(world, model))
-        return Plan(statuses=write_status(model, now, findings, _counts(world, model)))
+        return Plan(statuses=write_status(model, now, findings, _counts(world, model, now)))
     return Plan(
         actions=(*_certificate(world, ctx, model), *no_longer_wanted(world, model, children)),
         apply=children,
         statuses=_report(world, model, now, identity, left_out, children),
-        enqueue=(Key(BUNDLE, world.namespace, name),) if name not in world.bundles else (),
+        enqueue=(Key(BUNDLE, world.namespace, model.name),) if model.name not in world.bundles else (),
     )
 
 
@@ -126,7 +132,7 @@ def _report(
     ready = Decision(ModelReason.READY, "the model serves, and its pods enforce the newest policy")
     scheme, port = ("http", 80) if model.gate_tls_mode is TlsMode.DISABLED else ("https", 443)
     fields = {
-        **_counts(world, model),
+        **_counts(world, model, now),
         "identity": identity,
         "selector": ",".join(f"{k}={v}" for k, v in labels.selector_of_model(model.name).items()),
         "endpoint": f"{scheme}://{names.model_child(model.name)}.{model.namespace}.svc:{port}/v1",
@@ -209,17 +215,33 @@ def _tiers_bound(world: World, model: CachedModel, left_out: tuple[str, ...]) ->
     return true(kind, ModelReason.TIERS_BOUND, "every tier can be used")
 
 
-def _counts(world: World, model: CachedModel) -> dict[str, Any]:
+def _next_fence_s(world: World, model: CachedModel, now: datetime) -> float | None:
+    """Return when the next pod that vanished is certain to have fenced itself off, and is a witness no more."""
+    live = {pod.uid for pod in world.live_pods(model.name)}
+    moments = [
+        witness.fenced_by
+        for witness in witnesses_of(world, model.name, now)
+        if witness.fenced_by is not None and witness.uid not in live
+    ]
+    return max(1.0, (min(moments) - now).total_seconds()) if moments else None
+
+
+def _counts(world: World, model: CachedModel, now: datetime) -> dict[str, Any]:
     committed = world.bundles.get(model.name)
     revision = committed.bundle.root.revision if committed else model.status.bundle_revision
     deployment = world.children.get(("Deployment", names.model_child(model.name)))
     status: Mapping[str, Any] = (deployment or {}).get("status") or {}
     total = coverage(world, model.name, revision or 0)
+    # One that vanished stays a witness until it has fenced itself off: whoever leads next must wait for it, too.
+    witnesses = witnesses_of(world, model.name, now)[:MAX_WITNESSES]
     return {
         "replicas": status.get("replicas") or 0,
         "readyReplicas": status.get("readyReplicas") or 0,
         "bundleRevision": revision,
         "podsAcked": total.acked,
         "podsLive": total.live,
-        "witnesses": [{"name": pod.name, "uid": pod.uid} for pod in world.live_pods(model.name)][:MAX_WITNESSES],
+        "witnesses": [
+            {"name": witness.pod, "uid": witness.uid, **({"acked": witness.acked} if witness.acked else {})}
+            for witness in witnesses
+        ],
     }

@@ -21,6 +21,7 @@ from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects.applied import memo_names
 from kvstrata.objects.identity import cache_identity
+from kvstrata.plan.ownership import controllers
 
 from .fanout import concerned_by_object, concerned_by_pod, concerned_by_state
 from .parse import OWN_KINDS, parse_pod, resource_version, unreadable
@@ -38,7 +39,10 @@ class DomainStore:
     unreadable: dict[Key, Unreadable] = field(default_factory=dict)
     versions: dict[tuple[str, str], int] = field(default_factory=dict)
     policies_of_tenant: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    policy_names: dict[str, str] = field(default_factory=dict)
+    unsettled: set[str] = field(default_factory=set)
     children: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    owned: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     secrets: dict[str, SecretFacts] = field(default_factory=dict)
     domain_key: bytes | None = None
     pods: dict[str, dict[str, Pod]] = field(default_factory=lambda: defaultdict(dict))
@@ -87,7 +91,10 @@ class Store:
             invalidations=d.objects["CacheInvalidation"],
             unreadable=d.unreadable,
             policies_of_tenant=d.policies_of_tenant,
+            policy_names=d.policy_names,
+            unsettled=d.unsettled,
             children=d.children,
+            owned=d.owned,
             secrets=d.secrets,
             pods=d.pods,
             departures=d.departures,
@@ -109,7 +116,10 @@ class Store:
             return self._observe_own(d, kind, raw)
         if kind == "Pod":
             return self._observe_pod(d, raw)
+        self._disown(d, slot)
         d.children[slot] = raw
+        for uid in controllers(raw):
+            d.owned[uid].add(slot)
         return owners(raw)
 
     def forget(self, kind: str, namespace: str, name: str, last: Mapping[str, Any] | None = None) -> frozenset[Key]:
@@ -137,6 +147,7 @@ class Store:
             return concerned_by_object(self.world(namespace), Key(kind, namespace, name), before, None)
         if kind == "Pod":
             return self._forget_pod(d, name, parse_pod(last) if last else None)
+        self._disown(d, (kind, name))
         child = d.children.pop((kind, name), None)
         d.memo.forget(*memo_names(kind, name))
         return owners(child) if child else frozenset()
@@ -173,7 +184,7 @@ class Store:
                 all_acked = model.status.pods_acked == model.status.pods_live
                 acked = (model.status.bundle_revision or 0) if all_acked else 0
                 missing = tuple(
-                    Departure(witness.name, witness.uid, self._now(), clean=False, acked=acked)
+                    Departure(witness.name, witness.uid, self._now(), clean=False, acked=witness.acked or acked)
                     for witness in model.status.witnesses
                     if witness.uid not in known
                 )
@@ -210,7 +221,20 @@ class Store:
             self._index_policy(d, after, present=True)
         return concerned_by_object(self.world(d.namespace), key, before, after)
 
+    def _disown(self, d: DomainStore, slot: tuple[str, str]) -> None:
+        known = d.children.get(slot)
+        for uid in controllers(known) if known else ():
+            d.owned[uid].discard(slot)
+            if not d.owned[uid]:
+                del d.owned[uid]
+
     def _index_policy(self, d: DomainStore, policy: TenantCachePolicy, *, present: bool) -> None:
+        if present:
+            d.policy_names[policy.uid] = policy.name
+        else:
+            d.policy_names.pop(policy.uid, None)
+        waits = present and policy.status.enforced_generation != policy.generation
+        (d.unsettled.add if waits else d.unsettled.discard)(policy.name)
         names = set(d.policies_of_tenant.get(policy.spec.tenant, ()))
         (names.add if present else names.discard)(policy.name)
         if names:
