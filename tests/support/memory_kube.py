@@ -144,7 +144,8 @@ class MemoryKube(Kube):
         written = act()
         self.writes += 1
         self.log.append((verb, slot[0], slot[2]))
-        self.after_write(verb, slot[0], slot[2])
+        if hooked:
+            self.after_write(verb, slot[0], slot[2])
         return written
 
 

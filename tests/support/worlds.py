@@ -15,6 +15,7 @@ from kvstrata.adapters.kube import KubeError
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.ack import PodState
 from kvstrata.contract.bundle import Bundle, Entry
+from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.link import TierState
 from kvstrata.model.facts import BackendReport, Pod, SecretFacts, VerifiedState
 from kvstrata.model.refs import Key
@@ -36,6 +37,7 @@ from tests.support.objects import NAMESPACE, Raw
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CONTEXT = BuildContext(sidecar_image="sidecar:1", redis_image="redis:8")
+CERTIFICATE_LIFE = timedelta(days=240)
 MAX_STEPS = 1500
 
 
@@ -49,18 +51,33 @@ def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise AssertionError("a coroutine of the simulation waited for something")
 
 
+class Killed(BaseException):
+    """The operator's process is gone, with all that it knew."""
+
+
 class MemoryKeeper(Keeper):
-    """Makes Secrets without certificates, which these tests never look into."""
+    """Makes Secrets whose certificates are only a date and a number, which these tests never look into further."""
 
     is_open = True
 
     def _facts(self, raw: Mapping[str, Any], values: Mapping[str, bytes]) -> SecretFacts:
-        return SecretFacts(raw["metadata"]["name"], frozenset(values), raw["metadata"]["resourceVersion"])
+        certificate = values.get(names.CERTIFICATE_KEY, b"")
+        return SecretFacts(
+            raw["metadata"]["name"],
+            frozenset(values),
+            raw["metadata"]["resourceVersion"],
+            fingerprint=digest_bytes(certificate + values.get(names.ACL_FILE_KEY, b""))[:12],
+            renewal_due=bool(certificate) and format_timestamp(self._now()) >= certificate.decode().split()[0],
+        )
 
     def _material(self, order: EnsureSecret) -> dict[str, bytes]:
-        if order.material is Material.DOMAIN_KEY:
+        if order.material is not Material.SERVER_CERTIFICATE:
             return super()._material(order)
-        return {names.CERTIFICATE_KEY: b"certificate"}
+        renewed_at = format_timestamp(self._now() + CERTIFICATE_LIFE)
+        return {
+            names.CERTIFICATE_KEY: f"{renewed_at} {self._entropy(8).hex()}".encode(),
+            names.PRIVATE_KEY_KEY: self._entropy(8),
+        }
 
 
 class Simulation:
@@ -75,12 +92,14 @@ class Simulation:
         self.backends_up = True
         self.asked: list[str] = []
         self.plans: list[tuple[Key, Plan]] = []
+        self.boots = 0
         self._boot()
         self.put(*objects)
 
     def _boot(self) -> None:
         self.store = Store(lambda: self.random.randbytes(64), lambda: self.now)
-        self.store.term = 1
+        self.boots += 1
+        self.store.term = self.boots
         self.queue = WorkQueue(lambda: (self.now - START).total_seconds())
         keeper = MemoryKeeper(self.kube, "kvstrata-system", self.random.randbytes, lambda: self.now)
         self.keeper = keeper
@@ -153,6 +172,30 @@ class Simulation:
         wanted = raw["spec"]["replicas"]
         status = {"updatedReplicas": wanted, "readyReplicas": wanted, "replicas": wanted}
         self.put({**raw, "status": {**status, "observedGeneration": raw["metadata"]["generation"]}})
+
+    def clone(self) -> Simulation:
+        """Return another world that is the same for all that is outside of the operator, which is started anew."""
+        other = Simulation()
+        other.now, other.acks, other.boots = self.now, dict(self.acks), self.boots
+        other.random.setstate(self.random.getstate())
+        other.kube.api.take_over(self.kube.api)
+        other.restart()
+        return other
+
+    def kill_at(self, number: int, *, after: bool) -> None:
+        """Let the operator vanish at its write of this number, before the API server has it or after."""
+        count = 0
+
+        def hook(verb: str, kind: str, name: str) -> None:
+            nonlocal count
+            count += 1
+            if count == number:
+                raise Killed
+
+        if after:
+            self.kube.after_write = hook
+        else:
+            self.kube.before_write = hook
 
     def restart(self) -> None:
         """Kill the operator and start another, which knows only what the API server and the pods tell it."""

@@ -60,11 +60,11 @@ def leaves(schema: Schema, value: Any, *, holders: bool = False) -> dict[Path, A
 
 def compare(schema: Schema, before: Any, after: Any) -> Comparison:
     """Return how `after` differs from `before`."""
-    old, new = leaves(schema, before, holders=True), leaves(schema, after, holders=True)
-    modified = frozenset(path for path in old.keys() & new.keys() if old[path] != new[path])
-    return Comparison(
-        frozenset(new.keys() - old.keys()) - _UNOWNED, modified - _UNOWNED, frozenset(old.keys() - new.keys())
-    )
+    added: set[Path] = set()
+    modified: set[Path] = set()
+    removed: set[Path] = set()
+    _compare(schema, before, after, (), (added, modified, removed))
+    return Comparison(frozenset(added) - _UNOWNED, frozenset(modified) - _UNOWNED, frozenset(removed))
 
 
 def with_named_parents(schema: Schema, fields: Fields) -> Fields:
@@ -111,6 +111,40 @@ def described(path: Path) -> str:
         else:
             text += f"[={step[2:]}]"
     return text
+
+
+def _compare(schema: Schema, old: Any, new: Any, path: Path, found: tuple[set[Path], set[Path], set[Path]]) -> None:
+    """Descend where both sides differ and have the same shape, so that what is equal costs nothing."""
+    is_map = isinstance(old, Mapping)
+    before = old if is_map else {element(schema, item): item for item in old}
+    after = new if is_map else {element(schema, item): item for item in new}
+    for name in before.keys() | after.keys():
+        one, other = before.get(name), after.get(name)
+        inner, step = (child(schema, name), f"f:{name}") if is_map else (item_of(schema), name)
+        left: dict[Path, Any] = {}
+        right: dict[Path, Any] = {}
+        if name in before and name in after:
+            if one == other:
+                continue
+            if _same_shape(inner, one, other):
+                _compare(inner, one, other, (*path, step), found)
+                continue
+        if name in before:
+            _collect(schema, {name: one} if is_map else [one], path, left, True)
+        if name in after:
+            _collect(schema, {name: other} if is_map else [other], path, right, True)
+        left.pop(path, None)
+        right.pop(path, None)
+        found[0].update(right.keys() - left.keys())
+        found[1].update(path for path in left.keys() & right.keys() if left[path] != right[path])
+        found[2].update(left.keys() - right.keys())
+
+
+def _same_shape(schema: Schema, one: Any, other: Any) -> bool:
+    same = (isinstance(one, Mapping) and isinstance(other, Mapping)) or (
+        isinstance(one, list) and isinstance(other, list)
+    )
+    return bool(same and one and other and not is_atomic(schema, one))
 
 
 def _collect(schema: Schema, value: Any, path: Path, found: dict[Path, Any], holders: bool) -> None:

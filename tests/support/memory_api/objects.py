@@ -25,24 +25,26 @@ _STAMPED = (*_KEPT, "resourceVersion", "managedFields", "selfLink")
 
 
 class MemoryApi:
-    """Objects and what has been said of them. Values are never changed in place, so a copy of `objects` is a snapshot.
+    """Objects, the events that nobody took yet, and all events in `history`.
 
-    managedFields are not put into the objects, which nobody here reads: `managed_fields` returns them. Deletion
-    collects what nobody owns any more at once, where the real server leaves that to a controller; not so unless
-    `collects`. `now` is the time as the API writes it.
+    Values are never changed in place, so a copy of `objects` is a snapshot. managedFields are not put into the objects,
+    where nobody here reads them: `managed_fields` returns them. Deletion collects what nobody owns any more at once,
+    where the real server leaves that to a controller; not so unless `collects`. `now` is the time as the API writes it.
     """
 
     def __init__(self, now: Callable[[], str] = lambda: "2026-01-01T00:00:00Z", *, collects: bool = True) -> None:
         self.objects: dict[Slot, Raw] = {}
         self.owners: dict[Slot, dict[Manager, Fields]] = {}
         self.events: list[Event] = []
+        self.history: list[Event] = []
         self._now, self._collects = now, collects
         self._version = 100
         self._uid = 0
 
     def take_over(self, other: MemoryApi) -> None:
         """Hold what `other` holds, with the same versions and no events."""
-        self.objects, self.owners, self.events = dict(other.objects), dict(other.owners), []
+        self.objects, self.owners = dict(other.objects), dict(other.owners)
+        self.events, self.history = [], []
         self._version, self._uid = other._version, other._uid
 
     # what is asked
@@ -183,7 +185,7 @@ class MemoryApi:
         self._version += 1
         metadata["resourceVersion"] = str(self._version)
         self.objects[slot], self.owners[slot] = body, owners
-        self.events.append(("ADDED" if known is None else "MODIFIED", body))
+        self._tell("ADDED" if known is None else "MODIFIED", body)
         if metadata.get("deletionTimestamp") and not metadata.get("finalizers"):
             self._gone(slot)
         else:
@@ -194,11 +196,13 @@ class MemoryApi:
         last = self.objects.pop(slot)
         self.owners.pop(slot, None)
         self._version += 1
-        self.events.append(
-            ("DELETED", {**last, "metadata": {**last["metadata"], "resourceVersion": str(self._version)}})
-        )
+        self._tell("DELETED", {**last, "metadata": {**last["metadata"], "resourceVersion": str(self._version)}})
         uid = last["metadata"]["uid"]
         self._collect([found for found, raw in self.objects.items() if uid in _owner_uids(raw)])
+
+    def _tell(self, verb: str, raw: Raw) -> None:
+        self.events.append((verb, raw))
+        self.history.append((verb, raw))
 
     def _collect(self, slots: list[Slot]) -> None:
         """Delete those of `slots` whose owners are all gone."""
