@@ -143,6 +143,7 @@ def test_the_environment_that_the_chart_sets_is_one_that_the_settings_accept() -
     assert settings.sidecar_image == "localhost/kvstrata-sidecar:0.1.0"
     assert settings.log_level == "DEBUG"
     assert settings.resync_s == 600
+    assert settings.watch_silence_s == 70
 
 
 def test_probes_ask_the_port_that_the_operator_listens_on() -> None:
