@@ -61,7 +61,7 @@ class Settings:
             cluster_domain=env.get("KVSTRATA_CLUSTER_DOMAIN") or "cluster.local",
             log_level=(env.get("KVSTRATA_LOG_LEVEL") or "INFO").upper(),
             http_port=int(number("KVSTRATA_HTTP_PORT", "8080")),
-            workers=int(number("KVSTRATA_WORKERS", "8")),
+            workers=int(number("KVSTRATA_WORKERS", "16")),
             resync_s=number("KVSTRATA_RESYNC_SECONDS", "600"),
             watch_silence_s=number("KVSTRATA_WATCH_SILENCE_SECONDS", "70"),
         )

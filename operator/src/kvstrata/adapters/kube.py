@@ -6,7 +6,6 @@ plain dictionaries, because discovery and model classes cost more than the opera
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -14,6 +13,7 @@ from typing import Any
 from urllib.request import getproxies
 
 import aiohttp
+import orjson
 from kubernetes.aio import client as aio_client
 from kubernetes.aio import config as aio_config
 from kubernetes.aio.client.exceptions import ApiException
@@ -220,7 +220,7 @@ def _decoded(data: bytes) -> dict[str, Any]:
     if not data:
         return {}
     try:
-        decoded = json.loads(data)
+        decoded = orjson.loads(data)
     except ValueError as error:
         raise KubeError(0, "BadAnswer", f"the API server's answer is no JSON: {error}") from error
     if not isinstance(decoded, dict):
@@ -231,7 +231,7 @@ def _decoded(data: bytes) -> dict[str, Any]:
 def _refusal(status: int, data: bytes, retry_after: str | None) -> KubeError:
     reason, message = _REASONS.get(status, "Unknown"), ""
     try:
-        raw = json.loads(data)
+        raw = orjson.loads(data)
         reason, message = raw.get("reason") or reason, raw.get("message") or message
     except (ValueError, AttributeError):
         message = data[:200].decode("utf-8", "replace")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +28,9 @@ class World:
     The mappings are read-only views, so a snapshot costs nothing to take; it is valid until the plan returns, because
     plans never wait. `term` is the leader's, `entropy` 64 fresh random bytes for this plan alone. `memo` keeps
     results of earlier plans and changes none.
+
+    `policy_names` gives the name of a policy by its UID, `unsettled` names the policies whose generation was never
+    enforced, and `owned` gives kind and name of the children that the object of a UID controls.
     """
 
     namespace: str
@@ -43,7 +46,10 @@ class World:
     invalidations: Mapping[str, CacheInvalidation] = field(default_factory=dict)
     unreadable: Mapping[Key, Unreadable] = field(default_factory=dict)
     policies_of_tenant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    policy_names: Mapping[str, str] = field(default_factory=dict)
+    unsettled: Set[str] = frozenset()
     children: Mapping[tuple[str, str], LiveObject] = field(default_factory=dict)
+    owned: Mapping[str, Set[tuple[str, str]]] = field(default_factory=dict)
     secrets: Mapping[str, SecretFacts] = field(default_factory=dict)
     pods: Mapping[str, Mapping[str, Pod]] = field(default_factory=dict)
     departures: Mapping[str, tuple[Departure, ...]] = field(default_factory=dict)

@@ -15,7 +15,7 @@ def taken_by_someone_else(world: World, owner: Resource, wanted: Iterable[Mappin
     """Return kind and name of the first wanted object that exists and does not belong to `owner`, or None."""
     for child in wanted:
         live = world.children.get((child["kind"], child["metadata"]["name"]))
-        if live is not None and owner.uid not in _owner_uids(live):
+        if live is not None and owner.uid not in controllers(live):
             return f"{child['kind']} {child['metadata']['name']}"
     return None
 
@@ -24,11 +24,12 @@ def no_longer_wanted(world: World, owner: Resource, wanted: Iterable[Mapping[str
     """Return the deletion of every object that `owner` controls and that is not among `wanted`."""
     keep = {(child["kind"], child["metadata"]["name"]) for child in wanted}
     return tuple(
-        Remove(kind, name, live["metadata"]["uid"])
-        for (kind, name), live in sorted(world.children.items())
-        if (kind, name) not in keep and owner.uid in _owner_uids(live) and "deletionTimestamp" not in live["metadata"]
+        Remove(*slot, metadata["uid"])
+        for slot in sorted(world.owned.get(owner.uid, frozenset()) - keep)
+        if "deletionTimestamp" not in (metadata := world.children[slot]["metadata"])
     )
 
 
-def _owner_uids(live: Mapping[str, Any]) -> frozenset[str]:
+def controllers(live: Mapping[str, Any]) -> frozenset[str]:
+    """Return the UIDs of the objects that control `live`; there is one at most in a sound cluster."""
     return frozenset(owner["uid"] for owner in live["metadata"].get("ownerReferences") or () if owner.get("controller"))

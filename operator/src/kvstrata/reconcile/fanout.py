@@ -105,11 +105,8 @@ def _waiting_policies(world: World, model: str, enforced: int) -> set[Key]:
     uids = {entry.policy for entry in committed.bundle.entries.values() if entry.since > enforced}
     if committed.bundle.root.rules_since > enforced or len(world.serving_pods(model)) <= 1:
         return set(_policies(world))
-    return {
-        Key("TenantCachePolicy", world.namespace, policy.name)
-        for policy in world.policies.values()
-        if policy.uid in uids or policy.status.enforced_generation != policy.generation
-    }
+    names = world.unsettled | {world.policy_names[uid] for uid in uids if uid in world.policy_names}
+    return {Key("TenantCachePolicy", world.namespace, name) for name in names}
 
 
 def _meaning(resource: Resource) -> tuple[Any, ...]:
