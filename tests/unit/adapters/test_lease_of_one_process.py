@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from kvstrata.adapters import lease as module
 from kvstrata.adapters.lease import Lease
+from kvstrata.adapters.resources import Resource
 from tests.support.memory_kube import MemoryKube
 
 
@@ -54,3 +56,40 @@ async def test_a_lease_that_ran_out_is_not_given_up_for_the_one_who_has_it_now()
     clock.now_s -= module.DURATION_S
     await lease.release()
     assert _spec(server)["holderIdentity"] == ""
+
+
+class SlowReads(MemoryKube):
+    """An API server whose answers to reads take `delay_s` seconds of a clock, after it looked."""
+
+    def __init__(self, clock: Clock, delay_s: float) -> None:
+        super().__init__()
+        self._clock, self.delay_s = clock, delay_s
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+        """Read, and answer late."""
+        self._clock.now_s += self.delay_s
+        return await super().get(resource, namespace, name)
+
+
+async def test_a_slow_read_takes_nothing_of_a_new_leaders_time() -> None:
+    clock = Clock()
+    lease = Lease(SlowReads(clock, module.RENEW_DEADLINE_S - 1), "ns", "lease", "one", clock)
+    await lease.acquire()
+    clock.now_s += module.RENEW_EVERY_S
+    assert lease.held
+
+
+async def test_a_contender_counts_from_when_it_saw_a_renewal_not_from_when_it_asked() -> None:
+    clock = Clock()
+    server = SlowReads(clock, 0.0)
+    leader, contender = (Lease(server, "ns", "lease", name, clock) for name in ("one", "two"))
+    await leader.acquire()
+    # The renewal falls into the time that the contender's read takes.
+    server.delay_s = module.DURATION_S - 1
+    assert not await contender._try_once()
+    server.delay_s = 0.0
+    renewed_at = clock.now_s
+    clock.now_s = renewed_at + module.DURATION_S - 1
+    assert not await contender._try_once()
+    clock.now_s = renewed_at + module.DURATION_S
+    assert await contender._try_once()

@@ -94,14 +94,16 @@ class Lease:
     async def _try_once(self) -> bool:
         asked_at = self._monotonic()
         lease = await self._kube.get(LEASE, self._namespace, self._name)
+        answered_at = self._monotonic()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         if lease is None:
-            return await self._write(self._new(now), asked_at, create=True)
+            return await self._write(self._new(now), create=True)
         spec = lease.setdefault("spec", {})
         holder = spec.get("holderIdentity") or ""
         seen = (holder, spec.get("renewTime") or "")
         if seen != self._observed:
-            self._observed, self._observed_at = seen, asked_at
+            # What an answer shows may be as young as the answer: its holder counts from when it sent the write.
+            self._observed, self._observed_at = seen, answered_at
         if holder != self._identity:
             expires_s = float(spec.get("leaseDurationSeconds") or DURATION_S)
             if holder and asked_at - self._observed_at < expires_s:
@@ -110,7 +112,7 @@ class Lease:
             # A container that was started again has its predecessor's name, but is another actor: a term is one's own.
             spec |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
         spec |= {"holderIdentity": self._identity, "renewTime": now, "leaseDurationSeconds": int(DURATION_S)}
-        return await self._write(lease, asked_at, create=False)
+        return await self._write(lease, create=False)
 
     def _new(self, now: str) -> dict[str, Any]:
         return {
@@ -126,7 +128,8 @@ class Lease:
             },
         }
 
-    async def _write(self, lease: dict[str, Any], asked_at: float, *, create: bool) -> bool:
+    async def _write(self, lease: dict[str, Any], *, create: bool) -> bool:
+        sent_at = self._monotonic()
         try:
             write = self._kube.create if create else self._kube.replace
             stored = await write(LEASE, self._namespace, lease)
@@ -134,7 +137,8 @@ class Lease:
             if error.is_conflict:
                 return False
             raise
-        # Counted from before the request: the successor counts from the write, which is later.
-        self._renewed_at = asked_at
+        # Counted from before the request: the successor counts from when it sees the write, which is later. The read
+        # before it does not count: a slow one would leave a new leader no time to renew.
+        self._renewed_at = sent_at
         self.term = int(stored["spec"].get("leaseTransitions") or 1)
         return True
