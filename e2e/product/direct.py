@@ -13,9 +13,10 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from e2e.cluster.settings import Paths
 
@@ -41,13 +42,22 @@ def container_pid(kubectl: Kubectl, namespace: str, pod: str, container: str) ->
 
     Raises CommandError when the container does not run, or not on this machine.
     """
-    status = kubectl.get("pod", pod, namespace)["status"]
+    return pid_in(kubectl.get("pod", pod, namespace), container)
+
+
+def pid_in(pod: Mapping[str, Any], container: str) -> int:
+    """Return the first process of a running container of a pod, as the API server showed the pod.
+
+    Raises CommandError when the container does not run, or not on this machine.
+    """
+    status = pod["status"]
     told = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
     name = next((str(one.get("containerID", "")) for one in told if one["name"] == container), "")
     identity = name.rpartition("/")[2]
     pids = sorted(_in_control_group(identity)) if identity else []
     if not pids:
-        raise CommandError(f"no process of this machine belongs to container {container} of pod {pod} ({name or '?'})")
+        where = f"container {container} of pod {pod['metadata']['name']} ({name or '?'})"
+        raise CommandError(f"no process of this machine belongs to {where}")
     return pids[0]
 
 

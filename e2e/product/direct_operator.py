@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from e2e.cluster.audit import AuditLog, Write
 from e2e.cluster.settings import Paths
 
-from .direct import container_pid, metric, scrape
+from .direct import metric, pid_in, scrape
 from .install import SYSTEM_NAMESPACE
 from .kubectl import CommandError, Kubectl, wait_until
 
@@ -68,7 +68,7 @@ class Operators:
             if "running" not in status.get("state", {}) or "deletionTimestamp" in pod["metadata"]:
                 continue
             try:
-                pid = container_pid(self._kubectl, SYSTEM_NAMESPACE, name, "operator")
+                pid = pid_in(pod, "operator")
             except CommandError:
                 continue
             found.append(OperatorPod(name, pod["metadata"]["uid"], pid, int(status["restartCount"])))
