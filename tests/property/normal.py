@@ -1,0 +1,150 @@
+"""A namespace without what chance, clocks and counters put into it, so that two runs can be compared.
+
+Epochs, UIDs and the domain's id are replaced by whose they are; times, resourceVersions and bundle revisions are left
+out; of generated Secrets only the keys stay, and of a bundle what a gate makes of it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Entry, Root, decode_shard
+from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.objects import labels, names
+from kvstrata.objects.applied import APPLIED
+from tests.support.objects import NAMESPACE
+from tests.support.worlds import Simulation
+
+Raw = Mapping[str, Any]
+Objects = Mapping[tuple[str, str, str], Raw]
+HOLDERS = ("CacheDomain", "TenantGroup", "TenantCachePolicy")
+_TIMES = frozenset(
+    {"lastTransitionTime", "creationTimestamp", "startTime", "completionTime", "rolledTime", "took", "fencedBy"}
+)
+_COUNTERS = frozenset({"resourceVersion", "bundleRevision", "revision", "digest"})
+_DIGESTS = frozenset({APPLIED, labels.TLS_REVISION})
+"""Annotations that follow from random material; that they are current is tested by planning again."""
+
+
+def normal(simulation: Simulation) -> dict[str, Any]:
+    """Return the state of a namespace: objects by `Kind/name`, bundles by `bundle of <model>`."""
+    objects = simulation.kube.objects
+    told = _tokens(objects)
+
+    def token(text: str) -> str:
+        return told.get(text) or text.replace(*_domain_id(objects))
+
+    state: dict[str, Any] = {}
+    for (kind, _, name), raw in sorted(objects.items()):
+        if kind == "Secret" and (raw["metadata"].get("labels") or {}).get(labels.COMPONENT) == "bundle":
+            continue
+        state[f"{kind}/{name}"] = _without_chance(raw, token) if kind != "Secret" else _of_secret(raw, token)
+    for kind, _, name in objects:
+        if kind == "CachedModel":
+            state[f"bundle of {name}"] = _bundle(objects, name, token)
+    return state
+
+
+def differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Return where two states differ, and how."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        names_of_both = [*one, *(name for name in other if name not in one)]
+        return [
+            line for name in names_of_both for line in differences(one.get(name), other.get(name), f"{path}.{name}")
+        ]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        pairs = enumerate(zip(one, other, strict=True))
+        return [line for n, (left, right) in pairs for line in differences(left, right, f"{path}[{n}]")]
+    return [] if one == other else [f"{path[1:]}: {one!r} != {other!r}"]
+
+
+def read_bundle(objects: Objects, model: str) -> tuple[Root, dict[str, Entry]] | None:
+    """Return a bundle as a gate reads it, with every digest checked; None if there is no root.
+
+    Raises ContractError or LookupError for one that no gate could read.
+    """
+    stored = objects.get(("Secret", NAMESPACE, names.bundle_root(model)))
+    if stored is None:
+        return None
+    root = Root.decode(base64.b64decode(stored["data"][ROOT_DATA_KEY]))
+    entries: dict[str, Entry] = {}
+    for ref in root.shards:
+        shard = objects[("Secret", NAMESPACE, names.bundle_shard(model, ref.index, ref.slot))]
+        entries |= {e.tenant: e for e in decode_shard(base64.b64decode(shard["data"][SHARD_DATA_KEY]), ref.digest)}
+    return root, entries
+
+
+def domain_key(objects: Objects) -> bytes | None:
+    """Return the domain's key."""
+    stored = objects.get(("Secret", NAMESPACE, names.DOMAIN_KEY_SECRET))
+    return base64.b64decode(stored["data"][names.DOMAIN_KEY_DATA_KEY]) if stored else None
+
+
+def own_scope(raw: Raw) -> tuple[Scope, str] | None:
+    """Return the scope whose epoch this object decides on, and the epoch."""
+    told = (raw.get("status") or {}).get("scope")
+    if raw["kind"] not in HOLDERS or not told:
+        return None
+    if raw["kind"] == "TenantCachePolicy" and told["kind"] != str(ScopeKind.TENANT):
+        return None
+    return Scope(ScopeKind(told["kind"]), told["name"]), told["epoch"]
+
+
+def _tokens(objects: Objects) -> dict[str, str]:
+    """Return what stands for each random value: the object of a UID, the scope of an epoch and of its keyspace."""
+    told = {raw["metadata"]["uid"]: f"uid of {kind} {name}" for (kind, _, name), raw in objects.items()}
+    key = domain_key(objects)
+    for raw in objects.values():
+        found = own_scope(raw)
+        if found is None:
+            continue
+        scope, epoch = found
+        assert told.setdefault(epoch, f"epoch of {scope}") == f"epoch of {scope}", "two scopes have one epoch"
+        if key is not None:
+            told[derive_keyspace(key, scope, epoch)] = f"keyspace of {scope}"
+    return told
+
+
+def _domain_id(objects: Objects) -> tuple[str, str]:
+    domain = objects.get(("CacheDomain", NAMESPACE, "default")) or {}
+    return (domain.get("status") or {}).get("domainID") or "no domain id", "domain-id"
+
+
+def _without_chance(value: Any, token: Callable[[str], str]) -> Any:
+    if isinstance(value, Mapping):
+        if "oldEpoch" in value:
+            # Which one that was is told by the number of rolls, and that none came back by the history.
+            value = {**value, "oldEpoch": "old", "newEpoch": "new"}
+        if "uid" in value and "acked" in value:
+            value = {name: inner for name, inner in value.items() if name != "acked"}  # a pod's, by revision
+        dropped = _TIMES | _COUNTERS | _DIGESTS
+        kept = {name: inner for name, inner in value.items() if name not in dropped}
+        if "uid" in kept and "generation" in kept and value.get("ownerReferences"):
+            # Of children: how often they were changed on the way is looked at in their history.
+            del kept["generation"]
+        return {token(name): _without_chance(inner, token) for name, inner in kept.items()}
+    if isinstance(value, list):
+        return [_without_chance(item, token) for item in value]
+    return token(value) if isinstance(value, str) else value
+
+
+def _of_secret(raw: Raw, token: Callable[[str], str]) -> Any:
+    return {**_without_chance({k: v for k, v in raw.items() if k != "data"}, token), "keys": sorted(raw["data"])}
+
+
+def _bundle(objects: Objects, model: str, token: Callable[[str], str]) -> Any:
+    found = read_bundle(objects, model)
+    if found is None:
+        return None
+    root, entries = found
+    return {
+        "domain": token(root.domain),
+        "model": token(root.model_uid),
+        "rules": root.rules.to_json(),
+        "entries": {
+            tenant: (str(e.scope), token(e.keyspace), token(e.policy), e.suspended, e.budgets)
+            for tenant, e in sorted(entries.items())
+        },
+    }

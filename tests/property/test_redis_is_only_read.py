@@ -1,0 +1,70 @@
+"""The operator of this version writes nothing to Redis, so there is no write there at which it could die.
+
+A server that records every command stands in for Redis, because what is sent is the point and not what is answered.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kvstrata.adapters.redis_probe import RedisReason, probe_redis
+
+OPERATOR = Path(__file__).resolve().parents[2] / "operator" / "src" / "kvstrata"
+READS = {"INFO", "PING"}
+OF_THE_CONNECTION = {"AUTH", "HELLO", "CLIENT SETINFO", "CLIENT SETNAME"}
+INFO = b"redis_version:8.0.0\r\nused_memory:1\r\nmaxmemory:2\r\nrole:master\r\n"
+
+
+class Recorder:
+    """Answers as a Redis server would, and keeps what it was asked."""
+
+    def __init__(self, *, may_ask_for_figures: bool) -> None:
+        self.commands: list[str] = []
+        self._may_ask = may_ask_for_figures
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection."""
+        while head := await reader.readline():
+            words = []
+            for _ in range(int(head[1:])):
+                size = int((await reader.readline())[1:])
+                words.append((await reader.readexactly(size + 2))[:-2].decode())
+            command = words[0].upper()
+            self.commands.append(f"{command} {words[1].upper()}" if command == "CLIENT" else command)
+            if command == "INFO" and not self._may_ask:
+                writer.write(b"-NOPERM this user has no permissions to run the 'info' command\r\n")
+            elif command == "INFO":
+                writer.write(b"$%d\r\n%s\r\n" % (len(INFO), INFO))
+            else:
+                writer.write(b"+PONG\r\n" if command == "PING" else b"+OK\r\n")
+        writer.close()
+
+
+@pytest.mark.parametrize("may_ask_for_figures", [True, False])
+@pytest.mark.parametrize(("username", "password"), [(None, None), (None, "secret"), ("operator", "secret")])
+async def test_a_probe_sends_nothing_that_writes(
+    username: str | None, password: str | None, may_ask_for_figures: bool
+) -> None:
+    recorder = Recorder(may_ask_for_figures=may_ask_for_figures)
+    server = await asyncio.start_server(recorder.serve, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()[:2]
+    report = await probe_redis(f"{host}:{port}", password, None, username=username)
+    server.close()
+    assert report.reason is RedisReason.REACHABLE
+    assert "INFO" in recorder.commands
+    assert set(recorder.commands) <= READS | OF_THE_CONNECTION
+
+
+def test_nothing_else_of_the_operator_speaks_to_redis() -> None:
+    speakers = {
+        path.relative_to(OPERATOR).as_posix()
+        for path in OPERATOR.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "redis" for alias in node.names))
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "redis" and not node.level)
+    }
+    assert speakers == {"adapters/redis_probe.py"}
