@@ -32,8 +32,8 @@ _DEFAULTS = TierParams(TIER, endpoints=())
 EXTRA_DELAY_S = (_DEFAULTS.lookup_deadline_ms + _DEFAULTS.load_deadline_ms) / 1000
 """What a tier may cost one request at most: a lookup and a load that are both given up at their deadlines."""
 
-NOTICED_S = 20.0
-"""The tier says within this that it is away: a pod's word or a probe of the operator's, on a machine that is busy."""
+NOTICED_S = 60.0
+"""The tier says within this what it lacks: it is asked every 15 s, at once when a pod says so, on a busy machine."""
 
 HEALED_S = 120.0
 """The tier is ready again within this after its server is: a name's time to live, a breaker's and a probe's pause."""
