@@ -23,6 +23,9 @@ BUSY_S = 20.0
 HANG_S = 180.0
 """Requests that are not answered for so long hang; a client would have given up."""
 
+NEW_PROMPT_EVERY_S = 4.0
+"""A prompt is 2 MB in the demo's shared tier of 200: asked without a pause, new ones fill it within a story."""
+
 WELL_AGAIN_S = 300
 
 
@@ -80,17 +83,19 @@ def tenants_ask(stage: Stage, extra_delay_s: float) -> Iterator[Ordeal]:
 
 
 class Trail:
-    """Prompts that nobody asked before, and the last one of them for those who follow."""
+    """Prompts that nobody asked before, a new one every few seconds, for those who lead and those who follow."""
 
     def __init__(self, tenant: str) -> None:
         self._tenant = tenant
         self._last = fresh_prompt(tenant)
+        self._made_at = time.monotonic()
         self._lock = threading.Lock()
 
     def fresh(self) -> str:
-        """Return a new prompt."""
+        """Return a new prompt, or the newest again if it is only just new."""
         with self._lock:
-            self._last = fresh_prompt(self._tenant)
+            if time.monotonic() - self._made_at >= NEW_PROMPT_EVERY_S:
+                self._last, self._made_at = fresh_prompt(self._tenant), time.monotonic()
             return self._last
 
     def last(self) -> str:
