@@ -1,0 +1,66 @@
+"""What a benchmark's result says about its ranges, and when it says nothing."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import pytest
+
+from bench.result import ON_A_QUIET_MACHINE, OTHER_LOAD, QUIET_PERCENT, RANGES, Figure, Result, load_range, percentile
+
+NAMES = sorted(path.stem for path in RANGES.glob("*.json"))
+
+
+def judged(value: float, bounds: dict[str, Any], other_load_percent: float = 0) -> dict[str, Any]:
+    result = Result(
+        name="x",
+        figures={"took": Figure(value, "s")},
+        baseline={},
+        ratio=1.0,
+        reproduce="",
+        conditions={OTHER_LOAD: other_load_percent},
+    )
+    return result.to_json({"took": bounds})
+
+
+@pytest.mark.parametrize(("value", "ok"), [(0.9, False), (1.0, True), (2.0, True), (2.1, False)])
+def test_a_figure_outside_of_its_range_fails_the_run(value: float, ok: bool) -> None:
+    document = judged(value, {"min": 1.0, "max": 2.0}, other_load_percent=90)
+    assert document["ok"] is ok
+    assert document["out_of_range"] == ([] if ok else ["took"])
+
+
+def test_elapsed_time_is_judged_on_a_quiet_machine() -> None:
+    document = judged(3.0, {"max": 2.0, ON_A_QUIET_MACHINE: True}, other_load_percent=QUIET_PERCENT)
+    assert not document["ok"]
+    assert document["too_busy_to_judge"] == []
+
+
+def test_elapsed_time_on_a_busy_machine_is_reported_and_fails_nothing() -> None:
+    document = judged(3.0, {"max": 2.0, ON_A_QUIET_MACHINE: True}, other_load_percent=QUIET_PERCENT + 1)
+    assert document["ok"]
+    assert document["too_busy_to_judge"] == ["took"]
+
+
+def test_a_range_of_a_figure_that_was_not_measured_is_an_error() -> None:
+    result = Result(name="x", figures={}, baseline={}, ratio=1.0, reproduce="", conditions={})
+    with pytest.raises(KeyError):
+        result.to_json({"typo": {"max": 1}})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_range_has_a_benchmark_of_its_name_and_known_bounds(name: str) -> None:
+    module = importlib.import_module(f"bench.{name.replace('-', '_')}")
+    assert inspect.iscoroutinefunction(module.measure)
+    for figure, bounds in load_range(name).items():
+        assert bounds.keys() <= {"min", "max", ON_A_QUIET_MACHINE}, figure
+        assert bounds.keys() & {"min", "max"}, figure
+
+
+def test_a_percentile_is_a_sample() -> None:
+    samples = [float(number) for number in range(1, 201)]
+    assert percentile(samples, 50) == 100
+    assert percentile(samples, 99) == 198
+    assert percentile([7.0], 99) == 7
