@@ -37,6 +37,17 @@ def test_more_requests_do_not_prolong_the_wait() -> None:
     assert queue.put_off(KEY, 0.25)
 
 
+def test_what_goes_on_for_long_waits_longer_each_time_but_never_for_more_than_seconds() -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    done: list[float] = []
+    for _ in range(200):
+        if queue.put_off(KEY, 0.25):
+            done.append(clock.now - 100.0)
+        clock.now += 0.125
+    assert done[:4] == [0.25, 1.25, 5.25, 9.25]
+
+
 def test_what_was_done_meanwhile_waits_no_more() -> None:
     clock = Clock()
     queue = WorkQueue(clock)

@@ -5,12 +5,24 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 
 from kvstrata.model.refs import Key
 
 BASE_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 60.0
+
+
+MAX_WAIT_S = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """Until when something is put off, in monotonic seconds, and how long that was."""
+
+    ends: float
+    seconds: float
 
 
 class WorkQueue:
@@ -29,7 +41,7 @@ class WorkQueue:
         self._again: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
         self._floor: dict[Key, float] = {}
-        self._put_off: dict[Key, float] = {}
+        self._put_off: dict[Key, _Wait] = {}
         self._wake = asyncio.Event()
 
     def __len__(self) -> int:
@@ -61,14 +73,16 @@ class WorkQueue:
     def put_off(self, key: Key, seconds: float) -> bool:
         """Ask for another turn of `key` instead of doing now what can wait; True if it has waited enough already.
 
-        The first call starts the wait; `key` is due again when it ends, and until then every call puts it off.
+        The first call starts the wait; `key` is due again when it ends, and until then every call puts it off. What
+        goes on for long waits four times as long each time, up to MAX_WAIT_S.
         """
         now = self._monotonic()
-        ends = self._put_off.setdefault(key, now + seconds)
-        if now >= ends:
-            del self._put_off[key]
+        wait = self._put_off.setdefault(key, _Wait(now + seconds, seconds))
+        if now >= wait.ends:
+            longer_s = min(MAX_WAIT_S, 4 * wait.seconds)
+            self._put_off[key] = _Wait(now + longer_s, longer_s)
             return True
-        self.add(key, ends - now)
+        self.add(key, wait.ends - now)
         return False
 
     def put_off_no_more(self, key: Key) -> None:
