@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import re
 
 from kvstrata.contract.bundle import Rules
+from kvstrata_sidecar.gate.http1 import ServerConnection
 
 from .pki import client_context
 from .stand_ins import EngineRequest, plain_answer
@@ -272,3 +274,19 @@ async def test_malformed_keys_leave_the_last_good_ones_in_force_and_say_so(gate:
     await gate.publish_keys(acme=ACME)
     await until(lambda: not gate.gate.state().problem)
     assert b"kvstrata_gate_api_keys_current 1" in (await gate.get("/metrics")).body
+
+
+async def test_connections_that_ended_leave_nothing_behind_for_the_collector(gate: World) -> None:
+    # What a TLS connection buffers is 40 kB that the collector does not see.
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            connection = await gate.connect("https", client_context(gate.gate_tls, present=False))
+            await connection.send(post("/v1/completions", {"prompt": "a"}))
+            assert (await connection.answer()).status == 200
+            connection.close()
+        await until(lambda: not gate.gate.tenant_server.connections)
+        await until(lambda: not any(isinstance(found, ServerConnection) for found in gc.get_objects()))
+    finally:
+        gc.enable()

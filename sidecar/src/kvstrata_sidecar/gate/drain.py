@@ -9,6 +9,7 @@ the hook too: an engine whose socket is younger than `draining` ends the drain.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,7 +45,7 @@ class Drain:
 
     def poll(self, *, in_flight: int, engine_ready: bool) -> None:
         """Look at the volume and at the requests in flight, and go on as far as both allow."""
-        asked = self._draining_file.exists()
+        asked = os.path.exists(self._draining_file)
         if asked and engine_ready and self._engine_is_younger():
             self._draining_file.unlink(missing_ok=True)
             self._drained_file.unlink(missing_ok=True)

@@ -83,7 +83,7 @@ class ServerConnection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._serving = False
         self._lingering = False
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
         self._reset()
 
     def _reset(self) -> None:
@@ -126,6 +126,8 @@ class ServerConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (asyncio's signature)
         """Tell the exchange, which cancels its work for this caller."""
         self.server.connections.discard(self)
+        # The parser holds on to this object and keeps it, and what TLS buffers, until a full collection finds the ring.
+        self._parser = None
         self._forget_body()
         self.let_go()
         exchange, self._exchange = self._exchange, None

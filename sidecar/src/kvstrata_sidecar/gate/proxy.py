@@ -285,6 +285,7 @@ class Relay:
     def _finish(self, status: int) -> None:
         if not self._over:
             self._over = True
+            self.call = None  # it holds on to this relay, and so to the caller's connection
             self._connection.let_go()
             self._numbers.in_flight -= 1
             self._numbers.answered(self._endpoint.decode(), status)

@@ -49,7 +49,7 @@ class Settings:
     max_body_bytes: int = 8 * 1024 * 1024
     max_in_flight: int = 1024
     max_in_flight_per_tenant: int = 512
-    max_connections: int = 4096
+    max_connections: int = 2048
     metrics_tenants: int = 200
     drain_grace_s: float = 5.0
     shutdown_s: float = 30.0

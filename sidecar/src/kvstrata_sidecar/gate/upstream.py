@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Protocol
+from typing import Any, Protocol
 
 import httptools
 
@@ -169,7 +169,7 @@ class EngineConnection(asyncio.Protocol):
         """Send the call's request."""
         self.call = call
         call.connection = self
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._pieces: list[bytes] = []
         self._content_type = b"application/octet-stream"
         self._length: int | None = None
@@ -185,6 +185,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  (asyncio's signature)
         """Fail the call, if there is one."""
+        self._parser = None  # it holds on to this object
         call, self.call = self.call, None
         if call is not None:
             call.connection = None
