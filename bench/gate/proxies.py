@@ -54,6 +54,8 @@ class Stand:
     envoy: Proxy
     litellm: Proxy
     authority: str
+    pids: tuple[int, ...]
+    """Every process of the stand, the engine's too."""
 
     @property
     def all(self) -> tuple[Proxy, ...]:
@@ -83,6 +85,7 @@ async def running(directory: Path, load_core: int, proxy_core: int, progress: Pr
             envoy=_start_envoy(environments["envoy"], world, starter, proxy_core),
             litellm=_start_litellm(environments["litellm"], directory, engine_port, starter, proxy_core),
             authority=str(world.gate_tls / "ca.crt"),
+            pids=tuple(process.pid for process in starter.processes),
         )
         with progress.step("start the engine stand-in, the gate, Envoy and LiteLLM"):
             for proxy in stand.all:
