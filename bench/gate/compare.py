@@ -148,6 +148,7 @@ def _result(
             "proxies_share_the_load_generators_core": shared_core,
             "kernel": platform.release(),
             OTHER_LOAD: round(others_percent),
+            "niceness": os.getpriority(os.PRIO_PROCESS, 0),
             "spread": spread,
         },
     )
