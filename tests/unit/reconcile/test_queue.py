@@ -142,6 +142,19 @@ def test_a_key_stays_away_as_long_as_the_server_asked_whatever_happens_meanwhile
     assert len(queue) == 1
 
 
+async def test_a_worker_that_is_cancelled_when_a_key_comes_ends() -> None:
+    queue = WorkQueue(asyncio.get_running_loop().time)
+    queue.add(B, 60)
+    worker = asyncio.create_task(queue.take())
+    await asyncio.sleep(0.01)
+    queue.add(A, 30)
+    await asyncio.sleep(0)
+    worker.cancel()
+    done, _ = await asyncio.wait({worker}, timeout=1)
+    assert done
+    assert worker.cancelled()
+
+
 @given(st.lists(st.tuples(st.sampled_from(["add", "take", "done", "failed"]), st.sampled_from([A, B])), max_size=40))
 def test_no_key_is_ever_worked_on_twice_at_once_and_none_is_lost(steps: list[tuple[str, Key]]) -> None:
     clock = Clock()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
 import sys
 import time
+from typing import NoReturn
 
 import kopf
 import uvloop
@@ -46,6 +48,8 @@ WATCHERS_GRACE_S = 60.0
 
 LISTED_PAUSE_S = 2.0
 """From a watch that lost its place to the pass that looks for deletions it missed; others join within that time."""
+STOP_WITHIN_S = 5.0
+"""How long the end of the process waits for its parts."""
 RETRY_S = 5.0
 """From a failed list of the world to the next attempt."""
 
@@ -81,7 +85,8 @@ class Operator:
         self._leading = False
         for task in pending:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        # A part that does not heed its cancellation may not hold up the end.
+        await asyncio.wait(pending, timeout=STOP_WITHIN_S)
         await self._lease.release()
         for task in done:
             error = task.exception()
@@ -211,7 +216,8 @@ class Operator:
         delay_s = self._settings.resync_s
         while True:
             try:
-                await asyncio.wait_for(self._listed.wait(), delay_s)
+                async with asyncio.timeout(delay_s):
+                    await self._listed.wait()
             except TimeoutError:
                 pass
             else:
@@ -270,12 +276,20 @@ class Operator:
         await web.TCPSite(runner, port=self._settings.http_port).start()
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: Settings) -> NoReturn:
+    code = 0
     kube = await Kube.connect()
     try:
         await Operator(settings, kube).run()
-    finally:
-        await kube.close()
+    except asyncio.CancelledError:
+        log.info("ending", extra={"because": "cancelled"})
+    except Exception:
+        log.exception("the operator failed")
+        code = 1
+    # A loop that closes waits for all its tasks; one that hangs would keep a process alive that acts no more.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(code)
 
 
 def main() -> None:

@@ -107,7 +107,9 @@ class WorkQueue:
             timeout_s = self._heap[0][0] - now if self._heap else None
             self._wake.clear()
             try:
-                await asyncio.wait_for(self._wake.wait(), timeout_s)
+                # Not wait_for, which in Python 3.11 loses a cancellation that meets the event.
+                async with asyncio.timeout(timeout_s):
+                    await self._wake.wait()
             except TimeoutError:
                 pass
 
