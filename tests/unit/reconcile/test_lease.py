@@ -159,3 +159,28 @@ async def test_a_renewal_that_hangs_ends_leadership_before_the_lease_expires() -
     await asyncio.wait_for(holding, 30 / SCALE)
     led_s = (asyncio.get_running_loop().time() - start) * SCALE - renewed
     assert led_s < module.DURATION_S
+
+
+async def test_a_conflict_of_the_holder_with_its_own_write_ends_nothing_and_a_successor_does() -> None:
+    server = MemoryKube()
+    now = 0.0
+    holder = Lease(server, "ns", "lease", "a", lambda: now)
+    await holder.acquire()
+    conflicts = 1
+
+    def refuse(verb: str, kind: str, name: str) -> None:
+        nonlocal conflicts
+        if verb == "replace" and conflicts:
+            conflicts -= 1
+            raise KubeError(409, "Conflict", "another write was faster")
+
+    server.before_write = refuse
+    with pytest.raises(KubeError):
+        await holder._try_once()
+    assert await holder._try_once()
+    now += 20
+    other = Lease(server, "ns", "lease", "b", lambda: now)
+    assert not await other._try_once()
+    now += 20
+    assert await other._try_once()
+    assert not await holder._try_once()

@@ -134,7 +134,9 @@ class Lease:
             write = self._kube.create if create else self._kube.replace
             stored = await write(LEASE, self._namespace, lease)
         except KubeError as error:
-            if error.is_conflict:
+            # A holder's conflict is most often with itself: HTTP clients repeat a PUT whose connection broke. The next
+            # read shows whose write it was; until then this attempt failed, and leadership gets no longer by it.
+            if error.is_conflict and not self.held:
                 return False
             raise
         # Counted from before the request: the successor counts from when it sees the write, which is later. The read
