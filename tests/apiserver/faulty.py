@@ -24,6 +24,8 @@ TENANTS = tuple(f"tenant-{number}" for number in range(6))
 NOT_THE_LEASE = "^(?!.*/(leases|tokenreviews))"
 STATUS_OF_POLICIES = r"/tenantcachepolicies/[^/]+/status$"
 SETTLES_WITHIN_S = 45.0
+LEADS_WITHIN_S = 90.0
+"""A Lease whose holder was killed runs out first."""
 
 Raw = dict[str, Any]
 
@@ -48,7 +50,7 @@ class FaultyWorld:
         """Start an operator behind the proxy and wait until the domain is settled."""
         running = self.operators.start(name, **{"KUBECONFIG": str(self.proxy.kubeconfig), **variables})
         self._last = running
-        running.wait_until_leading()
+        running.wait_until_leading(LEADS_WITHIN_S)
         there = [name for name in TENANTS if self.get("TenantCachePolicy", name)]
         self.wait("the domain to settle", lambda: all(self.settled("TenantCachePolicy", name) for name in there))
         self.wait("the bundle", lambda: set(self.entries()) == set(there))

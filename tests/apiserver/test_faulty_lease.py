@@ -1,0 +1,114 @@
+"""The Lease cannot be renewed: the process stops writing before another may lead, and ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
+
+import pytest
+
+from kvstrata.adapters.lease import RENEW_DEADLINE_S
+from tests.apiserver.faulty import LEADS_WITHIN_S, FaultyWorld, assert_well
+from tests.support.api_proxy_faults import WRITES, Answer, BreakAfter, Fault, Garble, Hang
+
+LEASE = "/leases/kvstrata-operator$"
+RELEASES_WITHIN_S = 80.0
+NAMES = (f"operator-{number}" for number in count())
+"""Pods have names of their own; two processes of one name would take each other's Lease for theirs."""
+
+
+@pytest.fixture(autouse=True)
+def _nobody_stays(faulty: FaultyWorld) -> Iterator[None]:
+    """Kill what a failed test left behind."""
+    yield
+    for running in faulty.operators.running():
+        running.kill()
+
+
+@pytest.mark.parametrize(
+    ("fault", "methods"),
+    [
+        pytest.param(Hang(), {"PUT"}, id="renewals-hang"),
+        pytest.param(Hang(after=True), {"PUT"}, id="answers-to-renewals-are-lost"),
+        pytest.param(Hang(), {"GET", "PUT"}, id="nothing-is-answered"),
+        pytest.param(Answer(500, "InternalError"), {"PUT"}, id="renewals-fail"),
+        pytest.param(BreakAfter(), {"PUT"}, id="answers-to-renewals-break"),
+        pytest.param(Garble(), {"PUT"}, id="answers-to-renewals-are-garbled"),
+        pytest.param(Answer(429, "TooManyRequests", {"Retry-After": "60"}), {"PUT"}, id="too-many-requests"),
+    ],
+)
+def test_a_leader_that_cannot_renew_stops_writing_before_another_may_lead(
+    faulty: FaultyWorld, fault: Fault, methods: set[str]
+) -> None:
+    leader = faulty.start(next(NAMES))
+    # Beside the proxy, so nothing but the Lease tells it that the leader is in trouble.
+    successor = faulty.operators.start(next(NAMES))
+    stop = _edits(faulty)
+    try:
+        with faulty.proxy.fault(fault, path=LEASE, methods=methods):
+            cut_off = time.monotonic()
+            leader.process.wait(RENEW_DEADLINE_S + RELEASES_WITHIN_S)
+            ended = time.monotonic()
+        wrote = [e.at for e in faulty.writes(since=cut_off)]
+        assert wrote, "edits were carried out while it still led"
+        # A renewal that was sent just before the cut counts for RENEW_DEADLINE_S.
+        assert max(wrote) - cut_off < RENEW_DEADLINE_S + 1.0
+        successor.wait_until_leading(LEADS_WITHIN_S)
+        assert [e for e in faulty.writes(since=max(wrote)) if e.at > ended] == []
+        faulty.wait("the successor to act", lambda: faulty.carried_out("tenant-1", suspended=_suspended(faulty)))
+        assert_well(successor)
+    finally:
+        stop()
+
+
+def test_the_successor_leads_only_after_the_last_write_of_the_predecessor(faulty: FaultyWorld) -> None:
+    faulty.start(next(NAMES))
+    successor = faulty.operators.start(next(NAMES))
+    stop = _edits(faulty)
+    try:
+        with faulty.proxy.fault(Hang(), path=LEASE, methods={"PUT"}):
+            cut_off = time.monotonic()
+            while not successor.leading:
+                assert time.monotonic() < cut_off + LEADS_WITHIN_S, successor.log_tail()
+                time.sleep(0.05)
+            leads = time.monotonic()
+        writes = faulty.writes(since=cut_off)
+        assert writes
+        assert max(e.until for e in writes) < leads - 1.0
+    finally:
+        stop()
+
+
+def test_renewals_that_fail_for_less_than_the_deadline_end_nothing(faulty: FaultyWorld) -> None:
+    leader = faulty.start(next(NAMES))
+    for fault in (Answer(500, "InternalError"), Garble(), BreakAfter()):
+        with faulty.proxy.fault(fault, path=LEASE, methods=WRITES, times=1) as hit:
+            faulty.wait("a renewal to fail", lambda: hit.hits == 1)
+            time.sleep(3)
+        assert_well(leader)
+
+
+def _edits(faulty: FaultyWorld) -> Callable[[], None]:
+    """Edit a policy again and again, so that the leader has something to write at every moment; return how to stop."""
+    stopped = threading.Event()
+
+    def edit() -> None:
+        suspended = False
+        while not stopped.wait(0.25):
+            suspended = not suspended
+            faulty.edit("tenant-1", suspended=suspended)
+
+    thread = threading.Thread(target=edit, name="edits", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        stopped.set()
+        thread.join(10)
+
+    return stop
+
+
+def _suspended(faulty: FaultyWorld) -> bool:
+    return bool(faulty.get("TenantCachePolicy", "tenant-1")["spec"].get("suspended"))
