@@ -1,0 +1,141 @@
+"""Thousands of generated objects of every kind, valid and not, through a real API server to a real operator.
+
+The API server refuses some, and names the field. Whatever it accepts must end Ready or Stalled with a reason of the API
+and a sentence, or wait for what a control plane alone does not have (see `WAITS`); no plan may fail; and then the
+operator must be at rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster.control_plane import ControlPlane
+from tests.apiserver.conftest import OPERATOR_NAMESPACE, REPOSITORY, install_crds
+from tests.apiserver.operator_process import Operators
+from tests.apiserver.server import Server
+from tests.support.generated.crowd import Crowd
+from tests.support.generated.generator import load_schemas
+
+PER_KIND = int(os.environ.get("KVSTRATA_GENERATED_PER_KIND", "2000"))
+NAMESPACES = int(os.environ.get("KVSTRATA_GENERATED_NAMESPACES", "60"))
+SEED = int(os.environ.get("KVSTRATA_GENERATED_SEED", "1"))
+SETTLES_WITHIN_S = 900.0
+REST_S = 6.0
+ORDER = ("CacheTier", "TenantGroup", "TenantCachePolicy", "CachedModel", "PrefixPool", "CacheInvalidation")
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A control plane of its own, with the CRDs."""
+    with ControlPlane(tmp_path_factory.mktemp("generated")) as started:
+        server = Server(started.kubectl, started.kubeconfig)
+        install_crds(server)
+        server.kubectl("create", "namespace", OPERATOR_NAMESPACE)
+        yield started
+
+
+class Judge:
+    """An operator that is started anew when it ended, as the kubelet does: one that is starved of the processor cannot
+    renew its Lease, and ends.
+    """
+
+    def __init__(self, operators: Operators) -> None:
+        self._operators = operators
+        self._start()
+
+    @property
+    def starts(self) -> int:
+        """How often it was started."""
+        return len(self._operators.started)
+
+    def keep_alive(self) -> None:
+        """Start it again if it ended without an error."""
+        if self._running.process.poll() is not None:
+            assert self._running.process.returncode == 0, self._running.log_tail()
+            self._start()
+
+    def writes(self) -> float:
+        """How many writes the process that runs has made."""
+        return self._running.metric("kvstrata_writes_total")
+
+    def log_tail(self) -> str:
+        """The last lines of its log."""
+        return self._running.log_tail()
+
+    def defects(self) -> list[str]:
+        """What its processes logged of plans that failed, and of every other exception of its own code."""
+        lines = [json.loads(text) for one in self._operators.started for text in _json_lines(one.log)]
+        own = [line for line in lines if line["logger"].startswith(("kvstrata", "__main__"))]
+        return [json.dumps(line)[:3000] for line in own if line.get("exception")]
+
+    def failures(self) -> float:
+        """How many plans failed in the process that runs."""
+        return self._running.metric("kvstrata_reconcile_failures_total", reason="Bug")
+
+    def _start(self) -> None:
+        self._running = self._operators.start(f"judge-{self.starts}", KVSTRATA_LOG_LEVEL="WARNING")
+        self._running.wait_until_leading(90)
+
+
+@pytest.fixture(scope="module")
+def operator(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
+    """An operator of its own, for all namespaces."""
+    operators = Operators(plane.kubeconfig, OPERATOR_NAMESPACE, REPOSITORY, tmp_path_factory.mktemp("operators"))
+    judge = Judge(operators)
+    yield judge
+    for running in operators.running():
+        running.kill()
+
+
+async def test_every_generated_object_ends_ready_or_stalled_with_a_reason(plane: ControlPlane, operator: Judge) -> None:
+    began = time.monotonic()
+    crowd = Crowd(plane, load_schemas(REPOSITORY / "crds"), per_kind=PER_KIND, namespaces=NAMESPACES, seed=SEED)
+    async with crowd:
+        await crowd.open()
+        _say("namespaces", began)
+        await crowd.edit_domains()
+        _say("domains", began)
+        for kind in ORDER:
+            await crowd.send(kind)
+            _say(f"sent {kind}", began)
+        deadline = time.monotonic() + SETTLES_WITHIN_S
+        while left := await crowd.unsettled():
+            operator.keep_alive()
+            few = {kind: (len(some), some[:3]) for kind, some in left.items()}
+            _say(f"{few}", began)
+            assert time.monotonic() < deadline, f"{few}\n{operator.log_tail()}"
+            await asyncio.sleep(3)
+        _say("settled", began)
+        writes = -1.0
+        while (now := operator.writes()) != writes:
+            assert time.monotonic() < deadline, "the operator goes on writing"
+            writes = now
+            await asyncio.sleep(REST_S)
+        _say("at rest", began)
+        assert not await crowd.unsettled()
+        await crowd.count_ends()
+    for kind, tally in crowd.tallies.items():
+        _say(f"{kind}: {tally}", began)
+    for tally in crowd.tallies.values():
+        assert tally.problems == []
+        assert tally.sent == PER_KIND
+        assert tally.accepted >= PER_KIND * 0.4, "most specs must be worth something"
+        assert sum(tally.refused.values()) >= PER_KIND * 0.05, "some mutants must be refused"
+    assert operator.defects() == []
+    assert operator.failures() == 0
+    _say(f"the operator was started {operator.starts} times", began)
+
+
+def _json_lines(log: Path) -> list[str]:
+    return [line for line in log.read_text().splitlines() if line.startswith("{")]
+
+
+def _say(what: str, began: float) -> None:
+    print(f"{time.monotonic() - began:6.1f} s  {what}", flush=True)

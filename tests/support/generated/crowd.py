@@ -1,0 +1,224 @@
+"""A crowd of generated objects: sent to a real API server, and judged by what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import ssl
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import aiohttp
+import yaml
+
+from e2e.cluster.control_plane import ControlPlane
+from kvstrata.adapters.resources import BY_KIND
+from kvstrata.api.reasons import REASONS
+from kvstrata.model.refs import GROUP_VERSION
+from tests.support.generated.generator import PREFIX, Generator, Schema
+
+Raw = dict[str, Any]
+CONNECTIONS = 8
+MUTANTS_OF_TWENTY = 5
+FIELD = re.compile(r"\b(spec|metadata)(\.|\b)|unknown field")
+SETTLED_POLL_S = 0.1
+CROWDED = "crowded"
+
+WAITS = {
+    "CachedModel": {"RollingOut", "PodsNotReady"},
+    "CacheTier": {
+        "NoSuchHost", "ConnectionRefused", "Timeout", "Unreachable", "Disconnected", "Error", "NotRedis",
+        "SecretNotFound", "InvalidEndpoint",
+    },
+}  # fmt: skip
+"""Why an object may wait although the operator has nothing left to do, where no pod runs: a model's pods do not come,
+and the Redis of a tier does not answer. Everything else must be Ready or Stalled."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the objects of one kind that were sent."""
+
+    sent: int = 0
+    accepted: int = 0
+    mutants_accepted: int = 0
+    refused: Counter[int] = field(default_factory=Counter)
+    ended: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+
+
+class Crowd:
+    """Sends `per_kind` objects of each kind into namespaces; one more of them, the crowded one, gets a tenth of all."""
+
+    def __init__(
+        self, plane: ControlPlane, schemas: Mapping[str, Schema], *, per_kind: int, namespaces: int, seed: int
+    ) -> None:
+        self._plane, self._schemas, self._per_kind, self._seed = plane, schemas, per_kind, seed
+        self.namespaces = (*(f"crowd-{number:02d}" for number in range(namespaces)), CROWDED)
+        self.tallies = {kind: Tally() for kind in schemas}
+
+    async def __aenter__(self) -> Self:
+        tls = ssl.create_default_context(cafile=str(self._plane.pki.crt("ca")))
+        tls.load_cert_chain(self._plane.pki.crt("admin"), self._plane.pki.key("admin"))
+        cluster = yaml.safe_load(self._plane.kubeconfig.read_text())["clusters"][0]["cluster"]
+        self._session = aiohttp.ClientSession(cluster["server"], connector=aiohttp.TCPConnector(ssl=tls, limit=0))
+        self._free = asyncio.Semaphore(CONNECTIONS)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
+
+    async def open(self) -> None:
+        """Make the namespaces."""
+        for namespace in self.namespaces:
+            body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
+            status, answer = await self._call("POST", "/api/v1/namespaces", body)
+            assert status == 201, answer
+
+    async def send(self, kind: str) -> None:
+        """Send all objects of a kind; remember what the API server said of each."""
+        await asyncio.gather(*(self._send(kind, *one) for one in self._objects(kind)))
+
+    async def edit_domains(self) -> None:
+        """Give each namespace's CacheDomain one spec after the other, each when the one before is settled.
+
+        There is one such object a namespace, so its `per_kind` specs are edits.
+        """
+        await asyncio.gather(*(self._edit_domain(namespace) for namespace in self.namespaces))
+
+    async def unsettled(self) -> dict[str, list[str]]:
+        """Of each kind the objects that are not settled yet, with why."""
+        found: dict[str, list[str]] = {}
+        for kind in self._schemas:
+            for obj in await self.list(kind):
+                why = unsettled(kind, obj)
+                if why:
+                    name = f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+                    found.setdefault(kind, []).append(f"{name}: {why}")
+        return found
+
+    async def count_ends(self) -> None:
+        """Count how the objects ended, by condition and reason."""
+        for kind, tally in self.tallies.items():
+            tally.ended = Counter(ending(obj) for obj in await self.list(kind))
+
+    async def list(self, kind: str) -> list[Raw]:
+        """Return all objects of a kind in the crowd's namespaces."""
+        status, answer = await self._call("GET", BY_KIND[kind].path(None))
+        assert status == 200, answer
+        return [obj for obj in answer["items"] if obj["metadata"]["namespace"] in self.namespaces]
+
+    def _share(self, namespace: str) -> int:
+        """How many objects of a kind a namespace gets."""
+        crowded = self._per_kind // 10
+        ordinary = len(self.namespaces) - 1
+        if namespace == CROWDED:
+            return crowded + (self._per_kind - crowded) % ordinary
+        return (self._per_kind - crowded) // ordinary
+
+    def _objects(self, kind: str) -> Iterator[tuple[str, str, Raw, bool]]:
+        for namespace in self.namespaces:
+            share = self._share(namespace)
+            generator = Generator(kind, self._schemas[kind], share, f"{self._seed}/{namespace}")
+            for number in range(share):
+                mutant = number % 20 < MUTANTS_OF_TWENTY
+                spec = generator.mutant() if mutant else generator.spec()
+                name = f"{PREFIX[kind]}-{number}" if kind in PREFIX else "default"
+                yield namespace, generator.odd_name() if number % 40 == 39 else name, spec, mutant
+
+    async def _send(self, kind: str, namespace: str, name: str, spec: Raw, mutant: bool) -> None:
+        body = {"apiVersion": GROUP_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
+        status, answer = await self._call("POST", BY_KIND[kind].path(namespace), body)
+        self._note(kind, status, answer, body, mutant)
+
+    async def _edit_domain(self, namespace: str) -> None:
+        kind = "CacheDomain"
+        for edit in (one for one in self._objects(kind) if one[0] == namespace):
+            _, name, spec, mutant = edit
+            body = {"apiVersion": GROUP_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
+            status, answer = await self._put(kind, namespace, name, body)
+            self._note(kind, status, answer, body, mutant)
+            if status < 300:
+                await self._settle(kind, namespace, name)
+
+    async def _put(self, kind: str, namespace: str, name: str, body: Raw) -> tuple[int, Raw]:
+        """Replace an object that others write, too, or create it."""
+        while True:
+            found, known = await self._call("GET", BY_KIND[kind].path(namespace, name))
+            if found == 404:
+                status, answer = await self._call("POST", BY_KIND[kind].path(namespace), body)
+            else:
+                version = {"resourceVersion": known["metadata"]["resourceVersion"]}
+                current = {**body, "metadata": {**body["metadata"], **version}}
+                status, answer = await self._call("PUT", BY_KIND[kind].path(namespace, name), current)
+            if status != 409:
+                return status, answer
+
+    async def _settle(self, kind: str, namespace: str, name: str, timeout_s: float = 120.0) -> None:
+        why: str | None = "never seen"
+        for _ in range(int(timeout_s / SETTLED_POLL_S)):
+            _, obj = await self._call("GET", BY_KIND[kind].path(namespace, name))
+            why = unsettled(kind, obj)
+            if why is None:
+                return
+            await asyncio.sleep(SETTLED_POLL_S)
+        self.tallies[kind].problems.append(f"{namespace}/{name} did not settle: {why}")
+
+    def _note(self, kind: str, status: int, answer: Raw, body: Raw, mutant: bool) -> None:
+        tally = self.tallies[kind]
+        tally.sent += 1
+        if status < 300:
+            tally.accepted += 1
+            tally.mutants_accepted += mutant
+            return
+        tally.refused[status] += 1
+        causes = (answer.get("details") or {}).get("causes") or ()
+        told = [cause.get("field") or "" for cause in causes] or [answer.get("message", "")]
+        if status not in (400, 422) or not any(FIELD.search(text) for text in told):
+            tally.problems.append(f"{status} {answer.get('message', answer)!r:.300} for {json.dumps(body)[:300]}")
+
+    async def _call(self, method: str, path: str, body: Raw | None = None) -> tuple[int, Raw]:
+        query = {"fieldValidation": "Strict"} if body else {}
+        data = json.dumps(body).encode() if body else None
+        headers = {"Content-Type": "application/json"}
+        async with (
+            self._free,
+            self._session.request(method, path, params=query, data=data, headers=headers) as answer,
+        ):
+            return answer.status, await answer.json(content_type=None)
+
+
+def unsettled(kind: str, obj: Raw) -> str | None:
+    """Why an object is not settled: None if it is Ready, Stalled, or waits for one of `WAITS`, for its generation."""
+    status = obj.get("status") or {}
+    generation = obj["metadata"]["generation"]
+    if status.get("observedGeneration") != generation:
+        return f"generation {generation}, observed {status.get('observedGeneration')}"
+    conditions = {c["type"]: c for c in status.get("conditions") or ()}
+    for condition in conditions.values():
+        if condition["reason"] not in {str(reason) for reason in REASONS[kind]}:
+            return f"{condition['type']} has the undeclared reason {condition['reason']!r}"
+        if condition.get("observedGeneration") != generation:
+            return f"{condition['type']} is of generation {condition.get('observedGeneration')}"
+    ready, stalled = conditions.get("Ready"), conditions.get("Stalled")
+    if ready is None or stalled is None:
+        return f"conditions are {sorted(conditions)}"
+    if ready["status"] == "True" and stalled["status"] == "False":
+        return None
+    if stalled["status"] == "True" and ready["status"] == "False":
+        return None if stalled["message"] else "Stalled without a message"
+    if ready["reason"] in WAITS.get(kind, ()) and ready["message"]:
+        return None
+    return f"Ready is {ready['status']}/{ready['reason']}: {ready.get('message', '')}"
+
+
+def ending(obj: Raw) -> str:
+    """How an object ended, for people."""
+    conditions = {c["type"]: c for c in (obj.get("status") or {}).get("conditions") or ()}
+    if conditions.get("Stalled", {}).get("status") == "True":
+        return f"Stalled/{conditions['Stalled']['reason']}"
+    ready = conditions.get("Ready", {"status": "none", "reason": ""})
+    return f"Ready={ready['status']}/{ready['reason']}"
