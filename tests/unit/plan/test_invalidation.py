@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvstrata.model.refs import Key
+from kvstrata.plan.custody import TOKEN_CACHE_S
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, cpu_tier, domain, group, invalidation, model, pod, policy
 from tests.support.worlds import Simulation
@@ -145,7 +146,7 @@ def test_a_pod_that_vanished_just_before_is_counted_too() -> None:
 def test_a_pod_that_vanished_long_before_is_not() -> None:
     simulation = at_rest(policy("acme"))
     simulation.delete("Pod", "pod-1")
-    simulation.advance(FENCE_S + 5)
+    simulation.advance(FENCE_S + TOKEN_CACHE_S + 5)
     simulation.put(invalidation("now", scope={"tenant": "acme"}))
     simulation.settle()
     simulation.ack("pod-0")
@@ -403,7 +404,7 @@ def test_a_pod_that_vanished_while_no_operator_ran_is_counted_too() -> None:
     simulation.ack("pod-0")
     simulation.settle()
     assert phase(simulation) == "AwaitingAcks"
-    simulation.advance(FENCE_S + 5)
+    simulation.advance(FENCE_S + TOKEN_CACHE_S + 5)
     assert phase(simulation) == "Complete"
 
 

@@ -66,3 +66,13 @@ def test_a_key_that_is_put_off_while_it_is_worked_on_gets_another_turn() -> None
     queue.done(taken)
     clock.now += 0.25
     assert finish(queue.take()) == KEY
+
+
+def test_a_server_that_names_an_absurd_time_is_asked_again_after_a_minute() -> None:
+    clock = Clock()
+    queue = WorkQueue(clock)
+    queue.add(KEY)
+    queue.failed(finish(queue.take()), retry_after_s=86400.0)
+    clock.now += 60
+    queue.add(KEY)
+    assert finish(queue.take()) == KEY

@@ -6,6 +6,7 @@ plain dictionaries, because discovery and model classes cost more than the opera
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -238,5 +239,7 @@ def _refusal(status: int, data: bytes, retry_after: str | None) -> KubeError:
     try:
         wait_s = float(retry_after) if retry_after else None
     except ValueError:
+        wait_s = None
+    if wait_s is not None and not 0 <= wait_s < math.inf:
         wait_s = None
     return KubeError(status, reason, message, wait_s)

@@ -23,7 +23,7 @@ from kvstrata.handlers.watch import build_registry, build_settings, expected_wat
 from kvstrata.objects.context import BuildContext
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.acks import AckListener
-from kvstrata.reconcile.clock import utc_now
+from kvstrata.reconcile.clock import since_boot_s, utc_now
 from kvstrata.reconcile.loop import Loop
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync
@@ -62,7 +62,7 @@ class Operator:
         self._store = Store(lambda: secrets.token_bytes(64), utc_now)
         self._queue = WorkQueue(time.monotonic)
         self._keeper = Keeper(kube, settings.namespace, secrets.token_bytes, utc_now)
-        self._lease = Lease(kube, settings.namespace, LEASE_NAME, settings.pod_name, time.monotonic)
+        self._lease = Lease(kube, settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s)
         self._met = asyncio.Event()
         self._watching = asyncio.Event()
         self._leading = False

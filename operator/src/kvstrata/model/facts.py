@@ -75,6 +75,11 @@ class CommittedBundle:
     resource_version: str
     compiled: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
 
+    @property
+    def whole(self) -> bool:
+        """Whether every shard could be read; of a damaged bundle nobody knows which keyspaces pods hold."""
+        return bool(self.bundle.root.shards) and all(ref.digest for ref in self.bundle.root.shards)
+
     def holds_since(self, policy_uid: str, generation: int) -> int:
         """Return a revision that says all that a policy says in `generation`; the newest where none is known."""
         known = self.compiled.get(policy_uid)

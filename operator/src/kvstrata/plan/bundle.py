@@ -170,14 +170,23 @@ def _commit(
         shards=changed,
         resource_version=committed.resource_version if committed else None,
         owner=model.owner_reference(),
-        compiled=_compiled(world, committed, revision),
+        compiled=_compiled(world, committed, entries, revision),
     )
 
 
-def _compiled(world: World, committed: CommittedBundle | None, revision: int) -> dict[str, tuple[int, int]]:
+def _compiled(
+    world: World, committed: CommittedBundle | None, entries: tuple[Entry, ...], revision: int
+) -> dict[str, tuple[int, int]]:
+    """Return since which revision the bundle says what each policy's generation says.
+
+    An entry that is taken out leaves no `since` behind, and may be taken out long after its policy was edited: when a
+    rival goes, a tier appears, a model loses a label. So every policy of that tenant counts from this revision.
+    """
     before = committed.compiled if committed else {}
+    gone = (committed.bundle.entries.keys() if committed else set()) - {entry.tenant for entry in entries}
     known = {}
     for policy in world.policies.values():
         old = before.get(policy.uid)
-        known[policy.uid] = old if old and old[0] == policy.generation else (policy.generation, revision)
+        stands = old is not None and old[0] == policy.generation and policy.spec.tenant not in gone
+        known[policy.uid] = old if old and stands else (policy.generation, revision)
     return known

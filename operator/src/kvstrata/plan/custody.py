@@ -12,6 +12,9 @@ from kvstrata.model.world import World
 FENCE_MARGIN_S = 1
 """A gate looks at the age of its policy ten times a second, and aborts what is late a moment after."""
 
+TOKEN_CACHE_S = 10
+"""For so long API servers go on accepting a token that they have just reviewed, though its pod is gone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Witness:
@@ -79,31 +82,45 @@ def account_for(world: World, witnesses: tuple[Witness, ...], revisions: Mapping
             acked += 1
         elif uid in ended:
             continue
-        elif witness.fenced_by is not None and now >= witness.fenced_by and not _speaks(world, known):
+        elif witness.fenced_by is not None and now >= witness.fenced_by and not _speaks(world, known, now):
             fenced += 1
         else:
             still_open.append(witness)
     return Account(acked, len(seen), fenced, tuple(still_open))
 
 
-def _speaks(world: World, pod: Pod | None) -> bool:
+def _speaks(world: World, pod: Pod | None, now: datetime) -> bool:
     """Whether a live pod says that its policy is fresh: then it is stuck, and has not fenced itself off.
 
-    Only while it can be asked: what a pod that is cut off said last was true then, and it fences itself off by its own
-    clock.
+    A pod that cannot be asked any more keeps its last word for as long as it could have read on by its own rules; after
+    that it has fenced itself off by its own clock.
     """
     told = world.states.get(pod.uid) if pod else None
-    return told is not None and told.in_contact and told.state.fresh
+    if pod is None or told is None or not told.state.fresh:
+        return False
+    if told.in_contact:
+        return True
+    until = _fenced_by(world, pod.model, told.state.acked, told.at)
+    return until is None or now < until
 
 
 def _witness(world: World, pod: Pod, now: datetime) -> Witness:
-    acked = world.acked_revision(pod)
+    acked = max(world.acked_revision(pod), _recorded(world, pod.model, pod.uid))
     return Witness(pod.model, pod.name, pod.uid, _fenced_by(world, pod.model, acked, now), acked)
 
 
 def _departed(world: World, model: str, gone: Departure) -> Witness:
-    """Return a vanished pod as a witness. Its token ended with its object, so it has read nothing since."""
-    return Witness(model, gone.name, gone.uid, _fenced_by(world, model, gone.acked, gone.at), gone.acked)
+    """Return a vanished pod as a witness. Its token ended with its object, but for what API servers remember."""
+    acked = max(gone.acked, _recorded(world, model, gone.uid))
+    reads_until = gone.at + timedelta(seconds=TOKEN_CACHE_S)
+    return Witness(model, gone.name, gone.uid, _fenced_by(world, model, acked, reads_until), acked)
+
+
+def _recorded(world: World, model: str, uid: str) -> int:
+    """Return the acknowledgement that the model's status recorded of a pod: another leader may have heard it."""
+    found = world.models.get(model)
+    witnesses = found.status.witnesses if found else ()
+    return next((witness.acked or 0 for witness in witnesses if witness.uid == uid), 0)
 
 
 def _fenced_by(world: World, model: str, acked: int, since: datetime) -> datetime | None:
@@ -112,7 +129,7 @@ def _fenced_by(world: World, model: str, acked: int, since: datetime) -> datetim
     It follows the rules that it acknowledged last, so those of a newer revision say nothing about it.
     """
     committed = world.bundles.get(model)
-    if committed is None or acked < committed.bundle.root.rules_since:
+    if committed is None or not committed.whole or acked < committed.bundle.root.rules_since:
         return None
     rules = committed.bundle.root.rules
     if rules.on_stale != "Fence":

@@ -125,7 +125,7 @@ def _bundles_that_still_hold(world: World, policy: TenantCachePolicy, chosen: fr
     return [
         name
         for name, committed in sorted(world.bundles.items())
-        if name in world.models and name not in chosen and holds(committed.bundle, policy)
+        if name in world.models and name not in chosen and not (committed.whole and not holds(committed.bundle, policy))
     ]
 
 

@@ -60,7 +60,8 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     fields = {"joined": len(_joined(world, group))}
     if enforced.status == "True" and not stalled:
         fields["enforcedGeneration"] = group.generation
-    can_wait = pending is not None and stalled is None
+    claims = group.status.is_true(ENFORCED) and group.status.observed_generation == group.generation
+    can_wait = pending is not None and stalled is None and not claims
     return Plan(
         statuses=write_status(group, now, findings, fields, can_wait=can_wait),
         enqueue=() if total is not None else followers,
@@ -89,7 +90,11 @@ def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | Non
     for model, committed in sorted(world.bundles.items()):
         root, entries = committed.bundle.root, committed.bundle.entries
         inside = {entry.policy for entry in entries.values() if entry.scope == scope}
-        if inside - joined or not all(_is_committed(world, model, policy, entries) for policy in members):
+        if (
+            not committed.whole
+            or inside - joined
+            or not all(_is_committed(world, model, policy, entries) for policy in members)
+        ):
             return false(
                 ENFORCED, GroupReason.NOT_COMMITTED, f"the bundle of CachedModel {model} is being rewritten"
             ), None

@@ -148,7 +148,7 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
 
 
 def _bundles_follow(world: World, invalidation: CacheInvalidation) -> bool:
-    """Whether no bundle holds a keyspace of an epoch that this invalidation left."""
+    """Whether every model's bundle can be read and holds no keyspace of an epoch that this invalidation left."""
     if world.domain_key is None:
         return False
     gone = {
@@ -157,8 +157,11 @@ def _bundles_follow(world: World, invalidation: CacheInvalidation) -> bool:
         if rolled.old_epoch
     }
     return all(
-        committed is not None and not gone & committed.bundle.keyspaces
-        for committed in (world.bundles.get(model) for model in world.models)
+        committed is not None
+        and committed.whole
+        and committed.bundle.root.model_uid == model.uid
+        and not gone & committed.bundle.keyspaces
+        for model, committed in ((model, world.bundles.get(name)) for name, model in world.models.items())
     )
 
 

@@ -112,7 +112,10 @@ def _report(
         *_declared(world, policy, blocked),
     )
     bundles = _bundles(world) if not blocked and not enforcement.committed else ()
-    statuses = write_status(policy, now, findings, fields, can_wait=pending is not None and stalled is None)
+    # What status says of this generation may not outlast what is so.
+    claims = policy.status.is_true(ENFORCED) and policy.status.observed_generation == policy.generation
+    can_wait = pending is not None and stalled is None and not claims
+    statuses = write_status(policy, now, findings, fields, can_wait=can_wait)
     return Plan(statuses=statuses, enqueue=bundles)
 
 

@@ -219,7 +219,7 @@ def _pods_without(world: World, tier: CacheTier) -> list[str]:
     return sorted(
         told.state.pod
         for told in world.states.values()
-        if any(state.name == tier.name and state.breaker == "open" for state in told.state.tiers)
+        if told.in_contact and any(state.name == tier.name and state.breaker == "open" for state in told.state.tiers)
     )
 
 
@@ -228,7 +228,7 @@ def _pods_refused(world: World, tier: CacheTier) -> list[str]:
     return sorted(
         told.state.pod
         for told in world.states.values()
-        if any(state.name == tier.name and state.full for state in told.state.tiers)
+        if told.in_contact and any(state.name == tier.name and state.full for state in told.state.tiers)
     )
 
 

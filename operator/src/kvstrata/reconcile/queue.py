@@ -122,6 +122,7 @@ class WorkQueue:
 
     def failed(self, key: Key, retry_after_s: float | None = None) -> float:
         """Report an error on `key`; it is due again after a growing delay, which is returned in seconds."""
+        retry_after_s = min(MAX_BACKOFF_S, retry_after_s) if retry_after_s else None
         failures = self._failures.get(key, 0) + 1
         self._failures[key] = failures
         delay_s = max(min(MAX_BACKOFF_S, BASE_BACKOFF_S * float(2 ** min(failures, 16))), retry_after_s or 0.0)

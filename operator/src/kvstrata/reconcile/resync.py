@@ -80,15 +80,22 @@ class Resync:
     async def _diff(
         self, resource: Resource, scope: str | None, selector: str | None, report: Callable[[Key], None]
     ) -> None:
-        known = {namespace: self._store.names(resource.kind, namespace) for namespace in self._namespaces(scope)}
+        known = {namespace: self._versions(resource.kind, namespace) for namespace in self._namespaces(scope)}
         seen: dict[str, set[str]] = {}
         async for raw in self._kube.list(resource, scope, selector):
             metadata: Mapping[str, Any] = raw["metadata"]
             seen.setdefault(metadata["namespace"], set()).add(metadata["name"])
             self._tell(resource.kind, self._store.observe(raw), report)
-        for namespace, names in known.items():
-            for gone in names - seen.get(namespace, set()):
-                self._tell(resource.kind, self._store.forget(resource.kind, namespace, gone), report)
+        for namespace, before in known.items():
+            now = self._versions(resource.kind, namespace)
+            for gone in before.keys() - seen.get(namespace, set()):
+                # One that was made anew while the list was read is not in it.
+                if now.get(gone) == before[gone]:
+                    self._tell(resource.kind, self._store.forget(resource.kind, namespace, gone), report)
+
+    def _versions(self, kind: str, namespace: str) -> dict[str, int]:
+        versions = self._store.domain(namespace).versions
+        return {name: versions.get((kind, name), 0) for name in self._store.names(kind, namespace)}
 
     def _namespaces(self, scope: str | None) -> tuple[str, ...]:
         return self._store.namespaces if scope is None else (scope,)

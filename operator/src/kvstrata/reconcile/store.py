@@ -164,6 +164,8 @@ class Store:
     def observe_state(self, pod: Pod, namespace: str, verified: VerifiedState) -> frozenset[Key]:
         """Take what a pod said; an acknowledgement never goes back while the same gate process lives."""
         d = self.domain(namespace)
+        if pod.name not in d.pods[pod.model]:
+            return frozenset()  # It went while it was asked.
         before = d.states.get(pod.uid)
         d.states[pod.uid] = verified
         return concerned_by_state(self.world(namespace), pod, before, verified)
@@ -181,10 +183,8 @@ class Store:
             for model in d.objects["CachedModel"].values():
                 known = {pod.uid for pod in d.pods[model.name].values()}
                 known |= {gone.uid for gone in d.departures.get(model.name, ())}
-                all_acked = model.status.pods_acked == model.status.pods_live
-                acked = (model.status.bundle_revision or 0) if all_acked else 0
                 missing = tuple(
-                    Departure(witness.name, witness.uid, self._now(), clean=False, acked=witness.acked or acked)
+                    Departure(witness.name, witness.uid, self._now(), clean=False, acked=witness.acked or 0)
                     for witness in model.status.witnesses
                     if witness.uid not in known
                 )

@@ -205,6 +205,7 @@ class Writer:
 
         Otherwise somebody else wrote it, perhaps another leader: then the plan was made for a bundle of the past.
         """
+        self._may_write()
         name = names.bundle_shard(commit.model, index, commit.root.shards[index].slot)
         body = _bundle_secret(name, SHARD_DATA_KEY, commit.shards[index], commit)
         domain = self._store.domain(key.namespace)
