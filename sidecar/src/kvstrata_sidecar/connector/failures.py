@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -90,3 +91,25 @@ def absorb(
         waited_ms = 1000 * (clock() - started_s)
         logger.warning("The cache server failed in %s after %d ms, which counts as a miss: %r", what, waited_ms, error)
         return otherwise()
+
+
+def within(patience_s: float, action: Callable[[], None]) -> None:
+    """Run `action` beside the caller and wait for its end. Raises TimeoutError after `patience_s`; it then runs on.
+
+    Raises what `action` raises.
+    """
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            action()
+        except Exception as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    if thread.is_alive():
+        raise TimeoutError(f"it has not ended within {patience_s:g} s")
+    if raised:
+        raise raised[0]

@@ -28,10 +28,12 @@ from lmcache.integration.vllm.lmcache_mp_connector import LMCacheMPConnector
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestState
 from lmcache.integration.vllm.vllm_multi_process_adapter import HeartbeatThread
 from lmcache.v1.multiprocess.futures import MessagingFuture
+from lmcache.v1.multiprocess.rpc import get_rpc_spec
+from lmcache.v1.multiprocess.transfer_context.worker_transfer import LMCacheDrivenTransferContext
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from .absent import chunk_size_promised, keeps_promise
-from .failures import Patience, absorb, chunk_tokens, logger, wait_for_server
+from .failures import Patience, absorb, chunk_tokens, logger, wait_for_server, within
 from .line import Line
 
 
@@ -59,11 +61,11 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
             available = adapter._health_events[url]
             if client in absent:
                 available.clear()
-            Line(client, available.clear, MessagingFuture)
+            line = _watch(client, available, absent)
             beats[url] = HeartbeatThread(
                 req_client=client, health_event=available, interval=adapter._heartbeat_interval
             )
-            beats[url].register_recover_callback(partial(keeps_promise, client, tokens))
+            beats[url].register_recover_callback(partial(line.recover, partial(keeps_promise, client, tokens)))
             # LMCache starts its heartbeat with the first request, which then finds out that the server is away.
             beats[url].start()
         adapter._heartbeats = beats
@@ -73,9 +75,17 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
         client, tokens = adapter.req_client, adapter.lmcache_tokens_per_chunk
         if client in absent:
             adapter._health_event.clear()
-        Line(client, adapter._health_event.clear, MessagingFuture)
+        self._line = _watch(client, adapter._health_event, absent)
         register = adapter._reregister_kv_caches_callback
-        adapter._reregister_kv_caches_callback = lambda: keeps_promise(client, tokens) and register()
+
+        def recovery() -> bool:
+            if not keeps_promise(client, tokens):
+                return False
+            # To register replaces what knows of the stores that were begun.
+            self._settle_stores()
+            return bool(register())
+
+        adapter._reregister_kv_caches_callback = partial(self._line.recover, recovery)
 
     # Worker side
 
@@ -97,12 +107,15 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
         absorb("wait_for_save", super().wait_for_save, self._away)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        """Wait for stores that read blocks which are about to be overwritten, or give them up."""
+        """Wait for stores that read blocks which are about to be overwritten."""
         absorb(
             "handle_preemptions",
             lambda: super(GuardedConnector, self).handle_preemptions(kv_connector_metadata),
             self._away,
         )
+        if getattr(kv_connector_metadata, "need_flush_before_forward", False) and not self.worker_adapter.is_healthy:
+            # LMCache waits for stores to a healthy server only.
+            self._settle_stores()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Return what has finished. With a server that is away that is everything."""
@@ -117,6 +130,9 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
         finished: tuple[set[str] | None, set[str] | None] = absorb(
             "get_finished", lambda: super(GuardedConnector, self).get_finished(finished_req_ids), drain
         )
+        if not self.worker_adapter.is_healthy:
+            # LMCache has forgotten its stores and called them finished; vLLM gives their blocks to others next.
+            self._settle_stores()
         if self.worker_adapter.error_block_ids:
             # A server that was restarted between two heartbeats answers pings and knows no registration: only a
             # server that counts as away is registered with again.
@@ -174,7 +190,22 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
 
     def _away(self) -> None:
         """Mark the server as away in LMCache's own state; its heartbeat registers anew before it clears the mark."""
-        self.worker_adapter._health_event.clear()
+        self._line.lose()
+
+    def _settle_stores(self) -> None:
+        """Wait until no store that was given up reads the engine's blocks any more.
+
+        On a device LMCache copies them in threads of the engine. Their exchanges with the server end within its time
+        limit, and Line refuses new ones, so this takes that time and the copying. If the server itself reads the
+        blocks (GPUIPC), nobody knows when one that is away has stopped: it is given its time limit once.
+        """
+        context = self.worker_adapter.transfer_ctx
+        if context is None:
+            return
+        flush = context.flush_inflight_stores
+        if isinstance(context, LMCacheDrivenTransferContext):
+            flush = partial(within, self.worker_adapter._mq_timeout, flush)
+        absorb("a wait for stores that were given up", flush, lambda: None)
 
     def _fail_loads_not_begun(self) -> None:
         self._away()
@@ -184,3 +215,13 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
                 adapter.error_block_ids.update(meta.op.flat_block_ids)
                 adapter._failed_request_ids.add(meta.request_id)
                 adapter._dropped_retrieves.add(meta.request_id)
+
+
+def _watch(client: Any, health: Any, absent: list[Any]) -> Line:
+    return Line(
+        client,
+        health,
+        MessagingFuture,
+        is_stream=lambda operation: bool(get_rpc_spec(operation).streaming),
+        connected=client not in absent,
+    )

@@ -7,70 +7,155 @@ thread, gives up what was sent, and refuses what is to be sent until the server 
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 from .failures import logger
 
 PING = "ping"
+PREPARE_STORE = "prepare_store"
+CLOSED = "the cache server closed the connection"
+
+PING_PATIENCE_S = 30.0
+"""A ping that has waited for so long is given up for another. ZeroMQ keeps each for a server that is away."""
 
 
 class Line:
     """Watches one request client over ZeroMQ; other transports report a lost connection to their callers themselves.
 
-    `lost()` is called on the client's thread before anybody learns of an exchange that was given up. `new_future` makes
-    one of LMCache's futures.
+    `health` is the event by which LMCache counts the server as available. It is cleared on the client's thread before
+    anybody learns of an exchange that was given up, and cannot be set again before `recover` has run. `new_future`
+    makes one of LMCache's futures; `is_stream` says of an operation whether its answers are a stream. `connected` is
+    False for a server that has never answered.
     """
 
-    def __init__(self, client: Any, lost: Callable[[], None], new_future: Callable[[], Any]) -> None:
-        self._lost, self._new_future = lost, new_future
-        self._down = False
-        queue = getattr(client, "_message_queue_client", None)
-        if queue is None:
+    def __init__(
+        self,
+        client: Any,
+        health: Any,
+        new_future: Callable[[], Any],
+        *,
+        is_stream: Callable[[str], bool] = lambda _: False,
+        connected: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._health, self._set_health = health, health.set
+        self._new_future, self._is_stream, self._clock = new_future, is_stream, clock
+        self._lock = threading.Lock()
+        self._owes_recovery = False
+        health.set = self._on_healthy
+        self._down = not connected
+        self._ping: Any = None
+        self._ping_patience_ends_s = 0.0
+        watched = getattr(client, "_message_queue_client", None)
+        if watched is None:
             return
-        self._queue = queue
-        self._cancel_streams, self._submit = queue.cancel_streams, queue.submit_request
-        self._send, self._receive = queue.process_outbound_task, queue.process_inbound
-        queue.cancel_streams = self._on_disconnect
-        queue.submit_request = self._on_submit
-        queue.process_outbound_task = self._on_send
-        queue.process_inbound = self._on_receive
+        self._queue = watched
+        self._cancel_streams, self._submit = watched.cancel_streams, watched.submit_request
+        self._send = watched.process_outbound_task
+        watched.cancel_streams = self._on_disconnect
+        watched.submit_request = self._on_submit
+        watched.process_outbound_task = self._on_send
+
+    def lose(self) -> None:
+        """Count the server as away until `recover` has run and a heartbeat succeeded."""
+        with self._lock:
+            self._owes_recovery = True
+            self._health.clear()
+
+    def recover(self, recovery: Callable[[], bool]) -> bool:
+        """Run and return what LMCache's heartbeat runs before it counts a server as available again.
+
+        If the server is lost meanwhile, the heartbeat does not count it as available, and runs this again.
+        """
+        with self._lock:
+            self._owes_recovery = False
+        return recovery()
+
+    def _on_healthy(self) -> None:
+        """The heartbeat sets what it found out some time ago; a loss since then stands."""
+        with self._lock:
+            if not self._owes_recovery:
+                self._set_health()
 
     def _on_disconnect(self) -> None:
         """LMCache calls this when the connection has ended."""
         self._down = True
-        self._lost()
+        self.lose()
         self._cancel_streams()
         given_up = self._give_up()
         logger.warning("The cache server is gone; %d exchanges with it are given up", given_up)
 
     def _on_submit(self, operation: str, payloads: list[Any]) -> Any:
-        if not self._down or operation == PING:
+        if operation == PING:
+            return self._on_ping(payloads)
+        if self._is_stream(operation):
             return self._submit(operation, payloads)
-        # Sent now, it would reach the next server, long after its caller gave it up.
-        refused = self._new_future()
-        refused.set_exception(_gone())
-        return refused
+        if self._down:
+            # Sent now, it would reach the next server, long after its caller gave it up.
+            return self._refused(CLOSED)
+        if operation == PREPARE_STORE and not self._health.is_set():
+            # Stores that wait for their turn end at once, so that the engine's blocks are free within one time limit.
+            return self._refused("the cache server is away")
+        return self._submit(operation, payloads)
+
+    def _on_ping(self, payloads: list[Any]) -> Any:
+        """One ping at a time: those that nobody takes pile up, until ZeroMQ has no room for them."""
+        now_s = self._clock()
+        if self._ping is not None and not self._ping.query() and now_s < self._ping_patience_ends_s:
+            return self._refused("the cache server has not answered the last ping")
+        ping = self._submit(PING, payloads)
+        take_answer = ping.set_result
+
+        def on_answer(result: Any) -> None:
+            # Before the one who waits for it learns of it, and sends what would be refused.
+            self._down = False
+            take_answer(result)
+
+        ping.set_result = on_answer
+        self._ping, self._ping_patience_ends_s = ping, now_s + PING_PATIENCE_S
+        return ping
 
     def _on_send(self) -> None:
-        self._send()
         if self._down:
-            # What was on its way here when the connection ended.
-            self._give_up(spared=PING)
+            self._give_up_unsent()
+        try:
+            # What finds no room in ZeroMQ fails. It would block the thread that all clients share.
+            self._queue.socket.sndtimeo = 0
+            self._send()
+        except Exception as error:
+            logger.warning("What was to be sent to the cache server was dropped: %r", error)
 
-    def _on_receive(self) -> None:
-        self._down = False
-        self._receive()
+    def _give_up_unsent(self) -> None:
+        """Fail what was on its way here when the connection ended."""
+        waiting = self._queue.input_queue
+        kept = []
+        try:
+            while True:
+                item = waiting.get_nowait()
+                spec = getattr(item, "rpc_spec", None)
+                if spec is None or spec.operation == PING or self._is_stream(spec.operation):
+                    kept.append(item)
+                else:
+                    item.future.set_exception(ConnectionError(CLOSED))
+        except queue.Empty:
+            pass
+        for item in kept:
+            waiting.put(item)
 
-    def _give_up(self, spared: str = "") -> int:
+    def _give_up(self) -> int:
         """Fail pending exchanges. Only the client's own thread may: the table of them is that thread's."""
         pending = self._queue.pending_futures
-        chosen = [uid for uid, (_, spec) in pending.items() if spec.operation != spared]
-        for uid in chosen:
-            future, _ = pending.pop(uid)
-            future.set_exception(_gone())
-        return len(chosen)
+        given_up = list(pending.values())
+        pending.clear()
+        for future, _ in given_up:
+            future.set_exception(ConnectionError(CLOSED))
+        return len(given_up)
 
-
-def _gone() -> ConnectionError:
-    return ConnectionError("the cache server closed the connection")
+    def _refused(self, why: str) -> Any:
+        refused = self._new_future()
+        refused.set_exception(ConnectionError(why))
+        return refused
