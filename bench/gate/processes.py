@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from bench.machine import process_tree
 from e2e.cluster.progress import ClusterError
 
 _STOP_S = 10.0
@@ -62,18 +63,10 @@ class Process:
 def cpu_s(pid: int) -> float:
     """Return the CPU seconds, user and system, of a process and its living children."""
     # The clock id that clock_getcpuclockid(3) gives for a process: /proc/PID/stat counts in steps of 10 ms.
-    return sum(time.clock_gettime((~number << 3) | 2) for number in _tree(pid))
+    return sum(time.clock_gettime((~number << 3) | 2) for number in process_tree(pid))
 
 
 def resident_mb(pid: int) -> float:
     """Return the resident memory of a process and its children in MB (10^6 bytes)."""
-    pages = sum(int(Path(f"/proc/{number}/statm").read_text().split()[1]) for number in _tree(pid))
+    pages = sum(int(Path(f"/proc/{number}/statm").read_text().split()[1]) for number in process_tree(pid))
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def _tree(pid: int) -> list[int]:
-    found = [pid]
-    for number in found:
-        for task in Path(f"/proc/{number}/task").iterdir():
-            found.extend(map(int, (task / "children").read_text().split()))
-    return found
