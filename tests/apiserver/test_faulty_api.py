@@ -163,11 +163,11 @@ def test_an_api_server_that_fails_at_the_start_is_waited_for(faulty: FaultyWorld
     assert running.stop() == 0
     with (
         faulty.proxy.fault(Answer(500, "InternalError"), path="/cachetiers$", times=1) as failed,
-        faulty.proxy.fault(Garble(), path="/secrets$", times=1) as garbled,
+        faulty.proxy.fault(Truncate(), path="/secrets$", times=1) as cut_off,
         faulty.proxy.fault(Answer(429, "TooManyRequests", {"Retry-After": "1"}), path="/pods$", times=1) as busy,
     ):
         successor = faulty.start("successor", KVSTRATA_RESYNC_SECONDS="3600")
-    assert [rule.hits for rule in (failed, garbled, busy)] == [1, 1, 1]
+    assert [rule.hits for rule in (failed, cut_off, busy)] == [1, 1, 1]
     assert successor.metric("kvstrata_writes_total") == 0
     assert_well(successor)
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.apiserver.faulty import FaultyWorld, assert_well, gaps_s
 from tests.apiserver.operator_process import OperatorProcess
-from tests.support.api_proxy_faults import Answer, Delay, Hang
+from tests.support.api_proxy_faults import Answer, Delay, Event, Hang
 
 SILENCE_S = 4.0
 POLICIES = "/tenantcachepolicies$"
@@ -60,6 +60,7 @@ def test_a_deletion_before_a_watch_lost_its_place_is_found_within_seconds(
     faulty: FaultyWorld, watching: OperatorProcess
 ) -> None:
     passes = watching.metric("kvstrata_resyncs_total")
+    missed = watching.metric(MISSED, kind="TenantCachePolicy")
     with faulty.proxy.lost_events(POLICIES, lambda event: event["type"] == "DELETED") as lost:
         faulty.delete("TenantCachePolicy", "tenant-4")
         faulty.wait("the event to be lost", lambda: lost.hits > 0)
@@ -67,7 +68,7 @@ def test_a_deletion_before_a_watch_lost_its_place_is_found_within_seconds(
     # The list that follows shows what there is. Only a comparison shows what there is no more.
     assert faulty.proxy.expire(POLICIES) >= 1
     faulty.wait("the deletion", lambda: "tenant-4" not in faulty.entries(), 15)
-    assert watching.metric(MISSED, kind="TenantCachePolicy") == 1
+    assert watching.metric(MISSED, kind="TenantCachePolicy") == missed + 1
     faulty.wait("the pass to end", lambda: watching.metric("kvstrata_resyncs_total") == passes + 1)
     assert_well(watching)
 
@@ -98,8 +99,8 @@ def test_watches_that_are_refused_for_a_while_are_asked_for_again_and_not_at_onc
     with faulty.proxy.fault(answer, path=POLICIES, watch=True, times=2) as refused:
         faulty.proxy.reset(POLICIES)
         faulty.edit("tenant-5", suspended=suspended)
-        faulty.wait("the edit", lambda: faulty.carried_out("tenant-5", suspended=suspended))
-    assert refused.hits == 2
+        faulty.wait("the watch to be refused twice", lambda: refused.hits == 2)
+    faulty.wait("the edit", lambda: faulty.carried_out("tenant-5", suspended=suspended))
     asked = [e.at for e in faulty.proxy.requests(POLICIES, since=began, watch=True) if e.status == answer.status]
     assert gaps_s(asked)[0] >= least_s
     assert_well(watching)
@@ -112,3 +113,24 @@ def test_an_api_server_that_is_slow_delays_and_breaks_nothing(faulty: FaultyWorl
         faulty.edit("tenant-5", suspended=False)
         faulty.wait("the edit", lambda: faulty.carried_out("tenant-5", suspended=False))
     assert_well(watching)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        pytest.param(b"<html>bad gateway</html>\n", id="garbage"),
+        pytest.param({"type": "ERROR", "object": {"kind": "Status", "code": 500, "message": "no"}}, id="error-500"),
+    ],
+)
+def test_a_watch_that_says_what_nobody_understands_ends_the_process_and_the_next_one_goes_on(
+    faulty: FaultyWorld, watching: OperatorProcess, said: Event | bytes
+) -> None:
+    running = watching if watching.process.poll() is None else faulty.start("watching-again")
+    faulty.proxy.say(said, POLICIES)
+    running.process.wait(30)  # and the kubelet starts it anew
+    suspended = not faulty.entries()["tenant-5"].suspended
+    faulty.edit("tenant-5", suspended=suspended)
+    successor = faulty.start(f"watching-{len(faulty.operators.started)}")
+    faulty.wait("the edit", lambda: faulty.carried_out("tenant-5", suspended=suspended))
+    assert_well(successor)
+    assert successor.stop() == 0
