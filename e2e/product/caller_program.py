@@ -1,0 +1,64 @@
+"""The program of a caller inside the cluster: it asks a model's Service for ever and writes a line for each request.
+
+It runs in a pod with nothing but Python; arguments: host, port, model, API key, file of the certificate authority, and
+how many streams and how many plain requests run side by side. Every request has a connection of its own.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import sys
+import threading
+import time
+from typing import Any
+
+STREAM_TOKENS = 80
+PAUSE_S = 2.0
+"""Engines start beside these requests, on as few cores: what is asked is little, but there is always somebody."""
+TIMEOUT_S = 120.0
+
+_write = threading.Lock()
+
+
+def main() -> None:
+    """Start every caller and never end."""
+    host, port, model, key, authority, streams, plain = sys.argv[1:]
+    tls = ssl.create_default_context(cafile=authority)
+    for count, stream in ((int(streams), True), (int(plain), False)):
+        for _ in range(count):
+            threading.Thread(target=_ask_for_ever, args=(host, int(port), model, key, tls, stream)).start()
+
+
+def _ask_for_ever(host: str, port: int, model: str, key: str, tls: ssl.SSLContext, stream: bool) -> None:
+    # Prompts shorter than a block: they are answered, and leave nothing in any tier.
+    body: dict[str, Any] = {"model": model, "prompt": "hello", "max_tokens": 4}
+    if stream:
+        body |= {"stream": True, "max_tokens": STREAM_TOKENS, "ignore_eos": True}
+    sent = json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}", "Connection": "close"}
+    while True:
+        told: dict[str, Any] = {"stream": stream, "began": time.time(), "status": 0, "events": 0, "done": False}
+        connection = http.client.HTTPSConnection(host, port, context=tls, timeout=TIMEOUT_S)
+        try:
+            connection.request("POST", "/v1/completions", sent, headers)
+            answer = connection.getresponse()
+            told["status"] = answer.status
+            while line := answer.readline():
+                told["events"] += line.startswith(b"data: {")
+                told["done"] = told["done"] or line.startswith((b"data: [DONE]", b'{"id"'))
+                if b'"error"' in line:
+                    told["problem"] = line.decode("utf-8", "replace")[:300]
+        except (OSError, http.client.HTTPException) as error:
+            told["problem"] = f"{type(error).__name__}: {error}"
+        finally:
+            connection.close()
+        told["ended"] = time.time()
+        with _write:
+            print(json.dumps(told), flush=True)
+        time.sleep(PAUSE_S)
+
+
+if __name__ == "__main__":
+    main()

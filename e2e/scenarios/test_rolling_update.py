@@ -1,0 +1,214 @@
+"""A rolling update under load: no broken stream, no unacknowledged pod ever ready, the old identity out of reach."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from e2e.product.caller_pod import Calls, caller_pod
+from e2e.product.chapters import ACME_KEY, MODEL, STORE_SETTLES_S, WHOLE_CHUNKS, Stage, fresh_prompt, open_stage
+from e2e.product.direct import DirectReplica, container_pid, pods_run_here, scrape
+from e2e.product.direct_stage import open_direct_stage
+from e2e.product.install import DEMO_NAMESPACE, unsettled
+from e2e.product.isolate import newcomers_cut_off_the_api_server
+from e2e.product.kubectl import Kubectl, wait_until
+from e2e.product.shared_tier import make_room
+from e2e.product.watches import Watch, watch
+
+pytestmark = pytest.mark.cluster
+
+PODS = f"kvstrata.io/model={MODEL}"
+ROLLED_OUT_WITHIN_S = 600
+"""Two engines start one after the other beside two that serve, on a machine of two cores."""
+
+HELD_BACK_S = 6
+"""Three looks of kubelet at a pod that has everything but a policy."""
+
+OTHER_BLOCK_TOKENS = 64
+"""Another size of the engine's blocks, which makes another cache identity."""
+
+PROMPTS = 3
+"""A lookup that is late on a busy machine is a miss by design, so one prompt alone proves nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The demo's model, whose engine can be given other arguments."""
+
+    kubectl: Kubectl
+    args: tuple[str, ...]
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """Its status now."""
+        status: dict[str, Any] = self._read().get("status") or {}
+        return status
+
+    def change(self, args: tuple[str, ...]) -> None:
+        """Give the engine these arguments."""
+        patch = json.dumps({"spec": {"engine": {"args": list(args)}}})
+        self.kubectl.run("-n", DEMO_NAMESPACE, "patch", "cachedmodel", MODEL, "--type", "merge", "-p", patch)
+
+    def wait_until_rolled_out(self) -> None:
+        """Wait until every pod runs the newest template and is ready, and none is left of the one before."""
+        wait_until("the model is rolled out", self._rolled_out, ROLLED_OUT_WITHIN_S, every_s=1)
+
+    def _rolled_out(self) -> bool:
+        read = self._read()
+        status = read.get("status") or {}
+        conditions = {c["type"]: c["status"] for c in status.get("conditions") or ()}
+        current = status.get("observedGeneration") == read["metadata"]["generation"]
+        settled = current and conditions.get("RolledOut") == conditions.get("Ready") == "True"
+        return bool(settled and len(self.kubectl.list("pod", DEMO_NAMESPACE, PODS)) == status["replicas"])
+
+    def _read(self) -> dict[str, Any]:
+        return self.kubectl.get("cachedmodel", MODEL, DEMO_NAMESPACE)
+
+
+@pytest.fixture
+def model(kubectl: Kubectl) -> Iterator[Model]:
+    """The demo's model, which gets its own arguments back in the end."""
+    if not pods_run_here():
+        pytest.skip("holds new pods back on their node and looks into their networks: only on the local cluster")
+    wait_until("what came before has come to rest", lambda: not unsettled(kubectl), ROLLED_OUT_WITHIN_S)
+    found = kubectl.get("cachedmodel", MODEL, DEMO_NAMESPACE)
+    model = Model(kubectl, tuple(found["spec"]["engine"]["args"]))
+    yield model
+    model.change(model.args)
+    model.wait_until_rolled_out()
+
+
+def test_an_update_and_its_rollback_break_no_stream_and_keep_each_identity_to_itself(
+    kubectl: Kubectl, model: Model
+) -> None:
+    identity = model.status["identity"]
+    with open_stage(kubectl, print) as old:
+        make_room(old)
+    with open_direct_stage(kubectl, print) as old:
+        prompts = [_shared(old) for _ in range(PROMPTS)]
+    with (
+        caller_pod(kubectl, DEMO_NAMESPACE, MODEL, ACME_KEY, streams=2, plain=1) as caller,
+        watch(kubectl, "pod", DEMO_NAMESPACE, "-l", PODS) as pods,
+    ):
+        clock_ahead_s = time.time() - time.monotonic()
+        before = _names(kubectl)
+        with newcomers_cut_off_the_api_server(_addresses(kubectl)):
+            model.change(_with_block_size(model.args, OTHER_BLOCK_TOKENS))
+            _a_pod_without_a_policy_is_not_ready(kubectl, pods, before)
+        model.wait_until_rolled_out()
+        assert model.status["identity"] != identity
+        _every_pod_had_acknowledged_when_it_became_ready(kubectl, pods, before, clock_ahead_s)
+
+        with open_direct_stage(kubectl, print) as new:
+            # Each is asked once: whoever asks for it has it cached in the new identity from then on.
+            for prompt, where in zip(prompts, (new.first, new.second, new.first), strict=True):
+                assert _found(where, prompt) == 0, f"{where.pod} reads blocks of another identity"
+            _shared(new)
+
+        before = _names(kubectl)
+        model.change(model.args)
+        model.wait_until_rolled_out()
+        assert model.status["identity"] == identity
+        _every_pod_had_acknowledged_when_it_became_ready(kubectl, pods, before, clock_ahead_s)
+        with open_direct_stage(kubectl, print) as back:
+            found = [_found(where, prompt) for prompt in prompts for where in (back.first, back.second)]
+        assert WHOLE_CHUNKS in found, f"after the rollback nothing of the old identity is found: {found}"
+        calls = caller.calls()
+    _nothing_broke(calls, pods, clock_ahead_s)
+    print(f"update and rollback: {calls}; found after the rollback: {found}")
+
+
+def _a_pod_without_a_policy_is_not_ready(kubectl: Kubectl, pods: Watch, before: frozenset[str]) -> None:
+    """The first new pod cannot read its bundle: its engine serves, its gate says why not, and it is not ready."""
+    started = pods.wait_for(
+        "a new engine runs", lambda pod: _is_new(pod, before) and _engine_runs(pod), ROLLED_OUT_WITHIN_S
+    )
+    pid = container_pid(kubectl, DEMO_NAMESPACE, started.name, "gate")
+    until = time.monotonic() + HELD_BACK_S
+    while time.monotonic() < until:
+        answer = scrape(pid, 8081, "/readyz")
+        assert "no policy" in answer, answer
+        time.sleep(0.5)
+    ready = [seen for seen in pods.history if _is_new(seen.object, before) and _is_ready(seen.object)]
+    assert not ready, f"{ready[0].name} is ready, and has never read a policy"
+
+
+def _every_pod_had_acknowledged_when_it_became_ready(
+    kubectl: Kubectl, pods: Watch, before: frozenset[str], clock_ahead_s: float
+) -> None:
+    """By the gates' own logs and the order of the API server's events; both are dated by this machine's clock."""
+    new = _names(kubectl) - before
+    assert len(new) == 2, new
+    for name in new:
+        ready = next(seen for seen in pods.history if seen.name == name and _is_ready(seen.object))
+        log = kubectl.run("-n", DEMO_NAMESPACE, "logs", name, "-c", "gate", "--timestamps", "--tail=-1")
+        line = next(line for line in log.splitlines() if "a policy revision is acknowledged" in line)
+        acked = datetime.fromisoformat(line.split(" ", 1)[0]).timestamp()
+        assert acked < ready.at + clock_ahead_s, f"{name} was ready {acked - ready.at - clock_ahead_s:.1f} s before"
+
+
+def _nothing_broke(calls: Calls, pods: Watch, clock_ahead_s: float) -> None:
+    """Every request was answered to its end, and streams ran when pods were asked to go."""
+    assert not calls.broken, str(calls)
+    leaving = {seen.name: seen.at + clock_ahead_s for seen in reversed(pods.history) if _is_leaving(seen.object)}
+    assert len(leaving) == 4, f"four pods were to be replaced: {sorted(leaving)}"
+    crossed = [one for one in calls.streams if any(one.began < at < one.ended for at in leaving.values())]
+    assert crossed, "no stream ran when a pod was asked to go"
+
+
+def _with_block_size(args: tuple[str, ...], tokens: int) -> tuple[str, ...]:
+    place = args.index("--block-size") + 1
+    assert args[place] != str(tokens)
+    return (*args[:place], str(tokens), *args[place + 1 :])
+
+
+def _shared(stage: Stage) -> str:
+    """Return a prompt of acme that one replica stored and the other found in the shared tier."""
+    for _ in range(5):
+        prompt = fresh_prompt("identity")
+        assert _found(stage.first, prompt) == 0
+        time.sleep(STORE_SETTLES_S)
+        if _found(stage.second, prompt) == WHOLE_CHUNKS:
+            return prompt
+    raise AssertionError("of 5 prompts none was found on the other replica")
+
+
+def _found(where: Any, prompt: str) -> int:
+    assert isinstance(where, DirectReplica)
+    answer = where.complete(ACME_KEY, prompt)
+    assert answer.status == 200, f"{where.pod} answered {answer.status}: {answer.body}"
+    return answer.cached_tokens
+
+
+def _names(kubectl: Kubectl) -> frozenset[str]:
+    return frozenset(pod["metadata"]["name"] for pod in kubectl.list("pod", DEMO_NAMESPACE, PODS))
+
+
+def _addresses(kubectl: Kubectl) -> frozenset[str]:
+    pods = json.loads(kubectl.run("get", "pod", "--all-namespaces", "-o", "json"))["items"]
+    return frozenset(pod["status"]["podIP"] for pod in pods if pod["status"].get("podIP"))
+
+
+def _is_new(pod: dict[str, Any], before: frozenset[str]) -> bool:
+    return pod["metadata"]["name"] not in before
+
+
+def _is_leaving(pod: dict[str, Any]) -> bool:
+    return "deletionTimestamp" in pod["metadata"]
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    conditions = (pod.get("status") or {}).get("conditions") or ()
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
+
+
+def _engine_runs(pod: dict[str, Any]) -> bool:
+    """Whether the engine's startup probe has passed."""
+    told = (pod.get("status") or {}).get("containerStatuses") or ()
+    return any(one["name"] == "engine" and one.get("started") for one in told)
