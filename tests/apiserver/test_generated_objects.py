@@ -23,8 +23,8 @@ from tests.apiserver.server import Server
 from tests.support.generated.crowd import Crowd
 from tests.support.generated.generator import load_schemas
 
-PER_KIND = int(os.environ.get("KVSTRATA_GENERATED_PER_KIND", "2000"))
-NAMESPACES = int(os.environ.get("KVSTRATA_GENERATED_NAMESPACES", "60"))
+PER_KIND = int(os.environ.get("KVSTRATA_GENERATED_PER_KIND", "300"))
+NAMESPACES = int(os.environ.get("KVSTRATA_GENERATED_NAMESPACES", "12"))
 SEED = int(os.environ.get("KVSTRATA_GENERATED_SEED", "1"))
 SETTLES_WITHIN_S = 900.0
 REST_S = 6.0
