@@ -71,9 +71,12 @@ def test_a_failure_that_makes_lmcache_forget_its_stores_waits_for_them_too(worke
 
 def test_a_heartbeat_that_was_under_way_does_not_undo_what_a_failure_told(worker: Worker) -> None:
     worker.adapter.failure = ConnectionError("closed")
-    worker.connector._away()
+    worker.connector.get_finished(FINISHED)
     worker.adapter._health_event.set()
-    assert worker.connector.get_finished(FINISHED) == (FINISHED, set())
+    assert not worker.adapter.is_healthy
+    assert worker.adapter._reregister_kv_caches_callback()
+    worker.adapter._health_event.set()
+    assert worker.adapter.is_healthy
 
 
 def test_stores_to_a_server_that_is_well_are_not_waited_for(worker: Worker) -> None:
