@@ -19,12 +19,13 @@ from datetime import UTC, datetime
 import pytest
 
 from e2e.product.calls import Replica
-from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, Stage, fresh_prompt, open_stage
+from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, MODEL, Stage, fresh_prompt, open_stage
 from e2e.product.faults import Victim
 from e2e.product.faults_traffic import BUSY_S, found_across, product_lives, tenants_ask, wait_until_well
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
 from e2e.product.shared_tier import make_room
+from e2e.product.streams import streaming
 
 pytestmark = pytest.mark.cluster
 
@@ -34,13 +35,21 @@ EXTRA_DELAY_S = 0.1
 BACK_S = 300.0
 """Within this the container runs again and hits return; a cache server takes some 10 s to start on a quiet machine."""
 
+STREAM_TOKENS = 1000
+"""More than an engine computes until the container has been found and killed."""
+
 HEARD = "The cache server is gone"
 TIMED_OUT = re.compile(r"given up after \d+ ms: no answer|timed out|not available within timeout")
 
 
 def test_killed_with_requests_in_flight(stage: Stage) -> None:
     with a_cache_container_ends(stage, stage.first) as cache, tenants_ask(stage, EXTRA_DELAY_S) as ordeal:
-        cache.send(signal.SIGKILL)
+        body = {"model": MODEL, "prompt": fresh_prompt("in flight"), "max_tokens": STREAM_TOKENS, "ignore_eos": True}
+        with streaming(stage.first, ACME_KEY, body) as stream:
+            cache.send(signal.SIGKILL)
+            killed_at = time.monotonic()
+        assert stream.done, stream.problem
+        assert stream.arrived[0] < killed_at < stream.arrived[-1], "no request was in flight when the server was killed"
         ordeal.lasts_for(16)
         hits_return(stage, stage.second, stage.first)
 

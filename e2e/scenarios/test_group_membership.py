@@ -119,6 +119,9 @@ def test_a_member_that_is_removed_shares_no_longer_from_the_moment_that_status_s
             assert _found(where, SPEECH_KEY, own[where.pod]) == 0, f"speech finds vision's blocks on {where.pod}"
         whole = long_prompt + stream.text[:1] * STREAM_TOKENS
         known = _found(stage.second, SPEECH_KEY, whole[: PROMPT_TOKENS + STREAM_TOKENS - 8])
+        assert known >= WHOLE_CHUNKS, (
+            f"the group reads {known} tokens of the request in flight, whose prompt it stored as a member"
+        )
         assert known <= PROMPT_TOKENS + streamed + STEP_TOKENS, (
             f"{known} tokens of a request that ended after {PROMPT_TOKENS} + {streamed} are readable by the group"
         )

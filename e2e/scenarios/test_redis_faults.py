@@ -76,6 +76,7 @@ class TestAway:
             with _redis(stage).frozen():
                 outage.is_told({"Timeout"})
                 outage.lasts_for(requests=12)
+                assert not found_across(stage.first, stage.second, ACME_KEY), "a frozen server served a block"
             outage.ends()
         assert _redis(stage).life() == server
 
