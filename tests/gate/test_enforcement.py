@@ -308,5 +308,5 @@ async def test_an_unexpected_error_costs_one_request_only(gate: World) -> None:
     assert await connection.closed()
     del gate.gate.tenants._check_model
     assert not gate.gate.enforcement.in_flight
-    assert gate.gate.tenant_server.buffered_bytes == 0
+    assert gate.gate.tenant_server.buffered.total == 0
     assert (await gate.ask(post("/v1/completions", {"prompt": "a"}))).status == 200

@@ -244,27 +244,6 @@ async def test_one_tenant_cannot_take_the_places_of_the_others(world: World) -> 
         assert b'kvstrata_gate_refusals_total{reason="tenant_overloaded"} 1' in (await world.get("/metrics")).body
 
 
-async def test_a_connection_beyond_the_bound_is_told_so_and_closed(world: World) -> None:
-    await world.publish([entry("acme")])
-    async with world.started(max_connections=2):
-        await world.acked(1)
-        await until(lambda: len(world.gate.keys.ring) == 3)
-        kept = [await world.connect(), await world.connect(context=client_context(world.gate_tls, present=False),
-                                                           port="https")]  # fmt: skip
-        await until(lambda: len(world.gate.tenant_server.connections) == 2)
-        refused = await world.connect()
-        answer = await refused.answer()
-        assert (answer.status, answer.error["code"]) == (503, "too_many_connections")
-        assert await refused.closed()
-        assert b'kvstrata_gate_refusals_total{reason="too_many_connections"} 1' in (await world.get("/metrics")).body
-        for connection in kept:
-            await connection.send(post("/v1/completions", {"prompt": "a"}))
-            assert (await connection.answer()).status == 200
-            connection.close()
-        await until(lambda: not world.gate.tenant_server.connections)
-        assert (await world.ask(post("/v1/completions", {"prompt": "a"}))).status == 200
-
-
 async def test_malformed_keys_leave_the_last_good_ones_in_force_and_say_so(gate: World) -> None:
     assert b"kvstrata_gate_api_keys_current 1" in (await gate.get("/metrics")).body
     await gate.api.put(KEYS, {"keys.json": b"{"})

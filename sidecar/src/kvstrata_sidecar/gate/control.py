@@ -37,6 +37,7 @@ class ControlService:
         """Refuse whoever is not the operator, and everything but the one question."""
         if request.peer != OPERATOR_COMMON_NAME:
             raise Refusal(403, Reason.UNAUTHENTICATED, "this port is the operator's")
+        request.subject = request.peer
         if request.path.decode("latin-1") != STATE_PATH:
             raise Refusal(404, Reason.NOT_FOUND, f"the only path here is {STATE_PATH}")
         if request.method != b"GET":

@@ -13,6 +13,7 @@ from typing import Any
 
 import httptools
 
+from .bounds import Buffered
 from .errors import Reason, Refusal, bad_request
 from .messages import STATUS_LINES, Exchange, Limits, Request, Service
 
@@ -31,17 +32,19 @@ class HttpServer:
         self.limits = limits
         self.loop = loop
         self.connections: set[ServerConnection] = set()
-        self.buffered_bytes = 0
+        self.buffered = Buffered(limits)
         self.closing_after_response = False
-        """Set while draining: every response ends its connection, so that callers move to other pods."""
+        """Every response ends its connection: set while draining, so that callers move to other pods, and always on
+        a port whose callers ask once."""
         self._sweeper: asyncio.TimerHandle | None = None
         self._listeners: list[asyncio.Server] = []
 
     async def listen(self, **arguments: Any) -> asyncio.Server:
         """Listen as `loop.create_server` does; the first call starts the timeout sweeper."""
         if arguments.get("ssl") is not None:
-            # A handshake that hangs is a connection that no limit here has seen yet.
+            # Before its handshake a connection is in no limit here, after it was turned away in none any more.
             arguments.setdefault("ssl_handshake_timeout", self.limits.head_s)
+            arguments.setdefault("ssl_shutdown_timeout", self.limits.tls_shutdown_s)
         listener = await self.loop.create_server(lambda: ServerConnection(self), **arguments)
         self._listeners.append(listener)
         if self._sweeper is None:
@@ -57,6 +60,19 @@ class HttpServer:
         for connection in tuple(self.connections):
             connection.abort()
 
+    def make_room(self) -> bool:
+        """Be ready for one more connection, if need be by ending one that serves nothing; False if all serve."""
+        if len(self.connections) < self.limits.connections:
+            return True
+        victim = min((c for c in self.connections if not c.serving), key=_patience_left, default=None)
+        if victim is None:
+            return False
+        refusal = Refusal(503, Reason.CONNECTIONS, "too many connections to this replica")
+        self.service.refused(victim.request, refusal)
+        self.connections.discard(victim)  # the transport tells its end only later
+        victim.abort()
+        return True
+
     def _sweep(self) -> None:
         now = self.loop.time()
         for connection in [c for c in self.connections if c.deadline <= now]:
@@ -64,12 +80,17 @@ class HttpServer:
         self._sweeper = self.loop.call_later(1.0, self._sweep)
 
 
+def _patience_left(connection: ServerConnection) -> tuple[bool, float]:
+    # Whose head was good, and who now sends a body, goes after everybody who only holds a connection.
+    return connection.sends_body, connection.deadline
+
+
 class ServerConnection(asyncio.Protocol):
     """One client connection. Between `serve` and `end` it belongs to an exchange."""
 
     __slots__ = (
         "_complete", "_doubt", "_exchange", "_expect", "_head_bytes", "_head_done", "_held_bytes", "_keep_alive",
-        "_lingering", "_parser", "_refusal", "_serving", "_target", "deadline", "paused", "peer", "request", "server",
+        "_lingering", "_parser", "_refusal", "_target", "deadline", "paused", "peer", "request", "server", "serving",
         "transport",
     )  # fmt: skip
 
@@ -81,7 +102,7 @@ class ServerConnection(asyncio.Protocol):
         self.paused = False
         self._held_bytes = 0
         self._exchange: Exchange | None = None
-        self._serving = False
+        self.serving = False
         self._lingering = False
         self._parser: Any = httptools.HttpRequestParser(self)
         self._reset()
@@ -102,7 +123,7 @@ class ServerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the clock for the first head."""
         self.transport = transport  # type: ignore[assignment]
-        if len(self.server.connections) >= self.server.limits.connections:
+        if not self.server.make_room():
             self._turn_away()
             return
         certificate = transport.get_extra_info("peercert")
@@ -152,7 +173,7 @@ class ServerConnection(asyncio.Protocol):
         """Feed the parser, then refuse or serve what it found."""
         if self._lingering:
             return
-        if self._serving:
+        if self.serving:
             # Bytes behind a whole request: there is no clean answer in the middle of another one.
             self.server.service.refused(self.request, bad_request(Reason.PIPELINING, "pipelining is not supported"))
             self.abort()
@@ -224,11 +245,16 @@ class ServerConnection(asyncio.Protocol):
         request, server = self.request, self.server
         if len(request.body) + len(body) > server.limits.body_bytes:
             self._refuse(self._too_large())
-        elif server.buffered_bytes + len(body) > server.limits.buffered_bytes:
-            self._refuse(Refusal(503, Reason.OVERLOADED, "too many large requests at once", retry_after_s=1))
+        elif (refusal := server.buffered.refusal(request.subject, len(body))) is not None:
+            self._refuse(refusal)
         else:
             request.body += body
-            server.buffered_bytes += len(body)
+            server.buffered.add(request.subject, len(body))
+
+    @property
+    def sends_body(self) -> bool:
+        """Whether a request's head was accepted and its body is on the way."""
+        return self._head_done and not self.serving and not self._lingering
 
     def on_message_complete(self) -> None:
         """Mark the request as whole."""
@@ -268,7 +294,7 @@ class ServerConnection(asyncio.Protocol):
     # Responses.
 
     def _serve(self) -> None:
-        self._serving = True
+        self.serving = True
         self.deadline = float("inf")
         try:
             self.server.service.serve(self.request, self)
@@ -282,9 +308,13 @@ class ServerConnection(asyncio.Protocol):
             exchange.client_paused()
 
     def refuse(self, refusal: Refusal) -> None:
-        """Answer with a refusal. Doubt about framing or a request not read to its end costs the connection."""
+        """Answer with a refusal.
+
+        Doubt about framing and a request not read to its end cost the connection, and so does an unknown caller: who
+        has no valid key shall not hold connections by asking again and again.
+        """
         self.server.service.refused(self.request, refusal)
-        if not self._complete or self._doubt:
+        if not self._complete or self._doubt or self.request.subject is None:
             self._keep_alive = False
         self.reply(refusal.status, refusal.body(), extra=refusal.headers())
 
@@ -305,7 +335,7 @@ class ServerConnection(asyncio.Protocol):
     def end(self) -> None:
         """The response is written: be ready for the next request, or close."""
         self._exchange = None
-        self._serving = False
+        self.serving = False
         self._forget_body()
         now = self.server.loop.time()
         if self._keep_alive:
@@ -333,7 +363,7 @@ class ServerConnection(asyncio.Protocol):
 
     def expired(self) -> None:
         """A deadline passed: answer a half-sent request with 408, drop everything else."""
-        begun = self._head_bytes > 0 and not self._serving and not self._lingering
+        begun = self._head_bytes > 0 and not self.serving and not self._lingering
         self.deadline = float("inf")
         if begun:
             self._keep_alive = False
@@ -342,18 +372,18 @@ class ServerConnection(asyncio.Protocol):
             self.abort()
 
     def _forget_body(self) -> None:
-        self.server.buffered_bytes -= len(self.request.body)
+        self.server.buffered.remove(self.request.subject, len(self.request.body))
         self.request.body = bytearray()
 
     def release_body(self, held_bytes: int) -> None:
         """The service has taken what it needs of the body; `held_bytes` of it count as buffered until `let_go`."""
         self._forget_body()
         self._held_bytes = held_bytes
-        self.server.buffered_bytes += held_bytes
+        self.server.buffered.add(self.request.subject, held_bytes)
 
     def let_go(self) -> None:
         """The service holds nothing of the request any more."""
-        self.server.buffered_bytes -= self._held_bytes
+        self.server.buffered.remove(self.request.subject, self._held_bytes)
         self._held_bytes = 0
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvstrata.contract.ack import PodState
 
-from . import log
+from . import health, log
 from .auth import KeyRing, Keys
 from .bundle_watch import BundleWatch, KeyWatch
 from .control import ControlService
@@ -84,9 +84,8 @@ class Gate:
         )
         self.control = ControlService(self.state, settings.ack_token_file, loop)
         self.control_server = HttpServer(self.control, Limits(body_bytes=0), loop)
-        self.health_server = HttpServer(
-            HealthService(self.not_ready, self.metrics_page), Limits(body_bytes=0, idle_s=120.0), loop
-        )
+        self.health_server = HttpServer(HealthService(self.not_ready, self.metrics_page), health.LIMITS, loop)
+        self.health_server.closing_after_response = True  # probes and scrapes ask once
         self.enforcement.changed.append(self.control.changed)
         self._certificates: list[ServerTls] = []
 
@@ -142,7 +141,7 @@ class Gate:
             kvstrata_gate_cache_linked=bool(enforcement.cache_boot),
             kvstrata_gate_engine_ready=self.engine_ready,
             kvstrata_gate_connections=len(self.tenant_server.connections),
-            kvstrata_gate_buffered_bytes=self.tenant_server.buffered_bytes,
+            kvstrata_gate_buffered_bytes=self.tenant_server.buffered.total,
             kvstrata_gate_api_keys=len(self.keys.ring),
             kvstrata_gate_api_keys_current=not self.key_watch.problem,
         )

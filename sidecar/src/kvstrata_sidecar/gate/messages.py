@@ -35,6 +35,13 @@ class Limits:
     body_s: float = 60.0
     idle_s: float = 75.0
     stalled_write_s: float = 300.0
+    tls_shutdown_s: float = 5.0
+    """Patience with a caller that does not answer the end of TLS, and with what it has not read by then."""
+
+    @property
+    def buffered_bytes_per_caller(self) -> int:
+        """How much of `buffered_bytes` one caller may have: half, so that none locks out others; one body always."""
+        return max(self.buffered_bytes // 2, self.body_bytes)
 
 
 class Request:

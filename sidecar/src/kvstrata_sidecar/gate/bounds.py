@@ -1,0 +1,44 @@
+"""What a server holds in memory for its callers, and how much of it one caller may have."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from .errors import Reason, Refusal
+from .messages import Limits
+
+
+class Buffered:
+    """Bytes of requests in memory: of all callers together and of each. A caller is what `check_head` made of it."""
+
+    __slots__ = ("_by_caller", "_limits", "total")
+
+    def __init__(self, limits: Limits) -> None:
+        self.total = 0
+        self._limits = limits
+        self._by_caller: dict[Hashable, int] = {}
+
+    def refusal(self, caller: Hashable, more: int) -> Refusal | None:
+        """Return why `more` bytes cannot be taken from `caller`, or None."""
+        if self._by_caller.get(caller, 0) + more > self._limits.buffered_bytes_per_caller:
+            return Refusal(
+                429, Reason.TENANT_OVERLOADED, "too many large requests of this tenant at once on this replica",
+                retry_after_s=1,
+            )  # fmt: skip
+        if self.total + more > self._limits.buffered_bytes:
+            return Refusal(503, Reason.OVERLOADED, "too many large requests at once", retry_after_s=1)
+        return None
+
+    def add(self, caller: Hashable, count: int) -> None:
+        """Count bytes that are held from now on."""
+        if count:
+            self.total += count
+            self._by_caller[caller] = self._by_caller.get(caller, 0) + count
+
+    def remove(self, caller: Hashable, count: int) -> None:
+        """Count bytes that are held no more; must have been added for the same caller."""
+        if count:
+            self.total -= count
+            left = self._by_caller.pop(caller) - count
+            if left:
+                self._by_caller[caller] = left
