@@ -104,7 +104,7 @@ def test_a_failures_wait_is_told(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_does_not_end_is_waited_for_no_longer_than_told() -> None:
     over = threading.Event()
     with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
-        within(0.01, lambda: over.wait(60) and None)
+        within(0.01, lambda: over.wait(60))
     over.set()
 
 

@@ -93,7 +93,7 @@ def absorb(
         return otherwise()
 
 
-def within(patience_s: float, action: Callable[[], None]) -> None:
+def within(patience_s: float, action: Callable[[], object]) -> None:
     """Run `action` beside the caller and wait for its end. Raises TimeoutError after `patience_s`; it then runs on.
 
     Raises what `action` raises.
