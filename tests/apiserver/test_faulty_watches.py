@@ -12,6 +12,8 @@ from tests.apiserver.operator_process import OperatorProcess
 from tests.support.api_proxy_faults import Answer, Delay, Event, Hang
 
 SILENCE_S = 4.0
+WATCHES = 17
+"""One for each kind that the operator follows."""
 POLICIES = "/tenantcachepolicies$"
 MISSED = "kvstrata_missed_changes_total"
 
@@ -22,11 +24,17 @@ def watching(faulty: FaultyWorld) -> OperatorProcess:
     return faulty.start("watching", KVSTRATA_WATCH_SILENCE_SECONDS=str(SILENCE_S), KVSTRATA_RESYNC_SECONDS="3600")
 
 
+def every_watch_runs(faulty: FaultyWorld) -> None:
+    """Wait until those that a fault before has ended are taken up again."""
+    faulty.wait("every watch to run", lambda: faulty.proxy.running_watches() >= WATCHES)
+
+
 def test_watches_that_die_without_a_word_are_taken_up_where_they_stopped(
     faulty: FaultyWorld, watching: OperatorProcess
 ) -> None:
     missed = watching.metric(MISSED)
-    assert faulty.proxy.silence() >= 17
+    every_watch_runs(faulty)
+    assert faulty.proxy.silence() >= WATCHES
     faulty.edit("tenant-0", suspended=True)
     faulty.delete("TenantCachePolicy", "tenant-1")
     faulty.wait("the edit", lambda: faulty.carried_out("tenant-0", suspended=True), SILENCE_S + 10)
@@ -41,7 +49,7 @@ def test_a_silent_network_of_some_seconds_delays_edits_and_loses_none(
     with faulty.proxy.fault(Hang(), watch=True) as hung:
         faulty.proxy.silence()
         faulty.edit("tenant-2", suspended=True)
-        faulty.wait("watches to be asked for again", lambda: hung.hits >= 17, SILENCE_S + 10)
+        faulty.wait("watches to be asked for again", lambda: hung.hits >= WATCHES, SILENCE_S + 10)
     faulty.wait("the edit", lambda: faulty.carried_out("tenant-2", suspended=True))
     assert_well(watching)
 
@@ -49,7 +57,8 @@ def test_a_silent_network_of_some_seconds_delays_edits_and_loses_none(
 def test_watches_whose_connections_break_are_taken_up(faulty: FaultyWorld, watching: OperatorProcess) -> None:
     missed = watching.metric(MISSED)
     for suspended in (True, False):
-        assert faulty.proxy.reset() >= 17
+        every_watch_runs(faulty)
+        assert faulty.proxy.reset() >= WATCHES
         faulty.edit("tenant-3", suspended=suspended)
         faulty.wait("the edit", partial(faulty.carried_out, "tenant-3", suspended=suspended))
     assert watching.metric(MISSED) == missed
@@ -76,7 +85,8 @@ def test_a_deletion_before_a_watch_lost_its_place_is_found_within_seconds(
 def test_edits_while_all_watches_lose_their_place_are_carried_out(
     faulty: FaultyWorld, watching: OperatorProcess
 ) -> None:
-    assert faulty.proxy.expire() >= 17
+    every_watch_runs(faulty)
+    assert faulty.proxy.expire() >= WATCHES
     faulty.edit("tenant-5", suspended=True)
     faulty.wait("the edit", lambda: faulty.carried_out("tenant-5", suspended=True))
     assert_well(watching)

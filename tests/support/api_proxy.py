@@ -166,6 +166,10 @@ class ApiProxy:
         ]
         return sorted(found, key=lambda e: e.at)
 
+    def running_watches(self) -> int:
+        """Return how many watches run now."""
+        return self._each("", lambda stream: None)
+
     def _each(self, path: str, act: Callable[[_Stream], Any]) -> int:
         async def run() -> int:
             chosen = [s for s in self._streams if not s.dead and re.search(path, s.path)]
