@@ -44,12 +44,18 @@ def tenants_ask(stage: Stage) -> Iterator[Traffic]:
 
 
 def everything(kubectl: Kubectl) -> dict[str, str]:
-    """Return the resourceVersion of every object that the operator may write, and which pods run since when."""
+    """Return the resourceVersion of every object that the operator may write, and which pods run since when.
+
+    Of a tier what it says but for its use, which follows the requests that run meanwhile.
+    """
     seen = {}
     for namespace, kinds in ((DEMO_NAMESPACE, WRITTEN_KINDS), (SYSTEM_NAMESPACE, "secret")):
         for item in json.loads(kubectl.run("-n", namespace, "get", kinds, "-o", "json"))["items"]:
             metadata = item["metadata"]
-            seen[f"{namespace}/{item['kind']}/{metadata['name']}"] = str(metadata["resourceVersion"])
+            says = str(metadata["resourceVersion"])
+            if item["kind"] == "CacheTier":
+                says = json.dumps([item["spec"], {**item.get("status", {}), "used": None}], sort_keys=True)
+            seen[f"{namespace}/{item['kind']}/{metadata['name']}"] = says
     return seen | restarts(kubectl)
 
 

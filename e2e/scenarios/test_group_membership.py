@@ -133,7 +133,7 @@ def test_a_member_that_is_removed_shares_no_longer_from_the_moment_that_status_s
         groups.wait_for("the group is enforced", _is_enforced, ENFORCED_WITHIN_S, removed_at)
         account = running.account
 
-    _all_answered(account)
+    _all_answered(account, cut_off_before=told.at)
     print(
         f"removed to enforced alone: {told.at - removed_at:.2f} s (drainTimeout {DRAIN_TIMEOUT_S} s); the stream was "
         f"aborted after {streamed} tokens; the group reads {known} tokens of it; requests meanwhile: {account}"
@@ -187,9 +187,15 @@ def _found(where: Replica, key: str, prompt: str) -> int:
     return answer.cached_tokens
 
 
-def _all_answered(account: Account) -> None:
+def _all_answered(account: Account, cut_off_before: float = 0.0) -> None:
+    """See that every request was answered, but for those of the removed member that took longer than it had to drain."""
     assert account.served
-    assert not account.failed, str(account)
+    lost = [
+        one
+        for one in account.failed
+        if not (one.tenant == "vision" and one.began_at < cut_off_before and "policy changed" in one.problem)
+    ]
+    assert not lost, str(account)
 
 
 def _is_enforced_alone(policy: dict[str, Any]) -> bool:
