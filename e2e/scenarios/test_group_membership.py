@@ -188,7 +188,7 @@ def _found(where: Replica, key: str, prompt: str) -> int:
 
 
 def _all_answered(account: Account, cut_off_before: float = 0.0) -> None:
-    """See that every request was answered, but for those of the removed member that took longer than it had to drain."""
+    """See that every request was answered, but for those that the removed member had no time to drain."""
     assert account.served
     lost = [
         one
