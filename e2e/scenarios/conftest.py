@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from e2e.product.chapters import Stage, open_stage
+from e2e.product.direct import pods_run_here
+from e2e.product.direct_stage import open_direct_stage
 from e2e.product.kubectl import Kubectl
 
 
@@ -24,3 +26,12 @@ def stage(kubectl: Kubectl) -> Iterator[Stage]:
     """Two replicas of the demo's model."""
     with open_stage(kubectl, print) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def near(kubectl: Kubectl) -> Iterator[Stage]:
+    """Two replicas of the model, reached without the API server."""
+    if not pods_run_here():
+        pytest.skip("the parts of another cluster than the local one cannot be killed and frozen from here")
+    with open_direct_stage(kubectl, print) as stage:
+        yield stage

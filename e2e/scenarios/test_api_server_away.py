@@ -13,9 +13,8 @@ from e2e.cluster.component import Component
 from e2e.cluster.settings import Paths
 from e2e.product.calls import Hits
 from e2e.product.chapters import WHOLE_CHUNKS, Stage
-from e2e.product.direct import pods_run_here
 from e2e.product.direct_operator import Operators
-from e2e.product.direct_stage import domain_rules, of_gate, open_direct_stage, restarts, tenants_ask
+from e2e.product.direct_stage import domain_rules, of_gate, restarts, tenants_ask
 from e2e.product.install import DEMO_NAMESPACE, SYSTEM_NAMESPACE, unsettled
 from e2e.product.kubectl import CommandError, Kubectl, wait_until
 
@@ -27,15 +26,6 @@ RETURNS_WITHIN_S = 40.0
 OPERATOR_RETURNS_WITHIN_S = 60.0
 HANGS_S = 15.0
 """A request that waited for the API server would take as long as it is away, or a time-out."""
-
-
-@pytest.fixture(scope="module")
-def near(kubectl: Kubectl) -> Iterator[Stage]:
-    """Two replicas of the model, reached without the API server."""
-    if not pods_run_here():
-        pytest.skip("the parts of another cluster than the local one cannot be killed and frozen from here")
-    with open_direct_stage(kubectl, print) as stage:
-        yield stage
 
 
 @pytest.fixture

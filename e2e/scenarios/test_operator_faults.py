@@ -12,9 +12,8 @@ import pytest
 
 from e2e.cluster.component import paused
 from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, MODEL, WHOLE_CHUNKS, Stage, fresh_prompt
-from e2e.product.direct import pods_run_here
 from e2e.product.direct_operator import OperatorPod, Operators, OperatorWrites
-from e2e.product.direct_stage import domain_rules, everything, of_gate, open_direct_stage, tenants_ask
+from e2e.product.direct_stage import domain_rules, everything, of_gate, tenants_ask
 from e2e.product.install import DEMO_NAMESPACE, SYSTEM_NAMESPACE, unsettled
 from e2e.product.kubectl import Kubectl, wait_until
 from kvstrata.adapters.lease import DURATION_S, RENEW_EVERY_S
@@ -28,15 +27,6 @@ MANY = 30
 STALE_AFTER_S = 10
 ACTS_WITHIN_S = 10.0
 """From holding the Lease to the first write: the lists of the world and one answer of every pod."""
-
-
-@pytest.fixture(scope="module")
-def near(kubectl: Kubectl) -> Iterator[Stage]:
-    """Two replicas of the model, reached without the API server."""
-    if not pods_run_here():
-        pytest.skip("the parts of another cluster than the local one cannot be killed and frozen from here")
-    with open_direct_stage(kubectl, print) as stage:
-        yield stage
 
 
 @pytest.fixture
