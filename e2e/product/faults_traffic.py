@@ -17,7 +17,7 @@ from .traffic import Account, Caller, Traffic, traffic
 
 TENANTS = (("acme", ACME_KEY), ("globex", GLOBEX_KEY))
 
-BUSY_S = 20.0
+BUSY_S = 5.0
 """How much longer a request may take for no fault of the product's, on a machine with two cores and other work."""
 
 HANG_S = 180.0
@@ -56,16 +56,12 @@ class Ordeal:
         return Account([one for one in served if one.began_at + one.took_s > self.began_at])
 
 
-class LateAnswersError(AssertionError):
-    """Every request was answered, but some took longer than the fault may cost."""
-
-
 @contextmanager
 def tenants_ask(stage: Stage, extra_delay_s: float) -> Iterator[Ordeal]:
     """Let two tenants ask both replicas before, during and after a fault that the block makes.
 
-    In the end all must have been answered, and none may have taken more than `extra_delay_s` longer than before, on a
-    machine that is as busy as BUSY_S says.
+    In the end all must have been answered, half of them within `extra_delay_s` of what half of them took before, and
+    the slowest within `extra_delay_s` of the slowest before, on a machine that is as busy as BUSY_S says.
     """
     callers = []
     for (tenant, key), (leads, follows) in zip(
@@ -83,8 +79,8 @@ def tenants_ask(stage: Stage, extra_delay_s: float) -> Iterator[Ordeal]:
     before, since = ordeal.before, ordeal.since
     stage.say(f"before the fault: {before}; since: {since}")
     assert not running.account.failed, str(running.account)
-    if since.slowest_s > before.slowest_s + extra_delay_s + BUSY_S:
-        raise LateAnswersError(f"before: {before}; since: {since}")
+    assert since.took_s(50) <= before.took_s(50) + extra_delay_s, f"before: {before}; since: {since}"
+    assert since.slowest_s <= before.slowest_s + extra_delay_s + BUSY_S, f"before: {before}; since: {since}"
 
 
 class Trail:

@@ -17,7 +17,6 @@ import redis
 from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, STORE_SETTLES_S, WHOLE_CHUNKS, Stage, fresh_prompt
 from e2e.product.faults import Victim
 from e2e.product.faults_traffic import (
-    LateAnswersError,
     Ordeal,
     found_across,
     product_lives,
@@ -77,12 +76,6 @@ class TestAway:
             outage.ends()
         assert _redis(stage).life().pod_uid != server.pod_uid
 
-    @pytest.mark.xfail(
-        reason="known defect: an engine's step can stall for tens of seconds while its cache server waits for Redis; "
-        "every request is answered, but some late",
-        raises=LateAnswersError,
-        strict=False,
-    )
     def test_a_frozen_server(self, stage: Stage) -> None:
         server = _redis(stage).life()
         with requests_around_an_outage(stage) as outage:

@@ -43,6 +43,7 @@ class EngineProcess:
             "VLLM_HOST_IP": "127.0.0.1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "TORCHDYNAMO_DISABLE": "1",
         }
         model = directory / "model"

@@ -186,6 +186,10 @@ def _variables(model: CachedModel) -> dict[str, str]:
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_NO_USAGE_STATS": "1",
     }
+    if not requests_gpu(model):
+        # A CPU engine pins its threads to the first cores it sees, which every such pod of a node does: they fight for
+        # the same cores while others idle, and answers take tens of seconds. For cores of one's own, set it in `env`.
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     source = model.spec.model.source
     if source.hub is None and (model.spec.model.tokenizer or "/").startswith("/"):
         variables["HF_HUB_OFFLINE"] = "1"
