@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
+
+import pytest
 
 from kvstrata.adapters import lease as module
 from kvstrata.adapters.lease import Lease
@@ -93,3 +96,36 @@ async def test_a_contender_counts_from_when_it_saw_a_renewal_not_from_when_it_as
     assert not await contender._try_once()
     clock.now_s = renewed_at + module.DURATION_S
     assert await contender._try_once()
+
+
+class HangsOnce(MemoryKube):
+    """An API server that never answers one question, when told to."""
+
+    hangs = False
+    hung = 0
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+        """Read, or never answer."""
+        if self.hangs:
+            self.hangs = False
+            self.hung += 1
+            await asyncio.Event().wait()
+        return await super().get(resource, namespace, name)
+
+
+async def test_after_one_renewal_that_hangs_there_is_time_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module.RENEW_DEADLINE_S - 2 * module.RENEW_EVERY_S - module.ATTEMPT_TIMEOUT_S >= 1.0
+    monkeypatch.setattr(module, "RENEW_EVERY_S", module.RENEW_EVERY_S / 10)
+    monkeypatch.setattr(module, "ATTEMPT_TIMEOUT_S", module.ATTEMPT_TIMEOUT_S / 10)
+    server, clock = HangsOnce(), Clock()
+    lease = Lease(server, "ns", "lease", "one", clock)
+    await lease.acquire()
+    server.hangs = True
+    holding = asyncio.create_task(lease.hold())
+    renewals, ends = len(server.log), time.monotonic() + 60
+    while len(server.log) < renewals + 2:
+        assert time.monotonic() < ends
+        await asyncio.sleep(0.05)
+    assert server.hung == 1
+    assert not holding.done()
+    holding.cancel()

@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 DURATION_S = 15.0
 RENEW_EVERY_S = 2.0
 RENEW_DEADLINE_S = 10.0
+ATTEMPT_TIMEOUT_S = 4.0
+"""How long one renewal may take: after one that hangs there is time for another, on a new connection."""
 RETRY_EVERY_S = 1.0
 """Between two looks of one that waits: so late may a Lease that was given up be taken."""
 RELEASE_TIMEOUT_S = 5.0
@@ -29,12 +31,21 @@ RELEASE_TIMEOUT_S = 5.0
 class Lease:
     """A contender for one Lease. `monotonic` gives seconds that no clock change moves.
 
-    A holder that could not renew for RENEW_DEADLINE_S must stop before DURATION_S, when another may start.
+    A holder that could not renew for RENEW_DEADLINE_S must stop before DURATION_S, when another may start. `fit` says
+    whether the process is in a state to act: while it is not, the Lease is neither taken nor renewed.
     """
 
-    def __init__(self, kube: Kube, namespace: str, name: str, identity: str, monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        namespace: str,
+        name: str,
+        identity: str,
+        monotonic: Callable[[], float],
+        fit: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._kube, self._namespace, self._name, self._identity = kube, namespace, name, identity
-        self._monotonic = monotonic
+        self._monotonic, self._fit = monotonic, fit
         self._observed: tuple[str, str] = ("", "")
         self._observed_at = monotonic()
         self._renewed_at = float("-inf")
@@ -53,7 +64,7 @@ class Lease:
         while True:
             try:
                 # An answer that took too long may tell of a Lease that has expired since.
-                if await self._try_once() and self.held:
+                if self._fit() and await self._try_once() and self.held:
                     log.info("leading", extra={"term": self.term, "lease": self._name})
                     return self.term
             except KubeError as error:
@@ -65,9 +76,11 @@ class Lease:
         while True:
             await asyncio.sleep(RENEW_EVERY_S)
             # An attempt that hangs may not outlast the deadline, because the successor does not wait for it.
-            left_s = self._renewed_at + RENEW_DEADLINE_S - self._monotonic()
+            left_s = max(0.0, self._renewed_at + RENEW_DEADLINE_S - self._monotonic())
             try:
-                if not await asyncio.wait_for(self._try_once(), max(0.0, left_s)):
+                if not self._fit():
+                    log.error("the process hangs; its lease is not renewed")
+                elif not await asyncio.wait_for(self._try_once(), min(left_s, ATTEMPT_TIMEOUT_S)):
                     log.error("another operator holds the lease")
                     return
             except (KubeError, TimeoutError) as error:
@@ -87,6 +100,8 @@ class Lease:
 
     async def _give_up(self) -> None:
         lease = await self._kube.get(LEASE, self._namespace, self._name)
+        # From here on another may lead, whether the answer to the write arrives or not.
+        self._renewed_at = float("-inf")
         if lease and lease["spec"].get("holderIdentity") == self._identity:
             lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
             await self._kube.replace(LEASE, self._namespace, lease)

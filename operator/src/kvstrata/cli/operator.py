@@ -17,7 +17,7 @@ from aiohttp import web
 
 from kvstrata.adapters.gate_client import GateClient
 from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.lease import Lease
+from kvstrata.adapters.leadership import Leadership
 from kvstrata.adapters.resources import OWN_RESOURCES, SERVICE_MONITOR
 from kvstrata.handlers.watch import build_registry, build_settings, expected_watchers, live_watchers
 from kvstrata.objects.context import BuildContext
@@ -62,7 +62,7 @@ class Operator:
         self._store = Store(lambda: secrets.token_bytes(64), utc_now)
         self._queue = WorkQueue(time.monotonic)
         self._keeper = Keeper(kube, settings.namespace, secrets.token_bytes, utc_now)
-        self._lease = Lease(kube, settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s)
+        self._lease = Leadership(Kube.connect, settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s)
         self._met = asyncio.Event()
         self._watching = asyncio.Event()
         self._leading = False
