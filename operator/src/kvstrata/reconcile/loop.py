@@ -28,6 +28,8 @@ class Loop:
 
     async def run(self) -> None:
         """Work until cancelled, or until one worker finds that this process no longer leads."""
+        # Counted when somebody asks: a queue is long when there is no time to count it at every key.
+        metrics.QUEUE_DEPTH.set_function(lambda: len(self._queue))
         async with asyncio.TaskGroup() as group:
             for number in range(self._workers):
                 group.create_task(self._work(), name=f"worker {number}")
@@ -35,7 +37,6 @@ class Loop:
     async def _work(self) -> None:
         while True:
             key = await self._queue.take()
-            metrics.QUEUE_DEPTH.set(len(self._queue))
             await self.reconcile(key)
 
     async def reconcile(self, key: Key) -> None:
