@@ -23,6 +23,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
+from kvstrata.api.docstrings import field_docstrings
 from kvstrata.api.markers import VALIDATIONS
 from kvstrata.api.scalars import Timestamp
 
@@ -83,9 +84,7 @@ def count_present(model: ApiModel, aliases: Sequence[str]) -> int:
 class ApiModel(BaseModel):
     """Base of all spec parts: immutable, camelCase outside, unknown fields refused, rules checked."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
 
@@ -101,8 +100,13 @@ class ApiModel(BaseModel):
         cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
         produced = handler(schema)
+        resolved = handler.resolve_ref_schema(produced)
+        for name, text in field_docstrings(cls).items():
+            field = cls.model_fields.get(name)
+            if field is not None and field.description is None:
+                resolved["properties"][field.alias or name].setdefault("description", text)
         if cls.RULES:
-            handler.resolve_ref_schema(produced)[VALIDATIONS] = [rule.to_schema() for rule in cls.RULES]
+            resolved[VALIDATIONS] = [rule.to_schema() for rule in cls.RULES]
         return produced
 
     def to_kubernetes(self) -> dict[str, Any]:
