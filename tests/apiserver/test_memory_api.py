@@ -14,8 +14,6 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any
 
 import pytest
-from kubernetes.aio import client as aio_client
-from kubernetes.aio import config as aio_config
 
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import BY_KIND, Resource
@@ -40,9 +38,9 @@ class RealApi:
         self._kube = self._run(self._connect())
 
     async def _connect(self) -> Kube:
-        configuration = aio_client.Configuration()
-        await aio_config.load_kube_config(self._kubeconfig, client_configuration=configuration)
-        return Kube(aio_client.ApiClient(configuration))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("KUBECONFIG", self._kubeconfig)
+            return await Kube.connect()
 
     def _run(self, asked: Coroutine[Any, Any, Any]) -> Any:
         return self._loop.run_until_complete(asked)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from kubernetes.aio import client as aio_client
 
+from kvstrata.adapters.credentials import Credentials
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import SECRET
 
@@ -29,8 +29,7 @@ async def answering() -> AsyncIterator[Answers]:
         runners.append(runner)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
-        configuration = aio_client.Configuration(host=f"http://127.0.0.1:{runner.addresses[0][1]}")
-        clients.append(Kube(aio_client.ApiClient(configuration)))
+        clients.append(Kube(Credentials(f"http://127.0.0.1:{runner.addresses[0][1]}")))
         return clients[-1]
 
     yield start

@@ -1,7 +1,7 @@
-"""The API server, through the asynchronous client of the official library.
+"""The API server: requests go by path and carry plain dictionaries.
 
-Only the transport of that library is used (credentials, their renewal, TLS, pooling): requests go by path and carry
-plain dictionaries, because discovery and model classes cost more than the operator's whole decision.
+Client libraries bring discovery and a class for each type of Kubernetes, whose import and use cost more than the
+operator's whole decision; what is left of them without these is an HTTP session with credentials.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
-from urllib.request import getproxies
+from urllib.parse import urlencode
 
 import aiohttp
 import orjson
-from kubernetes.aio import client as aio_client
-from kubernetes.aio import config as aio_config
-from kubernetes.aio.client.exceptions import ApiException
+from yarl import URL
 
+from .credentials import Credentials, find_credentials
 from .resources import TOKEN_REVIEW, Resource
 
 REQUEST_TIMEOUT_S = 15.0
@@ -71,26 +70,19 @@ class TokenIdentity:
 class Kube:
     """A client for one API server. Every call may raise KubeError."""
 
-    def __init__(self, api: aio_client.ApiClient) -> None:
-        self._api = api
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._session = credentials.session()
         self.writes = 0
 
     @classmethod
     async def connect(cls) -> Kube:
-        """Return a client with the pod's service account, or else the current kubeconfig."""
-        configuration = aio_client.Configuration()
-        configuration.connection_pool_maxsize = 64
-        # With trust_env, every request looks for a netrc file in another thread: half of what a request costs.
-        configuration.client_session_kwargs = {"trust_env": bool(getproxies())}
-        try:
-            aio_config.load_incluster_config(client_configuration=configuration)
-        except aio_config.ConfigException:
-            await aio_config.load_kube_config(client_configuration=configuration)
-        return cls(aio_client.ApiClient(configuration))
+        """Return a client with the pod's service account, or else the current kubeconfig. Raises NoCredentialsError."""
+        return cls(find_credentials())
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._api.close()
+        await self._session.close()
 
     async def request(
         self,
@@ -105,30 +97,26 @@ class Kube:
         """Send one request and return the decoded answer. Raises KubeError for every kind of failure."""
         if method != "GET":
             self.writes += 1
+        url = f"{self._credentials.server}{path}" + (f"?{urlencode(query)}" if query else "")
         try:
-            request = await self._api.param_serialize(
+            async with self._session.request(
                 method,
-                path,
-                query_params=list((query or {}).items()),
-                header_params={"Content-Type": content_type, "Accept": "application/json"},
-                auth_settings=["BearerToken"],
-            )
-            verb, url, headers, _, _ = request
-            answer = await self._api.call_api(
-                verb,
-                url,
-                headers,
-                body,
-                _request_timeout=timeout_s,
-            )
-            data = await answer.read()
-        except ApiException as error:
-            raise KubeError(int(error.status or 0), str(error.reason), "the client library refused") from error
+                URL(url, encoded=True),
+                data=None if body is None else orjson.dumps(body),
+                headers={
+                    "Content-Type": content_type,
+                    "Accept": "application/json",
+                    **self._credentials.authorization(),
+                },
+                timeout=aiohttp.ClientTimeout(total=timeout_s),
+                allow_redirects=False,
+            ) as answer:
+                status, retry_after, data = answer.status, answer.headers.get("Retry-After"), await answer.read()
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             raise KubeError(0, type(error).__name__, "the API server did not answer") from error
-        if 200 <= answer.status <= 299:
+        if 200 <= status <= 299:
             return _decoded(data)
-        raise _refusal(answer.status, data, answer.getheader("Retry-After"))
+        raise _refusal(status, data, retry_after)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
         """Return an object by a quorum read, or None if there is none."""
