@@ -71,7 +71,6 @@ def _certificates_age(simulation: Simulation) -> None:
 def _list_and_diff(simulation: Simulation) -> None:
     finish(simulation.resync.objects(simulation.queue.add))
     finish(simulation.resync.secrets())
-    finish(simulation.resync.bundles())
     simulation.enqueue_all()
 
 

@@ -205,7 +205,6 @@ class Simulation:
         finish(self.resync.objects(lambda _: None))
         self.store.recall_departures()
         finish(self.resync.secrets())
-        finish(self.resync.bundles())
         for model in self.world.models:
             for pod in self.world.live_pods(model):
                 if pod.uid in self.acks:

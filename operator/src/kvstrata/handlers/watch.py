@@ -7,7 +7,7 @@ annotation, no finalizer and no status, and whatever it misses the list-and-diff
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import kopf
@@ -18,57 +18,61 @@ from kvstrata.objects import labels
 from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.store import Store
 
+from .lists import Lists
 from .nothing_stored import NoDiffBase, NoProgress
 
 WATCHER_TASK_PREFIX = "watcher for "
 """kopf's name for the tasks that watch; there is one for each resource and namespace while they live."""
 
 
-def build_registry(
-    store: Store,
-    secrets: SecretWatch,
-    enqueue: Callable[[Key], None],
-    service_monitors: bool,
-    listed: Callable[[], None],
-) -> kopf.OperatorRegistry:
-    """Return a registry whose handlers feed `store` and `secrets`, and `enqueue` the keys that an event concerns.
+class Watches:
+    """What the watches do with what they see: it goes into `store` and `secrets`, the keys concerned to `enqueue`.
 
-    `listed` is called for each object that comes from a list: once at the start, and later when a watch had lost its
-    place, so that what was deleted meanwhile is in no event.
+    `listed_anew` is called when a watch had lost its place and begins with a list again.
     """
-    registry = kopf.OperatorRegistry()
 
-    def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
-        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+    def __init__(
+        self,
+        store: Store,
+        secrets: SecretWatch,
+        enqueue: Callable[[Key], None],
+        service_monitors: bool,
+        listed_anew: Callable[[], None],
+        namespaces: Collection[str],
+    ) -> None:
+        self._store, self._secrets, self._enqueue = store, secrets, enqueue
+        self._service_monitors = service_monitors
+        watched = (*OWN_RESOURCES, *child_resources(service_monitors), SECRET)
+        self.lists = Lists(watched, namespaces, self._take, listed_anew)
 
-    kopf.on.login(registry=registry)(login)
+    def _take(self, raw: dict[str, Any]) -> None:
+        for key in self._secrets.observe(raw) if raw["kind"] == SECRET.kind else self._store.observe(raw):
+            self._enqueue(key)
 
-    async def observe(event: kopf.RawEvent, **_: Any) -> None:
-        raw: dict[str, Any] = dict(event["object"])
+    def _forget(self, raw: dict[str, Any]) -> None:
         metadata = raw["metadata"]
-        if event["type"] is None:
-            listed()
-        if event["type"] == "DELETED":
-            keys = store.forget(raw["kind"], metadata["namespace"], metadata["name"], raw)
+        if raw["kind"] == SECRET.kind:
+            gone = self._secrets.forget(raw)
         else:
-            keys = store.observe(raw)
-        for key in keys:
-            enqueue(key)
+            gone = self._store.forget(raw["kind"], metadata["namespace"], metadata["name"], raw)
+        for key in gone:
+            self._enqueue(key)
 
-    async def observe_secret(event: kopf.RawEvent, **_: Any) -> None:
-        raw: dict[str, Any] = dict(event["object"])
-        if event["type"] is None:
-            listed()
-        for key in secrets.forget(raw) if event["type"] == "DELETED" else secrets.observe(raw):
-            enqueue(key)
+    def registry(self) -> kopf.OperatorRegistry:
+        """Return the registry of kopf's handlers."""
+        registry = kopf.OperatorRegistry()
+        kopf.on.login(registry=registry)(self.lists.login())
 
-    for resource in OWN_RESOURCES:
-        kopf.on.event(resource.api_version, resource.plural, registry=registry)(observe)
-    owned = dict(labels.OWNED)
-    for resource in child_resources(service_monitors):
-        kopf.on.event(resource.api_version, resource.plural, labels=owned, registry=registry)(observe)
-    kopf.on.event(SECRET.api_version, SECRET.plural, labels=owned, registry=registry)(observe_secret)
-    return registry
+        async def observe(event: kopf.RawEvent, **_: Any) -> None:
+            raw: dict[str, Any] = dict(event["object"])
+            (self._forget if event["type"] == "DELETED" else self._take)(raw)
+
+        for resource in OWN_RESOURCES:
+            kopf.on.event(resource.api_version, resource.plural, registry=registry)(observe)
+        owned = dict(labels.OWNED)
+        for resource in (*child_resources(self._service_monitors), SECRET):
+            kopf.on.event(resource.api_version, resource.plural, labels=owned, registry=registry)(observe)
+        return registry
 
 
 def build_settings(silence_s: float) -> kopf.OperatorSettings:
@@ -81,8 +85,9 @@ def build_settings(silence_s: float) -> kopf.OperatorSettings:
     settings.posting.enabled = False
     settings.persistence.diffbase_storage = NoDiffBase()
     settings.persistence.progress_storage = NoProgress()
-    # The API server selects: Secrets that are not the operator's are never sent to it.
-    settings.watching.label_selectors[SECRET.api_version, SECRET.plural] = labels.OWNED_SELECTOR
+    # The API server selects: objects that are not the operator's, Secrets above all, are never sent to it.
+    for resource in (*child_resources(service_monitors=True), SECRET):
+        settings.watching.label_selectors[resource.api_version, resource.plural] = labels.OWNED_SELECTOR
     settings.watching.inactivity_timeout = silence_s
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310

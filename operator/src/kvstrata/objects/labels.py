@@ -23,7 +23,6 @@ MANAGER = "kvstrata"
 OWNED = {MANAGED_BY: MANAGER}
 """Label that every object of the operator has; listing by it finds what may be pruned."""
 OWNED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
-BUNDLE_SELECTOR = f"{OWNED_SELECTOR},{COMPONENT}=bundle"
 
 TLS_REVISION = "kvstrata.io/tls-revision"
 

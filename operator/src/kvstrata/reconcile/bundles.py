@@ -12,12 +12,19 @@ from kvstrata.adapters.resources import SECRET
 from kvstrata.contract import ContractError
 from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Entry, Root, Rules, decode_shard
 from kvstrata.model.facts import CommittedBundle
-from kvstrata.objects import names
+from kvstrata.objects import labels, names
 
 from .secrets import decode
 from .store import DomainStore
 
 log = logging.getLogger(__name__)
+
+
+def bundle_of(raw: Mapping[str, Any]) -> str | None:
+    """Return the model whose bundle a Secret is a part of, or None."""
+    own = raw["metadata"].get("labels") or {}
+    model: str | None = own.get(labels.MODEL)
+    return model if own.get(labels.COMPONENT) == "bundle" else None
 
 
 async def read_bundle(kube: Kube, namespace: str, model: str) -> CommittedBundle | None:

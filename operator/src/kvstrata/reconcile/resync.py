@@ -15,7 +15,7 @@ from kvstrata.model.refs import Key
 from kvstrata.objects import labels
 
 from . import metrics
-from .bundles import assemble, take
+from .bundles import assemble, bundle_of, take
 from .secrets import Keeper
 from .store import Store
 
@@ -42,40 +42,37 @@ class Resync:
         metrics.RESYNCS.inc()
 
     async def secrets(self) -> None:
-        """Read which Secrets of the operator there are, with the domains' keys."""
+        """Read which Secrets of the operator there are, with the domains' keys and every model's bundle."""
         for scope in self._scopes:
+            namespaces = self._namespaces(scope)
             known = {
                 (namespace, name): facts
-                for namespace in self._namespaces(scope)
+                for namespace in namespaces
                 for name, facts in self._store.domain(namespace).secrets.items()
             }
+            committed = {
+                (namespace, model): self._store.domain(namespace).bundles.get(model)
+                for namespace in namespaces
+                for model in self._store.domain(namespace).objects["CachedModel"]
+            }
             seen: dict[str, set[str]] = {}
+            bundles: dict[str, dict[str, Any]] = {}
             async for raw in self._kube.list(SECRET, scope, labels.OWNED_SELECTOR):
-                namespace = raw["metadata"]["namespace"]
-                seen.setdefault(namespace, set()).add(raw["metadata"]["name"])
+                namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
+                seen.setdefault(namespace, set()).add(name)
                 self._keeper.observe(self._store.domain(namespace), raw)
+                if bundle_of(raw) is not None:
+                    bundles.setdefault(namespace, {})[name] = raw
             for (namespace, name), facts in known.items():
                 domain = self._store.domain(namespace)
                 # One that was written while the list was read is not in it.
                 if name not in seen.get(namespace, set()) and domain.secrets.get(name) is facts:
                     self._keeper.forget(domain, name)
-
-    async def bundles(self) -> None:
-        """Read every model's bundle as the API server holds it."""
-        for scope in self._scopes:
-            known = {
-                (namespace, model): self._store.domain(namespace).bundles.get(model)
-                for namespace in self._namespaces(scope)
-                for model in self._store.domain(namespace).objects["CachedModel"]
-            }
-            listed: dict[str, dict[str, Any]] = {}
-            async for raw in self._kube.list(SECRET, scope, labels.BUNDLE_SELECTOR):
-                listed.setdefault(raw["metadata"]["namespace"], {})[raw["metadata"]["name"]] = raw
-            for (namespace, model), before in known.items():
+            for (namespace, model), before in committed.items():
                 domain = self._store.domain(namespace)
                 if domain.bundles.get(model) is before:
                     # Otherwise a commit was made while it was read.
-                    take(domain, model, assemble(model, listed.get(namespace, {})))
+                    take(domain, model, assemble(model, bundles.get(namespace, {})))
 
     async def _diff(
         self, resource: Resource, scope: str | None, selector: str | None, report: Callable[[Key], None]

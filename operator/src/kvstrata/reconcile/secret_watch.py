@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.objects import labels, names
+from kvstrata.objects import names
 
+from .bundles import bundle_of
 from .parse import resource_version
 from .secrets import Keeper
 from .store import DomainStore, Store, owners
@@ -40,7 +41,7 @@ class SecretWatch:
         if before and resource_version(raw) <= int(before.resource_version or 0):
             return frozenset()
         self._keeper.observe(domain, raw)
-        model = _bundle_of(raw)
+        model = bundle_of(raw)
         if model is not None:
             return self._mark(domain, model, raw)
         after = domain.secrets.get(name)
@@ -57,7 +58,7 @@ class SecretWatch:
         key_before = domain.domain_key
         if not self._keeper.forget(domain, raw["metadata"]["name"], resource_version(raw)):
             return frozenset()
-        model = _bundle_of(raw)
+        model = bundle_of(raw)
         if model is not None:
             return self._mark(domain, model, raw)
         if domain.domain_key != key_before:
@@ -87,10 +88,3 @@ class SecretWatch:
     def _everything(self, namespace: str) -> frozenset[Key]:
         """Every keyspace follows from the domain's key."""
         return frozenset(key for key in self._store.all_keys() if key.namespace == namespace)
-
-
-def _bundle_of(raw: Raw) -> str | None:
-    """Return the model whose bundle a Secret is a part of."""
-    own = raw["metadata"].get("labels") or {}
-    model: str | None = own.get(labels.MODEL)
-    return model if own.get(labels.COMPONENT) == "bundle" else None

@@ -1,0 +1,153 @@
+"""Lists of the watches go into the store by pages; kopf sees them empty, and takes the watches on from their end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+
+from kvstrata.adapters.resources import BY_KIND
+from kvstrata.handlers.lists import Lists
+
+POLICY, SECRET = BY_KIND["TenantCachePolicy"], BY_KIND["Secret"]
+POLICIES, SECRETS = POLICY.path("team"), SECRET.path("team")
+
+
+class Taker:
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, str]] = []
+        self.anew = 0
+        self.lists = Lists((POLICY, SECRET), ("team",), self.take, self.listed_anew)
+
+    def take(self, raw: dict[str, Any]) -> None:
+        self.taken.append((raw["kind"], raw["metadata"]["name"]))
+
+    def listed_anew(self) -> None:
+        self.anew += 1
+
+
+def page(*names: str, more: bool = False) -> dict[str, Any]:
+    items = [{"metadata": {"name": name}} for name in names]
+    return {"metadata": {"resourceVersion": "7", "continue": "more" if more else ""}, "items": items}
+
+
+def test_the_objects_of_a_page_are_taken_with_their_kind_and_kopf_sees_none() -> None:
+    taker, body = Taker(), page("a", "b")
+    taker.lists.page(POLICIES, True, body)
+    assert taker.taken == [("TenantCachePolicy", "a"), ("TenantCachePolicy", "b")]
+    assert body == {"metadata": {"resourceVersion": "7", "continue": ""}, "items": []}
+
+
+def test_lists_are_complete_when_the_last_page_of_the_last_list_was_taken() -> None:
+    taker = Taker()
+    taker.lists.page(POLICIES, True, page("a", more=True))
+    taker.lists.page(SECRETS, True, {"metadata": {}, "items": None})
+    assert not taker.lists.complete.is_set()
+    taker.lists.page(POLICIES, False, page("b"))
+    assert taker.lists.complete.is_set()
+
+
+def test_a_list_that_begins_again_is_told_and_its_further_pages_are_not() -> None:
+    taker = Taker()
+    taker.lists.page(POLICIES, True, page("a", more=True))
+    taker.lists.page(POLICIES, False, page("b", more=True))
+    assert taker.anew == 0
+    taker.lists.page(POLICIES, True, page("a", more=True))
+    assert taker.anew == 1
+
+
+def test_what_nobody_asked_for_is_left_alone() -> None:
+    taker, body = Taker(), page("a")
+    taker.lists.page("/api/v1/namespaces", True, body)
+    taker.lists.page(POLICY.path("other"), True, body)
+    assert taker.taken == []
+    assert [item["metadata"]["name"] for item in body["items"]] == ["a"]
+
+
+@pytest.mark.parametrize("item", [None, 3, {}, {"metadata": None}, {"metadata": {}}])
+def test_an_object_without_a_name_is_left_to_kopf_and_the_others_are_taken(item: Any) -> None:
+    taker, body = Taker(), page("a")
+    body["items"].append(item)
+    taker.lists.page(POLICIES, True, body)
+    assert taker.taken == [("TenantCachePolicy", "a")]
+    assert body["items"] == [item]
+
+
+Serving = Callable[[int, bytes], Awaitable[str]]
+
+
+@pytest.fixture
+async def serving() -> AsyncIterator[Serving]:
+    """Start a server that gives one answer to everything; return its URL."""
+    runners: list[web.ServerRunner] = []
+
+    async def start(status: int, body: bytes) -> str:
+        async def handle(_: web.BaseRequest) -> web.Response:
+            return web.Response(status=status, body=body, content_type="application/json")
+
+        runners.append(web.ServerRunner(web.Server(handle), shutdown_timeout=0.1))
+        await runners[-1].setup()
+        await web.TCPSite(runners[-1], "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{runners[-1].addresses[0][1]}"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+async def answered(lists: Lists, url: str) -> Any:
+    async with aiohttp.ClientSession(response_class=lists.response_class()) as session, session.get(url) as answer:
+        return await answer.json()
+
+
+async def test_a_session_takes_lists_out_of_its_answers(serving: Serving) -> None:
+    taker = Taker()
+    server = await serving(200, json.dumps(page("a", more=True)).encode())
+    assert (await answered(taker.lists, f"{server}{POLICIES}?limit=500"))["items"] == []
+    await answered(taker.lists, f"{server}{POLICIES}?limit=500&continue=more")
+    assert taker.anew == 0
+    await answered(taker.lists, f"{server}{POLICIES}?limit=500")
+    assert (len(taker.taken), taker.anew) == (3, 1)
+
+
+async def test_a_refusal_is_no_list(serving: Serving) -> None:
+    taker = Taker()
+    server = await serving(403, json.dumps(page("a")).encode())
+    assert len((await answered(taker.lists, server + POLICIES))["items"]) == 1
+    assert taker.taken == []
+
+
+async def test_an_answer_that_is_no_json_fails_as_kopf_expects(serving: Serving) -> None:
+    server = await serving(200, b"<html>")
+    with pytest.raises(json.JSONDecodeError):
+        await answered(Taker().lists, server + POLICIES)
+
+
+async def test_a_login_offers_nothing_while_the_refused_credentials_are_all_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(token: str) -> None:
+        config = {
+            "current-context": "here",
+            "contexts": [{"name": "here", "context": {"cluster": "one", "user": "me"}}],
+            "clusters": [{"name": "one", "cluster": {"server": "http://127.0.0.1:1"}}],
+            "users": [{"name": "me", "user": {"token": token}}],
+        }
+        (tmp_path / "config").write_text(yaml.safe_dump(config))
+
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    login = Taker().lists.login()
+    for token in ("one", "two"):
+        write(token)
+        offered = await login()
+        assert offered is not None
+        assert offered.aiohttp_session.headers["Authorization"] == f"Bearer {token}"
+        await offered.aiohttp_session.close()
+        assert await login() is None
