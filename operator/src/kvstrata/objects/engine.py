@@ -16,9 +16,15 @@ from .container import SECURITY, amounts, environment, exec_probe, mount
 from .meta import without_empty
 from .quantities import binary
 
-START_SCRIPT = 'rm -f "$0"; exec "$@"'
+START_SCRIPT = """rm -f "$0"
+trap 'kill "$engine"' TERM
+"$@" & engine=$!
+while wait "$engine"; code=$?; kill -0 "$engine" 2>/dev/null; do :; done
+exit "$code"
+"""
 """Removes the socket that an earlier start of this container left in the pod's volume: vLLM never unlinks it, and does
-not start while it is there."""
+not start while it is there. As a container's first process vLLM would ignore SIGTERM until it has loaded its weights,
+so the shell stays first, passes the signal on and ends as the engine ends."""
 
 COMMAND = ("sh", "-c", START_SCRIPT, paths.ENGINE_SOCKET, "python3", "-m", "vllm.entrypoints.openai.api_server")
 CONNECTOR = "GuardedConnector"
