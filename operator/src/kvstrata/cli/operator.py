@@ -35,6 +35,7 @@ from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import NotLeadingError, Writer
 from kvstrata.settings import Settings, SettingsError
 
+from . import garbage
 from .logs import configure
 
 log = logging.getLogger(__name__)
@@ -83,6 +84,7 @@ class Operator:
         """Run until leadership is lost, a part fails, or the process is told to stop."""
         stop = asyncio.Event()
         await self._serve_http()
+        started = asyncio.create_task(garbage.resume_after_start(lambda: self._synced and self._queue.idle))
         parts = {
             asyncio.create_task(self._watch(), name="kopf"),
             asyncio.create_task(self._supervise_watchers(), name="watchers"),
@@ -91,6 +93,7 @@ class Operator:
         }
         done, pending = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         self._leading = False
+        started.cancel()
         for task in pending:
             task.cancel()
         # A part that does not heed its cancellation may not hold up the end.
@@ -333,6 +336,7 @@ def main() -> None:
     except SettingsError as error:
         sys.exit(str(error))
     configure(settings.log_level)
+    garbage.rest()
     try:
         uvloop.run(_run(settings))
     except Exception:
