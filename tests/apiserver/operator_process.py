@@ -80,12 +80,12 @@ class Operators:
     logs: Path
     started: list[OperatorProcess] = field(default_factory=list)
 
-    def start(self, name: str, **variables: str) -> OperatorProcess:
+    def start(self, name: str, module: str = "kvstrata.cli.operator", **variables: str) -> OperatorProcess:
         """Start an operator whose pod has this name; `variables` add to its environment."""
         port = free_port()
         environment = {
             **os.environ,
-            "PYTHONPATH": f"{self.repository}/operator/src:{self.repository}/sidecar/src",
+            "PYTHONPATH": f"{self.repository}/operator/src:{self.repository}/sidecar/src:{self.repository}",
             "KUBECONFIG": str(self.kubeconfig),
             "KVSTRATA_NAMESPACE": self.namespace,
             "KVSTRATA_POD_NAME": name,
@@ -95,7 +95,7 @@ class Operators:
             **variables,
         }
         log = self.logs / f"{name}-{len(self.started)}.log"
-        command = [sys.executable, "-m", "kvstrata.cli.operator"]
+        command = [sys.executable, "-m", module]
         with log.open("wb") as output:
             process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
         self.started.append(OperatorProcess(process, port, log))

@@ -1,7 +1,8 @@
-"""The Lease cannot be renewed: the process stops writing before another may lead, and ends."""
+"""The Lease cannot be renewed: the process stops writing before another may lead, and ends. Work alone is no reason."""
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,12 +10,15 @@ from itertools import count
 
 import pytest
 
-from kvstrata.adapters.lease import RENEW_DEADLINE_S
+from kvstrata.adapters.lease import DURATION_S, RENEW_DEADLINE_S, RENEW_EVERY_S
 from tests.apiserver.faulty import LEADS_WITHIN_S, FaultyWorld, assert_well
+from tests.apiserver.operator_process import OperatorProcess
 from tests.support.api_proxy_faults import WRITES, Answer, BreakAfter, Fault, Garble, Hang
+from tests.support.operator_that_hangs import SILENT_LIMIT_S, STILL_S
 
 LEASE = "/leases/kvstrata-operator$"
 RELEASES_WITHIN_S = 80.0
+HANGS = "tests.support.operator_that_hangs"
 NAMES = (f"operator-{number}" for number in count())
 """Pods have names of their own; two processes of one name would take each other's Lease for theirs."""
 
@@ -80,11 +84,69 @@ def test_the_successor_leads_only_after_the_last_write_of_the_predecessor(faulty
 
 def test_renewals_that_fail_for_less_than_the_deadline_end_nothing(faulty: FaultyWorld) -> None:
     leader = faulty.start(next(NAMES))
-    for fault in (Answer(500, "InternalError"), Garble(), BreakAfter()):
+    for fault in (Answer(500, "InternalError"), Garble(), BreakAfter(), Hang()):
         with faulty.proxy.fault(fault, path=LEASE, methods=WRITES, times=1) as hit:
             faulty.wait("a renewal to fail", lambda: hit.hits == 1)
-            time.sleep(3)
+            time.sleep(6)
         assert_well(leader)
+
+
+def test_a_leader_that_works_for_longer_than_its_lease_lasts_keeps_it(faulty: FaultyWorld) -> None:
+    busy_s = DURATION_S + 5.0
+    leader = faulty.start(next(NAMES), module=HANGS, **{STILL_S: str(busy_s)})
+    successor = faulty.operators.start(next(NAMES))
+    began = time.monotonic()
+    leader.process.send_signal(signal.SIGUSR1)
+    time.sleep(1.0)
+    assert leader.page("/livez") == (0, ""), "its event loop stands still"
+    faulty.wait("its work to end", lambda: leader.leading)
+    assert time.monotonic() - began >= busy_s
+    renewed = faulty.proxy.requests(LEASE, methods={"PUT"}, since=began)
+    assert len(renewed) > busy_s / RENEW_EVERY_S / 3
+    assert not successor.leading
+    suspended = not _suspended(faulty)
+    faulty.edit("tenant-1", suspended=suspended)
+    faulty.wait("an edit to be carried out", lambda: faulty.carried_out("tenant-1", suspended=suspended))
+    assert_well(leader)
+
+
+def test_a_leader_that_hangs_is_replaced_and_writes_nothing_when_it_turns_again(faulty: FaultyWorld) -> None:
+    still_s = 45.0
+    leader = faulty.start(next(NAMES), module=HANGS, **{STILL_S: str(still_s), SILENT_LIMIT_S: "3"})
+    _is_replaced(faulty, leader, lambda: leader.process.send_signal(signal.SIGUSR1), lambda: None)
+
+
+def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(faulty: FaultyWorld) -> None:
+    leader = faulty.start(next(NAMES))
+    process = leader.process
+    _is_replaced(
+        faulty, leader, lambda: process.send_signal(signal.SIGSTOP), lambda: process.send_signal(signal.SIGCONT)
+    )
+
+
+def _is_replaced(
+    faulty: FaultyWorld, leader: OperatorProcess, stop: Callable[[], None], go_on: Callable[[], None]
+) -> None:
+    """Stop a leader, wait for its successor, let it go on, and see it end without another write."""
+    # Beside the proxy, so what the proxy sees is the leader's.
+    successor = faulty.operators.start(next(NAMES))
+    end_edits = _edits(faulty)
+    try:
+        faulty.wait("writes of the leader", lambda: bool(faulty.writes(since=time.monotonic() - 1.0)))
+        stop()
+        stopped = time.monotonic()
+        try:
+            successor.wait_until_leading(LEADS_WITHIN_S)
+        finally:
+            go_on()
+        assert time.monotonic() - stopped > RENEW_DEADLINE_S
+        assert leader.process.wait(RELEASES_WITHIN_S) == 0, leader.log_tail()
+        # What was on its way when it stopped is not its doing.
+        assert faulty.writes(since=stopped + 1.0) == []
+        faulty.wait("the successor to act", lambda: faulty.carried_out("tenant-1", suspended=_suspended(faulty)))
+        assert_well(successor)
+    finally:
+        end_edits()
 
 
 def _edits(faulty: FaultyWorld) -> Callable[[], None]:
