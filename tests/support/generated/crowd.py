@@ -19,12 +19,13 @@ from kvstrata.adapters.resources import BY_KIND
 from kvstrata.api.reasons import REASONS
 from kvstrata.model.refs import GROUP_VERSION
 from tests.support.generated.generator import PREFIX, Generator, Schema
+from tests.support.generated.onlooker import Onlooker
 
 Raw = dict[str, Any]
 CONNECTIONS = 8
 MUTANTS_OF_TWENTY = 5
 FIELD = re.compile(r"\b(spec|metadata)(\.|\b)|unknown field")
-SETTLED_POLL_S = 0.1
+DOMAIN_SETTLES_WITHIN_S = 120.0
 CROWDED = "crowded"
 
 WAITS = {
@@ -46,6 +47,8 @@ class Tally:
     accepted: int = 0
     mutants_accepted: int = 0
     refused: Counter[int] = field(default_factory=Counter)
+    stored: int = 0
+    gone: int = 0
     ended: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
 
@@ -66,9 +69,11 @@ class Crowd:
         cluster = yaml.safe_load(self._plane.kubeconfig.read_text())["clusters"][0]["cluster"]
         self._session = aiohttp.ClientSession(cluster["server"], connector=aiohttp.TCPConnector(ssl=tls, limit=0))
         self._free = asyncio.Semaphore(CONNECTIONS)
+        self._onlooker = await Onlooker(self._session, self._schemas, self.namespaces, unsettled).__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._onlooker.__aexit__()
         await self._session.close()
 
     async def open(self) -> None:
@@ -89,24 +94,30 @@ class Crowd:
         """
         await asyncio.gather(*(self._edit_domain(namespace) for namespace in self.namespaces))
 
-    async def unsettled(self) -> dict[str, list[str]]:
-        """Of each kind the objects that are not settled yet, with why."""
-        found: dict[str, list[str]] = {}
-        for kind in self._schemas:
-            for obj in await self.list(kind):
+    @property
+    def left(self) -> dict[str, list[str]]:
+        """Of each kind the objects that are not settled yet, with why, as the watches tell."""
+        return self._onlooker.left
+
+    @property
+    def events(self) -> int:
+        """How many events the watches told."""
+        return self._onlooker.events
+
+    async def judge(self) -> list[str]:
+        """Read all objects once more; count how they ended, and return those that are not settled, with why."""
+        left = []
+        for kind, tally in self.tallies.items():
+            objects = await self._list(kind)
+            tally.ended = Counter(ending(obj) for obj in objects)
+            tally.stored, tally.gone = len(objects), self._onlooker.gone[kind]
+            for obj in objects:
                 why = unsettled(kind, obj)
                 if why:
-                    name = f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
-                    found.setdefault(kind, []).append(f"{name}: {why}")
-        return found
+                    left.append(f"{kind} {obj['metadata']['namespace']}/{obj['metadata']['name']}: {why}")
+        return left
 
-    async def count_ends(self) -> None:
-        """Count how the objects ended, by condition and reason."""
-        for kind, tally in self.tallies.items():
-            tally.ended = Counter(ending(obj) for obj in await self.list(kind))
-
-    async def list(self, kind: str) -> list[Raw]:
-        """Return all objects of a kind in the crowd's namespaces."""
+    async def _list(self, kind: str) -> list[Raw]:
         status, answer = await self._call("GET", BY_KIND[kind].path(None))
         assert status == 200, answer
         return [obj for obj in answer["items"] if obj["metadata"]["namespace"] in self.namespaces]
@@ -133,6 +144,8 @@ class Crowd:
         body = {"apiVersion": GROUP_VERSION, "kind": kind, "metadata": {"name": name}, "spec": spec}
         status, answer = await self._call("POST", BY_KIND[kind].path(namespace), body)
         self._note(kind, status, answer, body, mutant)
+        if status < 300:
+            self._onlooker.expect((kind, namespace, name), answer["metadata"]["generation"])
 
     async def _edit_domain(self, namespace: str) -> None:
         kind = "CacheDomain"
@@ -142,7 +155,10 @@ class Crowd:
             status, answer = await self._put(kind, namespace, name, body)
             self._note(kind, status, answer, body, mutant)
             if status < 300:
-                await self._settle(kind, namespace, name)
+                slot, generation = (kind, namespace, name), answer["metadata"]["generation"]
+                why = await self._onlooker.settled(slot, generation, DOMAIN_SETTLES_WITHIN_S)
+                if why is not None:
+                    self.tallies[kind].problems.append(f"{namespace}/{name} did not settle: {why}")
 
     async def _put(self, kind: str, namespace: str, name: str, body: Raw) -> tuple[int, Raw]:
         """Replace an object that others write, too, or create it."""
@@ -156,16 +172,6 @@ class Crowd:
                 status, answer = await self._call("PUT", BY_KIND[kind].path(namespace, name), current)
             if status != 409:
                 return status, answer
-
-    async def _settle(self, kind: str, namespace: str, name: str, timeout_s: float = 120.0) -> None:
-        why: str | None = "never seen"
-        for _ in range(int(timeout_s / SETTLED_POLL_S)):
-            _, obj = await self._call("GET", BY_KIND[kind].path(namespace, name))
-            why = unsettled(kind, obj)
-            if why is None:
-                return
-            await asyncio.sleep(SETTLED_POLL_S)
-        self.tallies[kind].problems.append(f"{namespace}/{name} did not settle: {why}")
 
     def _note(self, kind: str, status: int, answer: Raw, body: Raw, mutant: bool) -> None:
         tally = self.tallies[kind]
