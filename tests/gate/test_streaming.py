@@ -212,6 +212,88 @@ async def test_an_event_in_pieces_is_put_together(gate: World) -> None:
     assert answer.body == b'data: {"choices":[{"delta":{"content":"a"}}]}\n\ndata: [DONE]\n\n'
 
 
+async def pause() -> None:
+    """Give the gate time to read what was sent before more is sent."""
+    await asyncio.sleep(0.05)
+
+
+async def test_chunks_that_are_framed_in_other_ways_are_framed_anew(gate: World) -> None:
+    data = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+    size = b"%x" % len(data)
+
+    async def odd(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await stream_head(writer)
+        for line in (size, size, b"00" + size, size.upper(), size + b";name=value", size):
+            writer.write(line + b"\r\n" + data + b"\r\n")
+            await writer.drain()
+            await pause()
+        await chunk(writer, b"")
+
+    gate.engine.handler = odd
+    connection = await gate.connect()
+    await connection.send(post("/v1/chat/completions", chat(stream=True)))
+    await connection.head()
+    seen = await asyncio.wait_for(connection.reader.readuntil(b"\r\n0\r\n\r\n"), 20)
+    assert seen == (size + b"\r\n" + data + b"\r\n") * 6 + b"0\r\n\r\n"
+    connection.close()
+
+
+async def test_text_that_looks_like_a_chunk_stays_text(gate: World) -> None:
+    first, forged = b"data: first\n\n", b"a\r\ndata: no\n\n\r\n"
+    text = b'data: "' + forged + b'"\n\n'
+
+    async def forge(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await stream_head(writer)
+        for _ in range(2):
+            await chunk(writer, first)
+            await pause()
+        head, _, tail = (b"%x\r\n%s\r\n" % (len(text), text)).partition(forged)
+        for piece in (head, forged, tail):
+            writer.write(piece)
+            await writer.drain()
+            await pause()
+        await chunk(writer, first)
+        await chunk(writer, b"")
+
+    gate.engine.handler = forge
+    answer = await gate.ask(post("/v1/chat/completions", chat(stream=True)))
+    assert answer.body == first * 2 + text + first
+
+
+async def test_whole_events_do_not_overtake_the_beginning_of_another(gate: World) -> None:
+    whole_event, half, rest = b"data: 1\n\n", b"data: begun, ", b"ended\n\n"
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":5}}\n\n'
+    pieces = (whole_event, whole_event, half, rest, whole_event, half, rest + whole_event, usage, whole_event)
+
+    async def mixed(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        await stream_head(writer)
+        for piece in pieces:
+            await chunk(writer, piece)
+            await pause()
+        await chunk(writer, b"")
+
+    gate.engine.handler = mixed
+    answer = await gate.ask(post("/v1/chat/completions", chat(stream=True)))
+    assert answer.body == b"".join(pieces).replace(usage, b"")
+    page = (await gate.get("/metrics")).body
+    assert metric(page, 'kvstrata_gate_prompt_tokens_total{tenant="acme"}') == 5
+
+
+async def test_what_comes_behind_an_answer_is_no_part_of_the_next(gate: World) -> None:
+    async def talkative(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
+        body = b'{"of":"%d"}' % len(gate.engine.requests)
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+            + b'HTTP/1.1 200 OK\r\ncontent-length: 13\r\n\r\n{"of":"none"}HTTP/1.1 200 OK\r\nx-half: '
+        )
+        await writer.drain()
+
+    gate.engine.handler = talkative
+    for number in range(1, 4):
+        answer = await gate.ask(post("/v1/completions", {"prompt": "x"}))
+        assert (answer.status, answer.json) == (200, {"of": str(number)})
+
+
 async def test_a_text_about_usage_is_not_mistaken_for_usage(gate: World) -> None:
     async def quote(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
         await stream_head(writer)
@@ -243,7 +325,7 @@ async def test_a_health_check_that_is_cancelled_with_its_answer_ends(gate: World
     check = asyncio.create_task(pool.get("/health"))
     await until(lambda: receivers)
     receivers[0].engine_head(200, b"", 0)
-    receivers[0].engine_end()
+    receivers[0].engine_body(b"", True)
     check.cancel()
     with pytest.raises(asyncio.CancelledError):
         await check

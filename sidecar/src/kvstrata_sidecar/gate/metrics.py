@@ -42,6 +42,12 @@ class TenantMetrics:
         self.ttft_buckets[bisect_left(TTFT_BUCKETS_S, seconds)] += 1
         self.ttft_sum_s += seconds
 
+    def tokens(self, prompt: int, completion: int, cached: int) -> None:
+        """Count the tokens of one answer; what is negative was not reported."""
+        self.prompt_tokens += max(prompt, 0)
+        self.completion_tokens += max(completion, 0)
+        self.cached_tokens += max(cached, 0)
+
 
 class Metrics:
     """All numbers of one gate. Gauges are set by their owners just before a page is made."""

@@ -137,8 +137,8 @@ class Relay:
     """One admitted request, from the engine's call to the end of its answer."""
 
     __slots__ = (
-        "_begun", "_chunked", "_connection", "_endpoint", "_error", "_numbers", "_over", "_received_at", "_salt",
-        "_service", "_status", "_streaming", "_tenant", "_usage", "call", "strip_usage",
+        "_begun", "_chunked", "_connection", "_endpoint", "_error", "_head", "_numbers", "_over", "_received_at",
+        "_salt", "_service", "_status", "_streaming", "_tenant", "_usage", "call", "strip_usage",
     )  # fmt: skip
 
     def __init__(
@@ -167,6 +167,8 @@ class Relay:
         self._over = False
         self._error: list[bytes] | None = None
         self._usage: EventUsage | DocumentUsage | None = None
+        self._head = b""
+        """Our own head, until it is written together with what came behind the engine's."""
         numbers.in_flight += 1
 
     # The engine's side.
@@ -184,37 +186,43 @@ class Relay:
         framing = b"Transfer-Encoding: chunked\r\n" if self._chunked else b"Content-Length: %d\r\n" % (length or 0)
         kind = b"text/event-stream; charset=utf-8" if self._streaming else b"application/json"
         extra = b"Cache-Control: no-cache\r\nX-Accel-Buffering: no\r\n" if self._streaming else b""
-        head = b"%sContent-Type: %s\r\n%s%s%s" % (STATUS_LINES[200], kind, framing, extra, self._connection.head_end())
+        self._head = b"%sContent-Type: %s\r\n%s%s%s" % (
+            STATUS_LINES[200], kind, framing, extra, self._connection.head_end(),
+        )  # fmt: skip
         self._begun = True
-        self._connection.transport.write(head)
 
-    def engine_body(self, data: bytes) -> None:
-        """Pass a piece on, in its own chunk where the answer is chunked."""
-        if self._error is not None:
+    def engine_body(self, data: bytes, last: bool) -> None:
+        """Pass a piece on, in its own chunk where the answer is chunked; end the caller's answer with the last one."""
+        usage = self._usage
+        if usage is None:
             self._hold_error(data)
+            if last:
+                self._reply_error()
             return
-        if self._received_at:
-            if self._streaming:
-                self._numbers.first_token(self._service.clock() - self._received_at)
-            self._received_at = 0.0
-        assert self._usage is not None  # noqa: S101
-        self._write(self._usage.feed(data))
+        if data:
+            if self._received_at:
+                self._note_first(usage)
+            data = usage.feed(data)
+        if last:
+            data += usage.end()
+        out = self._head + self._framed(data)
+        self._head = b""
+        if last:
+            if self._chunked:
+                out += b"0\r\n\r\n"
+            self._connection.transport.write(out)
+            self._numbers.tokens(usage.usage.prompt, usage.usage.completion, usage.usage.cached)
+            self._finish(self._status)
+            self._connection.end()
+        elif out:
+            self._connection.transport.write(out)
 
-    def engine_end(self) -> None:
-        """End the caller's answer too."""
-        if self._error is not None:
-            self._reply_error()
-            return
-        assert self._usage is not None  # noqa: S101
-        self._write(self._usage.end())
-        usage = self._usage.usage
-        self._numbers.prompt_tokens += max(usage.prompt, 0)
-        self._numbers.completion_tokens += max(usage.completion, 0)
-        self._numbers.cached_tokens += max(usage.cached, 0)
-        if self._chunked:
-            self._connection.transport.write(b"0\r\n\r\n")
-        self._finish(self._status)
-        self._connection.end()
+    def writer_of_events(self) -> Callable[[bytes], None] | None:
+        """Return the caller's transport within a stream, after its first piece and while no part of an event waits."""
+        usage = self._usage
+        if self._over or self._received_at or not isinstance(usage, EventUsage) or usage.holds_back:
+            return None
+        return self._connection.transport.write
 
     def engine_failed(self, unreachable: bool) -> None:
         """Answer 503 or 502 while that is possible; afterwards say so in the stream and cut it."""
@@ -249,9 +257,13 @@ class Relay:
             Refusal(503, Reason.POLICY_CHANGED, "the cache policy changed while this request ran", retry_after_s=0)
         )
 
-    def _write(self, data: bytes) -> None:
-        if data:
-            self._connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+    def _note_first(self, usage: EventUsage | DocumentUsage) -> None:
+        if isinstance(usage, EventUsage):
+            self._numbers.first_token(self._service.clock() - self._received_at)
+        self._received_at = 0.0
+
+    def _framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if data and self._chunked else data
 
     def _hold_error(self, data: bytes) -> None:
         assert self._error is not None  # noqa: S101
@@ -275,7 +287,7 @@ class Relay:
             return
         if self._streaming:
             event = b"event: error\ndata: " if self._endpoint == bodies.MESSAGES.path else b"data: "
-            self._write(event + refusal.body() + b"\n\n")
+            self._connection.transport.write(self._framed(event + refusal.body() + b"\n\n"))
         self._connection.end_broken()
 
     def _cancel(self) -> None:

@@ -77,6 +77,11 @@ class EventUsage:
         self._strip = strip
         self._held = b""
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether the beginning of an event waits for its end."""
+        return bool(self._held)
+
     def feed(self, data: bytes) -> bytes:
         """Return the bytes that may go on now."""
         if not self._held and data.endswith(b"\n\n"):
