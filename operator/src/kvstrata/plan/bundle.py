@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
@@ -18,9 +20,10 @@ from kvstrata.contract.bundle import (
 )
 from kvstrata.contract.canonical import digest_bytes
 from kvstrata.model.facts import CommittedBundle
+from kvstrata.model.refs import BUNDLE
 from kvstrata.model.world import World
 
-from .compile import compile_policy, rules_of, selects, still_allowed
+from .compile import Compiled, compile_policy, rules_of, selects, still_allowed
 from .types import CommitBundle, Plan
 
 NO_PLAN = Plan()
@@ -47,7 +50,7 @@ def plan_bundle(world: World, name: str) -> Plan:
     ):
         return NO_PLAN
     revision = 1 + max(committed.bundle.root.revision if committed else 0, model.status.bundle_revision or 0)
-    dated = tuple(_dated(entry, current, revision) for entry in entries)
+    dated = _dated(entries, current, revision)
     return Plan(actions=(_commit(world, model, committed, current, dated, revision),))
 
 
@@ -58,27 +61,92 @@ def desired_entries(world: World, model: CachedModel, current: Bundle | None) ->
     """
     entries: dict[str, Entry] = {}
     committed = current.entries if current else {}
-    for policy in world.policies.values():
-        if policy.metadata.deletion_timestamp is not None:
-            continue
-        compiled = compile_policy(world, policy)
-        if compiled.blocked:
-            kept = _kept(current, policy)
-            entry = still_allowed(world, policy, kept) if kept else None
-        elif selects(policy, model):
-            entry = compiled.entry or _kept(current, policy)
-        else:
-            entry = None
-        if entry is None:
-            continue
-        rival = entries.get(entry.tenant)
-        if rival is None or compiled.entry is not None:
-            entries[entry.tenant] = entry
-    for tenant, entry in entries.items():
-        old = committed.get(tenant)
-        if old is not None and old.enforces_the_same_as(entry):
-            entries[tenant] = old
-    return tuple(entries[tenant] for tenant in sorted(entries))
+    for share in _shares(world, model):
+        if share.entry is not None:
+            # Of rivals for a tenant, the one that is not blocked stands.
+            entries[share.tenant] = share.as_committed(committed.get(share.tenant), share.entry)
+        elif not share.absent:
+            kept = _kept(current, share.policy)
+            if kept is not None and share.compiled.blocked:
+                kept = share.as_committed(kept, still_allowed(world, share.policy, kept))
+            if kept is not None:
+                entries.setdefault(share.tenant, kept)
+    return tuple([entries[tenant] for tenant in sorted(entries)])
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one policy brings to a model's bundle.
+
+    `entry` is set if that follows from the policy alone; `absent` says that it brings nothing, whatever is committed.
+    """
+
+    policy: TenantCachePolicy
+    tenant: str
+    compiled: Compiled
+    entry: Entry | None
+    absent: bool
+    _same: Entry | None = None
+
+    def as_committed(self, old: Entry | None, entry: Entry) -> Entry:
+        """Return `old` if it enforces the same as `entry`, which is compared once for each of the two."""
+        if old is None:
+            return entry
+        if old is self._same and entry is self.entry:
+            return old
+        if not old.enforces_the_same_as(entry):
+            return entry
+        self._same = old
+        return old
+
+
+def _shares(world: World, model: CachedModel) -> list[_Share]:
+    """Return the policies' shares of the model's bundle, each taken over from the last plan if nothing in it changed.
+
+    Most plans follow an edit of one policy among thousands: what all of them may read is compared once, and of each
+    only that it is the same object as before.
+    """
+    common = _common_inputs(world, model)
+    name = (BUNDLE, model.name)
+    before: dict[str, _Share] = world.memo.get(name, common, dict)
+    shares = [
+        share
+        if (share := before.get(policy_name)) is not None and share.policy is policy
+        else _share(world, model, policy)
+        for policy_name, policy in world.policies.items()
+    ]
+    before.clear()
+    before.update(zip(world.policies, shares, strict=True))
+    return shares
+
+
+def _share(world: World, model: CachedModel, policy: TenantCachePolicy) -> _Share:
+    compiled = compile_policy(world, policy)
+    absent = policy.metadata.deletion_timestamp is not None or not (compiled.blocked or selects(policy, model))
+    entry = None if absent or compiled.blocked else compiled.entry
+    return _Share(policy, policy.spec.tenant, compiled, entry, absent)
+
+
+def _common_inputs(world: World, model: CachedModel) -> tuple[Any, ...]:
+    """Return all that `_share` reads besides the policy, for any policy there may be."""
+    domain = world.domain
+    return (
+        world.domain_key,
+        domain.status.scope if domain else None,
+        world.domain_spec.public_tiers,
+        tuple((name, tier.spec) for name, tier in sorted(world.tiers.items())),
+        tuple((name, g.spec, g.status.scope, g.metadata.deleting) for name, g in sorted(world.groups.items())),
+        frozenset(world.models),
+        model.metadata.labels,
+        # Rivals for a tenant look at each other.
+        tuple(
+            [
+                tuple(world.policies[name] for name in names)
+                for names in world.policies_of_tenant.values()
+                if len(names) > 1
+            ]
+        ),
+    )
 
 
 def _kept(current: Bundle | None, policy: TenantCachePolicy) -> Entry | None:
@@ -88,13 +156,18 @@ def _kept(current: Bundle | None, policy: TenantCachePolicy) -> Entry | None:
 
 
 def _unchanged(current: Bundle, entries: tuple[Entry, ...]) -> bool:
-    return len(current.entries) == len(entries) and all(current.entries.get(entry.tenant) is entry for entry in entries)
+    return len(current.entries) == len(entries) and not _differing(current.entries, entries)
 
 
-def _dated(entry: Entry, current: Bundle | None, revision: int) -> Entry:
-    """Return `entry` as of the revision in which it changed last."""
-    unchanged = current is not None and current.entries.get(entry.tenant) is entry
-    return entry if unchanged else replace(entry, since=revision)
+def _differing(known: Mapping[str, Entry], entries: Iterable[Entry]) -> set[str]:
+    """Return the tenants whose entry is not the very one that is known."""
+    return {entry.tenant for entry in entries if known.get(entry.tenant) is not entry}
+
+
+def _dated(entries: tuple[Entry, ...], current: Bundle | None, revision: int) -> tuple[Entry, ...]:
+    """Return `entries`, each as of the revision in which it changed last."""
+    known = current.entries if current else {}
+    return tuple([entry if known.get(entry.tenant) is entry else replace(entry, since=revision) for entry in entries])
 
 
 def _shards(
@@ -105,10 +178,7 @@ def _shards(
     if committed is None or not refs or not all(ref.digest for ref in refs):
         return _written_anew(refs, split_into_shards(entries, minimum_count=len(refs)))
     known = committed.bundle.entries
-    wanted = {entry.tenant: entry for entry in entries}
-    changed = {entry.tenant for entry in entries if known.get(entry.tenant) is not entry} | (
-        known.keys() - wanted.keys()
-    )
+    changed = _differing(known, entries) | (known.keys() - {entry.tenant for entry in entries})
     touched = {shard_of(tenant, len(refs)) for tenant in changed}
     groups: dict[int, list[Entry]] = {index: [] for index in touched}
     for entry in entries:
@@ -186,7 +256,8 @@ def _compiled(
     gone = (committed.bundle.entries.keys() if committed else set()) - {entry.tenant for entry in entries}
     known = {}
     for policy in world.policies.values():
-        old = before.get(policy.uid)
-        stands = old is not None and old[0] == policy.generation and policy.spec.tenant not in gone
-        known[policy.uid] = old if old and stands else (policy.generation, revision)
+        uid, generation = policy.metadata.uid, policy.metadata.generation
+        old = before.get(uid)
+        stands = old is not None and old[0] == generation and not (gone and policy.spec.tenant in gone)
+        known[uid] = old if old and stands else (generation, revision)
     return known

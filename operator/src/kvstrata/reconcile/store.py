@@ -17,7 +17,7 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.model.facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
 from kvstrata.model.memo import Memo
-from kvstrata.model.refs import Key
+from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects.applied import memo_names
 from kvstrata.objects.identity import cache_identity
@@ -67,7 +67,11 @@ class Store:
 
     def domain(self, namespace: str) -> DomainStore:
         """Return the store of a namespace, made on first use."""
-        return self._domains.setdefault(namespace, DomainStore(namespace))
+        found = self._domains.get(namespace)
+        if found is None:
+            # Not setdefault, which makes a store of thirty containers at each of millions of calls.
+            found = self._domains[namespace] = DomainStore(namespace)
+        return found
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -143,7 +147,7 @@ class Store:
             if isinstance(before, CachedModel):
                 d.bundles.pop(name, None)
                 d.suspected_bundles.pop(name, None)
-                d.memo.forget((CachedModel, name), (cache_identity, name))
+                d.memo.forget((CachedModel, name), (cache_identity, name), (BUNDLE, name))
             return concerned_by_object(self.world(namespace), Key(kind, namespace, name), before, None)
         if kind == "Pod":
             return self._forget_pod(d, name, parse_pod(last) if last else None)
