@@ -11,7 +11,7 @@ import pytest
 
 from kvstrata.adapters.resources import OWN_RESOURCES, SECRET, Resource, child_resources
 from kvstrata.handlers.watch import Watches, build_settings, expected_watchers
-from kvstrata.model.refs import Key
+from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.secrets import Keeper
 from kvstrata.reconcile.store import Store
@@ -91,3 +91,17 @@ def test_kopf_posts_no_events_of_its_own() -> None:
 
 def test_a_watch_that_says_nothing_is_given_up_after_the_time_that_is_set() -> None:
     assert build_settings(12.0).watching.inactivity_timeout == 12.0
+
+
+async def test_an_edit_queues_bundles_before_all_that_reports_on_them() -> None:
+    simulation = Simulation(model(), model("other"), policy("acme"))
+    simulation.come_to_rest()
+    asked: list[Key] = []
+    registry = Watches(simulation.store, simulation.secret_watch, asked.append, False, lambda: None, ()).registry()
+    observe = handlers(registry)[0].fn
+    raw = simulation.kube.objects[("TenantCachePolicy", NAMESPACE, "acme")]
+    newer = {"resourceVersion": "9999", "generation": raw["metadata"]["generation"] + 1}
+    await observe(event={"type": "MODIFIED", "object": {**raw, "metadata": {**raw["metadata"], **newer}}})
+    kinds = [key.kind for key in asked]
+    assert kinds[:2] == [BUNDLE, BUNDLE]
+    assert set(kinds[2:]) == {"TenantCachePolicy", "CacheDomain"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from hypothesis import given
@@ -185,3 +186,45 @@ def test_no_key_is_ever_worked_on_twice_at_once_and_none_is_lost(steps: list[tup
         left.add(taken)
         queue.done(taken)
     assert left == wanted
+
+
+async def test_one_key_wakes_one_worker() -> None:
+    queue = WorkQueue(time.monotonic)
+    workers = [asyncio.create_task(queue.take()) for _ in range(3)]
+    await asyncio.sleep(0)
+    queue.add(A)
+    assert sum(1 for waiter in queue._waiters if not waiter.done()) == 2
+    done, _ = await asyncio.wait(workers, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    assert [task.result() for task in done] == [A]
+    for task in workers:
+        task.cancel()
+
+
+async def test_a_key_that_is_due_later_finds_a_worker_when_the_one_that_knew_of_it_took_another() -> None:
+    queue = WorkQueue(time.monotonic)
+    first = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    queue.add(A, 0.05)
+    await asyncio.sleep(0.01)
+    second = asyncio.create_task(queue.take())
+    await asyncio.sleep(0)
+    queue.add(B)
+    assert {await asyncio.wait_for(first, 5), await asyncio.wait_for(second, 5)} == {A, B}
+
+
+async def test_a_worker_that_is_cancelled_when_it_was_woken_leaves_the_key_to_another() -> None:
+    queue = WorkQueue(time.monotonic)
+    first, second = (asyncio.create_task(queue.take()) for _ in range(2))
+    await asyncio.sleep(0)
+    queue.add(A)
+    first.cancel()
+    assert await asyncio.wait_for(second, 5) == A
+
+
+async def test_workers_that_wait_in_vain_leave_nothing_behind() -> None:
+    queue = WorkQueue(time.monotonic)
+    queue.add(A, 60)
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(queue.take(), 0.01)
+    assert not queue._waiters

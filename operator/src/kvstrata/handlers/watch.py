@@ -13,7 +13,7 @@ from typing import Any
 import kopf
 
 from kvstrata.adapters.resources import OWN_RESOURCES, SECRET, child_resources
-from kvstrata.model.refs import Key
+from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import labels
 from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.store import Store
@@ -46,8 +46,7 @@ class Watches:
         self.lists = Lists(watched, namespaces, self._take, listed_anew)
 
     def _take(self, raw: dict[str, Any]) -> None:
-        for key in self._secrets.observe(raw) if raw["kind"] == SECRET.kind else self._store.observe(raw):
-            self._enqueue(key)
+        self._add(self._secrets.observe(raw) if raw["kind"] == SECRET.kind else self._store.observe(raw))
 
     def _forget(self, raw: dict[str, Any]) -> None:
         metadata = raw["metadata"]
@@ -55,7 +54,11 @@ class Watches:
             gone = self._secrets.forget(raw)
         else:
             gone = self._store.forget(raw["kind"], metadata["namespace"], metadata["name"], raw)
-        for key in gone:
+        self._add(gone)
+
+    def _add(self, keys: Collection[Key]) -> None:
+        """Queue what an event concerns; bundles first, because pods wait for them, and statuses come after anyway."""
+        for key in sorted(keys, key=lambda key: key.kind != BUNDLE):
             self._enqueue(key)
 
     def registry(self) -> kopf.OperatorRegistry:

@@ -27,6 +27,9 @@ MIN_PAUSE_S = 0.02
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 TOKEN_CACHE_S = 60.0
 FIRST_ROUND_S = 3.0
+COUNTS_PODS = ("CachedModel", "CacheDomain")
+GATHER_S = 0.05
+"""How long what only counts pods waits for more of them: all pods of a model answer a commit at about the same time."""
 
 
 class AckListener:
@@ -114,7 +117,7 @@ class AckListener:
         self._answered.add(pod.uid)
         self._measure(namespace, pod, state)
         for key in self._store.observe_state(pod, namespace, VerifiedState(state, utc_now())):
-            self._queue.add(key)
+            self._queue.add(key, GATHER_S if key.kind in COUNTS_PODS else 0.0)
 
     def _measure(self, namespace: str, pod: Pod, state: PodState) -> None:
         """Take the time from the last commit to this acknowledgement, if it is the first that covers it."""

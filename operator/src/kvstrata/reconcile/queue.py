@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -42,7 +43,7 @@ class WorkQueue:
         self._failures: dict[Key, int] = {}
         self._floor: dict[Key, float] = {}
         self._put_off: dict[Key, _Wait] = {}
-        self._wake = asyncio.Event()
+        self._waiters: deque[asyncio.Future[None]] = deque()
 
     def __len__(self) -> int:
         now = self._monotonic()
@@ -64,7 +65,7 @@ class WorkQueue:
             return
         self._due[key] = due
         heapq.heappush(self._heap, (due, next(self._order), key))
-        self._wake.set()
+        self._wake_one()
 
     def hold_off(self, key: Key, seconds: float) -> None:
         """Let `key` start no earlier than in `seconds`: many requests within that time become one."""
@@ -103,15 +104,37 @@ class WorkQueue:
                 heapq.heappop(self._heap)
                 del self._due[key]
                 self._active.add(key)
+                if self._heap:
+                    # Somebody must look at the next one, or know when it is due.
+                    self._wake_one()
                 return key
-            timeout_s = self._heap[0][0] - now if self._heap else None
-            self._wake.clear()
-            try:
-                # Not wait_for, which in Python 3.11 loses a cancellation that meets the event.
-                async with asyncio.timeout(timeout_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            await self._wait(self._heap[0][0] - now if self._heap else None)
+
+    async def _wait(self, timeout_s: float | None) -> None:
+        """Wait until this worker is woken, or for `timeout_s` seconds."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        try:
+            # Not wait_for, which in Python 3.11 loses a cancellation that meets the result.
+            async with asyncio.timeout(timeout_s):
+                await waiter
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            if not waiter.cancelled():
+                self._wake_one()  # what it was woken for is another's now
+            raise
+        finally:
+            if waiter.cancelled() and waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _wake_one(self) -> None:
+        """Wake one worker that waits: sixteen that wake for each key cost more than most of the keys."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
 
     def done(self, key: Key) -> None:
         """Report that `key` was worked on without an error."""
@@ -140,4 +163,4 @@ class WorkQueue:
         if again is not None:
             self.add(key, max(0.0, again - self._monotonic()))
         elif key in self._due:
-            self._wake.set()
+            self._wake_one()
