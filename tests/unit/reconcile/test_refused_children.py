@@ -47,6 +47,12 @@ def test_a_refused_child_stalls_its_owner_until_it_is_taken(
     assert simulation.condition(kind, name, "Stalled")[0] == "False"
 
 
+def test_an_object_that_is_not_of_its_type_is_refused_although_the_api_server_calls_it_its_own_error() -> None:
+    said = "failed to create typed patch object (ns/kvs-shared-redis; apps/v1, Kind=StatefulSet): duplicate entries"
+    assert KubeError(500, "InternalServerError", said).is_refusal
+    assert not KubeError(500, "InternalServerError", "etcdserver: leader changed").is_refusal
+
+
 def test_a_refusal_that_repeats_is_written_once_and_its_attempts_grow_rarer() -> None:
     simulation = refusing("StatefulSet", 422, redis_tier())
     written = simulation.kube.log.count(("status", "CacheTier", "shared"))

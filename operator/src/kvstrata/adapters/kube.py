@@ -26,6 +26,8 @@ LIST_PAGE = 500
 
 _REASONS = {status.value: status.phrase.title().replace(" ", "") for status in HTTPStatus if status >= 400}
 """Reasons of answers that give none, as a proxy on the way or an overloaded API server does (`TooManyRequests`)."""
+_NOT_OF_ITS_TYPE = "failed to create typed patch object"
+"""Said with status 500, of an applied object that has two list entries of one key, or a field of another type."""
 
 
 class KubeError(Exception):
@@ -46,7 +48,7 @@ class KubeError(Exception):
     @property
     def is_refusal(self) -> bool:
         """Whether the API server will not have what was asked: it is wrong, not allowed, or above a quota."""
-        return self.status in (400, 403, 422)
+        return self.status in (400, 403, 422) or self.message.startswith(_NOT_OF_ITS_TYPE)
 
     @property
     def is_too_many(self) -> bool:
