@@ -12,7 +12,6 @@ from .errors import Reason, bad_request
 
 Json = dict[str, Any]
 
-_PLAIN_MESSAGE = frozenset({"role", "content"})
 _CHAT_MESSAGE = frozenset(
     {
         "role",
@@ -69,7 +68,7 @@ def require_keys(value: object, allowed: frozenset[str], where: str) -> Json:
 def check_chat_messages(fields: Json) -> None:
     """Raise Refusal unless `messages` is a list of messages whose parts are text or inline media."""
     for index, message in enumerate(_items(fields, "messages", required=True)):
-        if message.keys() == _PLAIN_MESSAGE and type(message["role"]) is str and type(message["content"]) is str:
+        if len(message) == 2 and type(message.get("role")) is str and type(message.get("content")) is str:
             continue  # nearly every message; naming what is judged below costs more than judging it
         where = f"messages[{index}]"
         require_keys(message, _CHAT_MESSAGE, where)
@@ -110,7 +109,7 @@ def check_anthropic_messages(fields: Json) -> None:
     Removes `cache_control`, which Anthropic's clients put everywhere: the engine caches every prefix anyway.
     """
     for index, message in enumerate(_items(fields, "messages", required=True)):
-        if message.keys() == _PLAIN_MESSAGE and type(message["role"]) is str and type(message["content"]) is str:
+        if len(message) == 2 and type(message.get("role")) is str and type(message.get("content")) is str:
             continue
         where = f"messages[{index}]"
         require_keys(message, _ANTHROPIC_MESSAGE, where)

@@ -305,6 +305,8 @@ class Relay:
 
 
 def _require_json(content_type: bytes) -> None:
+    if content_type == b"application/json":
+        return
     kind, _, parameters = content_type.lower().partition(b";")
     if kind.strip() != b"application/json":
         raise Refusal(415, Reason.ENCODING, "send 'Content-Type: application/json'")

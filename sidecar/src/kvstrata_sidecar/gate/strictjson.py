@@ -84,9 +84,14 @@ def emit(value: dict[str, Any]) -> bytes:
 
 
 def check_shape(data: bytes | bytearray) -> int:
-    """Return at most how many lists and objects `data` holds; raise Refusal for counts that would stall a parser."""
+    """Return at most how many lists and objects `data` holds; raise Refusal for counts that would stall a parser.
+
+    In a short body they are counted only until nesting may be too deep.
+    """
     # What stands inside strings counts here too: only bodies that may be over a bound are worth a closer look. A
-    # string takes three bytes with what separates it from the next, a value two.
+    # string takes three bytes with what separates it from the next, a list, an object or a value two.
+    if len(data) <= 2 * MAX_CONTAINERS:
+        return _openings(data, MAX_DEPTH + 1)
     containers = data.count(b"[") + data.count(b"{")
     if (
         containers <= MAX_CONTAINERS
@@ -103,6 +108,19 @@ def check_shape(data: bytes | bytearray) -> int:
     if len(skeleton.translate(None, _ALL_BUT_BRACKETS)) > 2 * MAX_CONTAINERS:
         raise bad_request(Reason.TOO_LARGE, f"the body holds more than {MAX_CONTAINERS} lists and objects")
     return containers
+
+
+def _openings(data: bytes | bytearray, enough: int) -> int:
+    # In a body of text there are few, and from one to the next `find` is many times as fast as `count`.
+    found = 0
+    for bracket in (b"[", b"{"):
+        at = data.find(bracket)
+        while at >= 0:
+            found += 1
+            if found >= enough:
+                return found
+            at = data.find(bracket, at + 1)
+    return found
 
 
 def _check_depth(value: dict[str, Any]) -> None:
