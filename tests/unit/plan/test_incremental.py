@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +13,12 @@ from hypothesis import strategies as st
 from kvstrata.contract.bundle import split_into_shards
 from kvstrata.contract.canonical import digest_bytes
 from kvstrata.model.memo import Memo
+from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.plan.bundle import plan_bundle
 from kvstrata.plan.compile import compile_policy
 from kvstrata.plan.types import CommitBundle, Plan
-from tests.support.objects import domain, group, hbm_tier, model, policy, redis_tier
+from tests.support.objects import NAMESPACE, domain, group, hbm_tier, model, policy, redis_tier
 from tests.support.worlds import Simulation
 
 TCP = "TenantCachePolicy"
@@ -103,3 +105,22 @@ def test_one_edit_among_many_writes_one_shard(monkeypatch: pytest.MonkeyPatch) -
     moved = [old.index for old, new in zip(before.shards, after.shards, strict=True) if old != new]
     assert len(moved) == 1
     assert after.revision == before.revision + 1
+
+
+def test_a_status_that_was_written_makes_no_object_anew() -> None:
+    simulation = start()
+    before = simulation.step(Key("CachedModel", NAMESPACE, "tiny")).apply
+    for kind, name in (("CachedModel", "tiny"), ("CacheTier", "shared")):
+        raw = deepcopy(simulation.kube.objects[(kind, NAMESPACE, name)])
+        raw["metadata"]["resourceVersion"] = "99999"
+        raw["status"]["conditions"][0]["message"] = "something else"
+        simulation.store.observe(raw)
+    after = simulation.step(Key("CachedModel", NAMESPACE, "tiny")).apply
+    assert before
+    assert all(one is other for one, other in zip(before, after, strict=True))
+
+
+def test_a_model_that_is_made_again_gets_a_bundle_that_was_compiled_for_it() -> None:
+    simulation = start()
+    simulation.delete("CachedModel", "tiny")
+    assert (BUNDLE, "tiny") not in simulation.world.memo._known

@@ -92,7 +92,11 @@ def _children(
             ctx, domain_id, model, tiers, identity, shard_count=shard_count, service_monitors=ctx.service_monitors
         )
 
-    return world.memo.get((CachedModel, model.name), (ctx, domain_id, model, tiers, identity, shard_count), render)
+    # Objects follow from specs: a status that was written, of the model or of a tier, makes none of them anew.
+    own = (model.spec, model.name, model.namespace, model.uid, model.metadata.labels)
+    of_tiers = tuple((tier.name, tier.uid, tier.spec) for tier in tiers)
+    inputs = (ctx, domain_id, own, of_tiers, identity, shard_count)
+    return world.memo.get((CachedModel, model.name), inputs, render)
 
 
 def _certificate(world: World, ctx: BuildContext, model: CachedModel) -> tuple[EnsureSecret, ...]:
