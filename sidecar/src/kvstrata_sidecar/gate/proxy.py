@@ -96,15 +96,16 @@ class TenantService:
         self._check_model(body)
         rewritten = bodies.rewrite(endpoint, body)
         payload = strictjson.emit(rewritten.seal(self.model, grant.salt))
-        connection.release_body(held_bytes=len(payload))
         numbers = self.metrics.tenant(tenant)
-        if not grant.keyspace:
-            numbers.no_reuse += 1
         relay = Relay(self, connection, numbers, tenant, endpoint.path, grant.salt, received_at)
         relay.strip_usage = rewritten.strip_usage
+        # The engine may begin; nothing of its answer, and no other policy, comes before this call returns.
+        relay.call = self.engine.send(_request_bytes(endpoint.path, payload), relay)
         self._in_flight_by_tenant[tenant] = in_flight + 1
         self.enforcement.admit(relay, tenant, grant.salt if grant.keyspace else "")
-        relay.call = self.engine.send(_request_bytes(endpoint.path, payload), relay)
+        if not grant.keyspace:
+            numbers.no_reuse += 1
+        connection.release_body(held_bytes=len(payload))
         connection.hold(relay)
 
     def ended(self, relay: Relay, tenant: str) -> None:
