@@ -32,9 +32,13 @@ def start_server() -> Iterator[StartServer]:
     servers: list[LMCacheServer] = []
 
     def start(
-        directory: Path, gate: GateStandIn, tiers: list[dict[str, Any] | None], chunk_tokens: int | None = None
+        directory: Path,
+        gate: GateStandIn,
+        tiers: list[dict[str, Any] | None],
+        chunk_tokens: int | None = None,
+        memory: dict[str, Any] | None = None,
     ) -> LMCacheServer:
-        server = LMCacheServer(python, directory, gate, tiers, chunk_tokens or 16)
+        server = LMCacheServer(python, directory, gate, tiers, chunk_tokens or 16, memory)
         servers.append(server)
         server.wait_until_ready()
         if chunk_tokens is None:

@@ -6,8 +6,11 @@ and answers each with one. A `sequence` names a prompt of four chunks; its block
     {"op": "store", "sequence": 1, "salt": "…", "fill": 7}    -> {"stored": true, "ms": 3.1}
     {"op": "lookup", "sequence": 1, "salt": "…"}              -> {"hits": 4, "ms": 1.2}
     {"op": "read", "sequence": 1, "salt": "…"}                -> {"hits": 4, "values": [7.0], "ms": 4.5}
+    {"op": "hold", "sequence": 1, "salt": "…"}                -> {"hits": 4, "ms": 1.2}
+    {"op": "let_go", "sequence": 1, "salt": "…"}              -> {"hits": 4, "ms": 1.2}
 
-`values` are the distinct elements that a retrieve put into zeroed blocks.
+`values` are the distinct elements that a retrieve put into zeroed blocks. `hold` is a lookup whose blocks stay locked
+until `let_go`. A store with `"marker": "6b76…"` fills its blocks with these bytes over and over.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import time
 import uuid
 from typing import Any
 
+import torch
 from lmcache.cli.commands.bench.server_bench import client, config, helpers
 
 TOKENS = 64
@@ -58,16 +62,22 @@ class Engine:
         )
         self._client.start()
         self._rpc = self._client._require_started()
+        self._held: dict[int, tuple[Any, int]] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out one request."""
         global _current_salt
         _current_salt = request["salt"]
+        if request["op"] in ("hold", "let_go"):
+            return self._hold(request)
         context = self._client.create_request(request["sequence"], uuid.uuid4().hex, "test")
         started_s = time.monotonic()
         try:
             if request["op"] == "store":
-                self._fill(context, request["fill"])
+                if "marker" in request:
+                    self._mark(context, bytes.fromhex(request["marker"]))
+                else:
+                    self._fill(context, request["fill"])
                 stored = self._client.store(context, 0, context.num_full_tokens).succeeded
                 return {"stored": stored, "ms": _ms_since(started_s)}
             hits = self._lookup(context)
@@ -81,6 +91,18 @@ class Engine:
             return answer
         finally:
             self._client.end_session(context)
+
+    def _hold(self, request: dict[str, Any]) -> dict[str, Any]:
+        started_s = time.monotonic()
+        if request["op"] == "hold":
+            context = self._client.create_request(request["sequence"], uuid.uuid4().hex, "test")
+            hits = self._lookup(context)
+            self._held[request["sequence"]] = context, hits
+        else:
+            context, hits = self._held.pop(request["sequence"])
+            self._free(context, hits)
+            self._client.end_session(context)
+        return {"hits": hits, "ms": _ms_since(started_s)}
 
     def _lookup(self, context: Any) -> int:
         """Return how many chunks the server has, however long it takes to say so."""
@@ -102,6 +124,12 @@ class Engine:
     def _fill(self, context: Any, value: float) -> None:
         for tensor in self._tensors():
             tensor[:, context.block_offset : context.block_offset + context.num_blocks].fill_(value)
+
+    def _mark(self, context: Any, marker: bytes) -> None:
+        for tensor in self._tensors():
+            blocks = tensor[:, context.block_offset : context.block_offset + context.num_blocks]
+            content = (marker * (blocks.nbytes // len(marker) + 1))[: blocks.nbytes]
+            blocks.copy_(torch.frombuffer(bytearray(content), dtype=blocks.dtype).view(blocks.shape))
 
     def _values(self, context: Any, chunks: int) -> list[float]:
         found: set[float] = set()

@@ -27,7 +27,10 @@ def lmcache_python() -> Path | None:
 
 
 class LMCacheServer:
-    """The server as a pod runs it, on loopback, with one adapter for each tier; `tiers` are TierParams or None."""
+    """The server as a pod runs it, on loopback, with one adapter for each tier; `tiers` are TierParams or None.
+
+    With `memory` (its parameters beside the pod's) the server's own memory is under the policy too.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class LMCacheServer:
         gate: GateStandIn,
         tiers: list[dict[str, Any] | None],
         chunk_tokens: int = 16,
+        memory: dict[str, Any] | None = None,
     ) -> None:
         self.rpc_port, self.http_port = free_port(), free_port()
         self.log_file = directory / "lmcache.log"
@@ -50,10 +54,13 @@ class LMCacheServer:
             "OMP_NUM_THREADS": "1",
             "HOME": str(directory),
         }
+        if memory is not None:
+            adapters += ["--server-module", json.dumps(memory_module(gate, memory))]
         self._chunk_tokens = chunk_tokens
+        self._eviction = "LRU" if memory is None else "noop"
         self._shm_name = f"kvs-test-{self.rpc_port}"
-        self._command = [str(python.parent / "lmcache"), "server", *self._flags(), *adapters]
-        self._python, self._environment = python, environment
+        self.command = [str(python.parent / "lmcache"), "server", *self._flags(), *adapters]
+        self._python, self.environment = python, environment
         self._engine: subprocess.Popen[str] | None = None
         self.process = self._start()
 
@@ -74,13 +81,30 @@ class LMCacheServer:
         engine = Path(__file__).with_name("engine_stand_in.py")
         self._engine = subprocess.Popen(
             [str(self._python), str(engine), str(self.rpc_port), str(self.http_port)],
-            env=self._environment,
+            env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log_file.with_name("engine.log").open("wb"),
             text=True,
         )
         assert self._answer() == {"ready": True}
+
+    @property
+    def segment(self) -> Path:
+        """The shared memory that the server and the engine exchange blocks in."""
+        return Path("/dev/shm") / f"lmcache_l1_pool_{self._shm_name}"
+
+    def store_marked(self, sequence: int, salt: str, marker: bytes) -> dict[str, Any]:
+        """Store a sequence's chunks filled with `marker` (an even number of bytes)."""
+        return self._ask(op="store", sequence=sequence, salt=salt, marker=marker.hex())
+
+    def hold(self, sequence: int, salt: str) -> int:
+        """Look a sequence up and keep what was found locked, until `let_go`; return how many chunks that is."""
+        return int(self._ask(op="hold", sequence=sequence, salt=salt)["hits"])
+
+    def let_go(self, sequence: int, salt: str) -> None:
+        """Unlock what `hold` locked."""
+        self._ask(op="let_go", sequence=sequence, salt=salt)
 
     def store(self, sequence: int, salt: str, fill: int) -> dict[str, Any]:
         """Store a sequence's chunks with every element set to `fill`."""
@@ -138,7 +162,7 @@ class LMCacheServer:
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self.log_file.open("ab") as log:
-            return subprocess.Popen(self._command, env=self._environment, stdout=log, stderr=subprocess.STDOUT)
+            return subprocess.Popen(self.command, env=self.environment, stdout=log, stderr=subprocess.STDOUT)
 
     def _kill(self) -> None:
         for process in (self._engine, self.process):
@@ -155,7 +179,7 @@ class LMCacheServer:
             "--http-port": str(self.http_port),
             "--chunk-size": str(self._chunk_tokens),
             "--l1-size-gb": "0.05",
-            "--eviction-policy": "LRU",
+            "--eviction-policy": self._eviction,
             "--supported-transfer-mode": "engine_driven",
             "--shm-name": self._shm_name,
         }
@@ -193,3 +217,9 @@ def adapter(gate: GateStandIn, tier: dict[str, Any] | None) -> dict[str, Any]:
             "tier": tier,
         },
     }
+
+
+def memory_module(gate: GateStandIn, memory: dict[str, Any]) -> dict[str, Any]:
+    """Return the value of `--server-module` for the policy of the server's own memory."""
+    pod = {name: value for name, value in adapter(gate, None)["adapter_params"].items() if name != "tier"}
+    return {"module_path": "kvstrata_sidecar.adapter.memory.module", "config": pod | memory}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from kvstrata.contract.bundle import Rules, TierBudget
@@ -14,8 +15,11 @@ from kvstrata.contract.link import (
     SOCKET_NAME,
     AdapterAck,
     AdapterState,
+    PurgeAnswer,
     apply_request,
     decode_answer,
+    decode_purge_answer,
+    purge_request,
     state_request,
 )
 
@@ -65,9 +69,14 @@ class GateStandIn:
 
     def allow(self, *keyspaces: str, on_stale: str = "Fence", budgets: tuple[TierBudget, ...] = ()) -> AdapterAck:
         """Put a policy that allows just `keyspaces` in force and return the acknowledgement."""
+        return self.enforce(dict.fromkeys(keyspaces, budgets), on_stale=on_stale)
+
+    def enforce(self, keyspaces: Mapping[str, tuple[TierBudget, ...]], *, on_stale: str = "Fence") -> AdapterAck:
+        """Put a policy with a budget for each keyspace in force and return the acknowledgement."""
         self.revision += 1
         self.write_freshness()
-        self.write_policy(self.view(keyspaces, revision=self.revision, on_stale=on_stale, budgets=budgets))
+        view = self.view(keyspaces, revision=self.revision, on_stale=on_stale)
+        self.write_policy(replace(view, keyspaces=keyspaces))
         ack = decode_answer(self.ask(apply_request(self.revision, 1)))
         assert isinstance(ack, AdapterAck)
         return ack
@@ -77,6 +86,10 @@ class GateStandIn:
         state = decode_answer(self.ask(state_request()))
         assert isinstance(state, AdapterState)
         return state
+
+    def purge(self, *keyspaces: str) -> PurgeAnswer:
+        """Have keyspaces erased from the server's own memory."""
+        return decode_purge_answer(self.ask(purge_request(keyspaces)))
 
     def ask(self, line: bytes, timeout_s: float = 20.0) -> bytes:
         """Send one line and return the answer's."""

@@ -3,19 +3,32 @@
 Gate: `{"op":"apply","revision":R,"term":T}` after it wrote policy.json; the adapter answers once it refuses every
 keyspace outside of that revision at each socket operation and the I/O that was under way on them has ended.
 Gate: `{"op":"state"}`; the adapter answers with what it holds.
+Gate: `{"op":"purge","keyspaces":[…]}`; the adapter deletes all blocks of these keyspaces from the cache server's own
+memory, overwrites their bytes, and answers with what is done and what readers and writers still hold. It goes on with
+the rest by itself; asked again it tells the sum.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from . import MALFORMED, ContractError
+from .keyspace import is_keyspace
 
 SOCKET_NAME = "adapter.sock"
 MAX_LINE_BYTES = 1 << 20
+
+MAX_PURGED_KEYSPACES = 4096
+"""How many keyspaces one purge may name."""
+
+MAX_USAGE_ROWS = 4096
+"""How many scopes and tiers a state shows, those with most bytes first: an answer has to fit into one line."""
+
+SCOPE_DIGITS = 12
+"""How much of a keyspace a state shows: enough to tell scopes apart for whoever knows them, too little to use one."""
 
 
 def apply_request(revision: int, term: int) -> bytes:
@@ -26,6 +39,11 @@ def apply_request(revision: int, term: int) -> bytes:
 def state_request() -> bytes:
     """Return the line that asks the adapter for its state."""
     return _line({"op": "state"})
+
+
+def purge_request(keyspaces: Iterable[str]) -> bytes:
+    """Return the line that asks the adapter to purge keyspaces, `MAX_PURGED_KEYSPACES` at most."""
+    return _line({"op": "purge", "keyspaces": sorted(keyspaces)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +78,47 @@ class TierState:
 
 
 @dataclass(frozen=True, slots=True)
+class ScopeUsage:
+    """What one scope holds in one tier of this pod, and may hold there; None where the policy sets no bound.
+
+    `scope` is the keyspace's first `SCOPE_DIGITS` digits; an empty one stands for all keyspaces outside of the policy.
+    """
+
+    scope: str
+    tier: str
+    used_bytes: int
+    blocks: int
+    limit_bytes: int | None = None
+    guaranteed_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PurgeAnswer:
+    """What became of a purge in the server that `boot` names.
+
+    `purged` was deleted and its bytes overwritten, since these keyspaces left the policy or were first asked for;
+    `locked` is still held by readers or writers and goes when they let go. `residue` is empty, or says why copies may
+    be left that the adapter cannot reach.
+    """
+
+    boot: str
+    purged_bytes: int
+    purged_blocks: int
+    locked_bytes: int
+    locked_blocks: int
+    residue: str = ""
+
+    def encode(self) -> bytes:
+        """Return the line."""
+        return _line({"purge": {name: getattr(self, name) for name in PurgeAnswer.__dataclass_fields__}})
+
+
+@dataclass(frozen=True, slots=True)
 class AdapterState:
-    """What the adapter holds now. `revision` 0 means that it has no policy and answers every lookup with a miss."""
+    """What the adapter holds now. `revision` 0 means that it has no policy and answers every lookup with a miss.
+
+    `usage` names the scopes that hold something, largest first; `usage_left_out` is how many did not fit.
+    """
 
     boot: str
     revision: int
@@ -70,6 +127,8 @@ class AdapterState:
     keyspaces: int
     tiers: tuple[TierState, ...] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
+    usage: tuple[ScopeUsage, ...] = ()
+    usage_left_out: int = 0
 
     def encode(self) -> bytes:
         """Return the line."""
@@ -85,6 +144,8 @@ class AdapterState:
                         {name: getattr(tier, name) for name in TierState.__dataclass_fields__} for tier in self.tiers
                     ],
                     "counters": dict(self.counters),
+                    "usage": [[getattr(row, name) for name in ScopeUsage.__dataclass_fields__] for row in self.usage],
+                    "usageLeftOut": self.usage_left_out,
                 }
             }
         )
@@ -97,6 +158,8 @@ def decode_request(line: bytes) -> dict[str, Any]:
         return raw
     if raw.get("op") == "state":
         return raw
+    if raw.get("op") == "purge":
+        return {"op": "purge", "keyspaces": _keyspaces(raw.get("keyspaces"))}
     raise ContractError("the adapter was asked something that it does not know")
 
 
@@ -117,6 +180,30 @@ def decode_answer(line: bytes) -> AdapterAck | AdapterState:
             keyspaces=int(state["keyspaces"]),
             tiers=tuple(TierState(**tier) for tier in state["tiers"]),
             counters=dict(state["counters"]),
+            # An adapter of the version before tells no usage.
+            usage=tuple(ScopeUsage(*row) for row in state.get("usage", ())),
+            usage_left_out=int(state.get("usageLeftOut", 0)),
+        )
+    except MALFORMED as error:
+        if isinstance(error, ContractError):
+            raise
+        raise ContractError(f"the adapter's answer is malformed: {error!r}") from error
+
+
+def decode_purge_answer(line: bytes) -> PurgeAnswer:
+    """Read an adapter's answer to a purge. Raises ContractError for an error answer or anything malformed."""
+    raw = _object(line)
+    try:
+        if "error" in raw:
+            raise ContractError(f"the adapter refused: {raw['error']}")
+        told = raw["purge"]
+        return PurgeAnswer(
+            boot=str(told["boot"]),
+            purged_bytes=int(told["purged_bytes"]),
+            purged_blocks=int(told["purged_blocks"]),
+            locked_bytes=int(told["locked_bytes"]),
+            locked_blocks=int(told["locked_blocks"]),
+            residue=str(told["residue"]),
         )
     except MALFORMED as error:
         if isinstance(error, ContractError):
@@ -127,6 +214,14 @@ def decode_answer(line: bytes) -> AdapterAck | AdapterState:
 def error_answer(message: str) -> bytes:
     """Return the line that refuses a request."""
     return _line({"error": message})
+
+
+def _keyspaces(raw: Any) -> list[str]:
+    if not isinstance(raw, list) or not 0 < len(raw) <= MAX_PURGED_KEYSPACES:
+        raise ContractError(f"a purge names between one and {MAX_PURGED_KEYSPACES} keyspaces")
+    if not all(isinstance(keyspace, str) and is_keyspace(keyspace) for keyspace in raw):
+        raise ContractError("a purge names a malformed keyspace")
+    return raw
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

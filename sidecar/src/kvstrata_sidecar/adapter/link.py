@@ -1,4 +1,4 @@
-"""The gate's line into the cache server: a unix socket that takes `apply` and `state`.
+"""The gate's line into the cache server: a unix socket that takes `apply`, `state` and `purge`.
 
 See kvstrata.contract.link for the messages. An `apply` reads policy.json, puts it in force, and is acknowledged only
 when the I/O on the keyspaces that it dropped has ended.
@@ -11,8 +11,9 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.cacheview import POLICY_FILE, CacheView
@@ -21,6 +22,7 @@ from kvstrata.contract.link import (
     SOCKET_NAME,
     AdapterAck,
     AdapterState,
+    PurgeAnswer,
     decode_request,
     error_answer,
 )
@@ -36,11 +38,24 @@ DRAIN_TIMEOUT_S = 10.0
 """How long to wait for aborted I/O before the apply is answered with an error; the gate asks again."""
 
 
+class Server(Protocol):
+    """What the link asks of the rest of the process."""
+
+    def state(self) -> AdapterState:
+        """Return what is held now."""
+
+    def purge(self, keyspaces: Sequence[str]) -> PurgeAnswer:
+        """Erase keyspaces from the server's own memory. Raises ContractError when it cannot be told to be done."""
+
+    def policy_applied(self) -> None:
+        """Hear that another view is in force."""
+
+
 class PolicyLink:
     """Serves the socket in `link_dir` from threads of its own, until `close`.
 
-    `boot` names this start of the cache server, `state` returns what a `state` request is answered with. Raises
-    OSError when the socket cannot be created: without it no policy can ever be enforced.
+    `boot` names this start of the cache server, `server` answers what is not about the policy itself. Raises OSError
+    when the socket cannot be created: without it no policy can ever be enforced.
     """
 
     def __init__(
@@ -49,13 +64,13 @@ class PolicyLink:
         policy_dir: Path,
         enforcement: Enforcement,
         boot: str,
-        state: Callable[[], AdapterState],
+        server: Server,
     ) -> None:
         self._path = link_dir / SOCKET_NAME
         self._policy_file = policy_dir / POLICY_FILE
         self._enforcement = enforcement
         self._boot = boot
-        self._state = state
+        self._server = server
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._path.unlink(missing_ok=True)
@@ -88,7 +103,9 @@ class PolicyLink:
         try:
             request = decode_request(line)
             if request["op"] == "state":
-                return self._state().encode()
+                return self._server.state().encode()
+            if request["op"] == "purge":
+                return self._server.purge(request["keyspaces"]).encode()
             return self._apply(request["revision"], request["term"]).encode()
         except ContractError as error:
             logger.warning("The gate's request was refused: %s", error)
@@ -107,6 +124,7 @@ class PolicyLink:
         if view.revision < revision or view.term < term:
             raise ContractError(f"policy.json holds revision {view.revision} of term {view.term}, which is older")
         self._enforcement.apply(view)
+        self._server.policy_applied()
         if not self._enforcement.settle(grace_s=DRAIN_GRACE_S, timeout_s=DRAIN_TIMEOUT_S):
             raise ContractError("I/O on removed keyspaces has not ended yet")
         return AdapterAck(revision, term, self._boot)

@@ -1,20 +1,24 @@
 """What all tiers of one cache server share: the enforcement and the link to the gate.
 
-LMCache creates one adapter for each `--l2-adapter`. The first to acquire the runtime creates it and the last to release
-it closes it; all have to agree on the pod's parameters, because one process can enforce one policy only.
+LMCache creates one adapter for each `--l2-adapter`, and the server module that governs its own memory. The first to
+acquire the runtime creates it and the last to release it closes it; all have to agree on the pod's parameters, because
+one process can enforce one policy only.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 
+from kvstrata.contract import ContractError
 from kvstrata.contract.cacheview import FRESHNESS_FILE
-from kvstrata.contract.link import AdapterState
+from kvstrata.contract.link import AdapterState, PurgeAnswer
 
 from .enforcement import Enforcement, FreshnessFile
 from .link import PolicyLink
+from .memory.governor import Governor
 from .params import AdapterParams
 from .tier import Tier
 
@@ -23,16 +27,20 @@ _current: Runtime | None = None
 
 
 class Runtime:
-    """The enforcement, the link and the tiers of this process. Use `acquire` and `release`."""
+    """The enforcement, the link, the tiers and the memory of this process. Use `acquire` and `release`.
+
+    `memory` governs the server's own memory; None until its server module is there.
+    """
 
     def __init__(self, pod: AdapterParams) -> None:
         self.pod = replace(pod, tier=None)
         self.users = 0
         self._boot = secrets.token_hex(16)
         self._tiers: list[Tier] = []
+        self.memory: Governor | None = None
         self._freshness = FreshnessFile(pod.policy_dir / FRESHNESS_FILE)
         self.enforcement = Enforcement(pod.domain, self._freshness.sent_ns)
-        self.link = PolicyLink(pod.link_dir, pod.policy_dir, self.enforcement, self._boot, self.state)
+        self.link = PolicyLink(pod.link_dir, pod.policy_dir, self.enforcement, self._boot, self)
 
     def add(self, tier: Tier) -> None:
         """Report this tier to the gate from now on."""
@@ -47,6 +55,15 @@ class Runtime:
         view = self.enforcement.view
         tiers = self._tiers
         states = tuple(tier.state() for tier in tiers)
+        counters = {
+            f"{state.name}.{name}": count
+            for state, tier in zip(states, tiers, strict=True)
+            for name, count in sorted(tier.counters().items())
+        }
+        memory = self.memory
+        if memory is not None:
+            counters |= {f"memory.{name}": count for name, count in sorted(memory.counters().items())}
+        usage, left_out = memory.usage() if memory is not None else ((), 0)
         return AdapterState(
             boot=self._boot,
             revision=view.revision if view else 0,
@@ -54,12 +71,21 @@ class Runtime:
             fresh=self.enforcement.fresh(),
             keyspaces=len(view.keyspaces) if view else 0,
             tiers=states,
-            counters={
-                f"{state.name}.{name}": count
-                for state, tier in zip(states, tiers, strict=True)
-                for name, count in sorted(tier.counters().items())
-            },
+            counters=counters,
+            usage=usage,
+            usage_left_out=left_out,
         )
+
+    def purge(self, keyspaces: Sequence[str]) -> PurgeAnswer:
+        """Erase keyspaces from the server's own memory. Raises ContractError where nobody governs it."""
+        if self.memory is None:
+            raise ContractError("this cache server's own memory is not governed: its server module was not started")
+        return self.memory.purge(keyspaces, self._boot)
+
+    def policy_applied(self) -> None:
+        """Let the memory follow a new view at once."""
+        if self.memory is not None:
+            self.memory.policy_changed()
 
     def close(self) -> None:
         """Stop answering the gate."""

@@ -1,0 +1,120 @@
+"""Which blocks are in the memory: by keyspace, in order of use and of age. Pure; the governor keeps it up to date."""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+
+COMPACT_ABOVE = 64
+"""Stale entries that an order of age may hold on top of as many as it has blocks."""
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """One block: its size with padding, when its tokens were computed (on the governor's clock), when it was used.
+
+    `used` counts uses of all blocks, so that two keyspaces' blocks can be compared.
+    """
+
+    keyspace: str
+    size_bytes: int
+    computed_s: float
+    used: int
+
+
+@dataclass(slots=True)
+class Scope:
+    """One keyspace's blocks, the least recently used first."""
+
+    blocks: OrderedDict[Hashable, Kept] = field(default_factory=OrderedDict)
+    used_bytes: int = 0
+    _by_age: list[tuple[float, int, Hashable, Kept]] = field(default_factory=list)
+
+    def add(self, key: Hashable, kept: Kept) -> None:
+        """Enter a block as the most recently used."""
+        self.blocks[key] = kept
+        self.used_bytes += kept.size_bytes
+        heapq.heappush(self._by_age, (kept.computed_s, kept.used, key, kept))
+        if len(self._by_age) > 2 * len(self.blocks) + COMPACT_ABOVE:
+            self._by_age = [entry for entry in self._by_age if self.blocks.get(entry[2]) is entry[3]]
+            heapq.heapify(self._by_age)
+
+    def drop(self, key: Hashable) -> None:
+        """Strike a block out."""
+        self.used_bytes -= self.blocks.pop(key).size_bytes
+
+    def computed_before(self, moment_s: float) -> list[Hashable]:
+        """Return the blocks that were computed at `moment_s` or earlier, the eldest first."""
+        self._forget_stale()
+        if not self._by_age or self._by_age[0][0] > moment_s:
+            return []
+        old = [entry for entry in self._by_age if entry[0] <= moment_s and self.blocks.get(entry[2]) is entry[3]]
+        return [entry[2] for entry in sorted(old, key=lambda entry: entry[:2])]
+
+    def eldest_s(self) -> float | None:
+        """Return when the eldest block was computed; None without any."""
+        self._forget_stale()
+        return self._by_age[0][0] if self._by_age else None
+
+    def _forget_stale(self) -> None:
+        while self._by_age and self.blocks.get(self._by_age[0][2]) is not self._by_age[0][3]:
+            heapq.heappop(self._by_age)
+
+
+class Book:
+    """All blocks. Not safe to change from two threads; `find` and `scopes` may be read from any."""
+
+    def __init__(self) -> None:
+        self._scopes: dict[str, Scope] = {}
+        self._blocks: dict[Hashable, Kept] = {}
+        self._uses = 0
+
+    def add(self, key: Hashable, keyspace: str, size_bytes: int, computed_s: float) -> None:
+        """Enter a block that is in the memory now; one that is entered already starts anew."""
+        self.remove(key)
+        self._uses += 1
+        kept = Kept(keyspace, size_bytes, computed_s, self._uses)
+        self._blocks[key] = kept
+        self._scopes.setdefault(keyspace, Scope()).add(key, kept)
+
+    def touch(self, key: Hashable) -> None:
+        """Make a block the most recently used; one that is not there is left alone."""
+        kept = self._blocks.get(key)
+        if kept is not None:
+            self._uses += 1
+            kept.used = self._uses
+            self._scopes[kept.keyspace].blocks.move_to_end(key)
+
+    def remove(self, key: Hashable) -> Kept | None:
+        """Strike a block out and return it, None if it was not there."""
+        kept = self._blocks.pop(key, None)
+        if kept is not None:
+            scope = self._scopes[kept.keyspace]
+            scope.drop(key)
+            if not scope.blocks:
+                del self._scopes[kept.keyspace]
+        return kept
+
+    def find(self, key: Hashable) -> Kept | None:
+        """Return a block's entry."""
+        return self._blocks.get(key)
+
+    def scope(self, keyspace: str) -> Scope | None:
+        """Return a keyspace's blocks, None without any."""
+        return self._scopes.get(keyspace)
+
+    def scopes(self) -> list[tuple[str, Scope]]:
+        """Return all keyspaces that have blocks."""
+        return list(self._scopes.items())
+
+    def keys(self) -> list[Hashable]:
+        """Return all blocks' keys."""
+        return list(self._blocks)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self.keys())

@@ -1,0 +1,145 @@
+"""Which blocks have to go now. Pure.
+
+In this order: blocks of keyspaces outside of the policy; blocks that are too old; the least recently used of a scope
+that is above its limit; and, when the memory is above its mark, the least recently used of all scopes that are above
+their guarantee. So one scope's scan costs nobody else a guaranteed block. Memory goes by whole blocks: a scope may end
+up below its guarantee by less than one of its blocks.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .book import Book, Kept, Scope
+from .bounds import Bounds
+
+
+class Cause(StrEnum):
+    """Why a block goes."""
+
+    REMOVED = "removed"
+    RETENTION = "retention"
+    LIMIT = "limit"
+    ROOM = "room"
+
+
+@dataclass(slots=True)
+class Choice:
+    """The blocks to delete, and what should go but is locked."""
+
+    victims: dict[Hashable, Cause] = field(default_factory=dict)
+    victim_bytes: int = 0
+    locked_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What a choice depends on besides the book.
+
+    `guarantees` are those that can be kept, `staged` the bytes that are being written for each keyspace, `locked` tells
+    whether a block is in use now, `need_bytes` is how much is above the memory's mark (or less than nothing).
+    """
+
+    bounds: Mapping[str, Bounds]
+    guarantees: Mapping[str, float]
+    staged: Mapping[str, int]
+    locked: Callable[[Hashable], bool]
+    now_s: float
+    need_bytes: float
+
+
+def choose(book: Book, situation: Situation, changed: Iterable[str] | None = None) -> Choice:
+    """Return what has to go. With `changed`, only these keyspaces are looked at for anything but room."""
+    choice = Choice()
+    left: dict[str, int] = {}
+    keyspaces = [keyspace for keyspace, _ in book.scopes()] if changed is None else changed
+    for keyspace in keyspaces:
+        scope = book.scope(keyspace)
+        if scope is not None:
+            left[keyspace] = scope.used_bytes - _bound(choice, keyspace, scope, situation)
+    need_bytes = situation.need_bytes - choice.victim_bytes
+    if need_bytes > 0:
+        _make_room(choice, book, situation, left, need_bytes)
+    return choice
+
+
+def next_expiry_s(book: Book, bounds: Mapping[str, Bounds]) -> float | None:
+    """Return when the next block becomes too old, None if none ever does."""
+    moments = (
+        eldest_s + bound.retention_s
+        for keyspace, scope in book.scopes()
+        if (bound := bounds.get(keyspace)) is not None
+        and bound.retention_s is not None
+        and (eldest_s := scope.eldest_s()) is not None
+    )
+    return min(moments, default=None)
+
+
+def _bound(choice: Choice, keyspace: str, scope: Scope, situation: Situation) -> int:
+    """Choose what a scope's own bounds demand; return its bytes."""
+    bound = situation.bounds.get(keyspace)
+    if bound is None:
+        return _take(choice, scope.blocks.items(), Cause.REMOVED, situation.locked)
+    taken_bytes = 0
+    if bound.retention_s is not None:
+        old = scope.computed_before(situation.now_s - bound.retention_s)
+        taken_bytes = _take(choice, ((key, scope.blocks[key]) for key in old), Cause.RETENTION, situation.locked)
+    if bound.limit_bytes is not None:
+        excess_bytes = scope.used_bytes + situation.staged.get(keyspace, 0) - taken_bytes - bound.limit_bytes
+        if excess_bytes > 0:
+            taken_bytes += _take(choice, scope.blocks.items(), Cause.LIMIT, situation.locked, excess_bytes)
+    return taken_bytes
+
+
+def _take(
+    choice: Choice,
+    blocks: Iterable[tuple[Hashable, Kept]],
+    cause: Cause,
+    locked: Callable[[Hashable], bool],
+    at_least_bytes: float | None = None,
+) -> int:
+    """Choose blocks in their order, all or until they make up `at_least_bytes`; return the bytes that were chosen."""
+    taken_bytes = 0
+    for key, kept in blocks:
+        if at_least_bytes is not None and taken_bytes >= at_least_bytes:
+            break
+        if key in choice.victims:
+            continue
+        if locked(key):
+            choice.locked_bytes += kept.size_bytes
+            continue
+        choice.victims[key] = cause
+        taken_bytes += kept.size_bytes
+    choice.victim_bytes += taken_bytes
+    return taken_bytes
+
+
+def _make_room(choice: Choice, book: Book, situation: Situation, left: Mapping[str, int], need_bytes: float) -> None:
+    def candidates(scope: Scope) -> Iterator[tuple[Hashable, Kept]]:
+        for key, kept in scope.blocks.items():
+            if key not in choice.victims and not situation.locked(key):
+                yield key, kept
+
+    oldest: list[tuple[int, str, Hashable, Kept]] = []
+    orders: dict[str, Iterator[tuple[Hashable, Kept]]] = {}
+    surplus: dict[str, float] = {}
+
+    def offer(keyspace: str) -> None:
+        if surplus[keyspace] > 0 and (block := next(orders[keyspace], None)) is not None:
+            heapq.heappush(oldest, (block[1].used, keyspace, *block))
+
+    for keyspace, scope in book.scopes():
+        held_bytes = left.get(keyspace, scope.used_bytes) + situation.staged.get(keyspace, 0)
+        surplus[keyspace] = held_bytes - situation.guarantees.get(keyspace, 0.0)
+        orders[keyspace] = candidates(scope)
+        offer(keyspace)
+    while need_bytes > 0 and oldest:
+        _, keyspace, key, kept = heapq.heappop(oldest)
+        choice.victims[key] = Cause.ROOM
+        choice.victim_bytes += kept.size_bytes
+        need_bytes -= kept.size_bytes
+        surplus[keyspace] -= kept.size_bytes
+        offer(keyspace)

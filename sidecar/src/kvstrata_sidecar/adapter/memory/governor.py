@@ -1,0 +1,329 @@
+"""The thread that keeps LMCache's memory within the policy.
+
+LMCache's listener runs under the lock that all its work waits for, so it only notes what happened and wakes the thread.
+The thread enters it into the book, chooses what has to go, and has LMCache delete it. What is in use is looked at again
+when its reader lets go, and once a second, because LMCache's locks of readers that died expire without a word.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Sequence
+from enum import Enum, auto
+from typing import Any
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.link import MAX_USAGE_ROWS, SCOPE_DIGITS, PurgeAnswer, ScopeUsage
+from kvstrata_sidecar.adapter.enforcement import Enforcement
+
+from .book import Book
+from .bounds import Bounds, bounds_of, scaled_guarantees
+from .choice import Cause, Choice, Situation, choose, next_expiry_s
+from .pool import Pool
+from .purge import Purges
+
+logger = logging.getLogger(__name__)
+
+GATHER_S = 0.005
+"""How long a turn waits for more to happen: a prompt's blocks are committed one after the other."""
+
+LOOK_S = 1.0
+"""How often everything is looked at though nothing happened."""
+
+COMPARE_S = 60.0
+"""How often the book is compared with LMCache's own tables."""
+
+PURGE_TIMEOUT_S = 10.0
+"""How long a purge may take to overwrite what it deleted before the gate is told to ask again."""
+
+MAX_NOTES = 1_000_000
+"""Events that may wait; beyond, the book is made anew from LMCache's tables."""
+
+MAX_KNOWN_AGES = 65_536
+MARGIN_PERCENT = 1
+"""How much more of the memory is freed than its mark asks for, so that not every block needs a choice of its own."""
+
+FAILED_ALLOCATION_PERCENT = 10
+"""The same, when LMCache found no memory for a batch of blocks."""
+
+FAILURE_PAUSE_S = 0.1
+
+
+class Note(Enum):
+    """What the listener was told."""
+
+    WRITTEN = auto()
+    USED = auto()
+    RELEASED = auto()
+    DELETED = auto()
+    RESERVED = auto()
+
+
+class Governor:
+    """Keeps one pool within the policy in force. `start` and `close` it; the rest may be called from any thread.
+
+    `tier` names the CPU tier, None without one. `residue` says why copies may be left elsewhere, or is empty.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        enforcement: Enforcement,
+        *,
+        tier: str | None,
+        high_watermark_percent: int,
+        residue: str = "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._enforcement = enforcement
+        self._tier = tier
+        self._high_share = high_watermark_percent / 100
+        self._residue = residue
+        self._clock = clock
+        self._book = Book()
+        self._purges = Purges(pool)
+        self._counts: Counter[str] = Counter()
+        self._notes: deque[tuple[Note, Sequence[Any]]] = deque()
+        self._notes_lost = False
+        self._allocation_failed = False
+        self._ages: dict[Hashable, float] = {}
+        self._ages_lock = threading.Lock()
+        self._view: CacheView | None = None
+        self._bounds: dict[str, Bounds] = {}
+        self._guarantees: tuple[float, dict[str, float]] = (0.0, {})
+        self._locked_bytes = 0
+        self._compared_s = self._look_at_s = clock()
+        self._failures = 0
+        self._closed = False
+        self._turn_lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvs-memory", daemon=True)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the policy is being enforced and freed memory comes back."""
+        return self._thread.is_alive() and not self._failures and self._pool.scrubber.healthy
+
+    def start(self) -> None:
+        """Begin to enforce."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def note(self, what: Note, keys: Sequence[Any]) -> None:
+        """Note an event; called by LMCache under its lock, so nothing else happens here."""
+        if what is Note.RESERVED and not keys:
+            # LMCache tells of no keys only when it had no memory for any.
+            self._allocation_failed = True
+        elif len(self._notes) < MAX_NOTES:
+            self._notes.append((what, tuple(keys)))
+        else:
+            self._notes_lost = True
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def policy_changed(self) -> None:
+        """Look at the view in force now rather than within a second."""
+        self._wake.set()
+
+    def inherit_age(self, key: Hashable, age_s: float) -> None:
+        """Say how long ago the tokens of a block were computed that is being loaded from another tier.
+
+        Called before the load is answered; a block of which nothing was said counts as computed when it was written.
+        """
+        with self._ages_lock:
+            if len(self._ages) >= MAX_KNOWN_AGES:
+                del self._ages[next(iter(self._ages))]
+            self._ages[key] = self._clock() - max(0.0, age_s)
+
+    def age_s(self, key: Hashable) -> float:
+        """Return how long ago a block's tokens were computed, 0 for one that is not (or not yet) in the book."""
+        kept = self._book.find(key)
+        return max(0.0, self._clock() - kept.computed_s) if kept is not None else 0.0
+
+    def purge(self, keyspaces: Sequence[str], boot: str) -> PurgeAnswer:
+        """Delete and overwrite all that these keyspaces hold now; what is in use goes when it is let go.
+
+        Raises ContractError if overwriting takes too long; the gate asks again.
+        """
+        self._purges.doom(set(keyspaces))
+        self._purges.advance()
+        gone_bytes, gone_blocks, waiting_bytes, waiting_blocks = self._purges.sums(keyspaces)
+        if not self._pool.settle(PURGE_TIMEOUT_S):
+            raise ContractError("the memory of purged blocks has not been overwritten yet")
+        self._wake.set()
+        return PurgeAnswer(boot, gone_bytes, gone_blocks, waiting_bytes, waiting_blocks, self._residue)
+
+    def usage(self) -> tuple[tuple[ScopeUsage, ...], int]:
+        """Return the largest scopes' use, and how many scopes were left out."""
+        bounds, tier = self._bounds, self._tier or ""
+        rows: list[ScopeUsage] = []
+        unknown_bytes = unknown_blocks = 0
+        for keyspace, scope in self._book.scopes():
+            bound = bounds.get(keyspace)
+            if bound is None:
+                unknown_bytes += scope.used_bytes
+                unknown_blocks += len(scope.blocks)
+                continue
+            rows.append(
+                ScopeUsage(
+                    keyspace[:SCOPE_DIGITS],
+                    tier,
+                    scope.used_bytes,
+                    len(scope.blocks),
+                    bound.limit_bytes,
+                    bound.guaranteed_bytes or None,
+                )
+            )
+        if unknown_blocks:
+            rows.append(ScopeUsage("", tier, unknown_bytes, unknown_blocks, limit_bytes=0))
+        rows.sort(key=lambda row: -row.used_bytes)
+        return tuple(rows[:MAX_USAGE_ROWS]), max(0, len(rows) - MAX_USAGE_ROWS)
+
+    def counters(self) -> dict[str, int]:
+        """Return counts since the start, and how many bytes should go but are in use."""
+        return dict(self._counts) | {
+            "locked_bytes": self._locked_bytes,
+            "overwritten_bytes": self._pool.scrubber.overwritten_bytes,
+        }
+
+    def turn(self) -> float:
+        """Enter what happened, let go what has to go; return after how many seconds to look again at the latest."""
+        with self._turn_lock:
+            now_s = self._clock()
+            changed = self._read_notes(now_s)
+            if self._notes_lost or now_s - self._compared_s >= COMPARE_S:
+                self._compare(now_s)
+            everything = self._take_view() or now_s >= self._look_at_s
+            if everything:
+                self._reclaim_abandoned()
+            self._purges.advance()
+            self._evict(self._choose(now_s, None if everything else changed))
+            if everything:
+                expiry_s = next_expiry_s(self._book, self._bounds)
+                # Something too old that is in use goes when it is let go; looking at it all the time would not help.
+                soon_s = now_s + GATHER_S if expiry_s is None or expiry_s > now_s else now_s + LOOK_S
+                self._look_at_s = min(now_s + LOOK_S, max(soon_s, expiry_s or now_s + LOOK_S))
+            return max(0.0, self._look_at_s - now_s)
+
+    def _run(self) -> None:
+        wait_s = 0.0
+        while True:
+            self._wake.wait(wait_s)
+            if self._closed:
+                return
+            # What comes while these few milliseconds pass belongs to the same turn.
+            time.sleep(GATHER_S)
+            self._wake.clear()
+            try:
+                wait_s = self.turn()
+                self._failures = 0
+            except Exception:
+                self._failures += 1
+                if self._failures == 1:
+                    logger.exception("The policy of the memory could not be enforced; it is tried again")
+                wait_s = FAILURE_PAUSE_S
+
+    def _read_notes(self, now_s: float) -> set[str]:
+        changed: set[str] = set()
+        book = self._book
+        for _ in range(len(self._notes)):
+            what, keys = self._notes.popleft()
+            if what is Note.DELETED:
+                for key in keys:
+                    book.remove(key)
+                continue
+            if what is Note.USED:
+                # As LMCache's own LRU: of a prompt's blocks the last are to go first, or the rest could not be found.
+                for key in reversed(keys):
+                    book.touch(key)
+                continue
+            changed.update(key.cache_salt for key in keys)
+            if what is Note.WRITTEN:
+                for key in reversed(keys):
+                    self._enter(key, now_s)
+        return changed
+
+    def _enter(self, key: Any, now_s: float) -> None:
+        with self._ages_lock:
+            computed_s = self._ages.pop(key, now_s)
+        entry = self._pool.entry(key)
+        if entry is None:
+            return
+        self._book.add(key, key.cache_salt, self._pool.size(entry), computed_s)
+        bound = self._bounds.get(key.cache_salt)
+        if bound is not None and bound.retention_s is not None:
+            self._look_at_s = min(self._look_at_s, computed_s + bound.retention_s)
+
+    def _compare(self, now_s: float) -> None:
+        """Make the book hold what LMCache holds, whatever was missed."""
+        self._compared_s, self._notes_lost = now_s, False
+        resident = dict(self._pool.resident())
+        for key in self._book:
+            if key not in resident:
+                self._book.remove(key)
+        for key, entry in resident.items():
+            if self._book.find(key) is None:
+                self._book.add(key, key.cache_salt, self._pool.size(entry), now_s)
+
+    def _take_view(self) -> bool:
+        view = self._enforcement.view
+        if view is self._view:
+            return False
+        before = self._view.keyspaces.keys() if self._view is not None else set()
+        now = view.keyspaces.keys() if view is not None else set()
+        self._purges.watch(before - now)
+        self._purges.forget(now - before)
+        self._bounds = bounds_of(view, self._tier)
+        self._guarantees = (0.0, {})
+        self._view = view
+        return True
+
+    def _reclaim_abandoned(self) -> None:
+        """Free what a writer reserved and never wrote: LMCache leaves that to eviction, and this is the only one."""
+        abandoned = self._pool.abandoned()
+        if abandoned:
+            gone, _ = self._pool.delete(abandoned)
+            self._counts["abandoned"] += len(gone)
+
+    def _choose(self, now_s: float, changed: set[str] | None) -> Choice:
+        used_bytes, total_bytes = self._pool.usage()
+        room_bytes = total_bytes * self._high_share
+        need_bytes = used_bytes - room_bytes
+        if self._allocation_failed:
+            self._allocation_failed = False
+            self._counts["allocation_failed"] += 1
+            need_bytes += total_bytes * FAILED_ALLOCATION_PERCENT / 100
+        elif need_bytes > 0:
+            need_bytes += total_bytes * MARGIN_PERCENT / 100
+        if changed is not None and not changed and need_bytes <= 0:
+            return Choice()
+        if self._guarantees[0] != room_bytes:
+            self._guarantees = (room_bytes, scaled_guarantees(self._bounds, room_bytes))
+        situation = Situation(
+            self._bounds, self._guarantees[1], self._pool.staged_bytes(), self._pool.in_use, now_s, need_bytes
+        )
+        choice = choose(self._book, situation, changed)
+        if changed is None:
+            self._locked_bytes = choice.locked_bytes
+        return choice
+
+    def _evict(self, choice: Choice) -> None:
+        if not choice.victims:
+            return
+        gone, _ = self._pool.delete(list(choice.victims))
+        for key in gone:
+            kept, cause = self._book.remove(key), choice.victims[key]
+            self._counts[f"evicted_{cause}"] += 1
+            if kept is not None and cause is Cause.REMOVED:
+                self._purges.went(kept.keyspace, key, kept.size_bytes)

@@ -1,0 +1,107 @@
+"""Whether this LMCache is the one that this package was written for.
+
+What it relies on is partly private and changes between LMCache's versions. A server on which it would only seem to
+hold must not run, so every doubt is an error that stops the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NoReturn
+
+LMCACHE_VERSION = "0.5.6"
+
+CALLBACKS = frozenset(
+    {
+        "on_l1_keys_reserved_read",
+        "on_l1_keys_read_finished",
+        "on_l1_keys_reserved_write",
+        "on_l1_keys_write_finished",
+        "on_l1_keys_finish_write_and_reserve_read",
+        "on_l1_keys_deleted_by_manager",
+        "on_l1_keys_accessed",
+    }
+)
+ENTRY_FIELDS = frozenset({"memory_obj", "read_lock", "write_lock"})
+MEMORY_OBJECT_NAMES = frozenset({"is_valid", "data_ptr", "get_physical_size"})
+MANAGER_METHODS = ("register_listener", "delete", "get_memory_usage")
+
+
+class IncompatibleServerError(RuntimeError):
+    """LMCache is another one, or is configured otherwise, than the policy of its memory needs."""
+
+
+def require_version(version: str) -> None:
+    """Raise IncompatibleServerError unless `version` is the pinned one; a build's own suffix does not matter."""
+    base = version.split("+")[0].split(".post")[0]
+    if base != LMCACHE_VERSION:
+        raise IncompatibleServerError(
+            f"the policy of LMCache's memory is made for LMCache {LMCACHE_VERSION}, and this is {version}:"
+            " use the cache image that belongs to this version of the operator"
+        )
+
+
+def require_names(callbacks: Collection[str], entry_fields: Collection[str], memory_object: type) -> None:
+    """Raise IncompatibleServerError unless LMCache's classes have the names that are relied on.
+
+    `callbacks` are the methods that a listener has to have, `entry_fields` the fields of an entry of the memory
+    manager, `memory_object` the class of what an entry holds.
+    """
+    if frozenset(callbacks) != CALLBACKS:
+        _refuse("listener's callbacks", sorted(frozenset(callbacks) ^ CALLBACKS))
+    if fields := sorted(ENTRY_FIELDS - frozenset(entry_fields)):
+        _refuse("L1ObjectState", fields)
+    if names := sorted(name for name in MEMORY_OBJECT_NAMES if not hasattr(memory_object, name)):
+        _refuse(memory_object.__name__, names)
+
+
+def the_manager(storage_manager: Any, manager_class: type, memory_class: type) -> Any:
+    """Return the one manager of the server's memory.
+
+    Raises IncompatibleServerError if there are several, if its memory is not the CPU's, if a name that is relied on is
+    not there, or if LMCache evicts by itself.
+    """
+    managers = getattr(storage_manager, "_l1_managers_by_id", None)
+    if not isinstance(managers, dict):
+        _refuse("StorageManager", ["_l1_managers_by_id"])
+    if len(managers) != 1:
+        raise IncompatibleServerError(
+            f"the policy of LMCache's memory is for one pool, and this server has {len(managers)}"
+        )
+    (manager,) = managers.values()
+    if not isinstance(manager, manager_class):
+        _refuse("StorageManager", [f"{manager_class.__name__}, but {type(manager).__name__}"])
+    missing = [name for name in ("_objects", "_staging") if not isinstance(getattr(manager, name, None), dict)]
+    missing += [name for name in MANAGER_METHODS if not callable(getattr(manager, name, None))]
+    missing += [] if hasattr(getattr(manager, "_lock", None), "acquire") else ["_lock"]
+    if missing:
+        _refuse(manager_class.__name__, missing)
+    memory = getattr(manager, "_memory_manager", None)
+    if not isinstance(memory, memory_class):
+        raise IncompatibleServerError(
+            f"the policy of LMCache's memory is for CPU memory ({memory_class.__name__}),"
+            f" and this server's is {type(memory).__name__}: render no GDS and no Device-DAX"
+        )
+    if not callable(getattr(memory, "free", None)):
+        _refuse(memory_class.__name__, ["free"])
+    _require_no_eviction(storage_manager)
+    return manager
+
+
+def _require_no_eviction(storage_manager: Any) -> None:
+    controllers = getattr(storage_manager, "_eviction_controllers", None)
+    if not isinstance(controllers, list) or not controllers:
+        _refuse("StorageManager", ["_eviction_controllers"])
+    policies = {controller.report_status().get("eviction_policy") for controller in controllers}
+    if policies != {"noop"}:
+        raise IncompatibleServerError(
+            "LMCache must not evict by itself, because it knows no guarantee: start it with --eviction-policy noop,"
+            f" not {', '.join(sorted(map(str, policies)))}"
+        )
+
+
+def _refuse(where: str, names: list[str]) -> NoReturn:
+    raise IncompatibleServerError(
+        f"this LMCache is not the one that the policy of its memory is made for ({LMCACHE_VERSION}): {where} lacks or"
+        f" adds {', '.join(names)}"
+    )

@@ -1,0 +1,131 @@
+"""What is used of LMCache's memory manager (0.5.6): reading its tables, deleting by key, and standing in its `free`.
+
+Its tables are read without its lock. Copying a dictionary's items is one step for the interpreter, and what is
+read may have changed a moment later in any case: `delete` looks at locks again under the manager's own lock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any
+
+from .scrub import Scrubber
+
+DELETED_AT_ONCE = 256
+"""Blocks that are deleted under one hold of LMCache's lock, which all tenants' requests wait for."""
+
+
+class Pool:
+    """One LMCache L1Manager whose freed memory is overwritten from `guard` until `close`.
+
+    `success` and `locked` are LMCache's answers: done, and (of a delete) in use.
+    """
+
+    def __init__(self, manager: Any, success: object, locked: object) -> None:
+        self._manager = manager
+        self._success, self._locked = success, locked
+        self._memory = manager._memory_manager
+        self._free: Callable[[list[Any]], Any] = self._memory.free
+        self.scrubber = Scrubber(self)
+
+    def guard(self) -> None:
+        """From now on overwrite whatever LMCache frees."""
+        self.scrubber.start()
+
+        def free(objects: list[Any]) -> object:
+            self.scrubber.take(objects)
+            return self._success
+
+        self._memory.free = free
+
+    def close(self) -> None:
+        """Overwrite what is put aside and leave LMCache's memory manager as it was."""
+        self._memory.__dict__.pop("free", None)
+        self.scrubber.close()
+
+    def listen(self, listener: Any) -> None:
+        """Have LMCache tell `listener` of every change, under its lock."""
+        self._manager.register_listener(listener)
+
+    def usage(self) -> tuple[int, int]:
+        """Return (bytes that hold blocks or are being written, all bytes)."""
+        used_bytes, total_bytes = self._manager.get_memory_usage()
+        return used_bytes - self.scrubber.pending_bytes, total_bytes
+
+    def resident(self) -> list[tuple[Any, Any]]:
+        """Return all blocks that readers can find, as (key, entry)."""
+        return list(self._manager._objects.items())
+
+    def staged(self) -> list[tuple[Any, Any]]:
+        """Return all blocks that are being written, as (key, entry); a key may have several writers."""
+        return [
+            (key, entry) for key, writers in list(self._manager._staging.items()) for entry in list(writers.values())
+        ]
+
+    def staged_bytes(self) -> Counter[str]:
+        """Return the bytes that are being written, by keyspace."""
+        total: Counter[str] = Counter()
+        for key, entry in self.staged():
+            total[key.cache_salt] += self.size(entry)
+        return total
+
+    def abandoned(self) -> list[Any]:
+        """Return the keys whose writers have let their time run out."""
+        return [key for key, entry in self.staged() if not entry.write_lock.is_locked()]
+
+    def entry(self, key: Hashable) -> Any:
+        """Return the entry of a block that readers can find, None without one."""
+        return self._manager._objects.get(key)
+
+    def holds(self, key: Hashable, entry: Any) -> bool:
+        """Whether this very entry is there, found by readers or still being written.
+
+        Entries go from writing to reading and never back, so looking in this order cannot miss one on its way.
+        """
+        writers = self._manager._staging.get(key)
+        if writers is not None and any(one is entry for one in list(writers.values())):
+            return True
+        return self.entry(key) is entry
+
+    def in_use(self, key: Hashable) -> bool:
+        """Whether somebody reads a block now."""
+        entry = self.entry(key)
+        return entry is not None and bool(entry.read_lock.is_locked())
+
+    @staticmethod
+    def size(entry: Any) -> int:
+        """Return how much memory an entry takes, padding included."""
+        return int(entry.memory_obj.get_physical_size())
+
+    def delete(self, keys: Sequence[Hashable]) -> tuple[set[Hashable], set[Hashable]]:
+        """Delete blocks that nobody uses; return (what is gone, what is locked)."""
+        gone: set[Hashable] = set()
+        locked: set[Hashable] = set()
+        for start in range(0, len(keys), DELETED_AT_ONCE):
+            answers = self._manager.delete(list(keys[start : start + DELETED_AT_ONCE]))
+            for key, answer in answers.items():
+                (locked if answer == self._locked else gone).add(key)
+        return gone, locked
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until all that LMCache has deleted so far is overwritten; return whether that came true in time."""
+        # LMCache deletes and frees in one go under its lock: whoever has had the lock since knows that it was freed.
+        with self._manager._lock:
+            pass
+        return self.scrubber.flush(timeout_s)
+
+    def span(self, memory_object: Any) -> tuple[int, int] | None:
+        """Return address and length of a memory object, None if it was given back already."""
+        if not memory_object.is_valid():
+            return None
+        return int(memory_object.data_ptr), int(memory_object.get_physical_size())
+
+    def overwrite(self, address: int, length: int) -> None:
+        """Fill memory with zeros, without the interpreter's lock."""
+        ctypes.memset(address, 0, length)
+
+    def give_back(self, objects: Iterable[Any]) -> None:
+        """Free memory objects for good."""
+        self._free(list(objects))

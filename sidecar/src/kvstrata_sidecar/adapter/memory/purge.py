@@ -1,0 +1,136 @@
+"""Blocks that were told to go: deleted at once where nobody uses them, and the moment they are let go where somebody
+does. Counts what is gone, for as long as somebody may ask.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+MAX_TALLIES = 65_536
+"""Keyspaces whose sums are kept; the oldest are forgotten first."""
+
+
+class Blocks(Protocol):
+    """What is asked of the memory."""
+
+    def resident(self) -> list[tuple[Any, Any]]:
+        """Return all blocks that can be read, as (key, entry)."""
+
+    def staged(self) -> list[tuple[Any, Any]]:
+        """Return all blocks that are being written."""
+
+    def holds(self, key: Hashable, entry: Any) -> bool:
+        """Whether this very entry is still there."""
+
+    def size(self, entry: Any) -> int:
+        """Return an entry's bytes."""
+
+    def delete(self, keys: list[Hashable]) -> tuple[set[Hashable], set[Hashable]]:
+        """Delete what nobody uses; return (gone, locked)."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What is gone of one keyspace, and by key what has to go but is in use, as (entry, bytes)."""
+
+    gone_bytes: int = 0
+    gone_blocks: int = 0
+    doomed: dict[Hashable, list[tuple[Any, int]]] = field(default_factory=dict)
+
+    @property
+    def doomed_sizes(self) -> list[int]:
+        """The sizes of what has yet to go."""
+        return [size_bytes for entries in self.doomed.values() for _, size_bytes in entries]
+
+    def went(self, size_bytes: int) -> None:
+        """Count a block that is gone."""
+        self.gone_bytes += size_bytes
+        self.gone_blocks += 1
+
+
+class Purges:
+    """Keeps at deleting what was doomed. Safe to share between threads."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self._blocks = blocks
+        self._tallies: dict[str, Tally] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def under_way(self) -> bool:
+        """Whether something has yet to go."""
+        return any(tally.doomed for tally in list(self._tallies.values()))
+
+    def doom(self, keyspaces: Collection[str]) -> None:
+        """Everything that these keyspaces hold now has to go, also what is being written or read."""
+        with self._lock:
+            tallies = {keyspace: self._tally(keyspace) for keyspace in keyspaces}
+            # First what is being written: a block on its way from one table to the other is seen in one or in both.
+            for key, entry in [*self._blocks.staged(), *self._blocks.resident()]:
+                tally = tallies.get(key.cache_salt)
+                if tally is not None:
+                    entries = tally.doomed.setdefault(key, [])
+                    if not any(known is entry for known, _ in entries):
+                        entries.append((entry, self._blocks.size(entry)))
+
+    def watch(self, keyspaces: Iterable[str]) -> None:
+        """Count from now on what goes of these keyspaces, which have left the policy."""
+        with self._lock:
+            for keyspace in keyspaces:
+                self._tally(keyspace)
+
+    def forget(self, keyspaces: Iterable[str]) -> None:
+        """Count no more what goes of these keyspaces, which are in the policy again."""
+        with self._lock:
+            for keyspace in keyspaces:
+                tally = self._tallies.get(keyspace)
+                if tally is not None and not tally.doomed:
+                    del self._tallies[keyspace]
+
+    def went(self, keyspace: str, key: Hashable, size_bytes: int) -> None:
+        """Count a block that was deleted because its keyspace has left the policy."""
+        with self._lock:
+            tally = self._tallies.get(keyspace)
+            if tally is not None and key not in tally.doomed:
+                tally.went(size_bytes)
+
+    def advance(self) -> None:
+        """Delete what can be deleted of what is doomed."""
+        with self._lock:
+            doomed = [(tally, key) for tally in self._tallies.values() for key in tally.doomed]
+            if doomed:
+                self._blocks.delete([key for _, key in doomed])
+            for tally, key in doomed:
+                held = []
+                for entry, size_bytes in tally.doomed.pop(key):
+                    if self._blocks.holds(key, entry):
+                        held.append((entry, size_bytes))
+                    else:
+                        tally.went(size_bytes)
+                if held:
+                    tally.doomed[key] = held
+
+    def sums(self, keyspaces: Iterable[str]) -> tuple[int, int, int, int]:
+        """Return (bytes gone, blocks gone, bytes in use, blocks in use) of these keyspaces together."""
+        with self._lock:
+            tallies = [self._tallies[keyspace] for keyspace in set(keyspaces) if keyspace in self._tallies]
+            waiting = [size_bytes for tally in tallies for size_bytes in tally.doomed_sizes]
+            return (
+                sum(tally.gone_bytes for tally in tallies),
+                sum(tally.gone_blocks for tally in tallies),
+                sum(waiting),
+                len(waiting),
+            )
+
+    def _tally(self, keyspace: str) -> Tally:
+        tally = self._tallies.get(keyspace)
+        if tally is None:
+            if len(self._tallies) >= MAX_TALLIES:
+                settled = next((name for name, one in self._tallies.items() if not one.doomed), None)
+                if settled is not None:
+                    del self._tallies[settled]
+            tally = self._tallies[keyspace] = Tally()
+        return tally

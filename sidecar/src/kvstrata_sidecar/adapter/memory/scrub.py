@@ -1,0 +1,137 @@
+"""Overwrites memory between the moment LMCache frees it and the moment it can be handed out again.
+
+LMCache frees in many places, most of them under the lock that all its work waits for. So `take` only puts the objects
+aside; they stay allocated, and nobody can be given their memory, until a thread has overwritten them.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+logger = logging.getLogger(__name__)
+
+BATCH_BYTES = 128 << 20
+"""How much is overwritten before it is given back: a store that waits for room should not wait for all of it."""
+
+RETRY_S = 0.1
+
+
+class Memory(Protocol):
+    """How objects are overwritten and given back."""
+
+    def span(self, memory_object: Any) -> tuple[int, int] | None:
+        """Return address and length of an object's memory, None if it was given back already."""
+
+    def overwrite(self, address: int, length: int) -> None:
+        """Fill memory with zeros."""
+
+    def give_back(self, objects: list[Any]) -> None:
+        """Make the objects' memory free for others."""
+
+
+class Scrubber:
+    """A thread that overwrites what is put aside. `start` and `close` it."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._aside: deque[tuple[Any, int]] = deque()
+        self._changed = threading.Condition()
+        self._taken = 0
+        self._done = 0
+        self._closed = False
+        self.pending_bytes = 0
+        self.overwritten_bytes = 0
+        self.failures = 0
+        self._thread = threading.Thread(target=self._run, name="kvs-memory-scrub", daemon=True)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether memory that is put aside comes back."""
+        return self._thread.is_alive() and not self.failures
+
+    def start(self) -> None:
+        """Begin to work."""
+        self._thread.start()
+
+    def take(self, objects: Iterable[Any]) -> None:
+        """Put objects aside. Never blocks for long and never raises: LMCache calls it under its lock."""
+        taken = [(one, span[1]) for one in objects if (span := self._memory.span(one)) is not None]
+        if not taken:
+            return
+        with self._changed:
+            self._aside.extend(taken)
+            self._taken += len(taken)
+            self.pending_bytes += sum(length for _, length in taken)
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was taken before has been overwritten; return whether that came true in time."""
+        with self._changed:
+            mark = self._taken
+            return self._changed.wait_for(lambda: self._done >= mark, timeout_s)
+
+    def close(self) -> None:
+        """Overwrite what is left and end the thread."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._aside or self._closed)
+                if not self._aside:
+                    return
+                batch = self._next_batch()
+            while not self._scrub([one for one, _ in batch]):
+                # Memory that cannot be overwritten must not be handed out: it is kept back, and health says so.
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._closed, RETRY_S):
+                        return
+            with self._changed:
+                self._done += len(batch)
+                length = sum(length for _, length in batch)
+                self.pending_bytes -= length
+                self.overwritten_bytes += length
+                self.failures = 0
+                self._changed.notify_all()
+
+    def _next_batch(self) -> list[tuple[Any, int]]:
+        batch: list[tuple[Any, int]] = []
+        length = 0
+        while self._aside and length < BATCH_BYTES:
+            batch.append(self._aside.popleft())
+            length += batch[-1][1]
+        return batch
+
+    def _scrub(self, batch: Sequence[Any]) -> bool:
+        # LMCache may free an object twice; the second time its memory may be somebody else's.
+        objects = {id(one): one for one in batch if self._memory.span(one) is not None}
+        try:
+            for address, length in joined(span for one in objects.values() if (span := self._memory.span(one))):
+                self._memory.overwrite(address, length)
+            self._memory.give_back(list(objects.values()))
+        except Exception:
+            self.failures += 1
+            if self.failures == 1:
+                logger.exception("Freed memory could not be overwritten and is kept back")
+            return False
+        return True
+
+
+def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans by address, neighbours made one: each call of memset may cost a switch of threads."""
+    result: list[tuple[int, int]] = []
+    for address, length in sorted(spans):
+        if result and sum(result[-1]) >= address:
+            start, before = result[-1]
+            result[-1] = (start, max(before, address + length - start))
+        else:
+            result.append((address, length))
+    return result

@@ -1,0 +1,268 @@
+"""LMCache's own memory under the policy, in the real server: caps under load, retention, and erasure down to the bytes.
+
+One server serves all tests. Each uses keyspaces and prompts (sequences) of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.link import SCOPE_DIGITS, ScopeUsage
+from tests.dataplane import memory_scan
+from tests.dataplane.conftest import StartServer
+from tests.dataplane.lmcache_server import LMCacheServer
+from tests.tiers.gate_stand_in import GateStandIn
+
+pytestmark = pytest.mark.lmcache
+
+CHUNKS = 4
+TIER = "dram"
+WITHIN_S = 10.0
+
+_sequences = itertools.count(1)
+_keyspaces = (f"{number:012x}".ljust(32, "0") for number in itertools.count(0xFACE))
+
+
+@dataclass
+class Pod:
+    """A cache container whose memory is governed."""
+
+    server: LMCacheServer
+    gate: GateStandIn
+
+    def usage(self, keyspace: str) -> ScopeUsage | None:
+        return next((row for row in self.gate.state().usage if row.scope == keyspace[:SCOPE_DIGITS]), None)
+
+    def used_bytes(self, keyspace: str) -> int:
+        row = self.usage(keyspace)
+        return row.used_bytes if row is not None else 0
+
+    def objects(self) -> int:
+        """How many blocks LMCache itself says that it has."""
+        status = self.server.get("/status")["storage_manager"]
+        return int(next(iter(_found(status, "total_object_count"))))
+
+    def markers(self, *markers: bytes) -> tuple[list[int], list[int]]:
+        """How often each marker is in the server's memory, and in the shared segment."""
+        return (
+            memory_scan.in_process(self.server.process.pid, markers),
+            memory_scan.in_file(self.server.segment, markers),
+        )
+
+
+@pytest.fixture(scope="module")
+def pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    directory = tmp_path_factory.mktemp("pod")
+    gate = GateStandIn(directory)
+    server = start_server(directory, gate, [None], memory={"tier": TIER, "high_watermark_percent": 60})
+    yield Pod(server, gate)
+    assert server.get("/status")["is_healthy"]
+    assert "Traceback" not in server.log_file.read_text()
+
+
+@pytest.fixture
+def sequence() -> int:
+    return next(_sequences) * 1000
+
+
+@pytest.fixture
+def keyspace() -> str:
+    return next(_keyspaces)
+
+
+@pytest.fixture
+def other() -> str:
+    return next(_keyspaces)
+
+
+def until(condition: Callable[[], bool], says: Callable[[], Any] = lambda: None) -> None:
+    give_up_at_s = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < give_up_at_s, says()
+        time.sleep(0.01)
+
+
+class TestErasure:
+    def test_a_purge_leaves_no_byte_of_one_tenant_and_every_byte_of_the_other(
+        self, pod: Pod, sequence: int, keyspace: str, other: str
+    ) -> None:
+        mine, theirs = os.urandom(16), os.urandom(16)
+        pod.gate.allow(keyspace, other)
+        for number in range(3):
+            assert pod.server.store_marked(sequence + number, keyspace, mine)["stored"]
+            assert pod.server.store_marked(sequence + number, other, theirs)["stored"]
+        until(lambda: pod.used_bytes(keyspace) > 0 and pod.used_bytes(keyspace) == pod.used_bytes(other))
+        held_bytes = pod.used_bytes(keyspace)
+        process, segment = pod.markers(mine, theirs)
+        assert process[0] == process[1] >= held_bytes // 16, "the scan finds what is there"
+        assert segment == process
+
+        answer = pod.gate.purge(keyspace)
+        assert (answer.purged_blocks, answer.locked_blocks) == (3 * CHUNKS, 0)
+        assert answer.purged_bytes == held_bytes
+        assert answer.residue == ""
+        after_process, after_segment = pod.markers(mine, theirs)
+        assert after_process == [0, process[1]]
+        assert after_segment == [0, segment[1]]
+        assert pod.server.lookup(sequence, keyspace)["hits"] == 0
+        assert pod.server.lookup(sequence, other)["hits"] == CHUNKS
+        assert pod.usage(keyspace) is None
+
+    def test_a_keyspace_that_leaves_the_policy_is_erased_and_a_purge_tells_the_sum(
+        self, pod: Pod, sequence: int, keyspace: str, other: str
+    ) -> None:
+        marker = os.urandom(16)
+        pod.gate.allow(keyspace, other)
+        assert pod.server.store_marked(sequence, keyspace, marker)["stored"]
+        pod.gate.allow(other)
+        answer = pod.gate.purge(keyspace)
+        assert (answer.purged_blocks, answer.locked_blocks) == (CHUNKS, 0)
+        assert pod.markers(marker) == ([0], [0])
+
+    def test_nothing_is_kept_of_a_keyspace_that_no_policy_names(self, pod: Pod, sequence: int, keyspace: str) -> None:
+        """As the random salts are, of requests that must not be reused."""
+        marker = os.urandom(16)
+        pod.gate.allow()
+        assert pod.server.store_marked(sequence, keyspace, marker)["stored"], "the request itself goes on"
+        until(lambda: pod.objects() == 0)
+        until(lambda: pod.markers(marker) == ([0], [0]))
+        assert pod.server.lookup(sequence, keyspace)["hits"] == 0
+
+    def test_what_lmcache_frees_by_itself_is_overwritten_too(self, pod: Pod, sequence: int, keyspace: str) -> None:
+        marker = os.urandom(16)
+        pod.gate.allow(keyspace)
+        assert pod.server.store_marked(sequence, keyspace, marker)["stored"]
+        assert pod.markers(marker)[1] != [0]
+        pod.server.forget_memory()
+        until(lambda: pod.markers(marker) == ([0], [0]))
+
+    def test_a_block_in_use_is_counted_left_whole_and_goes_when_it_is_let_go(
+        self, pod: Pod, sequence: int, keyspace: str
+    ) -> None:
+        marker = os.urandom(16)
+        pod.gate.allow(keyspace)
+        for number in (0, 1):
+            assert pod.server.store_marked(sequence + number, keyspace, marker)["stored"]
+        whole = pod.markers(marker)[1]
+        assert pod.server.hold(sequence, keyspace) == CHUNKS
+        answer = pod.gate.purge(keyspace)
+        assert (answer.purged_blocks, answer.locked_blocks) == (CHUNKS, CHUNKS)
+        assert answer.locked_bytes == answer.purged_bytes > 0
+        assert pod.markers(marker)[1] == [whole[0] // 2], "a reader never sees its block change"
+
+        pod.server.let_go(sequence, keyspace)
+        until(lambda: pod.gate.purge(keyspace).locked_blocks == 0)
+        assert pod.gate.purge(keyspace).purged_blocks == 2 * CHUNKS
+        assert pod.markers(marker) == ([0], [0])
+
+    def test_a_block_that_was_stored_after_a_purge_stays(self, pod: Pod, sequence: int, keyspace: str) -> None:
+        pod.gate.allow(keyspace)
+        pod.server.store(sequence, keyspace, 1)
+        pod.gate.purge(keyspace)
+        pod.server.store(sequence, keyspace, 2)
+        time.sleep(0.2)
+        assert pod.server.read(sequence, keyspace)["values"] == [2.0]
+
+
+class TestBudgets:
+    def test_under_load_a_scope_stays_within_its_limit_and_costs_nobody_else_a_block(
+        self, pod: Pod, sequence: int, keyspace: str, other: str
+    ) -> None:
+        pod.gate.allow(keyspace, other)
+        pod.server.store(sequence, other, 1)
+        until(lambda: pod.used_bytes(other) > 0)
+        prompt_bytes = pod.used_bytes(other)
+        limit_bytes = 5 * prompt_bytes
+        pod.gate.enforce({keyspace: (TierBudget(TIER, limit_bytes=limit_bytes),), other: ()})
+        seen: list[int] = []
+        stop = threading.Event()
+
+        def watch() -> None:
+            while not stop.is_set():
+                seen.append(pod.used_bytes(keyspace))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        for number in range(60):
+            assert pod.server.store(sequence + number, keyspace, 2)["stored"]
+        stop.set()
+        watcher.join()
+        until(lambda: pod.used_bytes(keyspace) <= limit_bytes, lambda: pod.gate.state())
+        # What a prompt brings in goes again within a moment; without the limit 60 prompts would be there.
+        assert max(seen) <= limit_bytes + 3 * prompt_bytes
+        row = pod.usage(keyspace)
+        assert row is not None
+        assert row.limit_bytes == limit_bytes
+        assert row.used_bytes > limit_bytes - 2 * prompt_bytes, "what it may keep, it keeps"
+        assert pod.server.lookup(sequence + 59, keyspace)["hits"] == CHUNKS, "the newest stays"
+        assert pod.server.lookup(sequence, keyspace)["hits"] == 0, "the oldest goes"
+        assert pod.server.read(sequence, other) | {"ms": 0} == {"hits": CHUNKS, "values": [1.0], "ms": 0}
+        assert pod.gate.state().counters["memory.evicted_limit"] >= 50 * CHUNKS
+
+    def test_a_scan_through_the_whole_memory_costs_nobody_a_guaranteed_block(
+        self, pod: Pod, sequence: int, keyspace: str, other: str
+    ) -> None:
+        pod.gate.allow(keyspace, other)
+        pod.server.store(sequence, other, 1)
+        until(lambda: pod.used_bytes(other) > 0)
+        guaranteed_bytes = pod.used_bytes(other)
+        pod.gate.enforce({keyspace: (), other: (TierBudget(TIER, guaranteed_bytes=guaranteed_bytes),)})
+        evicted = pod.gate.state().counters.get("memory.evicted_room", 0)
+        number = 0
+        while pod.gate.state().counters.get("memory.evicted_room", 0) < evicted + 400:
+            number += 1
+            pod.server.store(sequence + number, keyspace, 2)
+            assert number < 5000
+        assert pod.server.read(sequence, other)["values"] == [1.0]
+        assert pod.server.lookup(sequence + number, keyspace)["hits"] == CHUNKS, "stores find room all the time"
+        pod.gate.allow()
+
+    def test_a_block_that_is_too_old_is_erased(self, pod: Pod, sequence: int, keyspace: str) -> None:
+        marker = os.urandom(16)
+        pod.gate.enforce({keyspace: (TierBudget(TIER, retention_s=2),)})
+        stored_s = time.monotonic()
+        assert pod.server.store_marked(sequence, keyspace, marker)["stored"]
+        assert pod.server.lookup(sequence, keyspace)["hits"] == CHUNKS
+        until(lambda: pod.server.lookup(sequence, keyspace)["hits"] == 0)
+        assert time.monotonic() - stored_s >= 2
+        until(lambda: pod.markers(marker) == ([0], [0]))
+
+
+class TestStart:
+    def test_a_purge_without_the_module_is_refused(self, start_server: StartServer, tmp_path: Path) -> None:
+        gate = GateStandIn(tmp_path)
+        start_server(tmp_path, gate, [None])
+        gate.allow()
+        with pytest.raises(ContractError, match="not governed"):
+            gate.purge("a" * 32)
+
+    def test_a_server_that_evicts_by_itself_does_not_start(self, pod: Pod, tmp_path: Path) -> None:
+        command = ["LRU" if word == "noop" else word for word in pod.server.command]
+        ended = subprocess.run(
+            command, env=pod.server.environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert ended.returncode != 0
+        assert "start it with --eviction-policy noop, not LRU" in ended.stdout + ended.stderr
+
+
+def _found(tree: Any, name: str) -> Iterator[Any]:
+    if isinstance(tree, dict):
+        if name in tree:
+            yield tree[name]
+        for part in tree.values():
+            yield from _found(part, name)
+    elif isinstance(tree, list):
+        for part in tree:
+            yield from _found(part, name)
