@@ -293,8 +293,8 @@ class Governor:
         """Free what a writer reserved and never wrote: LMCache leaves that to eviction, and this is the only one."""
         abandoned = self._pool.abandoned()
         if abandoned:
-            gone, _ = self._pool.delete(abandoned)
-            self._counts["abandoned"] += len(gone)
+            deleted, _ = self._pool.delete(abandoned)
+            self._counts["abandoned"] += len(deleted)
 
     def _choose(self, now_s: float, changed: set[str] | None) -> Choice:
         used_bytes, total_bytes = self._pool.usage()
@@ -321,9 +321,15 @@ class Governor:
     def _evict(self, choice: Choice) -> None:
         if not choice.victims:
             return
-        gone, _ = self._pool.delete(list(choice.victims))
-        for key in gone:
-            kept, cause = self._book.remove(key), choice.victims[key]
-            self._counts[f"evicted_{cause}"] += 1
+        removed: dict[Hashable, tuple[str, int]] = {}
+        others: list[Hashable] = []
+        for key, cause in choice.victims.items():
+            kept = self._book.find(key)
             if kept is not None and cause is Cause.REMOVED:
-                self._purges.went(kept.keyspace, key, kept.size_bytes)
+                removed[key] = (kept.keyspace, kept.size_bytes)
+            else:
+                others.append(key)
+        deleted = self._purges.delete(removed) | self._pool.delete(others)[0]
+        for key in deleted:
+            self._book.remove(key)
+            self._counts[f"evicted_{choice.victims[key]}"] += 1

@@ -100,14 +100,17 @@ class Pool:
         return int(entry.memory_obj.get_physical_size())
 
     def delete(self, keys: Sequence[Hashable]) -> tuple[set[Hashable], set[Hashable]]:
-        """Delete blocks that nobody uses; return (what is gone, what is locked)."""
-        gone: set[Hashable] = set()
+        """Delete blocks that nobody uses; return (what was deleted, what is locked). What was not there is neither."""
+        deleted: set[Hashable] = set()
         locked: set[Hashable] = set()
         for start in range(0, len(keys), DELETED_AT_ONCE):
             answers = self._manager.delete(list(keys[start : start + DELETED_AT_ONCE]))
             for key, answer in answers.items():
-                (locked if answer == self._locked else gone).add(key)
-        return gone, locked
+                if answer == self._success:
+                    deleted.add(key)
+                elif answer == self._locked:
+                    locked.add(key)
+        return deleted, locked
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until all that LMCache has deleted so far is overwritten; return whether that came true in time."""

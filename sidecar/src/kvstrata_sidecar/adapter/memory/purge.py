@@ -5,7 +5,7 @@ does. Counts what is gone, for as long as somebody may ask.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ class Blocks(Protocol):
         """Return an entry's bytes."""
 
     def delete(self, keys: list[Hashable]) -> tuple[set[Hashable], set[Hashable]]:
-        """Delete what nobody uses; return (gone, locked)."""
+        """Delete what nobody uses; return (deleted, locked)."""
 
 
 @dataclass(slots=True)
@@ -90,12 +90,23 @@ class Purges:
                 if tally is not None and not tally.doomed:
                     del self._tallies[keyspace]
 
-    def went(self, keyspace: str, key: Hashable, size_bytes: int) -> None:
-        """Count a block that was deleted because its keyspace has left the policy."""
+    def delete(self, blocks: Mapping[Hashable, tuple[str, int]]) -> set[Hashable]:
+        """Delete blocks, (keyspace, bytes) by key, whose keyspaces have left the policy; return what was deleted.
+
+        What is doomed is left to `advance`, so that no block counts twice.
+        """
         with self._lock:
-            tally = self._tallies.get(keyspace)
-            if tally is not None and key not in tally.doomed:
-                tally.went(size_bytes)
+            keys = [
+                key
+                for key, (keyspace, _) in blocks.items()
+                if (tally := self._tallies.get(keyspace)) is None or key not in tally.doomed
+            ]
+            deleted, _ = self._blocks.delete(keys)
+            for key in deleted:
+                keyspace, size_bytes = blocks[key]
+                if keyspace in self._tallies:
+                    self._tallies[keyspace].went(size_bytes)
+            return deleted
 
     def advance(self) -> None:
         """Delete what can be deleted of what is doomed."""
