@@ -191,6 +191,13 @@ class TestTurns:
         server.turn()
         assert server.resident() == [Key(A, 2)]
 
+    def test_a_block_that_is_nearly_too_old_when_it_comes_is_not_kept_until_the_next_look(self, server: Server) -> None:
+        server.allow(a=TierBudget(TIER, retention_s=60))
+        server.turn()
+        server.governor.inherit_age(Key(A, 1), age_s=59.75)
+        server.manager.store(Key(A, 1))
+        assert server.turn() == pytest.approx(0.25)
+
     def test_a_block_that_is_written_anew_starts_anew(self, server: Server) -> None:
         server.allow(a=TierBudget(TIER, retention_s=60))
         server.governor.inherit_age(Key(A, 1), age_s=59.5)
@@ -308,6 +315,14 @@ class TestPurges:
         server.turn()
         assert server.governor.purge([A], BOOT).purged_blocks == 1
 
+    def test_what_a_purge_waits_for_is_left_to_it(self, server: Server) -> None:
+        server.manager.store(Key(A, 1))
+        server.manager.read(Key(A, 1))
+        server.governor.purge([A], BOOT)
+        server.manager._objects[Key(A, 1)].read_lock.count = 0
+        assert server.governor._purges.delete({Key(A, 1): (A, BLOCK_BYTES)}) == set()
+        assert server.governor.purge([A], BOOT).purged_blocks == 1
+
     def test_sums_are_kept_for_a_bounded_number_of_keyspaces(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -317,7 +332,8 @@ class TestPurges:
         server.governor.purge([A], BOOT)
         for number in range(10):
             server.governor.purge([f"{number:032x}"], BOOT)
-        assert server.governor.purge([A], BOOT).locked_blocks == 1, "what has yet to go is not forgotten"
+        assert server.governor._purges.sums([A])[3] == 1, "what has yet to go is not forgotten"
+        assert len(server.governor._purges._tallies) == 2
 
     def test_a_purge_is_not_answered_before_the_bytes_are_gone(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
@@ -377,6 +393,29 @@ class TestOverwriting:
         assert scrubber.flush(10)
         scrubber.close()
         assert content.value == b"somebody else's"
+
+    def test_an_object_that_is_freed_twice_at_once_costs_nobody_a_byte(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.manager.store(Key(A, 1))
+        freed = server.manager._objects[Key(A, 1)].memory_obj
+        overwrite, going_on = server.pool.overwrite, threading.Event()
+        monkeypatch.setattr(server.pool, "overwrite", lambda *span: going_on.wait() and overwrite(*span))
+        give_back = server.pool.give_back
+
+        def give_back_and_store(objects: list[Any]) -> None:
+            give_back(objects)
+            if not server.resident():
+                server.manager.store(Key(B, 1))
+
+        monkeypatch.setattr(server.pool, "give_back", give_back_and_store)
+        server.manager.delete([Key(A, 1)])
+        _until(lambda: not server.pool.scrubber._aside)
+        server.pool.scrubber.take([freed])
+        going_on.set()
+        assert server.pool.settle(10)
+        assert server.manager._objects[Key(B, 1)].memory_obj.data_ptr == freed.data_ptr
+        assert server.has_bytes_of(Key(B, 1))
 
     def test_closing_leaves_lmcaches_manager_as_it_was(self, server: Server) -> None:
         own = type(server.manager._memory_manager).free

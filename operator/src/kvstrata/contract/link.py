@@ -91,6 +91,23 @@ class ScopeUsage:
     limit_bytes: int | None = None
     guaranteed_bytes: int | None = None
 
+    def to_json(self) -> list[str | int | None]:
+        """Return the wire form, short because there are many."""
+        return [self.scope, self.tier, self.used_bytes, self.blocks, self.limit_bytes, self.guaranteed_bytes]
+
+    @classmethod
+    def from_json(cls, raw: Any) -> ScopeUsage:
+        """Read the wire form. What a later version adds at its end is left out."""
+        scope, tier, used_bytes, blocks, limit_bytes, guaranteed_bytes, *_ = raw
+        return cls(
+            str(scope),
+            str(tier),
+            int(used_bytes),
+            int(blocks),
+            None if limit_bytes is None else int(limit_bytes),
+            None if guaranteed_bytes is None else int(guaranteed_bytes),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PurgeAnswer:
@@ -144,7 +161,7 @@ class AdapterState:
                         {name: getattr(tier, name) for name in TierState.__dataclass_fields__} for tier in self.tiers
                     ],
                     "counters": dict(self.counters),
-                    "usage": [[getattr(row, name) for name in ScopeUsage.__dataclass_fields__] for row in self.usage],
+                    "usage": [row.to_json() for row in self.usage],
                     "usageLeftOut": self.usage_left_out,
                 }
             }
@@ -181,7 +198,7 @@ def decode_answer(line: bytes) -> AdapterAck | AdapterState:
             tiers=tuple(TierState(**tier) for tier in state["tiers"]),
             counters=dict(state["counters"]),
             # An adapter of the version before tells no usage.
-            usage=tuple(ScopeUsage(*row) for row in state.get("usage", ())),
+            usage=tuple(ScopeUsage.from_json(row) for row in state.get("usage", ())),
             usage_left_out=int(state.get("usageLeftOut", 0)),
         )
     except MALFORMED as error:

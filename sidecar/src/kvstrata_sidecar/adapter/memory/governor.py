@@ -66,7 +66,8 @@ class Note(Enum):
 class Governor:
     """Keeps one pool within the policy in force. `start` and `close` it; the rest may be called from any thread.
 
-    `tier` names the CPU tier, None without one. `residue` says why copies may be left elsewhere, or is empty.
+    `tier` names the CPU tier, None without one. `residue` says why copies may be left elsewhere, or is empty. `gone` is
+    told of every block that has left the memory.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Governor:
         tier: str | None,
         high_watermark_percent: int,
         residue: str = "",
+        gone: Callable[[Hashable], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
@@ -84,6 +86,7 @@ class Governor:
         self._tier = tier
         self._high_share = high_watermark_percent / 100
         self._residue = residue
+        self._gone = gone
         self._clock = clock
         self._book = Book()
         self._purges = Purges(pool)
@@ -242,6 +245,7 @@ class Governor:
             if what is Note.DELETED:
                 for key in keys:
                     book.remove(key)
+                    self._gone(key)
                 continue
             if what is Note.USED:
                 # As LMCache's own LRU: of a prompt's blocks the last are to go first, or the rest could not be found.

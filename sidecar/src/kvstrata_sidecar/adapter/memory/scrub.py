@@ -112,11 +112,11 @@ class Scrubber:
 
     def _scrub(self, batch: Sequence[Any]) -> bool:
         # LMCache may free an object twice; the second time its memory may be somebody else's.
-        objects = {id(one): one for one in batch if self._memory.span(one) is not None}
+        freed = {id(one): (one, span) for one in batch if (span := self._memory.span(one)) is not None}
         try:
-            for address, length in joined(span for one in objects.values() if (span := self._memory.span(one))):
+            for address, length in joined(span for _, span in freed.values()):
                 self._memory.overwrite(address, length)
-            self._memory.give_back(list(objects.values()))
+            self._memory.give_back([one for one, _ in freed.values()])
         except Exception:
             self.failures += 1
             if self.failures == 1:

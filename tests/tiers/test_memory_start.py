@@ -1,0 +1,126 @@
+"""A server whose memory cannot be put under the policy does not start, and says why."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvstrata_sidecar.adapter.memory import pin
+from kvstrata_sidecar.adapter.memory.params import MemoryParams
+from kvstrata_sidecar.adapter.params import AdapterParams
+
+POD = {"domain": "d" * 16, "identity": "1" * 16}
+
+
+class TestParams:
+    def test_they_are_the_pods_and_the_cpu_tiers(self) -> None:
+        params = MemoryParams.from_json(POD | {"tier": "dram", "high_watermark_percent": 75, "link_dir": "/link"})
+        assert params == MemoryParams(AdapterParams("d" * 16, "1" * 16, None, link_dir=Path("/link")), "dram", 75)
+        assert MemoryParams.from_json(POD | {"tier": None}).high_watermark_percent == 90
+
+    @pytest.mark.parametrize(
+        ("changed", "says"),
+        [
+            ({"tier": ""}, "tier must be"),
+            ({"tier": 7}, "tier must be"),
+            ({"high_watermark_percent": 101}, "from 10 to 100"),
+            ({"high_watermark_percent": 9}, "from 10 to 100"),
+            ({"high_watermark_percent": True}, "from 10 to 100"),
+            ({"high_watermark_percent": 50.0}, "from 10 to 100"),
+            ({"domain": "x"}, "domain"),
+            ({"unheard_of": 1}, "unheard_of"),
+        ],
+    )
+    def test_a_malformed_field_is_named(self, changed: dict[str, Any], says: str) -> None:
+        with pytest.raises(ValueError, match=says):
+            MemoryParams.from_json(POD | {"tier": "dram"} | changed)
+
+    def test_the_tier_has_to_be_named_even_if_there_is_none(self) -> None:
+        with pytest.raises(ValueError, match="null is a model without a CPU tier"):
+            MemoryParams.from_json(POD)
+
+
+class Memory:
+    def free(self, objects: list[Any]) -> None: ...
+
+
+class Manager:
+    def __init__(self) -> None:
+        self._objects: dict[Any, Any] = {}
+        self._staging: dict[Any, Any] = {}
+        self._lock = threading.Lock()
+        self._memory_manager: Any = Memory()
+
+    def register_listener(self, listener: Any) -> None: ...
+
+    def delete(self, keys: list[Any]) -> None: ...
+
+    def get_memory_usage(self) -> None: ...
+
+
+def server(policy: str = "noop") -> Any:
+    controller = SimpleNamespace(report_status=lambda: {"eviction_policy": policy})
+    return SimpleNamespace(_l1_managers_by_id={0: Manager()}, _eviction_controllers=[controller])
+
+
+def without(name: str) -> Callable[[Any], None]:
+    return lambda server: delattr(server._l1_managers_by_id[0], name)
+
+
+class TestPin:
+    def test_the_server_that_is_known_is_taken(self) -> None:
+        known = server()
+        assert pin.the_manager(known, Manager, Memory) is known._l1_managers_by_id[0]
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            (lambda s: delattr(s, "_l1_managers_by_id"), "_l1_managers_by_id"),
+            (lambda s: s._l1_managers_by_id.update({1: Manager()}), "this server has 2"),
+            (lambda s: s._l1_managers_by_id.update({0: object()}), "Manager"),
+            (without("_objects"), "_objects"),
+            (without("_staging"), "_staging"),
+            (without("_lock"), "_lock"),
+            (lambda s: setattr(s._l1_managers_by_id[0], "delete", None), "delete"),
+            (lambda s: setattr(s._l1_managers_by_id[0], "_memory_manager", object()), "render no GDS"),
+            (lambda s: setattr(s._l1_managers_by_id[0]._memory_manager, "free", None), "free"),
+            (lambda s: delattr(s, "_eviction_controllers"), "_eviction_controllers"),
+        ],
+    )
+    def test_what_is_not_as_expected_is_named(self, change: Callable[[Any], None], says: str) -> None:
+        changed = server()
+        change(changed)
+        with pytest.raises(pin.IncompatibleServerError, match=says):
+            pin.the_manager(changed, Manager, Memory)
+
+    def test_lmcaches_own_eviction_is_refused_because_it_knows_no_guarantee(self) -> None:
+        with pytest.raises(pin.IncompatibleServerError, match="--eviction-policy noop, not LRU"):
+            pin.the_manager(server("LRU"), Manager, Memory)
+
+    @pytest.mark.parametrize("version", ["0.5.6", "0.5.6+cu13", "0.5.6.post1"])
+    def test_builds_of_the_pinned_version_are_taken(self, version: str) -> None:
+        pin.require_version(version)
+
+    @pytest.mark.parametrize("version", ["0.5.7", "0.5.60", "0.5.6rc1", "0.6.0"])
+    def test_another_version_is_refused(self, version: str) -> None:
+        with pytest.raises(pin.IncompatibleServerError, match=f"made for LMCache 0.5.6, and this is {version}"):
+            pin.require_version(version)
+
+    def test_names_that_changed_are_refused(self) -> None:
+        class Object:
+            data_ptr = is_valid = get_physical_size = None
+
+        pin.require_names(pin.CALLBACKS, pin.ENTRY_FIELDS, Object)
+        with pytest.raises(pin.IncompatibleServerError, match="on_l1_keys_moved"):
+            pin.require_names({*pin.CALLBACKS, "on_l1_keys_moved"}, pin.ENTRY_FIELDS, Object)
+        with pytest.raises(pin.IncompatibleServerError, match="on_l1_keys_accessed"):
+            pin.require_names(pin.CALLBACKS - {"on_l1_keys_accessed"}, pin.ENTRY_FIELDS, Object)
+        with pytest.raises(pin.IncompatibleServerError, match="L1ObjectState lacks or adds read_lock"):
+            pin.require_names(pin.CALLBACKS, pin.ENTRY_FIELDS - {"read_lock"}, Object)
+        with pytest.raises(pin.IncompatibleServerError, match="data_ptr"):
+            pin.require_names(pin.CALLBACKS, pin.ENTRY_FIELDS, type("Bare", (), {}))
