@@ -28,6 +28,7 @@ from tests.tiers.gate_stand_in import GateStandIn
 pytestmark = pytest.mark.lmcache
 
 CHUNKS = 4
+PROMPTS = 60
 TIER = "dram"
 WITHIN_S = 10.0
 
@@ -60,6 +61,21 @@ class Pod:
             memory_scan.in_process(self.server.process.pid, markers),
             memory_scan.in_file(self.server.segment, markers),
         )
+
+
+class Loader(threading.Thread):
+    """A thread whose failure is the test's to look at."""
+
+    def __init__(self, target: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self._work = target
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self.failure = error
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +190,38 @@ class TestErasure:
         pod.server.store(sequence, keyspace, 2)
         time.sleep(0.2)
         assert pod.server.read(sequence, keyspace)["values"] == [2.0]
+
+    def test_a_purge_under_load_is_complete_and_harms_nobody(
+        self, pod: Pod, sequence: int, keyspace: str, other: str
+    ) -> None:
+        """Memory goes from tenant to tenant all the time, and still no byte of the purged one is left in it.
+
+        There is more of it than the other ever uses, so that it is not simply written over.
+        """
+        mine = os.urandom(16)
+        pod.gate.enforce({keyspace: (), other: (TierBudget(TIER, limit_bytes=1 << 20),)})
+        for number in range(PROMPTS):
+            assert pod.server.store_marked(sequence + number, keyspace, mine)["stored"]
+        stop = threading.Event()
+
+        def load() -> None:
+            for number in itertools.count(PROMPTS):
+                if stop.is_set():
+                    return
+                assert pod.server.store(sequence + number, other, number % 100 + 1)["stored"]
+                if number % 10 == 0:
+                    values = pod.server.read(sequence + number, other)["values"]
+                    assert values == [float(number % 100 + 1)]
+
+        loader = Loader(load)
+        loader.start()
+        until(lambda: pod.gate.state().counters.get("memory.evicted_limit", 0) > 0)
+        answer = pod.gate.purge(keyspace)
+        assert pod.markers(mine) == ([0], [0])
+        assert (answer.purged_blocks, answer.locked_blocks) == (PROMPTS * CHUNKS, 0)
+        stop.set()
+        loader.join()
+        assert loader.failure is None
 
 
 class TestBudgets:
