@@ -10,6 +10,7 @@ import pytest
 
 from kvstrata_sidecar.adapter.dial import dial
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
+from kvstrata_sidecar.adapter.protocol import WRITE_WINDOW_MS
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.runtime import acquire, release
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, GateStandIn
@@ -51,7 +52,7 @@ def connect_to() -> Iterator[Callable[..., Connection]]:
 def start(gate: GateStandIn) -> Iterator[Callable[..., Driver]]:
     drivers: list[Driver] = []
 
-    def start(port: int, **options: Any) -> Driver:
+    def start(port: int, window_ms: int = WRITE_WINDOW_MS, **options: Any) -> Driver:
         endpoints = (Endpoint("127.0.0.1", port),)
         deadlines = {
             "io_timeout_ms": 400,
@@ -62,7 +63,7 @@ def start(gate: GateStandIn) -> Iterator[Callable[..., Driver]]:
         # One worker, so that a test knows which connection is warm.
         tier = TierParams("shared", endpoints, **{"workers": 1} | deadlines | options)
         params = AdapterParams(DOMAIN, IDENTITY, tier, gate.policy_dir, gate.link_dir)
-        drivers.append(Driver(acquire(params), params, tier))
+        drivers.append(Driver(acquire(params), params, tier, window_ms=window_ms))
         return drivers[-1]
 
     yield start

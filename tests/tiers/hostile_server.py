@@ -62,6 +62,17 @@ def says(data: bytes, *, then_close: bool = False) -> Answer:
     return answer
 
 
+def committed_for_ever(arguments: list[bytes]) -> bytes:
+    """Return what a server answers to what is asked about a block before it is read, were it committed."""
+    replies = {
+        b"TIME": b"*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n",
+        b"HMGET": b"*2\r\n$-1\r\n$-1\r\n",
+        b"ZSCORE": b"$13\r\n9000000000000\r\n",
+        b"HGET": b"$15\r\n1:1700000000000\r\n",
+    }
+    return replies.get(arguments[0], b"-ERR\r\n")
+
+
 def _bulk(stream: object) -> bytes:
     header = stream.readline()  # type: ignore[attr-defined]
     data: bytes = stream.read(int(header[1:]))  # type: ignore[attr-defined]

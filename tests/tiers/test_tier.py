@@ -24,7 +24,7 @@ from tests.tiers.gate_stand_in import (
     GateStandIn,
 )
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
+from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
 
 pytestmark = pytest.mark.redis
 
@@ -39,8 +39,8 @@ class TestIsolation:
 
     def test_keys_are_those_of_the_contract(self, driver: Driver, redis_server: RedisProcess) -> None:
         driver.store([block(KEYSPACE_A)])
-        (name,) = redis_server.admin().scan_iter()
-        assert parse_block_key(name.decode()) == BlockKey(DOMAIN, KEYSPACE_A, IDENTITY, 0x01000100, 0, bytes([1]) * 32)
+        (name,) = stored(redis_server)
+        assert parse_block_key(name) == BlockKey(DOMAIN, KEYSPACE_A, IDENTITY, 0x01000100, 0, bytes([1]) * 32)
 
     @pytest.mark.parametrize(
         ("keyspace", "reason"),
@@ -57,13 +57,13 @@ class TestIsolation:
         assert driver.store([block(keyspace)]) == StoreOutcome(True, 0)
         assert driver.lookup([block(keyspace)]) == [0]
         assert driver.load([block(keyspace)])[0] == [0]
-        assert redis_server.admin().dbsize() == 0
+        assert len(stored(redis_server)) == 0
         assert driver.refused(reason) == 3
 
     def test_a_batch_of_many_tenants_stores_what_is_allowed(self, driver: Driver, redis_server: RedisProcess) -> None:
         outcome = driver.store([block(KEYSPACE_A), block(KEYSPACE_UNKNOWN), block(KEYSPACE_B)])
         assert outcome == StoreOutcome(True, 2 * BLOCK_BYTES)
-        assert redis_server.admin().dbsize() == 2
+        assert len(stored(redis_server)) == 2
 
     def test_before_the_first_policy_nothing_is_served(
         self, start: Callable[..., Driver], redis_server: RedisProcess
@@ -82,7 +82,7 @@ class TestRetention:
         driver.store([block(KEYSPACE_A, 1)])
         gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", retention_s=60), TierBudget("other", retention_s=1)))
         driver.store([block(KEYSPACE_A, 2)])
-        lives_s = sorted(redis_server.admin().ttl(name) for name in redis_server.admin().scan_iter())
+        lives_s = sorted(redis_server.admin().ttl(name) for name in stored(redis_server))
         assert 55 <= lives_s[0] <= 60
         assert 86_000 < lives_s[1] <= 86_400
 
@@ -91,7 +91,7 @@ class TestRetention:
     ) -> None:
         gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", retention_s=0),))
         assert driver.store([block(KEYSPACE_A)]) == StoreOutcome(True, 0)
-        assert redis_server.admin().dbsize() == 0
+        assert len(stored(redis_server)) == 0
 
 
 class TestRemoval:
@@ -152,7 +152,7 @@ class TestRemoval:
         driver.wait(second)
         assert driver.tier.pop_stores()[first] == StoreOutcome(True, BLOCK_BYTES)
         assert driver.refused("unknown_keyspace") == 1
-        assert redis_server.admin().dbsize() == 2
+        assert len(stored(redis_server)) == 2
 
     def test_an_older_policy_file_is_refused_and_the_newer_stays(self, driver: Driver, gate: GateStandIn) -> None:
         gate.allow(KEYSPACE_B)
@@ -188,7 +188,7 @@ class TestFencing:
         assert driver.lookup([block(KEYSPACE_A, 1)]) == [0]
         assert driver.load([block(KEYSPACE_A, 1)])[0] == [0]
         assert driver.store([block(KEYSPACE_A, 2)]) == StoreOutcome(True, 0)
-        assert redis_server.admin().dbsize() == 1
+        assert len(stored(redis_server)) == 1
         assert not gate.state().fresh
         gate.write_freshness()
         assert driver.lookup([block(KEYSPACE_A, 1)]) == [1]
@@ -209,7 +209,7 @@ class TestDeletion:
         gate.allow(KEYSPACE_A)
         deleted = driver.tier.delete([block(KEYSPACE_A, 1), block(KEYSPACE_A, 9), block(KEYSPACE_B, 1)])
         assert deleted == [("key", KEYSPACE_A, 1)]
-        assert redis_server.admin().dbsize() == 2
+        assert len(stored(redis_server)) == 2
 
 
 class TestRuntime:

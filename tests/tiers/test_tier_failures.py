@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata_sidecar.adapter.resp import SEAL_BYTES, seal
+from kvstrata.contract.value import Header, pack_header
 from kvstrata_sidecar.adapter.tasks import StoreOutcome
 from tests.tiers.gate_stand_in import (
     KEYSPACE_A,
     GateStandIn,
 )
-from tests.tiers.hostile_server import Answer, HostileServer, says
+from tests.tiers.hostile_server import Answer, HostileServer, committed_for_ever, says
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
+from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
 
 pytestmark = pytest.mark.redis
 
@@ -102,7 +102,7 @@ class TestFailures:
         memory[:] = bytes([2]) * len(memory)
         redis_server.thaw()
         driver.until("closed")
-        assert redis_server.admin().dbsize() == 0
+        assert stored(redis_server) == []
 
     def test_a_full_tier_refuses_stores_and_serves_loads(self, driver: Driver, redis_server: RedisProcess) -> None:
         driver.store([block(KEYSPACE_A, 1)], fill=5)
@@ -159,7 +159,11 @@ class TestFailures:
 
     def test_a_trickling_tier_is_cut_off_at_the_deadline(self, start: Callable[..., Driver], gate: GateStandIn) -> None:
         def trickle(connection: socket.socket, arguments: list[bytes]) -> None:
-            connection.sendall(b"$%d\r\n%b" % (SEAL_BYTES + BLOCK_BYTES, seal(arguments[1])))
+            if arguments[0] != b"GET":
+                connection.sendall(committed_for_ever(arguments))
+                return
+            header = pack_header(arguments[1], Header(BLOCK_BYTES))
+            connection.sendall(b"$%d\r\n%b" % (len(header) + BLOCK_BYTES, header))
             while True:
                 connection.sendall(b"x")
                 time.sleep(0.02)

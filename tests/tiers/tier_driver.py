@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import queue
 import time
+from typing import Any
 
+from kvstrata.contract.keys import parse_block_key
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
 from kvstrata_sidecar.adapter.runtime import Runtime
 from kvstrata_sidecar.adapter.tasks import StoreOutcome, Task
 from kvstrata_sidecar.adapter.tier import Block, Tier
+from tests.tiers.redis_process import RedisProcess
 
 BLOCK_BYTES = 64 * 1024
 
@@ -16,10 +19,10 @@ BLOCK_BYTES = 64 * 1024
 class Driver:
     """A tier under a runtime; calls return what LMCache would be told."""
 
-    def __init__(self, runtime: Runtime, params: AdapterParams, tier: TierParams) -> None:
+    def __init__(self, runtime: Runtime, params: AdapterParams, tier: TierParams, **options: Any) -> None:
         self._answered: queue.Queue[Task] = queue.Queue()
         self.runtime = runtime
-        self.tier = Tier(params, tier, runtime.enforcement, self._answered.put)
+        self.tier = Tier(params, tier, runtime.enforcement, self._answered.put, **options)
         runtime.add(self.tier)
 
     def store(self, blocks: list[Block], fill: int = 1) -> StoreOutcome:
@@ -59,3 +62,9 @@ class Driver:
 
 def block(keyspace: str, number: int = 1) -> Block:
     return Block(("key", keyspace, number), keyspace, 0x01000100, 0, bytes([number]) * 32)
+
+
+def stored(server: RedisProcess) -> list[str]:
+    """The names of all blocks in a server, committed or not; the index is left out."""
+    names = (name.decode() for name in server.admin().scan_iter(count=1000))
+    return sorted(name for name in names if parse_block_key(name) is not None)

@@ -124,21 +124,35 @@ class TestARunningServer:
         client = server.client(PASSWORD)
         assert client.set(KEY, b"block", px=30_000)
         assert client.get(KEY) == b"block"
-        assert client.exists(KEY) == 1
+        assert client.strlen(KEY) == 5
         assert client.unlink(KEY) == 1
+        assert client.eval("return redis.call('SET', KEYS[1], 'x')", 1, KEY) == b"OK"
 
     def test_keeps_the_data_user_from_other_domains(self, server: Server) -> None:
         client = server.client(PASSWORD)
-        for command in (("GET", FOREIGN_KEY), ("SET", FOREIGN_KEY, "x"), ("DEL", FOREIGN_KEY)):
+        for command in (("GET", FOREIGN_KEY), ("SET", FOREIGN_KEY, "x"), ("UNLINK", FOREIGN_KEY)):
             with pytest.raises(redis.exceptions.NoPermissionError):
                 client.execute_command(*command)
+
+    @pytest.mark.parametrize("declared", [FOREIGN_KEY, KEY])
+    def test_keeps_the_data_users_scripts_from_other_domains(self, server: Server, declared: str) -> None:
+        with pytest.raises(redis.exceptions.ResponseError, match=r"(?i)permissions|can't access at least one"):
+            server.client(PASSWORD).eval("return redis.call('GET', ARGV[1])", 1, declared, FOREIGN_KEY)
+
+    @pytest.mark.parametrize(
+        "command", ["'SCAN', '0'", "'KEYS', '*'", "'FLUSHALL'", "'RANDOMKEY'", "'CONFIG', 'GET', '*'"]
+    )
+    def test_lets_scripts_do_no_more_than_their_user(self, server: Server, command: str) -> None:
+        with pytest.raises(redis.exceptions.ResponseError, match=r"permissions|not allowed|can't run this command"):
+            server.client(PASSWORD).eval(f"return redis.call({command})", 0)
 
     @pytest.mark.parametrize(
         "command",
         [
             ("SCAN", "0"),
             ("CLIENT", "TRACKING", "ON", "BCAST"),
-            ("EVAL", "return 1", "0"),
+            ("SCRIPT", "FLUSH"),
+            ("SCRIPT", "KILL"),
             ("FUNCTION", "FLUSH"),
             ("SELECT", "1"),
             ("KEYS", "*"),

@@ -1,15 +1,30 @@
-"""Names of blocks in a shared tier.
+"""Names in a shared tier.
 
-`kvs1:<domain>:{<keyspace>:<bucket>}:<identity>:<rank>:<group>:<hash>`: the braces are Redis Cluster's hash tag, so
-that a keyspace spreads over `BUCKETS` slots and everything about one bucket lives in one slot.
+A block is `kvs1:<domain>:{<keyspace>:<bucket>}:<identity>:<rank>:<group>:<hash>`: the braces are Redis Cluster's hash
+tag, so that a keyspace spreads over `BUCKETS` slots and everything about one bucket lives in one slot. What follows
+the bucket's prefix is the block's *member* name in the bucket's index. The index's own names begin with `#`, which no
+block's does:
+
+* `#x` sorted set, member -> moment at which it expires; committed blocks only
+* `#a` sorted set, member -> moment of its last use; committed blocks only
+* `#m` hash, member -> `<bytes>:<moment at which it was computed>`; committed blocks only
+* `#r` hash, member -> `<bytes>:<deadline>:<token>`; reservations of writers
+* `#s` hash: `used`, `held` and `lease` in bytes, `version` of the ledger that gave the lease, `retention` (the longest
+  life that anything in here was given), `cap` and `cap_since`, `cap_until` (a shortening under way), `tombstone` (the
+  keyspace is revoked)
+
+Moments are milliseconds of the server's clock, bytes are of whole values. Of a scope there is one ledger of leases
+`kvs1:<domain>:{<keyspace>}:#l` and a claim `#w` beside it (who sweeps now); of a domain the sorted set of revoked
+keyspaces `kvs1:<domain>:{revoked}:#k` with the highest revision that revoked one, `#v`.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
-BUCKETS = 64
+BUCKETS = 16
 KEY_PREFIX = "kvs1"
 
 _KEY = re.compile(
@@ -29,16 +44,44 @@ class BlockKey:
     group: int
     chunk_hash: bytes
 
+    @property
+    def bucket(self) -> str:
+        """The prefix of the block's bucket."""
+        return bucket_prefix(self.domain, self.keyspace, bucket_of(self.chunk_hash))
+
+    @property
+    def member(self) -> str:
+        """The block's name within its bucket."""
+        return f"{self.identity}:{self.rank:08x}:{self.group:x}:{self.chunk_hash.hex()}"
+
     def __str__(self) -> str:
-        return (
-            f"{KEY_PREFIX}:{self.domain}:{{{self.keyspace}:{bucket_of(self.chunk_hash):02x}}}"
-            f":{self.identity}:{self.rank:08x}:{self.group:x}:{self.chunk_hash.hex()}"
-        )
+        return f"{self.bucket}:{self.member}"
 
 
 def bucket_of(chunk_hash: bytes) -> int:
-    """Return the bucket, 0 to 63, of a chunk: the upper six bits of its hash, which are uniform."""
+    """Return the bucket, 0 to 15, of a chunk: the upper four bits of its hash, which are uniform."""
     return chunk_hash[0] * BUCKETS // 256
+
+
+@lru_cache(maxsize=65_536)
+def bucket_prefix(domain: str, keyspace: str, bucket: int) -> str:
+    """Return what the names of everything in a bucket begin with, without the colon that follows."""
+    return f"{KEY_PREFIX}:{domain}:{{{keyspace}:{bucket:02x}}}"
+
+
+def ledger_key(domain: str, keyspace: str) -> str:
+    """Return the name of a scope's ledger of leases."""
+    return f"{KEY_PREFIX}:{domain}:{{{keyspace}}}:#l"
+
+
+def claim_key(domain: str, keyspace: str) -> str:
+    """Return the name of the claim of whoever sweeps a scope now."""
+    return f"{KEY_PREFIX}:{domain}:{{{keyspace}}}:#w"
+
+
+def revoked_key(domain: str) -> str:
+    """Return the name of a domain's set of revoked keyspaces."""
+    return f"{KEY_PREFIX}:{domain}:{{revoked}}:#k"
 
 
 def parse_block_key(text: str) -> BlockKey | None:

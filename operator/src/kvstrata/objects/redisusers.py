@@ -1,7 +1,8 @@
 """The users of a managed Redis server, as the lines of its ACL file.
 
 The file holds digests of passwords. The default user is the data plane's: it reaches its own domain's keys only, and
-cannot list keys, because SCAN, RANDOMKEY and DBSIZE would show those of others. The operator's user reaches no key.
+cannot list keys, because SCAN, RANDOMKEY and DBSIZE would show those of others. It may send scripts, in which the
+server checks every command and key as if it were sent alone. The operator's user reaches no key.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import hashlib
 
 from kvstrata.contract.keys import domain_pattern
+from kvstrata.contract.scripts import COMMANDS
 
 from .tierlinks import OPERATOR_USER
 
-_DATA_RULES = "-@all +auth +ping +get +set +exists +unlink"
+_DATA_RULES = " ".join(("-@all", *(f"+{command}" for command in COMMANDS)))
 _OPERATOR_RULES = "-@all +auth +ping +info +config|get +memory|stats +memory|purge +time +wait"
 """Commands by name, never by category: `@connection` holds CLIENT TRACKING, which tells every key that anybody touches,
-and `@scripting` lets one user stop the server for all."""
+and `@scripting` holds SCRIPT FLUSH and FUNCTION, which reach every domain's scripts."""
 
 
 def users_acl(domain_id: str, password: str, operator_password: str) -> bytes:

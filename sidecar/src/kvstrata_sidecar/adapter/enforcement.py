@@ -15,8 +15,11 @@ from enum import StrEnum
 from pathlib import Path
 
 from kvstrata.contract import ContractError
+from kvstrata.contract.bundle import TierBudget
 from kvstrata.contract.cacheview import FRESHNESS_FORMAT, CacheView
 from kvstrata.contract.keyspace import is_keyspace
+
+from .ages import Ages
 
 NANOSECONDS = 1_000_000_000
 
@@ -33,6 +36,10 @@ class Refusal(StrEnum):
     QUEUE_FULL = "queue_full"
     TIER_FULL = "tier_full"
     NO_TIER = "no_tier"
+    OVER_BUDGET = "over_budget"
+    TOMBSTONE = "tombstone"
+    REVOKED = "revoked"
+    LATE = "late"
 
 
 class FreshnessFile:
@@ -97,7 +104,8 @@ class Permit:
 class Enforcement:
     """Holds the view in force for `domain` and gives permits under it. Safe to share between threads.
 
-    `sent_ns` is FreshnessFile.sent_ns or a stand-in, `now_ns` the clock that it is compared with.
+    `sent_ns` is FreshnessFile.sent_ns or a stand-in, `now_ns` the clock that it is compared with. `ages` is what all
+    tiers of the process know of how old blocks are.
     """
 
     def __init__(self, domain: str, sent_ns: Callable[..., int], now_ns: Callable[[], int] = boottime_ns) -> None:
@@ -107,6 +115,7 @@ class Enforcement:
         self._view: CacheView | None = None
         self._permits: set[Permit] = set()
         self._changed = threading.Condition()
+        self.ages = Ages()
 
     @property
     def view(self) -> CacheView | None:
@@ -172,13 +181,18 @@ class Enforcement:
             self._permits.discard(permit)
             self._changed.notify_all()
 
-    def retention_s(self, keyspace: str, tier: str) -> int | None:
-        """Return how many seconds the policy lets a block of `keyspace` live in `tier`, None if it does not say."""
+    def budget(self, keyspace: str, tier: str) -> TierBudget | None:
+        """Return what the policy says about `keyspace` in `tier`, None if it says nothing."""
         view = self._view
         for budget in view.keyspaces.get(keyspace, ()) if view is not None else ():
             if budget.tier == tier:
-                return budget.retention_s
+                return budget
         return None
+
+    def retention_s(self, keyspace: str, tier: str) -> int | None:
+        """Return how many seconds the policy lets a block of `keyspace` live in `tier`, None if it does not say."""
+        budget = self.budget(keyspace, tier)
+        return None if budget is None else budget.retention_s
 
     def fresh(self) -> bool:
         """Whether the last quorum read is at most `staleAfter` old. A time in the future proves nothing."""

@@ -7,9 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from . import protocol
+from .ages import Ages
 from .enforcement import Refusal
-from .resp import Connection, ReplyError
+from .ledger import Ledgers
+from .protocol import Loaded, Place, Terms
+from .resp import Connection
+from .sealer import Sealer
+from .sweeper import Sweeper
 from .tasks import Key, Task
+from .wire import ReplyError
 from .workers import Gain, Part
 
 
@@ -37,25 +44,53 @@ class Counters:
             return dict(self._counts)
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the parts of one tier have in common.
+
+    `retention_ms` is what the policy allows, `terms` under what a block is stored now: both are asked at the last
+    moment, because a part may have waited. `room` is told whether the tier had memory for a block. `sealer` returns the
+    calling thread's own.
+    """
+
+    counters: Counters
+    ledgers: Ledgers
+    sweeper: Sweeper
+    ages: Ages
+    window_ms: int
+    retention_ms: Callable[[str], int | None]
+    terms: Callable[[Key, str], Terms]
+    room: Callable[[bool], None]
+    sealer: Callable[[], Sealer]
+
+    def refuse(self, keyspace: str, refusal: Refusal, amount: int = 1) -> None:
+        """Count blocks that the tier may not be used for, and have the scope looked at if it can be repaired."""
+        self.counters.refuse(refusal, amount)
+        if refusal is Refusal.RETENTION:
+            self.sweeper.urge(keyspace)
+
+
 @dataclass(slots=True, eq=False)
 class LookupPart(Part):
-    """Ask which of `names` are there; `indices` are their places in LMCache's request."""
+    """Ask which blocks are there; `indices` are their places in LMCache's request."""
 
     task: Task | None
-    keyspace: str | None
+    keyspace: str
     indices: Sequence[int]
-    names: Sequence[bytes]
-    counters: Counters
+    places: Sequence[Place]
+    shared: Shared
     urgent: bool = True
 
     def run(self, connection: Connection) -> Gain:
         """Look all of them up in one pipeline."""
-        present = connection.exists(self.names)
-        return Gain(hits=tuple(index for index, there in zip(self.indices, present, strict=True) if there))
+        sight = protocol.lookup(connection, self.places, self.shared.retention_ms(self.keyspace))
+        for refusal, amount in sight.refused.items():
+            self.shared.refuse(self.keyspace, refusal, amount)
+        return Gain(hits=tuple(index for index, there in zip(self.indices, sight.found, strict=True) if there))
 
     def refused(self, refusal: Refusal) -> None:
         """Count the blocks."""
-        self.counters.refuse(refusal, len(self.names))
+        self.shared.counters.refuse(refusal, len(self.places))
 
 
 @dataclass(slots=True, eq=False)
@@ -63,75 +98,101 @@ class LoadPart(Part):
     """Read one block into LMCache's buffer `view`."""
 
     task: Task | None
-    keyspace: str | None
+    keyspace: str
     index: int
     key: Key
-    name: bytes
+    place: Place
     view: memoryview
-    counters: Counters
+    shared: Shared
     urgent: bool = True
 
     def run(self, connection: Connection) -> Gain:
         """Read the block if it is there in full."""
-        if not connection.get_into(self.name, self.view):
-            self.counters.add("load_misses")
+        sealer = self.shared.sealer()
+        refusal = sealer.refusal(self.keyspace)
+        loaded = Loaded(refusal=refusal)
+        if refusal is None:
+            opening = sealer.open_into(self.keyspace, self.place.name, self.view)
+            loaded = protocol.load(connection, self.place, opening, self.shared.retention_ms(self.keyspace))
+        if loaded.refusal is not None:
+            self.shared.refuse(self.keyspace, loaded.refusal)
+        if not loaded.hit:
+            self.shared.counters.add("load_misses")
             return Gain()
-        self.counters.add("loaded")
-        self.counters.add("loaded_bytes", len(self.view))
+        self.shared.ages.inherit(self.key, loaded.age_ms / 1000)
+        self.shared.sweeper.touch(self.place)
+        self.shared.counters.add("loaded")
+        self.shared.counters.add("loaded_bytes", len(self.view))
         return Gain(hits=(self.index,), key=self.key, size=len(self.view))
 
     def refused(self, refusal: Refusal) -> None:
         """Count the block."""
-        self.counters.refuse(refusal)
+        self.shared.counters.refuse(refusal)
 
 
 @dataclass(slots=True, eq=False)
 class StorePart(Part):
-    """Write one block from LMCache's buffer `view`.
-
-    `ttl_ms` is asked at the last moment; 0 means not to store. `room` is told whether the tier had memory for it.
-    """
+    """Write one block from LMCache's buffer `view`; `token` tells its reservation from those of other writers."""
 
     task: Task | None
-    keyspace: str | None
+    keyspace: str
     key: Key
-    name: bytes
+    place: Place
     view: memoryview
-    ttl_ms: Callable[[str], int]
-    room: Callable[[bool], None]
-    counters: Counters
+    shared: Shared
+    token: bytes
     urgent: bool = False
 
     def run(self, connection: Connection) -> Gain:
-        """Write the block, unless its retention is nothing or the tier has no memory left."""
-        ttl_ms = self.ttl_ms(self.keyspace or "")
-        if ttl_ms <= 0:
-            self.counters.refuse(Refusal.RETENTION)
-            return Gain()
+        """Write the block, unless it is there, or policy, budget or the tier's memory have no room for it."""
         try:
-            connection.set(self.name, self.view, ttl_ms)
+            refusal = self._store(connection, self.shared.sealer())
         except ReplyError as error:
             if error.code != "OOM":
                 raise
-            self.counters.refuse(Refusal.TIER_FULL)
-            self.room(False)
-            return Gain()
-        self.room(True)
-        self.counters.add("stored")
-        self.counters.add("stored_bytes", len(self.view))
-        return Gain(key=self.key, size=len(self.view))
+            refusal = Refusal.TIER_FULL
+            self.shared.room(False)
+        except Exception:
+            self.shared.sweeper.abandon(self.place, self.token)
+            raise
+        if refusal is True:
+            self.shared.counters.add("stored")
+            self.shared.counters.add("stored_bytes", len(self.view))
+            return Gain(key=self.key, size=len(self.view))
+        if refusal is not False:
+            self.shared.counters.refuse(refusal)
+        return Gain()
+
+    def _store(self, connection: Connection, sealer: Sealer) -> Refusal | bool:
+        """Return True for a block that was stored, False for one that was there, or why it was not."""
+        terms = self.shared.terms(self.key, self.keyspace)
+        if terms.life_ms - terms.age_ms <= 0:
+            return Refusal.RETENTION
+        refusal = sealer.refusal(self.keyspace)
+        if refusal is not None:
+            return refusal
+        size = sealer.value_bytes(len(self.view))
+        admitted = self.shared.ledgers.admit(connection, self.place, size, self.token, terms)
+        if admitted is False:
+            self.shared.counters.add("stores_present")
+        if admitted is not True:
+            return admitted
+        parts = sealer.seal(self.keyspace, self.place.name, self.view)
+        committed = protocol.write(connection, self.place, parts, self.token, terms, self.shared.window_ms)
+        self.shared.room(True)
+        return True if committed else Refusal.LATE
 
     def refused(self, refusal: Refusal) -> None:
         """Count the block."""
-        self.counters.refuse(refusal)
+        self.shared.counters.refuse(refusal)
 
 
 @dataclass(slots=True, eq=False)
 class DeletePart(Part):
     """Delete blocks of one keyspace; `done` is set when it is over and `deleted` says which were there."""
 
-    keyspace: str | None
-    names: Sequence[bytes]
+    keyspace: str
+    places: Sequence[Place]
     counters: Counters
     task: Task | None = None
     urgent: bool = True
@@ -140,12 +201,12 @@ class DeletePart(Part):
 
     def run(self, connection: Connection) -> Gain:
         """Delete them in one pipeline."""
-        self.deleted = connection.unlink(self.names)
+        self.deleted = protocol.discard(connection, self.places)
         return Gain()
 
     def refused(self, refusal: Refusal) -> None:
         """Count the blocks."""
-        self.counters.refuse(refusal, len(self.names))
+        self.counters.refuse(refusal, len(self.places))
 
     def over(self, error: Exception | None) -> None:  # noqa: ARG002
         """Release whoever waits."""

@@ -4,82 +4,59 @@ A connection carries one command (or one pipeline) at a time and is closed at th
 not be the answer to what was asked: an unexpected type, a number that is not one, bytes left over, a timeout, an abort.
 Only an error reply that Redis sends in full instead of the expected reply leaves it usable.
 
-Every value starts with a seal made from its key, so that even a well-formed answer to another question is a miss.
-Bulk bytes are never copied: `recv_into` with MSG_WAITALL fills the caller's view, `sendmsg` sends from it.
+Every value starts with a header made from its key, so that even a well-formed answer to another question is a miss.
+Bulk bytes are never copied: `recv_into` with MSG_WAITALL fills the caller's view, `sendmsg` sends from it. Small
+answers are read whole, by `Command.read`, within the exchange: what it refuses closes the connection too.
 """
 
 from __future__ import annotations
 
-import hashlib
 import socket
 import ssl
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
-CRLF = b"\r\n"
-SEAL_BYTES = 16
-MAX_LINE_BYTES = 16 * 1024
-PIPELINE_KEYS = 1024
-_SEAL_VERSION = b"kvs1"
-
-IN_FRAME_ERRORS = frozenset(
-    {
-        "ASK",
-        "BUSY",
-        "CLUSTERDOWN",
-        "LOADING",
-        "MASTERDOWN",
-        "MISCONF",
-        "MOVED",
-        "NOPERM",
-        "NOREPLICAS",
-        "OOM",
-        "READONLY",
-        "TRYAGAIN",
-        "WRONGTYPE",
-    }
+from .sealer import Opening
+from .wire import (
+    CRLF,
+    IN_FRAME_ERRORS,
+    MAX_ELEMENTS,
+    MAX_LINE_BYTES,
+    PIPELINE_COMMANDS,
+    AccessError,
+    Command,
+    FramingError,
+    PeerClosedError,
+    PeerTimeoutError,
+    Reply,
+    ReplyError,
+    TransportError,
+    command,
+    integer,
+    read_ok,
+    reason,
+    spelled_out,
+    unknown_script,
+    within,
 )
-"""Error replies after which a connection stays in step: Redis read the whole command and answered it once."""
 
-
-class TransportError(Exception):
-    """The connection is of no use any more and was closed."""
-
-
-class FramingError(TransportError):
-    """The peer sent something that cannot be the answer."""
-
-
-class PeerClosedError(TransportError):
-    """The peer ended the connection."""
-
-
-class PeerTimeoutError(TransportError):
-    """The peer sent or took nothing for too long."""
-
-
-class AccessError(TransportError):
-    """Credentials are missing or refused: trying again soon is of no use."""
-
-
-class ReplyError(Exception):
-    """Redis answered with an error, in step; `code` is its first word."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.code = message.split(" ", 1)[0]
-
-
-def seal(key: bytes) -> bytes:
-    """Return the 16 bytes in front of the value of `key`."""
-    return _SEAL_VERSION + hashlib.blake2b(key, digest_size=SEAL_BYTES - len(_SEAL_VERSION)).digest()
-
-
-def command(*arguments: bytes) -> bytes:
-    """Return a command in RESP."""
-    return b"*%d\r\n" % len(arguments) + b"".join(b"$%d\r\n%b\r\n" % (len(a), a) for a in arguments)
+__all__ = [
+    "IN_FRAME_ERRORS",
+    "AccessError",
+    "Command",
+    "Connection",
+    "FramingError",
+    "PeerClosedError",
+    "PeerTimeoutError",
+    "Reply",
+    "ReplyError",
+    "TransportError",
+    "command",
+    "reason",
+]
 
 
 class Connection:
@@ -108,45 +85,87 @@ class Connection:
         """Whether the connection is open and in step as far as is known."""
         return self._open
 
-    def get_into(self, key: bytes, view: memoryview) -> bool:
-        """Read the value of `key` into `view`; False if there is none of exactly this length under this key's seal.
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what the replies say, in order. Raises ReplyError for the first that is an error."""
+        answers = self.exchange(commands)
+        unknown = [index for index, answer in enumerate(answers) if unknown_script(commands[index], answer)]
+        if unknown:
+            for index, answer in zip(unknown, self.exchange([spelled_out(commands[i]) for i in unknown]), strict=True):
+                answers[index] = answer
+        for answer in answers:
+            if isinstance(answer, ReplyError):
+                raise answer
+        return answers
 
-        `view` may hold part of a value after an error, never after False.
+    def exchange(self, commands: Sequence[Command]) -> list[Any]:
+        """Send commands in pipelines; return what each reply says, or the ReplyError that it is."""
+        answers: list[Any] = []
+        for start in range(0, len(commands), PIPELINE_COMMANDS):
+            batch = commands[start : start + PIPELINE_COMMANDS]
+            with self._exchange():
+                self._send([b"".join(command(*one.arguments) for one in batch)])
+                answers += [self._answer(one) for one in batch]
+        return answers
+
+    def set(self, key: bytes, parts: Sequence[bytes | memoryview], ttl_ms: int, after: Command | None = None) -> Any:
+        """Write `parts` under `key` for `ttl_ms`; return what the reply to `after`, sent right behind, says.
+
+        Raises ReplyError if Redis refuses the value, for instance with OOM; `after` was executed all the same.
+        """
+        size = sum(len(part) for part in parts)
+        head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, size)
+        ttl = b"%d" % ttl_ms
+        tail = CRLF + b"$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl)
+        if after is not None:
+            tail += command(*after.arguments)
+        with self._exchange():
+            self._send([head, *parts, tail])
+            answers = [self._answer(Command(key, (), read_ok))]
+            if after is not None:
+                answers.append(self._answer(after))
+        if after is not None and unknown_script(after, answers[1]):
+            answers[1:] = self.exchange([spelled_out(after)])
+        for answer in answers:
+            if isinstance(answer, ReplyError):
+                raise answer
+        return answers[-1]
+
+    def get_into(
+        self,
+        key: bytes,
+        opening: Opening,
+        before: Sequence[Command] = (),
+        accept: Callable[[Sequence[Any]], bool] = lambda _: True,
+    ) -> bool:
+        """Read the value of `key` into the parts of `opening`; False if there is none of this length and header.
+
+        `before` is asked in the same pipeline; the value counts only if `accept` takes what those replies say. The
+        parts may hold a piece of a value after an error, never after False.
         """
         with self._exchange():
-            self._send([command(b"GET", key)])
+            self._send([b"".join(command(*one.arguments) for one in before) + command(b"GET", key)])
+            answers = [self._answer(one) for one in before]
+            refused = next((answer for answer in answers if isinstance(answer, ReplyError)), None)
             header = self._line()
             if header == b"$-1":
+                if refused is not None:
+                    raise refused
+                accept(answers)
                 return False
-            if self._length(header) != SEAL_BYTES + len(view):
+            first, *rest = opening.parts
+            length = self._length(header)
+            if refused is not None or not accept(answers) or length != len(first) + sum(map(len, rest)):
                 # Draining would cost as much as a block; a new connection costs less than a millisecond.
                 self.close()
                 return False
-            found = bytearray(SEAL_BYTES)
-            self._receive_exactly(memoryview(found))
-            if bytes(found) != seal(key):
+            self._receive_exactly(first)
+            if not opening.header_holds():
                 self.close()
                 return False
-            self._receive_exactly(view)
+            for part in rest:
+                self._receive_exactly(part)
             self._expect_end_of_value()
             return True
-
-    def set(self, key: bytes, view: memoryview, ttl_ms: int) -> None:
-        """Write `view` under `key` for `ttl_ms`. Raises ReplyError if Redis refuses, for instance with OOM."""
-        with self._exchange():
-            head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b" % (len(key), key, SEAL_BYTES + len(view), seal(key))
-            ttl = b"%d" % ttl_ms
-            self._send([head, view, CRLF + b"$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl)])
-            if self._line() != b"+OK":
-                raise FramingError("SET was not answered with OK")
-
-    def exists(self, keys: Sequence[bytes]) -> list[bool]:
-        """Return for each key whether it is there."""
-        return [number == 1 for number in self._numbers(b"EXISTS", keys, highest=1)]
-
-    def unlink(self, keys: Sequence[bytes]) -> list[bool]:
-        """Delete keys; return for each whether it was there."""
-        return [number == 1 for number in self._numbers(b"UNLINK", keys, highest=1)]
 
     def greet(self, username: str | None, password: bytes | None, give_up_after_s: float) -> None:
         """Authenticate and see that the peer speaks RESP. Raises AccessError if it refuses the credentials."""
@@ -235,27 +254,6 @@ class Connection:
                 return
         raise FramingError("bytes came unasked") if surplus else PeerClosedError("closed while idle")
 
-    def _numbers(self, name: bytes, keys: Sequence[bytes], highest: int) -> list[int]:
-        numbers: list[int] = []
-        for start in range(0, len(keys), PIPELINE_KEYS):
-            batch = keys[start : start + PIPELINE_KEYS]
-            with self._exchange():
-                self._send([b"".join(command(name, key) for key in batch)])
-                refused: ReplyError | None = None
-                for _ in batch:
-                    try:
-                        line = self._line()
-                        if line[:1] != b":" or not 0 <= _integer(line[1:]) <= highest:
-                            raise FramingError(f"{name.decode()} was not answered with a number in range")
-                        numbers.append(_integer(line[1:]))
-                    except ReplyError as error:  # the other replies of the pipeline still come
-                        if error.code not in IN_FRAME_ERRORS:
-                            raise
-                        refused = refused or error
-                if refused is not None:
-                    raise refused
-        return numbers
-
     def _send(self, parts: Sequence[bytes | memoryview]) -> None:
         if self._tls:
             for part in parts:
@@ -285,6 +283,39 @@ class Connection:
         if line[:1] == b"-":
             raise ReplyError(line[1:].decode("utf-8", "replace"))
         return line
+
+    def _answer(self, one: Command) -> Any:
+        """Return what the next reply says, or the error that it is if the connection stays in step."""
+        try:
+            reply = self._reply(self._line())
+        except ReplyError as error:  # the other replies of the pipeline still come
+            if error.code not in IN_FRAME_ERRORS:
+                raise
+            return error
+        return one.read(reply)
+
+    def _reply(self, line: bytes, depth: int = 0) -> Reply:
+        """Return the reply that begins with `line`."""
+        kind, rest = line[:1], line[1:]
+        if kind == b"+":
+            return rest
+        if kind == b":":
+            return -integer(rest[1:]) if rest[:1] == b"-" else integer(rest)
+        if kind == b"$":
+            if rest == b"-1":
+                return None
+            data = bytearray(within(rest, MAX_LINE_BYTES))
+            self._receive_exactly(memoryview(data))
+            self._expect_end_of_value()
+            return bytes(data)
+        if kind == b"*" and depth < 3:
+            if rest == b"-1":
+                return None
+            try:
+                return [self._reply(self._line(), depth + 1) for _ in range(within(rest, MAX_ELEMENTS))]
+            except ReplyError as error:
+                raise FramingError(f"an error within an answer: {error}") from error
+        raise FramingError("an answer of an unknown kind")
 
     def _receive_exactly(self, view: memoryview) -> None:
         position = min(len(self._buffer), len(view))
@@ -318,20 +349,8 @@ class Connection:
     def _length(header: bytes) -> int:
         if header[:1] != b"$":
             raise FramingError("GET was not answered with a value")
-        return _integer(header[1:])
+        return integer(header[1:])
 
     def _check_time(self) -> None:
         if self._give_up_at_s is not None and self._clock() > self._give_up_at_s:
             raise PeerTimeoutError("timed out")
-
-
-def _integer(digits: bytes) -> int:
-    if not digits.isdigit() or len(digits) > 15:
-        raise FramingError("a reply holds a malformed number")
-    return int(digits)
-
-
-def reason(error: BaseException) -> str:
-    """Return what went wrong, in words."""
-    text = getattr(error, "strerror", None) or str(error)
-    return str(text) or type(error).__name__

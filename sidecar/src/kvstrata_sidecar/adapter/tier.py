@@ -6,6 +6,8 @@ stall them all.
 
 from __future__ import annotations
 
+import random
+import secrets
 import threading
 import time
 from collections import defaultdict
@@ -18,10 +20,15 @@ from kvstrata.contract.link import TierState
 from .breaker import Breaker
 from .dial import dial
 from .enforcement import Enforcement, Refusal
+from .ledger import Ledgers
 from .params import AdapterParams, TierParams
-from .parts import Counters, DeletePart, LoadPart, LookupPart, ProbePart, StorePart
-from .resp import AccessError, Connection, TransportError
+from .parts import Counters, DeletePart, LoadPart, LookupPart, ProbePart, Shared, StorePart
+from .protocol import WRITE_WINDOW_MS, Place, Terms
+from .resp import Connection
+from .sealer import PlainSealer, Sealer
+from .sweeper import Sweeper, SweeperHooks
 from .tasks import Key, StoreOutcome, Task, TaskKind, TaskTable
+from .wire import AccessError, TransportError
 from .workers import Lane, Part, Worker, WorkerHooks
 
 MEDIUM = "Redis"
@@ -30,6 +37,8 @@ FULL_PAUSE_S = 1.0
 
 PROBE_TIMEOUT_S = 1.0
 CLOSE_TIMEOUT_S = 1.0
+SWEEP_INTERVAL_S = 60.0
+TOKEN_BYTES = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +56,8 @@ class Tier:
     """A Redis tier under the pod's enforcement.
 
     `answered(task)` is called from any thread, without locks, once a task's answer can be fetched by `pop_stores` or
-    `pop_found`. The threads start with the object and end with `close`.
+    `pop_found`. The threads start with the object and end with `close`. `sealer` returns the calling thread's own;
+    `window_ms` is how long a value lives that is not committed.
     """
 
     def __init__(
@@ -57,6 +67,10 @@ class Tier:
         enforcement: Enforcement,
         answered: Callable[[Task], None],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        sealer: Callable[[], Sealer] = PlainSealer,
+        window_ms: int = WRITE_WINDOW_MS,
+        sweep_interval_s: float = SWEEP_INTERVAL_S,
     ) -> None:
         self._domain, self._identity = params.domain, params.identity
         self._params = tier
@@ -69,6 +83,35 @@ class Tier:
         self._full_until_s = 0.0
         self._lookups = Lane(tier.queue_limit)
         self._blocks = Lane(tier.queue_limit)
+        ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms)
+        self._sweeper = Sweeper(
+            f"kvs-{tier.name}-sweeper",
+            self._domain,
+            enforcement,
+            ledgers,
+            SweeperHooks(
+                self._connect,
+                lambda: self._breaker.closed,
+                self._retention_ms,
+                self._limit_bytes,
+                self._counters.add,
+            ),
+            token=secrets.token_hex(TOKEN_BYTES).encode(),
+            interval_s=sweep_interval_s,
+            clock=clock,
+            jitter=random.random,
+        )
+        self._shared = Shared(
+            counters=self._counters,
+            ledgers=ledgers,
+            sweeper=self._sweeper,
+            ages=enforcement.ages,
+            window_ms=window_ms,
+            retention_ms=self._retention_ms,
+            terms=self._terms,
+            room=self._room,
+            sealer=sealer,
+        )
         hooks = WorkerHooks(self._connect, self._usable, self._succeeded, self._failed)
         lanes = [self._lookups, *[self._blocks] * tier.workers]
         self._workers = [
@@ -79,7 +122,7 @@ class Tier:
         self._wake_at_s = 0.0
         self._closed = False
         self._timer = threading.Thread(target=self._keep_time, name=f"kvs-{tier.name}-timer", daemon=True)
-        for thread in (*self._workers, self._timer):
+        for thread in self._threads:
             thread.start()
 
     def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
@@ -99,11 +142,10 @@ class Tier:
                     task=task,
                     keyspace=block.keyspace,
                     key=block.key,
-                    name=self._name(block),
+                    place=self._place(block),
                     view=view,
-                    ttl_ms=self._ttl_ms,
-                    room=self._room,
-                    counters=self._counters,
+                    shared=self._shared,
+                    token=secrets.token_hex(TOKEN_BYTES).encode(),
                 ),
             )
         return task.task_id
@@ -122,8 +164,8 @@ class Tier:
                 self._counters.refuse(refusal, len(indices))
         task = self._open(TaskKind.LOOKUP, len(blocks), len(allowed), self._params.lookup_deadline_ms)
         for keyspace, indices in allowed.items():
-            names = [self._name(blocks[index]) for index in indices]
-            self._put(self._lookups, LookupPart(task, keyspace, indices, names, self._counters))
+            places = [self._place(blocks[index]) for index in indices]
+            self._put(self._lookups, LookupPart(task, keyspace, indices, places, self._shared))
         return task.task_id
 
     def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
@@ -140,7 +182,7 @@ class Tier:
             block = blocks[index]
             self._put(
                 self._blocks,
-                LoadPart(task, block.keyspace, index, block.key, self._name(block), views[index], self._counters),
+                LoadPart(task, block.keyspace, index, block.key, self._place(block), views[index], self._shared),
             )
         return task.task_id
 
@@ -162,7 +204,7 @@ class Tier:
         for keyspace, group in by_keyspace.items():
             if self._refusal(keyspace) is not None:
                 continue
-            part = DeletePart(keyspace, [self._name(block) for block in group], self._counters)
+            part = DeletePart(keyspace, [self._place(block) for block in group], self._counters)
             if not self._lookups.put(part):
                 continue
             if not part.done.wait(max(0.0, give_up_at_s - self._clock())):
@@ -193,7 +235,7 @@ class Tier:
     @property
     def healthy(self) -> bool:
         """Whether all threads are alive. A tier that is away is no fault of this process."""
-        return self._closed or all(thread.is_alive() for thread in (*self._workers, self._timer))
+        return self._closed or all(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
         """Abort what is under way, answer every task, end the threads."""
@@ -206,7 +248,8 @@ class Tier:
             part.over(TransportError("the tier was closed"))
         self._tasks.expire(float("inf"))
         self._abort(lambda _: True)
-        for thread in (*self._workers, self._timer):
+        self._sweeper.close()
+        for thread in self._threads:
             # One that is connecting cannot be hurried; it touches nothing of LMCache's and ends by itself.
             thread.join(CLOSE_TIMEOUT_S)
 
@@ -223,14 +266,20 @@ class Tier:
             if part.task is not None:
                 self._tasks.drop(part.task)
 
-    def _name(self, block: Block) -> bytes:
+    @property
+    def _threads(self) -> tuple[threading.Thread, ...]:
+        return (*self._workers, self._timer, self._sweeper)
+
+    def _place(self, block: Block) -> Place:
         key = BlockKey(self._domain, block.keyspace, self._identity, block.rank, block.group, block.chunk_hash)
-        return str(key).encode()
+        return Place.of(key)
 
     def _refusal(self, keyspace: str) -> Refusal | None:
         refusal = self._enforcement.refusal(keyspace)
         if refusal is None and not self._breaker.closed:
             return Refusal.BREAKER_OPEN
+        if refusal is None and keyspace in self._sweeper.revoked:
+            return Refusal.REVOKED
         return refusal
 
     def _store_refusal(self, block: Block) -> Refusal | None:
@@ -239,9 +288,22 @@ class Tier:
             return Refusal.TIER_FULL
         return refusal
 
-    def _ttl_ms(self, keyspace: str) -> int:
+    def _terms(self, key: Key, keyspace: str) -> Terms:
+        """Return under what a block may be stored now."""
+        retention_ms = self._retention_ms(keyspace)
+        return Terms(
+            life_ms=1000 * self._params.default_ttl_s if retention_ms is None else retention_ms,
+            age_ms=int(1000 * self._enforcement.ages.age_s(key)),
+            limit_bytes=self._limit_bytes(keyspace),
+        )
+
+    def _retention_ms(self, keyspace: str) -> int | None:
         retention_s = self._enforcement.retention_s(keyspace, self._params.name)
-        return 1000 * (self._params.default_ttl_s if retention_s is None else retention_s)
+        return None if retention_s is None else 1000 * retention_s
+
+    def _limit_bytes(self, keyspace: str) -> int | None:
+        budget = self._enforcement.budget(keyspace, self._params.name)
+        return None if budget is None else budget.limit_bytes
 
     def _room(self, left: bool) -> None:
         """Note whether the tier took a block or had no memory for it."""

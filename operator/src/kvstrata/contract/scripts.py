@@ -1,0 +1,76 @@
+"""The scripts of a shared tier: what has to happen at one instant in one slot.
+
+Each runs on the server with one key, a bucket's `#s` or a scope's `#l`; the names of everything else follow from that
+key and lie in its slot. Values never pass through scripts: they only name, count, expire and unlink them. The server's
+clock is the only clock. `redis.call`s of writes that could take memory never come first where a script has to work on
+a server that is full: there the first write decides whether the rest is allowed.
+
+| script | arguments | answer |
+|---|---|---|
+| reserve | member, bytes, token, window, keep, retention, limited, evict_before | `ok`, `present`, `tombstone` or `short`, missing, oldest |
+| commit | member, token, ttl, age, keep | `ok` or `gone` |
+| abandon | member, token | 1 if the reservation stood |
+| touch | members | how many there were |
+| discard | members | for each 1 if it was there |
+| sweep | count | expired, dead reservations, 1 if there is more |
+| audit | cursor, count | next cursor, entries without their value, their bytes |
+| recount | highest number of entries | `ok` or `skipped`, drift of used, drift of held, strays |
+| clamp | retention, since, cursor, count | `done`, `more` or `again`, next cursor, since |
+| drop | count, keep | removed, left |
+| yield | bytes, evict_before, count | bytes yielded, ledger version, bytes evicted |
+| raise | bytes, version | `ok` or `void` |
+| adopt | version | `ok` or `newer`, lease or version |
+| grant | bucket, wanted, minimum, limit, keep | `ok`, bytes, version; `exhausted`, room; `void`, version |
+| return | bucket, bytes, version | `ok` or `void` |
+| rebuild | `begin`, version seen, at least; or `finish`, version, keep, lease of each bucket | `void`, version; `live`, version |
+| revoke | revision, keyspaces | revision |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Literal
+
+Name = Literal[
+    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "recount", "clamp", "drop", "yield", "raise",
+    "adopt", "grant", "return", "rebuild", "revoke",
+]  # fmt: skip
+
+BUCKET_SCRIPTS: tuple[Name, ...] = (
+    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "recount", "clamp", "drop", "yield", "raise",
+    "adopt",
+)  # fmt: skip
+LEDGER_SCRIPTS: tuple[Name, ...] = ("grant", "return", "rebuild")
+DOMAIN_SCRIPTS: tuple[Name, ...] = ("revoke",)
+
+COMMANDS: tuple[str, ...] = (
+    "auth", "eval", "evalsha", "get", "hdel", "hexists", "hget", "hgetall", "hincrby", "hlen", "hmget",
+    "hscan", "hset", "hvals", "info", "persist", "pexpireat", "ping", "pttl", "set", "strlen", "time", "unlink", "zadd",
+    "zcard", "zmscore", "zrange", "zrem", "zscore",
+)  # fmt: skip
+"""Every command that the data plane's user runs, by itself or in scripts; the server checks both alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script's text and what the server knows it by."""
+
+    name: Name
+    text: bytes
+    sha: bytes
+
+
+@cache
+def script(name: Name) -> Script:
+    """Return a script, with what its family has in common in front."""
+    common = "_bucket" if name in BUCKET_SCRIPTS else "_ledger" if name in LEDGER_SCRIPTS else None
+    text = (source(common) if common else b"") + source(name)
+    return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
+
+
+def source(name: str) -> bytes:
+    """Return the Lua file of a script, or of a family's common part."""
+    return resources.files(__package__).joinpath("scripts", f"{name}.lua").read_bytes()

@@ -1,0 +1,46 @@
+local retention, since = tonumber(ARGV[1]), tonumber(ARGV[2])
+local longest, cap, cap_since, cap_until = fields('retention', 'cap', 'cap_since', 'cap_until')
+if longest <= retention then
+  return {'done', '0', '0'}
+end
+free_first()
+
+-- Until the last entry is seen, nothing may be committed under the longer retention.
+if cap == 0 or cap > retention or cap_until <= now then
+  cap, cap_since = retention, now
+  redis.call('HSET', state, 'cap', whole(cap), 'cap_since', whole(cap_since))
+end
+redis.call('HSET', state, 'cap_until', whole(now + 60000))
+if since == 0 then
+  since = now
+end
+
+local found = redis.call('HSCAN', entries, ARGV[3], 'COUNT', ARGV[4])
+local freed = 0
+for i = 1, #found[2], 2 do
+  local member = found[2][i]
+  local latest = tonumber(string.match(found[2][i + 1], '^%d+:(%d+)$')) + retention
+  if latest <= now then
+    freed = freed + remove(member)
+  else
+    local expiry = redis.call('ZSCORE', expiries, member)
+    if expiry and tonumber(expiry) > latest then
+      redis.call('ZADD', expiries, 'XX', whole(latest), member)
+      redis.call('PEXPIREAT', base .. member, whole(latest))
+    end
+  end
+end
+add('used', -freed)
+
+if found[1] ~= '0' then
+  return {'more', found[1], whole(since)}
+end
+if cap_since > since then
+  -- The cap lapsed or was lowered anew in the middle: entries may have slipped in behind the cursor.
+  return {'again', '0', '0'}
+end
+redis.call('HSET', state, 'retention', whole(retention))
+if cap >= retention then
+  redis.call('HDEL', state, 'cap', 'cap_since', 'cap_until')
+end
+return {'done', '0', '0'}

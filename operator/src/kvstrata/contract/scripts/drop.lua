@@ -1,0 +1,33 @@
+local count, keep = tonumber(ARGV[1]), tonumber(ARGV[2])
+free_first()
+redis.call('HSET', state, 'tombstone', '1')
+
+local removed = 0
+local all = redis.call('HGETALL', reservations)
+for i = 1, #all, 2 do
+  add('held', -release(all[i], all[i + 1]))
+end
+for _, index in ipairs({expiries, accesses}) do
+  for _, member in ipairs(redis.call('ZRANGE', index, '0', whole(count - 1))) do
+    add('used', -remove(member))
+    removed = removed + 1
+  end
+end
+if removed == 0 then
+  local found = redis.call('HSCAN', entries, '0', 'COUNT', ARGV[1])
+  for i = 1, #found[2], 2 do
+    add('used', -remove(found[2][i]))
+    removed = removed + 1
+  end
+end
+
+local left = redis.call('HLEN', entries) + redis.call('ZCARD', expiries) + redis.call('ZCARD', accesses)
+if left == 0 then
+  redis.call('HDEL', state, 'used', 'held', 'lease', 'retention', 'cap', 'cap_since', 'cap_until')
+  if keep > 0 then
+    redis.call('PEXPIREAT', state, whole(now + keep))
+  else
+    redis.call('PERSIST', state)
+  end
+end
+return {removed, left}

@@ -1,0 +1,15 @@
+local wanted, minimum, limit = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+if not live then
+  return {'void', whole(version)}
+end
+local room = limit - leased
+if room < minimum then
+  return {'exhausted', whole(math.max(0, room))}
+end
+local granted = math.min(wanted, room)
+redis.call('HINCRBY', ledger, 'b:' .. ARGV[1], whole(granted))
+redis.call('HSET', ledger, 'leased', whole(leased + granted), 'limit', ARGV[4], 'at', whole(now))
+if redis.call('PTTL', ledger) < tonumber(ARGV[5]) then
+  redis.call('PEXPIREAT', ledger, whole(now + 2 * ARGV[5]))
+end
+return {'ok', whole(granted), whole(version)}

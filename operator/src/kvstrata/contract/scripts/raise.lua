@@ -1,0 +1,6 @@
+local version, tombstone = fields('version', 'tombstone')
+if version ~= tonumber(ARGV[2]) or tombstone ~= 0 then
+  return 'void'
+end
+redis.call('HINCRBY', state, 'lease', ARGV[1])
+return 'ok'

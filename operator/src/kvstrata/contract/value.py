@@ -1,0 +1,72 @@
+"""The stored form of a block: a header of 40 bytes, the body, and a tag of 16 bytes if the body is encrypted.
+
+The header says what the value is, which key encrypted it, how long the body is and, by a digest, under which name it
+was written: a value that was copied, truncated or mixed up is a miss, not another tenant's block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+
+MAGIC = b"kvs2"
+SEAL_BYTES = 16
+NONCE_BYTES = 12
+TAG_BYTES = 16
+NO_NONCE = bytes(NONCE_BYTES)
+MAX_BODY_BYTES = 2**32 - 1
+
+_ENCRYPTED = 1
+_HEADER = struct.Struct(f">4sBBHI{SEAL_BYTES}s{NONCE_BYTES}s")
+HEADER_BYTES = _HEADER.size
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a value says about itself. `generation`, 0 to 255, names the data key if it is encrypted."""
+
+    body_bytes: int
+    encrypted: bool = False
+    generation: int = 0
+    nonce: bytes = NO_NONCE
+
+    @property
+    def value_bytes(self) -> int:
+        """Length of the whole value."""
+        return value_bytes(self.body_bytes, encrypted=self.encrypted)
+
+
+def value_bytes(body_bytes: int, *, encrypted: bool) -> int:
+    """Return the length of the value that holds a body of `body_bytes`."""
+    return HEADER_BYTES + body_bytes + (TAG_BYTES if encrypted else 0)
+
+
+def seal(key: bytes) -> bytes:
+    """Return the digest of a block's full name that its value carries."""
+    return hashlib.blake2b(key, digest_size=SEAL_BYTES).digest()
+
+
+def pack_header(key: bytes, header: Header) -> bytes:
+    """Return the first 40 bytes of the value of `key`. Raises ValueError for fields that do not fit."""
+    if not 0 <= header.body_bytes <= MAX_BODY_BYTES or not 0 <= header.generation <= 255:
+        raise ValueError("a header's body length or key generation is out of bounds")
+    if len(header.nonce) != NONCE_BYTES:
+        raise ValueError(f"a nonce has {NONCE_BYTES} bytes")
+    flags = _ENCRYPTED if header.encrypted else 0
+    return _HEADER.pack(MAGIC, flags, header.generation, 0, header.body_bytes, seal(key), header.nonce)
+
+
+def unpack_header(key: bytes, data: bytes) -> Header | None:
+    """Return what the first 40 bytes of a value say, None if it is not a value of `key` that this version reads."""
+    if len(data) != HEADER_BYTES:
+        return None
+    magic, flags, generation, reserved, body_bytes, digest, nonce = _HEADER.unpack(data)
+    if magic != MAGIC or flags not in (0, _ENCRYPTED) or reserved != 0 or digest != seal(key):
+        return None
+    return Header(body_bytes, flags == _ENCRYPTED, generation, nonce)
+
+
+def associated_data(key: bytes, body_bytes: int) -> bytes:
+    """Return what encryption authenticates besides the body: the full name and the body's length."""
+    return key + struct.pack(">I", body_bytes)

@@ -1,0 +1,336 @@
+"""Room for stores: leases of buckets, drawn from the ledger of their scope, and eviction when there is no more.
+
+A scope's limit is divided into leases of its buckets, because a script sees one bucket only. What a bucket holds and
+has reserved never exceeds its lease, and the leases never exceed the limit: growing, the ledger is charged before the
+bucket is raised; shrinking, the bucket yields before the ledger is credited. A writer that dies in between leaves
+bytes that nobody can use until a rebuild finds them, and never a byte too much.
+
+A rebuild gives the ledger a new version, has every bucket adopt it, and adds up their leases. Whatever was granted or
+yielded under an older version counts no more, so a frozen writer may wake at any time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvstrata.contract.keys import BUCKETS, bucket_prefix, ledger_key
+
+from .enforcement import Refusal
+from .protocol import (
+    FOR_EVER_MS,
+    Place,
+    Terms,
+    Transport,
+    call,
+    read_list,
+    read_moment_ms,
+    read_number,
+    read_numbers,
+    read_text,
+    reserve,
+    state_key,
+)
+from .wire import Command, FramingError, Reply
+
+ATTEMPTS = 6
+"""How often a store asks for room that others take before it: each time it found some."""
+
+LEASE_SHARE = 256
+"""A lease grows by this part of the limit beyond what is needed, so that not every store asks the ledger."""
+
+FORESIGHT_S = 1.0
+"""How long a store relies on what was last seen of the scope's buckets, once the ledger is exhausted."""
+
+EVICTIONS_PER_CALL = 256
+LEDGER_KEEP_MS = 7 * 86_400_000
+"""How long a ledger lives that nobody asks any more; one that is gone is rebuilt from its buckets."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketView:
+    """A bucket's accounting, in bytes, and when its least recently used block was used (None without any)."""
+
+    bucket: int
+    used: int
+    held: int
+    lease: int
+    version: int
+    oldest_ms: float | None
+
+    @property
+    def in_use(self) -> int:
+        """What is stored or reserved."""
+        return self.used + self.held
+
+    @property
+    def slack(self) -> int:
+        """What is leased and not in use."""
+        return max(0, self.lease - self.in_use)
+
+    @property
+    def unleased(self) -> int:
+        """What is in use beyond the lease, as after a limit was set where there was none."""
+        return max(0, self.in_use - self.lease)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerView:
+    """A ledger as stored; `version` 0 if there is none."""
+
+    version: int
+    void: bool
+    leased: int
+    by_bucket: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeView:
+    """A scope's ledger and buckets, read in one pipeline but not at one instant."""
+
+    now_ms: int
+    ledger: LedgerView
+    buckets: tuple[BucketView, ...]
+
+    @property
+    def leases(self) -> tuple[int, ...]:
+        """The leases that the buckets have."""
+        return tuple(bucket.lease for bucket in self.buckets)
+
+    @property
+    def evict_before_ms(self) -> int:
+        """Before which moment the last use of a block lies that is about the least recently used of the scope."""
+        oldest = min((b.oldest_ms for b in self.buckets if b.oldest_ms is not None), default=None)
+        if oldest is None:
+            return FOR_EVER_MS
+        # An eighth of the whole span: taking a block of one's own bucket costs nothing, another's four exchanges.
+        return int(oldest + max(0.0, self.now_ms - oldest) / 8) + 1
+
+
+class Ledgers:
+    """Makes room in the scopes of one tier. Safe to share between threads; `clock` returns seconds."""
+
+    def __init__(
+        self, domain: str, count: Callable[[str, int], None], clock: Callable[[], float], window_ms: int
+    ) -> None:
+        self._domain = domain
+        self._count = count
+        self._clock = clock
+        self._window_ms = window_ms
+        self._lock = threading.Lock()
+        self._foresight: dict[str, tuple[float, int]] = {}
+
+    def admit(self, transport: Transport, place: Place, size: int, token: bytes, terms: Terms) -> Refusal | bool:
+        """Reserve `size` bytes for a block: True if it may be written, False if it is there, or why it may not."""
+        limit = terms.limit_bytes
+        if limit is not None and size > limit:
+            return Refusal.OVER_BUDGET
+        evict_before_ms = 0 if limit is None else self._foreseen(place.keyspace)
+        for _ in range(ATTEMPTS):
+            (answer,) = transport.ask([reserve(place, size, token, terms, evict_before_ms, self._window_ms)])
+            if answer.status == "ok":
+                return True
+            if answer.status == "present":
+                return False
+            if answer.status == "tombstone":
+                return Refusal.TOMBSTONE
+            if limit is None:
+                raise FramingError("a scope without a limit ran short of it")
+            room = self._make_room(transport, place, size, answer.missing_bytes, limit)
+            if room is None:
+                return Refusal.OVER_BUDGET
+            evict_before_ms = room
+        return Refusal.OVER_BUDGET
+
+    def view(self, transport: Transport, keyspace: str) -> ScopeView:
+        """Read a scope's ledger and buckets."""
+        commands = [_ask_ledger(self._domain, keyspace)]
+        for bucket in range(BUCKETS):
+            commands += _ask_bucket(self._domain, keyspace, bucket)
+        commands.append(Command(commands[0].key, (b"TIME",), read_moment_ms))
+        answers = transport.ask(commands)
+        pairs = zip(answers[1:-1:2], answers[2:-1:2], strict=True)
+        buckets = tuple(
+            BucketView(bucket, used, held, lease, version, oldest_ms)
+            for bucket, ((used, held, lease, version), oldest_ms) in enumerate(pairs)
+        )
+        return ScopeView(answers[-1], answers[0], buckets)
+
+    def rebuild(self, transport: Transport, keyspace: str, seen_version: int) -> None:
+        """Make the ledger anew from its buckets, unless another did since `seen_version` was seen."""
+        key = ledger_key(self._domain, keyspace).encode()
+        at_least = 0
+        for _ in range(ATTEMPTS):
+            begin = call("rebuild", key, b"begin", seen_version, at_least, read=_read_status_and_number)
+            ((status, version),) = transport.ask([begin])
+            if status == "live":
+                return
+            adopted = transport.ask(
+                [
+                    call("adopt", state_key(self._base(keyspace, bucket)), version, read=_read_status_and_number)
+                    for bucket in range(BUCKETS)
+                ]
+            )
+            newer = [number for status, number in adopted if status != "ok"]
+            if newer:
+                at_least = max(newer) + 1
+                continue
+            leases = [lease for _, lease in adopted]
+            finish = call("rebuild", key, b"finish", version, LEDGER_KEEP_MS, *leases, read=_read_status_and_number)
+            ((status, _),) = transport.ask([finish])
+            self._count("ledgers_rebuilt", 1)
+            if status == "live":
+                return
+
+    def take(self, transport: Transport, keyspace: str, bucket: int, amount: int, evict_before_ms: int) -> int:
+        """Take up to `amount` bytes of a bucket's lease back to the ledger, evicting what stands in the way."""
+        key = state_key(self._base(keyspace, bucket))
+        yielding = call("yield", key, amount, evict_before_ms, EVICTIONS_PER_CALL, read=lambda r: read_numbers(r, 3))
+        ((taken, version, evicted),) = transport.ask([yielding])
+        self._count("evicted_bytes", evicted)
+        if taken:
+            ledger = ledger_key(self._domain, keyspace).encode()
+            transport.ask([call("return", ledger, bucket, taken, version, read=read_text)])
+        return int(taken)
+
+    def grant(self, transport: Transport, keyspace: str, bucket: int, wanted: int, minimum: int, limit: int) -> int:
+        """Raise a bucket's lease by `minimum` to `wanted` bytes; return by how many, 0 if the ledger has less left.
+
+        A ledger that is missing or void is rebuilt first.
+        """
+        ledger = ledger_key(self._domain, keyspace).encode()
+        state = state_key(self._base(keyspace, bucket))
+        for _ in range(ATTEMPTS):
+            asked = call("grant", ledger, bucket, wanted, minimum, limit, LEDGER_KEEP_MS, read=_read_grant)
+            status, amount, version = transport.ask([asked])[0]
+            if status == "exhausted":
+                return 0
+            if status == "ok":
+                (raised,) = transport.ask([call("raise", state, amount, version, read=read_text)])
+                if raised == "ok":
+                    granted: int = amount
+                    return granted
+            # Void, or the bucket never adopted this version: it was emptied, or its server fell back.
+            self.rebuild(transport, keyspace, version)
+        return 0
+
+    def settle(self, transport: Transport, keyspace: str, limit: int) -> int:
+        """Bring a scope under a limit that was lowered or is new; return the bytes that are still above it."""
+        scope = self.view(transport, keyspace)
+        total = sum(bucket.in_use for bucket in scope.buckets)
+        for bucket in scope.buckets:
+            if bucket.unleased > 0:
+                share = bucket.in_use if total <= limit else bucket.in_use * limit // total
+                self._cover(transport, keyspace, bucket, max(0, share - bucket.lease), limit)
+        for _ in range(BUCKETS * ATTEMPTS):
+            scope = self.view(transport, keyspace)
+            excess = scope.ledger.leased - limit
+            # By and by, so that it is always the bucket with the oldest blocks that yields.
+            share = min(excess, max(excess // 8, limit // 64, 1))
+            if excess <= 0 or not self._collect(transport, keyspace, scope, share, exclude=None):
+                break
+        above = scope.ledger.leased - limit
+        return max(0, above) + sum(bucket.unleased for bucket in scope.buckets)
+
+    def _make_room(self, transport: Transport, place: Place, size: int, missing: int, limit: int) -> int | None:
+        """Find room for a block; return which blocks of its own bucket may go for it, None if there is no room."""
+        keyspace, bucket = place.keyspace, place.bucket
+        if self.grant(transport, keyspace, bucket, missing + limit // LEASE_SHARE, missing, limit) > 0:
+            return 0
+        scope = self.view(transport, keyspace)
+        own = scope.buckets[bucket]
+        room = max(0, limit - scope.ledger.leased)
+        if own.unleased > 0:
+            # Stored before there was a limit: others must not go for what has no right to be here.
+            self._cover(transport, keyspace, own, min(own.unleased, room), limit)
+            return 0
+        evict_before_ms = scope.evict_before_ms
+        self._foresee(keyspace, evict_before_ms)
+        own_fits = own.held + size <= own.lease
+        if own_fits and own.oldest_ms is not None and own.oldest_ms < evict_before_ms:
+            return evict_before_ms
+        left = missing - room
+        if left <= 0 or self._collect(transport, keyspace, scope, left, exclude=bucket) >= left:
+            self.grant(transport, keyspace, bucket, missing, missing, limit)
+            return 0
+        return FOR_EVER_MS if own_fits else None
+
+    def _cover(self, transport: Transport, keyspace: str, bucket: BucketView, amount: int, limit: int) -> None:
+        """Lease up to `amount` more to a bucket that holds more than its lease, and evict what is not covered."""
+        if amount > 0:
+            self.grant(transport, keyspace, bucket.bucket, amount, 1, limit)
+        self.take(transport, keyspace, bucket.bucket, 0, FOR_EVER_MS)
+
+    def _collect(self, transport: Transport, keyspace: str, scope: ScopeView, amount: int, exclude: int | None) -> int:
+        """Take leases back, unused ones first, then those of the buckets with the oldest blocks; return the bytes."""
+        others = [bucket for bucket in scope.buckets if bucket.bucket != exclude and bucket.lease > 0]
+        taken = 0
+        for bucket in sorted(others, key=lambda b: -b.slack):
+            if bucket.slack > 0 and taken < amount:
+                taken += self.take(transport, keyspace, bucket.bucket, min(amount - taken, bucket.slack), 0)
+        for bucket in sorted(others, key=lambda b: b.oldest_ms if b.oldest_ms is not None else FOR_EVER_MS):
+            if taken < amount:
+                taken += self.take(transport, keyspace, bucket.bucket, amount - taken, FOR_EVER_MS)
+        return taken
+
+    def _foreseen(self, keyspace: str) -> int:
+        with self._lock:
+            until_s, evict_before_ms = self._foresight.get(keyspace, (0.0, 0))
+            if until_s <= self._clock():
+                self._foresight.pop(keyspace, None)
+                return 0
+            return evict_before_ms
+
+    def _foresee(self, keyspace: str, evict_before_ms: int) -> None:
+        with self._lock:
+            self._foresight[keyspace] = (self._clock() + FORESIGHT_S, evict_before_ms)
+
+    def _base(self, keyspace: str, bucket: int) -> bytes:
+        return bucket_prefix(self._domain, keyspace, bucket).encode()
+
+
+def _ask_ledger(domain: str, keyspace: str) -> Command:
+    key = ledger_key(domain, keyspace).encode()
+    names = (b"v", b"void", b"leased", *(b"b:%d" % bucket for bucket in range(BUCKETS)))
+    return Command(key, (b"HMGET", key, *names), _read_ledger)
+
+
+def _ask_bucket(domain: str, keyspace: str, bucket: int) -> Sequence[Command]:
+    base = bucket_prefix(domain, keyspace, bucket).encode()
+    key = state_key(base)
+    return (
+        Command(key, (b"HMGET", key, b"used", b"held", b"lease", b"version"), _read_accounting),
+        Command(key, (b"ZRANGE", base + b":#a", b"0", b"0", b"WITHSCORES"), _read_oldest),
+    )
+
+
+def _read_ledger(reply: Reply) -> LedgerView:
+    values = [0 if one is None else read_number(one) for one in read_list(reply, 3 + BUCKETS)]
+    return LedgerView(values[0], bool(values[1]), values[2], tuple(values[3:]))
+
+
+def _read_accounting(reply: Reply) -> tuple[int, int, int, int]:
+    used, held, lease, version = (0 if one is None else read_number(one) for one in read_list(reply, 4))
+    return used, held, lease, version
+
+
+def _read_oldest(reply: Reply) -> float | None:
+    words = read_list(reply, 0, 2)
+    return float(read_number(words[1])) if words else None
+
+
+def _read_status_and_number(reply: Reply) -> tuple[str, int]:
+    status, number = read_list(reply, 2)
+    return read_text(status), read_number(number)
+
+
+def _read_grant(reply: Reply) -> tuple[str, int, int]:
+    """Return status, bytes and version of a grant; of a void ledger its version is all there is."""
+    words = read_list(reply, 2, 3)
+    status = read_text(words[0])
+    if status == "ok":
+        return status, read_number(words[1]), read_number(words[2])
+    if status == "void":
+        return status, 0, read_number(words[1])
+    return status, read_number(words[1]), 0

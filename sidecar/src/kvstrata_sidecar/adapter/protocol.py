@@ -1,0 +1,286 @@
+"""How blocks are looked up, loaded and stored in a shared tier: commands, and what their replies mean.
+
+A store reserves its bytes, writes the value with a short life, and commits it, which makes it readable and gives it its
+real life; the commit travels right behind the value. Readers take committed blocks only. So whatever a writer leaves
+behind that was killed, frozen or cut off in the middle is read by nobody and gone by itself. Time is the server's: a
+lookup asks for it along with everything else. See kvstrata.contract.keys for the names, .scripts for the scripts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kvstrata.contract.keys import BlockKey, bucket_of
+from kvstrata.contract.scripts import Name, script
+
+from .enforcement import Refusal
+from .sealer import Opening
+from .wire import Command, FramingError, Reply, integer
+
+WRITE_WINDOW_MS = 30_000
+"""How long a value lives that is not committed, and how long a reservation keeps its bytes."""
+
+INDEX_SLACK_MS = 3_600_000
+"""How much longer than its blocks an index lives that nobody uses any more."""
+
+MEMBERS_PER_COMMAND = 512
+FOR_EVER_MS = 9_007_199_254_740_991
+"""Later than every moment, and still exact in a script's numbers."""
+
+
+class Transport(Protocol):
+    """What carries commands to the server, or to that server of a cluster which has the slot of their key."""
+
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what the replies say, in order. Raises ReplyError for the first that is an error."""
+
+    def set(self, key: bytes, parts: Sequence[bytes | memoryview], ttl_ms: int, after: Command | None = None) -> Any:
+        """Write a value and return what the reply to `after`, sent right behind, says."""
+
+    def get_into(
+        self, key: bytes, opening: Opening, before: Sequence[Command], accept: Callable[[Sequence[Any]], bool]
+    ) -> bool:
+        """Read a value, if `accept` takes what the replies to `before` say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a block is: its bucket's prefix and its name therein."""
+
+    keyspace: str
+    bucket: int
+    base: bytes
+    member: bytes
+
+    @classmethod
+    def of(cls, key: BlockKey) -> Place:
+        """Return the place of a block."""
+        return cls(key.keyspace, bucket_of(key.chunk_hash), key.bucket.encode(), key.member.encode())
+
+    @property
+    def name(self) -> bytes:
+        """The block's full name."""
+        return self.base + b":" + self.member
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Under what policy a block is stored: the life of a new one, how old this one is, and the scope's limit."""
+
+    life_ms: int
+    age_ms: int = 0
+    limit_bytes: int | None = None
+
+    @property
+    def keep_ms(self) -> int:
+        """How long the index has to be kept at least."""
+        return self.life_ms + INDEX_SLACK_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The answer to a reservation: `ok`, `present`, `tombstone`, or `short` of `missing_bytes`."""
+
+    status: str
+    missing_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Sight:
+    """Which blocks a lookup found, and how many it may not use by reason."""
+
+    found: list[bool]
+    refused: Counter[Refusal] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class Loaded:
+    """Whether a block was loaded, how long ago it was computed, and why it may not be used, if so."""
+
+    hit: bool = False
+    age_ms: int = 0
+    refusal: Refusal | None = None
+
+
+def call(name: Name, key: bytes, *arguments: bytes | int, read: Callable[[Reply], Any]) -> Command:
+    """Return the command that runs a script on `key`, by its digest if the server knows it."""
+    loaded = script(name)
+    rest = (b"1", key, *(b"%d" % one if isinstance(one, int) else one for one in arguments))
+    return Command(key, (b"EVALSHA", loaded.sha, *rest), read, (b"EVAL", loaded.text, *rest))
+
+
+def state_key(base: bytes) -> bytes:
+    """Return the name of a bucket's state."""
+    return base + b":#s"
+
+
+def reserve(place: Place, size: int, token: bytes, terms: Terms, evict_before_ms: int, window_ms: int) -> Command:
+    """Reserve `size` bytes, if need be for blocks that were last used before a moment. Answers Reserved."""
+    limited = b"0" if terms.limit_bytes is None else b"1"
+    return call(
+        "reserve", state_key(place.base), place.member, size, token, window_ms, terms.keep_ms, terms.life_ms, limited,
+        evict_before_ms, read=_read_reserved,
+    )  # fmt: skip
+
+
+def write(
+    transport: Transport,
+    place: Place,
+    parts: Sequence[bytes | memoryview],
+    token: bytes,
+    terms: Terms,
+    window_ms: int,
+) -> bool:
+    """Write a block that was reserved and commit it; False if it came too late. Raises ReplyError as Redis does."""
+    life_ms = terms.life_ms - terms.age_ms
+    commit = call(
+        "commit", state_key(place.base), place.member, token, life_ms, terms.age_ms, terms.keep_ms, read=read_text
+    )
+    return bool(transport.set(place.name, parts, window_ms, commit) == "ok")
+
+
+def lookup(transport: Transport, places: Sequence[Place], retention_ms: int | None) -> Sight:
+    """Return which blocks are committed and alive, all of one keyspace, in one pipeline.
+
+    A bucket in which something may live longer than `retention_ms` is not used until it was clamped.
+    """
+    by_bucket: dict[bytes, list[int]] = defaultdict(list)
+    for index, place in enumerate(places):
+        by_bucket[place.base].append(index)
+    groups = [
+        (base, indices[start : start + MEMBERS_PER_COMMAND])
+        for base, indices in by_bucket.items()
+        for start in range(0, len(indices), MEMBERS_PER_COMMAND)
+    ]
+    commands: list[Command] = []
+    for base, indices in groups:
+        members = [places[index].member for index in indices]
+        commands += [
+            *_about(base),
+            Command(state_key(base), (b"ZMSCORE", base + b":#x", *members), _read_scores(len(members))),
+        ]
+    answers = transport.ask(commands)
+    sight = Sight([False] * len(places))
+    for number, (_, indices) in enumerate(groups):
+        now_ms, state, scores = answers[3 * number : 3 * number + 3]
+        refusal = _bucket_refusal(state, retention_ms)
+        if refusal is not None:
+            sight.refused[refusal] += len(indices)
+            continue
+        for index, score in zip(indices, scores, strict=True):
+            sight.found[index] = score is not None and score > now_ms
+    return sight
+
+
+def load(transport: Transport, place: Place, opening: Opening, retention_ms: int | None) -> Loaded:
+    """Read a block if it is committed and alive, in one pipeline."""
+    loaded = Loaded()
+    before = [
+        *_about(place.base),
+        Command(place.name, (b"ZSCORE", place.base + b":#x", place.member), _read_score),
+        Command(place.name, (b"HGET", place.base + b":#m", place.member), _read_computed),
+    ]
+
+    def accept(answers: Sequence[Any]) -> bool:
+        now_ms, state, score, computed_ms = answers
+        loaded.refusal = _bucket_refusal(state, retention_ms)
+        loaded.age_ms = 0 if computed_ms is None else max(0, now_ms - computed_ms)
+        return loaded.refusal is None and score is not None and score > now_ms and computed_ms is not None
+
+    loaded.hit = transport.get_into(place.name, opening, before, accept) and opening.finish()
+    return loaded
+
+
+def discard(transport: Transport, places: Sequence[Place]) -> list[bool]:
+    """Delete blocks; return for each whether it was there."""
+    commands = [
+        call("discard", state_key(place.base), place.member, read=lambda reply: read_numbers(reply, 1)[0])
+        for place in places
+    ]
+    return [number == 1 for number in transport.ask(commands)]
+
+
+def read_text(reply: Reply) -> str:
+    """Return a reply that is a string."""
+    if not isinstance(reply, bytes):
+        raise FramingError("an answer is not a string")
+    return reply.decode("utf-8", "replace")
+
+
+def read_number(reply: Reply) -> int:
+    """Return a reply that is a number, sent as one or as digits."""
+    if isinstance(reply, int):
+        return reply
+    if not isinstance(reply, bytes):
+        raise FramingError("an answer is not a number")
+    return -integer(reply[1:]) if reply[:1] == b"-" else integer(reply)
+
+
+def read_numbers(reply: Reply, count: int) -> list[int]:
+    """Return a reply that is an array of `count` numbers."""
+    return [read_number(one) for one in read_list(reply, count)]
+
+
+def read_list(reply: Reply, *counts: int) -> list[Reply]:
+    """Return a reply that is an array of one of these lengths."""
+    if not isinstance(reply, list) or len(reply) not in counts:
+        raise FramingError("an answer is not an array of the expected length")
+    return reply
+
+
+def read_moment_ms(reply: Reply) -> int:
+    """Return what TIME answered, in milliseconds."""
+    seconds, micros = read_numbers(reply, 2)
+    return seconds * 1000 + micros // 1000
+
+
+def _about(base: bytes) -> tuple[Command, Command]:
+    """Ask for the server's time and for what decides whether a bucket may be read."""
+    state = state_key(base)
+    return (
+        Command(state, (b"TIME",), read_moment_ms),
+        Command(state, (b"HMGET", state, b"retention", b"tombstone"), _read_optional_pair),
+    )
+
+
+def _bucket_refusal(state: tuple[int | None, int | None], retention_ms: int | None) -> Refusal | None:
+    longest_ms, tombstone = state
+    if tombstone:
+        return Refusal.TOMBSTONE
+    if retention_ms is not None and longest_ms is not None and longest_ms > retention_ms:
+        return Refusal.RETENTION
+    return None
+
+
+def _read_reserved(reply: Reply) -> Reserved:
+    words = read_list(reply, 1, 3)
+    status = read_text(words[0])
+    return Reserved(status, read_number(words[1]) if len(words) > 1 else 0)
+
+
+def _read_optional_pair(reply: Reply) -> tuple[int | None, int | None]:
+    first, second = (None if one is None else read_number(one) for one in read_list(reply, 2))
+    return first, second
+
+
+def _read_score(reply: Reply) -> float | None:
+    if reply is None:
+        return None
+    try:
+        return float(read_text(reply))
+    except ValueError as error:
+        raise FramingError("a score is no number") from error
+
+
+def _read_scores(count: int) -> Callable[[Reply], list[float | None]]:
+    return lambda reply: [_read_score(one) for one in read_list(reply, count)]
+
+
+def _read_computed(reply: Reply) -> int | None:
+    if reply is None:
+        return None
+    _, _, computed_ms = read_text(reply).partition(":")
+    return integer(computed_ms.encode())

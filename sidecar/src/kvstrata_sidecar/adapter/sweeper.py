@@ -1,0 +1,344 @@
+"""The thread that keeps a shared tier's books in order, on a connection of its own.
+
+Every second it passes on what others left to it: touches of blocks that were read, reservations of stores that failed.
+Once an interval, with jitter, it sweeps the scopes of the policy: what expired and what dead writers reserved leaves
+index and accounting, a shortened retention and a lowered limit are put through, ledgers whose leases are lost are
+rebuilt. Now and then it compares the index with the values and the accounting with the index; a difference is a drift,
+which is repaired and counted. Pods share the work: a scope is swept by whoever claims it for the interval.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.keys import BUCKETS, bucket_prefix, claim_key, revoked_key
+
+from .enforcement import Enforcement, Permit
+from .ledger import Ledgers, ScopeView
+from .protocol import Place, Transport, call, read_list, read_number, read_numbers, read_text, state_key
+from .wire import Command, Reply, ReplyError, TransportError
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 1.0
+MAX_PENDING = 65_536
+MEMBERS_PER_TOUCH = 500
+ENTRIES_PER_CALL = 256
+RECOUNT_LIMIT = 20_000
+"""Entries of a bucket above which they are not added up: one script would keep the server for too long."""
+
+AUDIT_EVERY = 10
+"""Sweeps of a scope between two comparisons of its index with its values."""
+
+KEYSPACES_PER_COMMAND = 512
+
+
+@dataclass(frozen=True, slots=True)
+class SweeperHooks:
+    """What a sweeper needs of its tier. `life_ms` and `limit_bytes` are a keyspace's under the policy."""
+
+    connect: Callable[[], SweeperConnection]
+    usable: Callable[[], bool]
+    life_ms: Callable[[str], int | None]
+    limit_bytes: Callable[[str], int | None]
+    count: Callable[[str, int], None]
+
+
+class SweeperConnection(Transport, Protocol):
+    """A transport that can be cut off and closed."""
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is open and in step as far as is known."""
+
+    def abort(self) -> None:
+        """Make whatever uses this connection fail at once."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    touches: dict[Place, None] = field(default_factory=dict)
+    abandoned: deque[tuple[Place, bytes]] = field(default_factory=lambda: deque(maxlen=MAX_PENDING))
+    urgent: dict[str, None] = field(default_factory=dict)
+
+
+class Sweeper(threading.Thread):
+    """Sweeps one tier until it is closed. `jitter` returns a number from 0 to 1, `token` names this process."""
+
+    def __init__(
+        self,
+        name: str,
+        domain: str,
+        enforcement: Enforcement,
+        ledgers: Ledgers,
+        hooks: SweeperHooks,
+        *,
+        token: bytes,
+        interval_s: float,
+        clock: Callable[[], float],
+        jitter: Callable[[], float],
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self._domain = domain
+        self._enforcement = enforcement
+        self._ledgers = ledgers
+        self._hooks = hooks
+        self._token = token
+        self._interval_s = interval_s
+        self._clock = clock
+        self._jitter = jitter
+        self._lock = threading.Lock()
+        self._at_work = threading.RLock()
+        self._pending = _Pending()
+        self._wake = threading.Event()
+        self._closed = False
+        self._connection: SweeperConnection | None = None
+        self._seen: CacheView | None = None
+        self._sweep_at_s = 0.0
+        self._sweeps: dict[str, int] = {}
+        self._mismatched: dict[str, ScopeView] = {}
+        self.revoked: frozenset[str] = frozenset()
+
+    def touch(self, place: Place) -> None:
+        """Note that a block was read; passed on within about a second, once for all reads until then."""
+        with self._lock:
+            if len(self._pending.touches) < MAX_PENDING:
+                self._pending.touches[place] = None
+
+    def abandon(self, place: Place, token: bytes) -> None:
+        """Note that the reservation of a store that failed can be given up."""
+        with self._lock:
+            self._pending.abandoned.append((place, token))
+
+    def urge(self, keyspace: str) -> None:
+        """Sweep a scope soon: it cannot be used as it is."""
+        with self._lock:
+            if keyspace not in self._pending.urgent and len(self._pending.urgent) < MAX_PENDING:
+                self._pending.urgent[keyspace] = None
+
+    def close(self) -> None:
+        """End the thread soon."""
+        self._closed = True
+        self._wake.set()
+        connection = self._connection
+        if connection is not None:
+            connection.abort()
+
+    def run(self) -> None:
+        """Work until closed; whatever fails is tried again a tick later."""
+        while not self._closed:
+            try:
+                if self._hooks.usable():
+                    self.turn()
+            except (TransportError, ReplyError) as error:
+                self._hooks.count("sweep_errors", 1)
+                logger.info("The sweep was interrupted: %s", error)
+            except Exception:
+                self._hooks.count("sweep_errors", 1)
+                logger.exception("The sweep failed")
+            self._wake.wait(TICK_S)
+        self._drop_connection()
+
+    def turn(self) -> None:
+        """Do what is due now."""
+        with self._at_work:
+            self._turn()
+
+    def sweep(self, keyspace: str, *, claim: bool = False, audit: bool | None = None) -> None:
+        """Put one scope in order if the policy allows it, and, with `claim`, unless another pod did this interval.
+
+        `audit` None leaves the comparison of index and values to the schedule.
+        """
+        with self._at_work:
+            self._sweep(keyspace, claim, audit)
+
+    def _turn(self) -> None:
+        with self._lock:
+            pending, self._pending = self._pending, _Pending()
+        view = self._enforcement.view
+        if view is None:
+            return
+        changed, self._seen = view is not self._seen, view
+        self._pass_on(pending)
+        due = self._clock() >= self._sweep_at_s
+        if due or changed:
+            self._sweep_at_s = self._clock() + self._interval_s * (0.8 + 0.4 * self._jitter())
+            self._learn_revoked(view)
+            # After a change all that have a bound are looked at once, whoever's turn it is.
+            urgent = [keyspace for keyspace, budgets in view.keyspaces.items() if changed and budgets]
+            pending.urgent |= dict.fromkeys(urgent)
+        if changed:
+            for book in (self._sweeps, self._mismatched):
+                for gone in book.keys() - view.keyspaces.keys():
+                    del book[gone]
+        for keyspace in pending.urgent:
+            self.sweep(keyspace)
+        if due:
+            for keyspace in view.keyspaces:
+                if keyspace not in pending.urgent and not self._closed:
+                    self.sweep(keyspace, claim=True)
+
+    def _sweep(self, keyspace: str, claim: bool, audit: bool | None) -> None:
+        permit = self._enforcement.enter(keyspace, self._abort)
+        if not isinstance(permit, Permit):
+            return
+        try:
+            transport = self._connected()
+            if claim and not self._claim(transport, keyspace):
+                return
+            self._expire(transport, keyspace)
+            life_ms, limit = self._hooks.life_ms(keyspace), self._hooks.limit_bytes(keyspace)
+            if life_ms is not None:
+                self._clamp(transport, keyspace, life_ms)
+            turns = self._sweeps.get(keyspace, 0)
+            self._sweeps[keyspace] = turns + 1
+            if audit or (audit is None and turns % AUDIT_EVERY == AUDIT_EVERY - 1):
+                self._audit(transport, keyspace)
+            if limit is not None:
+                self._balance(transport, keyspace, limit)
+        finally:
+            permit.release()
+
+    def _expire(self, transport: Transport, keyspace: str) -> None:
+        """Take out what expired and what dead writers reserved."""
+        buckets: Sequence[int] = range(BUCKETS)
+        while buckets:
+            answers = transport.ask(
+                [
+                    call("sweep", self._state(keyspace, bucket), ENTRIES_PER_CALL, read=lambda r: read_numbers(r, 3))
+                    for bucket in buckets
+                ]
+            )
+            self._count("expired", sum(expired for expired, _, _ in answers))
+            self._count("reservations_reaped", sum(dead for _, dead, _ in answers))
+            buckets = [bucket for bucket, (_, _, more) in zip(buckets, answers, strict=True) if more]
+
+    def _clamp(self, transport: Transport, keyspace: str, life_ms: int) -> None:
+        """Shorten the lives of a scope's blocks to what the policy allows now."""
+        steps = [(bucket, 0, 0) for bucket in range(BUCKETS)]
+        while steps:
+            commands = [
+                call("clamp", self._state(keyspace, bucket), life_ms, since, cursor, ENTRIES_PER_CALL, read=_read_clamp)
+                for bucket, cursor, since in steps
+            ]
+            answers = zip(steps, transport.ask(commands), strict=True)
+            steps = [(step[0], cursor, since) for step, (status, cursor, since) in answers if status != "done"]
+
+    def _audit(self, transport: Transport, keyspace: str) -> None:
+        """Take out entries without their value, and correct accounting that differs from the index."""
+        for bucket in range(BUCKETS):
+            state, cursor = self._state(keyspace, bucket), 0
+            while True:
+                command = call("audit", state, cursor, ENTRIES_PER_CALL, read=lambda r: read_numbers(r, 3))
+                ((cursor, lost, lost_bytes),) = transport.ask([command])
+                self._count("drift_entries", lost)
+                self._count("drift_bytes", lost_bytes)
+                if cursor == 0:
+                    break
+            ((status, used, held, strays),) = transport.ask([call("recount", state, RECOUNT_LIMIT, read=_read_recount)])
+            if status == "skipped":
+                self._count("recounts_skipped", 1)
+            self._count("drift_entries", strays)
+            self._count("drift_bytes", abs(used) + abs(held))
+
+    def _balance(self, transport: Transport, keyspace: str, limit: int) -> None:
+        """Put a lowered limit through, and rebuild a ledger that charges for leases which no bucket has."""
+        scope = self._ledgers.view(transport, keyspace)
+        if scope.ledger.leased > limit or any(bucket.unleased for bucket in scope.buckets):
+            if self._ledgers.settle(transport, keyspace, limit) > 0:
+                self.urge(keyspace)
+            scope = self._ledgers.view(transport, keyspace)
+        if scope.ledger.version == 0 or scope.ledger.by_bucket == scope.leases:
+            self._mismatched.pop(keyspace, None)
+            return
+        before = self._mismatched.pop(keyspace, None)
+        if before is not None and before.ledger == scope.ledger and before.leases == scope.leases:
+            # Twice the same in two sweeps: nobody is in the middle of a grant, somebody died in one.
+            self._count("drift_leases", 1)
+            self._ledgers.rebuild(transport, keyspace, scope.ledger.version)
+        else:
+            self._mismatched[keyspace] = scope
+
+    def _claim(self, transport: Transport, keyspace: str) -> bool:
+        """Whether this scope is this process' to sweep in this interval."""
+        key = claim_key(self._domain, keyspace).encode()
+        ttl = b"%d" % int(self._interval_s * 750)
+        (answer,) = transport.ask([Command(key, (b"SET", key, self._token, b"NX", b"PX", ttl))])
+        return bool(answer == b"OK")
+
+    def _learn_revoked(self, view: CacheView) -> None:
+        """Ask which of the policy's keyspaces the tier knows as revoked."""
+        key = revoked_key(self._domain).encode()
+        names = iter(view.keyspaces)
+        revoked: list[str] = []
+        while batch := list(islice(names, KEYSPACES_PER_COMMAND)):
+            command = Command(key, (b"ZMSCORE", key, *(name.encode() for name in batch)))
+            (scores,) = self._connected().ask([command])
+            revoked += [name for name, score in zip(batch, scores, strict=True) if score is not None]
+        self.revoked = frozenset(revoked)
+
+    def _pass_on(self, pending: _Pending) -> None:
+        by_bucket: dict[tuple[str, bytes], list[bytes]] = {}
+        for place in pending.touches:
+            by_bucket.setdefault((place.keyspace, place.base), []).append(place.member)
+        for (keyspace, base), members in by_bucket.items():
+            for start in range(0, len(members), MEMBERS_PER_TOUCH):
+                batch = members[start : start + MEMBERS_PER_TOUCH]
+                self._ask_for(keyspace, call("touch", state_key(base), *batch, read=read_number))
+        for place, token in pending.abandoned:
+            key = state_key(place.base)
+            self._ask_for(place.keyspace, call("abandon", key, place.member, token, read=read_number))
+
+    def _ask_for(self, keyspace: str, command: Command) -> None:
+        permit = self._enforcement.enter(keyspace, self._abort)
+        if isinstance(permit, Permit):
+            try:
+                self._connected().ask([command])
+            except ReplyError as error:
+                if error.code != "OOM":
+                    raise
+            finally:
+                permit.release()
+
+    def _count(self, name: str, amount: int) -> None:
+        if amount:
+            self._hooks.count(name, amount)
+
+    def _state(self, keyspace: str, bucket: int) -> bytes:
+        return state_key(bucket_prefix(self._domain, keyspace, bucket).encode())
+
+    def _abort(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            connection.abort()
+
+    def _connected(self) -> SweeperConnection:
+        if self._connection is None or not self._connection.usable:
+            self._drop_connection()
+            self._connection = self._hooks.connect()
+        return self._connection
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def _read_clamp(reply: Reply) -> tuple[str, int, int]:
+    status, cursor, since = read_list(reply, 3)
+    return read_text(status), read_number(cursor), read_number(since)
+
+
+def _read_recount(reply: Reply) -> tuple[str, int, int, int]:
+    status, used, held, strays = read_list(reply, 4)
+    return read_text(status), read_number(used), read_number(held), read_number(strays)

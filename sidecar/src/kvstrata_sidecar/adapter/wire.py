@@ -1,0 +1,122 @@
+"""The words of RESP2: commands, what replies may be, and what can go wrong.
+
+No socket is touched here; `resp` moves the bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+CRLF = b"\r\n"
+MAX_LINE_BYTES = 16 * 1024
+MAX_ELEMENTS = 4096
+PIPELINE_COMMANDS = 1024
+
+Reply = int | bytes | list["Reply"] | None
+"""What Redis answers to a small question: a number, a string or status, an array, or nothing."""
+
+IN_FRAME_ERRORS = frozenset(
+    {
+        "ASK",
+        "BUSY",
+        "CLUSTERDOWN",
+        "LOADING",
+        "MASTERDOWN",
+        "MISCONF",
+        "MOVED",
+        "NOPERM",
+        "NOREPLICAS",
+        "NOSCRIPT",
+        "OOM",
+        "READONLY",
+        "TRYAGAIN",
+        "WRONGTYPE",
+    }
+)
+"""Error replies after which a connection stays in step: Redis read the whole command and answered it once."""
+
+
+class TransportError(Exception):
+    """The connection is of no use any more and was closed."""
+
+
+class FramingError(TransportError):
+    """The peer sent something that cannot be the answer."""
+
+
+class PeerClosedError(TransportError):
+    """The peer ended the connection."""
+
+
+class PeerTimeoutError(TransportError):
+    """The peer sent or took nothing for too long."""
+
+
+class AccessError(TransportError):
+    """Credentials are missing or refused: trying again soon is of no use."""
+
+
+class ReplyError(Exception):
+    """Redis answered with an error, in step; `code` is its first word."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = message.split(" ", 1)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command about `key`, by which a cluster routes it.
+
+    `read` returns what the reply says and raises FramingError for one that cannot be the answer. `otherwise` is sent
+    in its place when the server does not know the script.
+    """
+
+    key: bytes
+    arguments: tuple[bytes, ...]
+    read: Callable[[Reply], Any] = lambda reply: reply
+    otherwise: tuple[bytes, ...] | None = None
+
+
+def command(*arguments: bytes) -> bytes:
+    """Return a command in RESP."""
+    return b"*%d\r\n" % len(arguments) + b"".join(b"$%d\r\n%b\r\n" % (len(a), a) for a in arguments)
+
+
+def unknown_script(asked: Command, answer: Any) -> bool:
+    """Whether the server answered that it has not seen a script whose text could be sent."""
+    return isinstance(answer, ReplyError) and answer.code == "NOSCRIPT" and asked.otherwise is not None
+
+
+def spelled_out(asked: Command) -> Command:
+    """Return the command that sends a script's text in place of its digest."""
+    return asked if asked.otherwise is None else replace(asked, arguments=asked.otherwise, otherwise=None)
+
+
+def read_ok(reply: Reply) -> None:
+    """Refuse every reply but OK."""
+    if reply != b"OK":
+        raise FramingError("a write was not answered with OK")
+
+
+def within(digits: bytes, highest: int) -> int:
+    """Return a length or count. Raises FramingError if it is above `highest`."""
+    number = integer(digits)
+    if number > highest:
+        raise FramingError("an answer is larger than what was asked for can be")
+    return number
+
+
+def integer(digits: bytes) -> int:
+    """Return a number that is not negative. Raises FramingError for anything else."""
+    if not digits.isdigit() or len(digits) > 15:
+        raise FramingError("a reply holds a malformed number")
+    return int(digits)
+
+
+def reason(error: BaseException) -> str:
+    """Return what went wrong, in words."""
+    text = getattr(error, "strerror", None) or str(error)
+    return str(text) or type(error).__name__

@@ -1,0 +1,223 @@
+"""Limits on a real Redis: what holds at every instant, what changes when the policy or the server does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.value import value_bytes
+from kvstrata.objects.redisusers import users_acl
+from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from tests.support.redis_binary import needs_redis
+from tests.tiers.books import Books
+from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
+from tests.tiers.redis_process import RedisProcess
+from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
+from tests.tiers.writers import Writer
+
+pytestmark = needs_redis
+VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
+
+
+def limited(gate: GateStandIn, limit: int | None, retention_s: int | None = None) -> None:
+    gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(TierBudget("shared", limit_bytes=limit, retention_s=retention_s),))
+
+
+@pytest.fixture
+def books(redis_server: RedisProcess) -> Books:
+    return Books(redis_server, KEYSPACE_A)
+
+
+def until(condition: Callable[[], bool], what: object = "", timeout_s: float = 15) -> None:
+    give_up_at_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up_at_s, what() if callable(what) else what
+        time.sleep(0.02)
+
+
+def spread(number: int) -> int:
+    """A block number whose bucket differs from its neighbours'."""
+    return (number * 16 + number // 16) % 256
+
+
+class TestTheLimit:
+    def test_it_holds_at_every_instant_while_four_processes_store_at_it(
+        self, redis_server: RedisProcess, books: Books
+    ) -> None:
+        limit = 400_000
+        writers = [
+            Writer(redis_server.port, KEYSPACE_A, limit=limit, window_ms=30_000, seed=seed, scale=64)
+            for seed in range(4)
+        ]
+        for writer in writers:
+            writer.first_line()
+        observations = 0
+        give_up_at_s = time.monotonic() + 6
+        while time.monotonic() < give_up_at_s:
+            totals = books.totals()
+            assert totals.holds(limit), totals
+            observations += 1
+        told = [writer.kill() for writer in writers]
+        assert observations > 500
+        assert all(one["errors"] == 0 for one in told), told
+        assert all(one["stored"] > 50 for one in told), told
+        assert sum(one["evicted_bytes"] for one in told) > 2 * limit, "the limit was reached many times over"
+        assert books.totals().used > limit / 2, "and most of it is in use"
+
+    def test_a_block_larger_than_the_limit_is_refused_and_costs_nobody_a_block(
+        self, driver: Driver, gate: GateStandIn, books: Books
+    ) -> None:
+        limited(gate, VALUE_BYTES - 1)
+        assert driver.store([block(KEYSPACE_A)]) == StoreOutcome(True, 0)
+        assert driver.refused("over_budget") == 1
+        assert books.totals().used == 0
+
+    def test_one_scope_at_its_limit_takes_nothing_from_another(self, driver: Driver, gate: GateStandIn) -> None:
+        limited(gate, 4 * VALUE_BYTES)
+        driver.store([block(KEYSPACE_B, spread(number)) for number in range(4)])
+        for number in range(40):
+            driver.store([block(KEYSPACE_A, spread(number))])
+        assert driver.lookup([block(KEYSPACE_B, spread(number)) for number in range(4)]) == [1] * 4
+
+    def test_a_scope_at_its_limit_keeps_what_was_used_last(
+        self, driver: Driver, gate: GateStandIn, books: Books
+    ) -> None:
+        limited(gate, 32 * VALUE_BYTES)
+        for number in range(64):
+            assert driver.store([block(KEYSPACE_A, spread(number))]).stored_bytes == BLOCK_BYTES, number
+            time.sleep(0.002)
+        found = driver.lookup([block(KEYSPACE_A, spread(number)) for number in range(64)])
+        assert sum(found) >= 28, "room is not wasted"
+        assert sum(found[48:]) >= 14, "the newest are there"
+        assert sum(found[:24]) <= 3, "the oldest are gone"
+
+    def test_a_block_that_is_read_outlives_one_that_is_not(self, driver: Driver, gate: GateStandIn) -> None:
+        limited(gate, 4 * VALUE_BYTES)
+        for number in range(4):
+            driver.store([block(KEYSPACE_A, number)])
+            time.sleep(0.01)
+        driver.load([block(KEYSPACE_A, 0)])
+        driver.tier._sweeper.turn()
+        driver.store([block(KEYSPACE_A, 4)])
+        assert driver.lookup([block(KEYSPACE_A, number) for number in range(5)]) == [1, 0, 1, 1, 1]
+
+    def test_a_scope_without_a_limit_is_accounted_for_and_has_no_ledger(
+        self, driver: Driver, redis_server: RedisProcess, books: Books
+    ) -> None:
+        driver.store([block(KEYSPACE_A, number) for number in range(10)])
+        books.assert_consistent()
+        assert books.totals().used == 10 * VALUE_BYTES
+        assert not redis_server.admin().exists(books.ledger)
+
+
+class TestALimitThatChanges:
+    def test_a_lowered_limit_is_put_through_by_itself_and_the_oldest_go(
+        self, driver: Driver, gate: GateStandIn, books: Books
+    ) -> None:
+        limited(gate, 40 * VALUE_BYTES)
+        for number in range(40):
+            driver.store([block(KEYSPACE_A, spread(number))])
+            time.sleep(0.002)
+        limited(gate, 10 * VALUE_BYTES)
+        until(lambda: books.totals().holds(10 * VALUE_BYTES), lambda: (books.totals(), driver.tier.counters()))
+        books.assert_consistent()
+        found = driver.lookup([block(KEYSPACE_A, spread(number)) for number in range(40)])
+        assert 7 <= sum(found) <= 10
+        assert sum(found[:20]) == 0
+
+    def test_a_limit_where_there_was_none_takes_hold(self, driver: Driver, gate: GateStandIn, books: Books) -> None:
+        driver.store([block(KEYSPACE_A, spread(number)) for number in range(40)])
+        limited(gate, 20 * VALUE_BYTES)
+        until(lambda: books.totals().holds(20 * VALUE_BYTES), books.totals())
+        assert books.totals().used >= 12 * VALUE_BYTES, "and takes no more than it has to"
+        for number in range(40, 60):
+            driver.store([block(KEYSPACE_A, spread(number))])
+            assert books.totals().holds(20 * VALUE_BYTES)
+
+    def test_a_raised_limit_is_room_at_once(self, driver: Driver, gate: GateStandIn, books: Books) -> None:
+        limited(gate, 4 * VALUE_BYTES)
+        driver.store([block(KEYSPACE_A, spread(number)) for number in range(8)])
+        limited(gate, 30 * VALUE_BYTES)
+        driver.store([block(KEYSPACE_A, spread(number)) for number in range(8, 30)])
+        assert books.totals().used >= 22 * VALUE_BYTES
+
+
+class TestALedgerThatIsLost:
+    def lose(self, redis_server: RedisProcess, books: Books, how: str) -> None:
+        admin = redis_server.admin()
+        if how == "deleted":
+            admin.delete(books.ledger)
+        elif how == "another replication id":
+            admin.execute_command("DEBUG", "CHANGE-REPL-ID")
+        else:
+            admin.hset(books.ledger, "void", "1")
+
+    @pytest.mark.parametrize("how", ["deleted", "another replication id", "left void by a dead rebuilder"])
+    def test_it_is_rebuilt_from_the_buckets_and_the_limit_holds(
+        self, start: Callable[..., Driver], tmp_path: Path, gate: GateStandIn, how: str
+    ) -> None:
+        server = RedisProcess(tmp_path, "--enable-debug-command", "yes")
+        server.start()
+        driver, books = start(server.port), Books(server, KEYSPACE_A)
+        driver.until("closed")
+        limited(gate, 20 * VALUE_BYTES)
+        driver.store([block(KEYSPACE_A, spread(number)) for number in range(12)])
+        self.lose(server, books, how)
+        for number in range(12, 50):
+            assert driver.store([block(KEYSPACE_A, spread(number))]).stored_bytes == BLOCK_BYTES
+            assert books.totals().holds(20 * VALUE_BYTES), books.totals()
+        assert books.leases() == books.charged()
+        assert driver.tier.counters()["ledgers_rebuilt"] >= 1
+        server.kill()
+
+    def test_what_a_dead_writer_was_granted_comes_back_after_two_sweeps(
+        self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
+    ) -> None:
+        limited(gate, 20 * VALUE_BYTES)
+        driver.store([block(KEYSPACE_A, spread(number)) for number in range(4)])
+        redis_server.admin().hincrby(books.ledger, "b:3", 5 * VALUE_BYTES)
+        redis_server.admin().hincrby(books.ledger, "leased", 5 * VALUE_BYTES)
+        driver.tier._sweeper.sweep(KEYSPACE_A)
+        assert books.leases() != books.charged(), "one reading may be in the middle of a grant"
+        driver.tier._sweeper.sweep(KEYSPACE_A)
+        assert books.leases() == books.charged()
+        assert driver.tier.counters()["drift_leases"] == 1
+
+    def test_a_server_that_lost_everything_starts_anew(
+        self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
+    ) -> None:
+        limited(gate, 20 * VALUE_BYTES)
+        driver.store([block(KEYSPACE_A, 1)])
+        redis_server.kill()
+        redis_server.start()
+        driver.until("closed")
+        assert driver.store([block(KEYSPACE_A, 2)]).stored_bytes == BLOCK_BYTES
+        assert Books(redis_server, KEYSPACE_A).totals().holds(20 * VALUE_BYTES)
+        assert stored(redis_server)
+
+
+class TestTheUserOfAManagedServer:
+    def test_its_rules_are_enough_for_everything_that_a_tier_does(
+        self, start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn, tmp_path: Path, books: Books
+    ) -> None:
+        line = next(one for one in users_acl(DOMAIN, "secret", "other").decode().splitlines() if " default " in one)
+        redis_server.admin().execute_command("ACL", "SETUSER", "data", *line.split()[2:])
+        (tmp_path / "password").write_text("secret")
+        driver = start(redis_server.port, username="data", password_file=str(tmp_path / "password"))
+        driver.until("closed")
+        limited(gate, 20 * VALUE_BYTES, retention_s=3600)
+        for number in range(40):
+            assert driver.store([block(KEYSPACE_A, spread(number))]).stored_bytes == BLOCK_BYTES
+        assert driver.load([block(KEYSPACE_A, spread(39))])[0] == [1]
+        assert driver.tier.delete([block(KEYSPACE_A, spread(39))])
+        limited(gate, 10 * VALUE_BYTES, retention_s=60)
+        driver.tier._sweeper.turn()
+        driver.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        assert driver.tier.state().errors == 0
+        assert "sweep_errors" not in driver.tier.counters()
+        assert books.totals().holds(10 * VALUE_BYTES)
+        books.assert_consistent()

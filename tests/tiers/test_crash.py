@@ -1,0 +1,317 @@
+"""Writers that are killed, frozen or late, servers that forget scripts or run full: what is left on a real Redis."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.keys import BlockKey
+from kvstrata.contract.value import value_bytes
+from kvstrata_sidecar.adapter import protocol
+from kvstrata_sidecar.adapter.ledger import Ledgers
+from kvstrata_sidecar.adapter.protocol import Place, Terms
+from kvstrata_sidecar.adapter.resp import Connection
+from kvstrata_sidecar.adapter.sealer import PlainSealer
+from tests.support.redis_binary import needs_redis
+from tests.tiers.books import Books
+from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, GateStandIn
+from tests.tiers.redis_process import RedisProcess
+from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
+from tests.tiers.writers import Writer
+
+pytestmark = needs_redis
+VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
+WINDOW_MS = 400
+TERMS = Terms(life_ms=600_000)
+BODY = bytes([7]) * BLOCK_BYTES
+PLACE = Place.of(BlockKey(DOMAIN, KEYSPACE_A, IDENTITY, 0x01000100, 0, bytes([1]) * 32))
+"""Where the driver's block 1 is."""
+
+
+@pytest.fixture
+def books(redis_server: RedisProcess) -> Books:
+    return Books(redis_server, KEYSPACE_A)
+
+
+@pytest.fixture
+def quick(start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn) -> Driver:
+    """A tier with a short write window."""
+    driver = start(redis_server.port, window_ms=WINDOW_MS)
+    driver.until("closed")
+    gate.allow(KEYSPACE_A)
+    return driver
+
+
+class ByHand:
+    """A writer that stops wherever a test wants it to."""
+
+    def __init__(self, connection: Connection, window_ms: int = WINDOW_MS) -> None:
+        self.connection = connection
+        self._window_ms = window_ms
+        self._ledgers = Ledgers(DOMAIN, lambda name, amount: None, time.monotonic, window_ms)
+
+    def reserve(self, token: bytes, terms: Terms = TERMS) -> object:
+        return self._ledgers.admit(self.connection, PLACE, VALUE_BYTES, token, terms)
+
+    def set(self) -> None:
+        self.connection.set(PLACE.name, self.parts(), self._window_ms)
+
+    def set_and_commit(self, token: bytes, terms: Terms = TERMS) -> bool:
+        return protocol.write(self.connection, PLACE, self.parts(), token, terms, self._window_ms)
+
+    def parts(self) -> Sequence[bytes | memoryview]:
+        return PlainSealer().seal(KEYSPACE_A, PLACE.name, memoryview(BODY))
+
+
+@pytest.fixture
+def late(redis_server: RedisProcess, connect_to: Callable[..., Connection]) -> ByHand:
+    return ByHand(connect_to(redis_server.port))
+
+
+def outlast_the_window() -> None:
+    time.sleep(WINDOW_MS / 1000 + 0.05)
+
+
+class TestWritersThatAreKilled:
+    @pytest.mark.parametrize("limit", [12_000_000, 0], ids=["at a limit", "without a limit"])
+    def test_one_sweep_leaves_no_orphan_no_ghost_and_right_accounting(
+        self, quick: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books, limit: int
+    ) -> None:
+        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=limit or None),))
+        chance = random.Random(1)
+        kills_in_the_middle = turn = 0
+        while turn < 3 or (turn < 12 and kills_in_the_middle == 0):
+            turn += 1
+            writers = [
+                Writer(redis_server.port, KEYSPACE_A, limit=limit, window_ms=WINDOW_MS, seed=4 * turn + n, scale=4096)
+                for n in range(4)
+            ]
+            for writer in writers:
+                writer.first_line()
+            for writer in writers:
+                time.sleep(chance.random() / 5)
+                before = books.reservations()
+                writer.kill()
+                kills_in_the_middle += before > 0 and books.reservations() > 0
+        assert kills_in_the_middle > 0, "some died between reservation and commit"
+        outlast_the_window()
+        quick.tier._sweeper.sweep(KEYSPACE_A)
+        books.assert_consistent()
+        assert books.totals().used > 0
+        quick.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        assert not {"drift_entries", "drift_bytes"} & set(quick.tier.counters())
+        if limit:
+            quick.tier._sweeper.sweep(KEYSPACE_A)
+            assert books.leases() == books.charged()
+            assert books.totals().holds(limit)
+
+    def test_writers_that_freeze_beyond_the_window_and_wake_leave_nothing_wrong(
+        self, quick: Driver, redis_server: RedisProcess, books: Books
+    ) -> None:
+        limit = 12_000_000
+        writers = [
+            Writer(redis_server.port, KEYSPACE_A, limit=limit, window_ms=WINDOW_MS, seed=seed, scale=4096)
+            for seed in range(3)
+        ]
+        for writer in writers:
+            writer.first_line()
+        chance = random.Random(2)
+        for turn in range(6):
+            writer = writers[turn % 3]
+            writer.freeze()
+            time.sleep(WINDOW_MS / 1000 * (0.5 + chance.random()))
+            quick.tier._sweeper.sweep(KEYSPACE_A)
+            totals = books.totals()
+            assert totals.used + totals.held <= totals.lease <= totals.leased <= limit
+            writer.thaw()
+            time.sleep(0.05)
+        for writer in writers:
+            writer.kill()
+        outlast_the_window()
+        quick.tier._sweeper.sweep(KEYSPACE_A)
+        books.assert_consistent()
+
+
+class TestWritersThatAreLate:
+    def test_a_value_that_was_never_committed_is_no_hit_and_goes_by_itself(
+        self, quick: Driver, late: ByHand, redis_server: RedisProcess, books: Books
+    ) -> None:
+        assert late.reserve(b"t") is True
+        late.set()
+        assert quick.lookup([block(KEYSPACE_A)]) == [0]
+        assert quick.load([block(KEYSPACE_A)])[0] == [0]
+        outlast_the_window()
+        assert stored(redis_server) == []
+        quick.tier._sweeper.sweep(KEYSPACE_A)
+        books.assert_consistent()
+
+    def test_a_set_without_a_reservation_is_no_hit_and_goes_by_itself(
+        self, quick: Driver, late: ByHand, redis_server: RedisProcess
+    ) -> None:
+        late.set()
+        assert quick.lookup([block(KEYSPACE_A)]) == [0]
+        assert 0 < redis_server.admin().pttl(PLACE.name.decode()) <= WINDOW_MS
+
+    def test_a_commit_after_its_reservation_was_swept_takes_the_value_along(
+        self, quick: Driver, late: ByHand, redis_server: RedisProcess, books: Books
+    ) -> None:
+        late.reserve(b"t")
+        outlast_the_window()
+        quick.tier._sweeper.sweep(KEYSPACE_A)
+        assert late.set_and_commit(b"t") is False
+        assert stored(redis_server) == []
+        books.assert_consistent()
+
+    def test_the_sweep_of_a_dead_reservation_takes_its_value_along(
+        self, quick: Driver, late: ByHand, redis_server: RedisProcess, books: Books
+    ) -> None:
+        late.reserve(b"t")
+        time.sleep(WINDOW_MS / 2000)
+        late.set()
+        time.sleep(WINDOW_MS / 2000 + 0.05)
+        assert len(stored(redis_server)) == 1
+        quick.tier._sweeper.sweep(KEYSPACE_A)
+        books.assert_consistent()
+
+    def test_a_late_set_over_anothers_block_changes_neither_its_life_nor_its_bytes(
+        self, quick: Driver, late: ByHand, redis_server: RedisProcess, books: Books
+    ) -> None:
+        late.reserve(b"t")
+        outlast_the_window()
+        assert quick.store([block(KEYSPACE_A)], fill=7).stored_bytes == BLOCK_BYTES
+        life_ms = redis_server.admin().pttl(PLACE.name.decode())
+        assert late.set_and_commit(b"t") is False
+        assert abs(redis_server.admin().pttl(PLACE.name.decode()) - life_ms) < 1000
+        assert quick.load([block(KEYSPACE_A)]) == ([1], [bytearray(BODY)])
+        books.assert_consistent()
+
+    def test_a_late_set_whose_writer_then_dies_costs_the_block_and_is_counted_as_drift(
+        self, quick: Driver, late: ByHand, books: Books
+    ) -> None:
+        quick.store([block(KEYSPACE_A)])
+        late.set()
+        outlast_the_window()
+        assert quick.load([block(KEYSPACE_A)])[0] == [0]
+        quick.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        books.assert_consistent()
+        assert quick.tier.counters()["drift_entries"] == 1
+        assert quick.tier.counters()["drift_bytes"] == VALUE_BYTES
+        assert quick.store([block(KEYSPACE_A)]).stored_bytes == BLOCK_BYTES
+
+    def test_a_late_set_does_not_make_a_block_readable_beyond_its_life(
+        self, quick: Driver, late: ByHand, redis_server: RedisProcess
+    ) -> None:
+        short = Terms(life_ms=250)
+        late.reserve(b"t", short)
+        assert late.set_and_commit(b"t", short)
+        time.sleep(0.2)
+        late.set()
+        time.sleep(0.1)
+        assert len(stored(redis_server)) == 1, "the value is there again, for the window"
+        assert quick.lookup([block(KEYSPACE_A)]) == [0]
+        assert quick.load([block(KEYSPACE_A)])[0] == [0]
+
+    def test_two_writers_of_one_block_store_it_once(self, quick: Driver, late: ByHand, books: Books) -> None:
+        assert late.reserve(b"t") is True
+        assert quick.store([block(KEYSPACE_A)]).stored_bytes == 0, "another is about to"
+        assert late.set_and_commit(b"t")
+        assert quick.store([block(KEYSPACE_A)]).stored_bytes == 0
+        assert quick.tier.counters()["stores_present"] == 2
+        assert quick.tier.state().refused == 0
+        books.assert_consistent()
+
+    def test_a_reservation_asked_for_twice_by_one_writer_is_charged_once(self, late: ByHand, books: Books) -> None:
+        assert late.reserve(b"t") is True
+        assert late.reserve(b"t") is True
+        assert books.totals().held == VALUE_BYTES
+        assert late.set_and_commit(b"t")
+        books.assert_consistent()
+
+    def test_a_store_that_was_cut_off_gives_its_reservation_back_at_once(
+        self, start: Callable[..., Driver], gate: GateStandIn, redis_server: RedisProcess, books: Books
+    ) -> None:
+        driver = start(redis_server.port)
+        driver.until("closed")
+        gate.allow(KEYSPACE_A)
+        late = driver.tier._sweeper
+        held = ByHand(driver.tier._connect(), 30_000)
+        held.reserve(b"t")
+        late.abandon(PLACE, b"t")
+        late.turn()
+        books.assert_consistent()
+
+
+class TestAServerThatForgets:
+    def test_scripts_that_were_flushed_are_sent_again_without_an_error(
+        self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
+    ) -> None:
+        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=3 * VALUE_BYTES),))
+        for number in range(1, 9):
+            redis_server.admin().script_flush()
+            assert driver.store([block(KEYSPACE_A, number)]).stored_bytes == BLOCK_BYTES
+        redis_server.admin().script_flush()
+        driver.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        assert driver.tier.state().errors == 0
+        assert "sweep_errors" not in driver.tier.counters()
+        books.assert_consistent()
+
+    def test_a_server_that_runs_full_in_the_middle_keeps_its_books(
+        self, driver: Driver, redis_server: RedisProcess, books: Books
+    ) -> None:
+        admin = redis_server.admin()
+        admin.config_set("maxmemory", admin.info("memory")["used_memory"] + 20 * VALUE_BYTES)
+        outcomes = [driver.store([block(KEYSPACE_A, number)]).stored_bytes for number in range(40)]
+        assert driver.refused("tier_full") > 0
+        assert 0 < sum(outcomes) < 40 * BLOCK_BYTES
+        books.assert_consistent()
+        assert sum(driver.lookup([block(KEYSPACE_A, number) for number in range(40)])) == len(books.values())
+
+    def test_a_full_server_can_still_be_swept_and_shrunk(
+        self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books, late: ByHand
+    ) -> None:
+        short = TierBudget("shared", retention_s=1)
+        gate.allow(KEYSPACE_A, budgets=(short,))
+        driver.store([block(KEYSPACE_A, number) for number in range(16)])
+        late.reserve(b"t", Terms(life_ms=1000))
+        redis_server.admin().config_set("maxmemory", 1)
+        time.sleep(1.1)
+        driver.tier._sweeper.sweep(KEYSPACE_A)
+        books.assert_consistent()
+        assert books.totals().used == 0
+
+    def test_a_lowered_limit_is_put_through_on_a_full_server(
+        self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
+    ) -> None:
+        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=20 * VALUE_BYTES),))
+        driver.store([block(KEYSPACE_A, number) for number in range(20)])
+        redis_server.admin().config_set("maxmemory", 1)
+        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=5 * VALUE_BYTES),))
+        driver.tier._sweeper.sweep(KEYSPACE_A)
+        assert books.totals().holds(5 * VALUE_BYTES)
+        books.assert_consistent()
+
+    def test_a_value_that_somebody_deleted_is_a_miss_and_is_stored_again(
+        self, driver: Driver, redis_server: RedisProcess, books: Books
+    ) -> None:
+        driver.store([block(KEYSPACE_A)])
+        redis_server.admin().unlink(*stored(redis_server))
+        assert driver.load([block(KEYSPACE_A)])[0] == [0]
+        assert driver.store([block(KEYSPACE_A)]).stored_bytes == BLOCK_BYTES
+        books.assert_consistent()
+
+    def test_accounting_that_is_wrong_is_corrected_and_counted(
+        self, driver: Driver, redis_server: RedisProcess, books: Books
+    ) -> None:
+        driver.store([block(KEYSPACE_A)])
+        state = PLACE.base.decode() + ":#s"
+        redis_server.admin().hincrby(state, "used", 1000)
+        redis_server.admin().hincrby(state, "held", 50)
+        redis_server.admin().zadd(PLACE.base.decode() + ":#x", {"stray": 9e12})
+        driver.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        books.assert_consistent()
+        assert driver.tier.counters()["drift_bytes"] == 1050
+        assert driver.tier.counters()["drift_entries"] == 1

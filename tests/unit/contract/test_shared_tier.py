@@ -1,0 +1,139 @@
+"""Names, value headers and scripts of a shared tier, without a server."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from e2e.cluster.ignorefile import context_files, read_patterns
+from e2e.cluster.settings import REPOSITORY
+from kvstrata.contract import scripts
+from kvstrata.contract.keys import (
+    BUCKETS,
+    BlockKey,
+    bucket_of,
+    bucket_prefix,
+    claim_key,
+    ledger_key,
+    parse_block_key,
+    revoked_key,
+)
+from kvstrata.contract.value import HEADER_BYTES, Header, associated_data, pack_header, unpack_header, value_bytes
+
+DOMAIN, KEYSPACE = "d" * 16, "a" * 32
+ALL = (*scripts.BUCKET_SCRIPTS, *scripts.LEDGER_SCRIPTS, *scripts.DOMAIN_SCRIPTS)
+FOLDER = REPOSITORY / "operator/src/kvstrata/contract/scripts"
+
+headers = st.builds(
+    Header, st.integers(0, 2**32 - 1), st.booleans(), st.integers(0, 255), st.binary(min_size=12, max_size=12)
+)
+keys = st.binary(min_size=1, max_size=80)
+
+
+def slot_tag(name: str) -> str:
+    """What a cluster hashes of a name."""
+    return name[name.index("{") + 1 : name.index("}")]
+
+
+class TestNames:
+    @given(st.binary(min_size=1, max_size=32))
+    def test_a_block_lies_in_the_slot_of_its_buckets_index(self, chunk_hash: bytes) -> None:
+        key = BlockKey(DOMAIN, KEYSPACE, "b" * 16, 1, 2, chunk_hash)
+        assert str(key) == f"{key.bucket}:{key.member}"
+        assert slot_tag(str(key)) == slot_tag(f"{key.bucket}:#s")
+        assert key.bucket == bucket_prefix(DOMAIN, KEYSPACE, bucket_of(chunk_hash))
+
+    def test_buckets_are_used_evenly(self) -> None:
+        counts = [0] * BUCKETS
+        for number in range(256):
+            counts[bucket_of(bytes([number]))] += 1
+        assert set(counts) == {256 // BUCKETS}
+
+    def test_no_name_of_the_index_is_taken_for_a_block(self) -> None:
+        base = bucket_prefix(DOMAIN, KEYSPACE, 3)
+        own = [f"{base}:{name}" for name in ("#x", "#a", "#m", "#r", "#s")]
+        for name in (*own, ledger_key(DOMAIN, KEYSPACE), claim_key(DOMAIN, KEYSPACE), revoked_key(DOMAIN)):
+            assert parse_block_key(name) is None
+            assert name.startswith(f"kvs1:{DOMAIN}:")
+
+    def test_ledger_and_claim_lie_in_one_slot(self) -> None:
+        assert slot_tag(ledger_key(DOMAIN, KEYSPACE)) == slot_tag(claim_key(DOMAIN, KEYSPACE)) == KEYSPACE
+
+
+class TestValues:
+    @given(keys, headers)
+    def test_a_header_is_read_as_it_was_written(self, key: bytes, header: Header) -> None:
+        data = pack_header(key, header)
+        assert len(data) == HEADER_BYTES == 40
+        assert unpack_header(key, data) == header
+
+    @given(keys, keys, headers)
+    def test_a_header_of_another_name_is_none(self, key: bytes, other: bytes, header: Header) -> None:
+        assert (unpack_header(other, pack_header(key, header)) is None) is (key != other)
+
+    @given(keys, headers, st.integers(0, 8 * 40 - 1))
+    def test_no_flipped_bit_goes_unnoticed(self, key: bytes, header: Header, bit: int) -> None:
+        data = bytearray(pack_header(key, header))
+        data[bit // 8] ^= 1 << bit % 8
+        assert unpack_header(key, bytes(data)) != header
+
+    @given(keys, st.binary(max_size=60))
+    def test_anything_else_is_none(self, key: bytes, data: bytes) -> None:
+        assert unpack_header(key, data) is None
+
+    @pytest.mark.parametrize("header", [Header(2**32), Header(-1), Header(1, generation=256), Header(1, nonce=b"")])
+    def test_what_does_not_fit_is_refused(self, header: Header) -> None:
+        with pytest.raises(ValueError, match=r"header|nonce"):
+            pack_header(b"key", header)
+
+    def test_lengths_are_those_of_the_stored_form(self) -> None:
+        assert value_bytes(100, encrypted=False) == 140
+        assert Header(100, encrypted=True).value_bytes == 156
+
+    def test_associated_data_tells_apart_names_and_lengths(self) -> None:
+        assert associated_data(b"key", 1) == b"key" + struct.pack(">I", 1)
+        assert len({associated_data(key, size) for key in (b"a", b"b") for size in (1, 2)}) == 4
+
+
+class TestScripts:
+    def test_every_file_is_a_script_or_what_scripts_have_in_common(self) -> None:
+        assert {path.stem for path in FOLDER.glob("*.lua")} == {*ALL, "_bucket", "_ledger"}
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_a_script_is_known_by_the_digest_of_what_is_sent(self, name: scripts.Name) -> None:
+        loaded = scripts.script(name)
+        assert loaded.sha == hashlib.sha1(loaded.text, usedforsecurity=False).hexdigest().encode()
+        assert loaded.text.endswith((FOLDER / f"{name}.lua").read_bytes())
+
+    def test_the_data_user_may_run_what_is_run_and_nothing_else(self) -> None:
+        called = {
+            found.lower()
+            for name in (*ALL, "_bucket", "_ledger")
+            for found in re.findall(r"redis\.p?call\('(\w+)'", scripts.source(name).decode())
+        }
+        sent = set()
+        for module in ("protocol", "ledger", "sweeper", "resp"):
+            text = (REPOSITORY / f"sidecar/src/kvstrata_sidecar/adapter/{module}.py").read_text()
+            sent |= {found.lower() for found in re.findall(r'[(,] ?b"([A-Z]{3,})"[,)]', text)}
+            sent |= {found.lower() for found in re.findall(r"\\r\\n([A-Z]{3})\\r\\n", text)}
+        sent -= {"withscores"}
+        assert called | sent == set(scripts.COMMANDS)
+
+    def test_no_script_reads_a_value(self) -> None:
+        for name in (*scripts.BUCKET_SCRIPTS, "_bucket"):
+            assert not re.search(r"'(GET|GETRANGE|SET|APPEND|DUMP)'", scripts.source(name).decode()), name
+
+    def test_no_script_takes_another_clock_than_the_servers(self) -> None:
+        for name in (*ALL, "_bucket", "_ledger"):
+            assert "os." not in scripts.source(name).decode()
+
+    @pytest.mark.parametrize("image", ["operator", "sidecar"])
+    def test_both_images_are_built_with_the_scripts(self, image: str) -> None:
+        patterns = read_patterns(REPOSITORY / f"{image}/Dockerfile.dockerignore")
+        admitted = {path for path in context_files(REPOSITORY, patterns) if path.suffix == ".lua"}
+        assert admitted == set(FOLDER.glob("*.lua"))
