@@ -454,7 +454,7 @@ def test_a_turn_that_fails_shows_and_is_made_up_for(server: Server, monkeypatch:
     monkeypatch.setattr(server.pool, "delete", fails)
     server.governor.start()
     server.manager.store(Key(A, 1))
-    _until(lambda: not server.governor.healthy)
+    _until(lambda: server.governor.counters()["enforced"] == 0)
     failing.clear()
     _until(lambda: server.governor.healthy and not server.resident())
 

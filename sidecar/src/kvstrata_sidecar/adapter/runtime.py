@@ -22,6 +22,8 @@ from .memory.governor import Governor
 from .params import AdapterParams
 from .tier import Tier
 
+READ_AHEAD = "connections to shared tiers read ahead: pieces of blocks that were loaded may be left in the heap"
+
 _lock = threading.Lock()
 _current: Runtime | None = None
 
@@ -78,14 +80,17 @@ class Runtime:
 
     def purge(self, keyspaces: Sequence[str]) -> PurgeAnswer:
         """Erase keyspaces from the server's own memory. Raises ContractError where nobody governs it."""
-        if self.memory is None:
+        memory = self.memory
+        if memory is None:
             raise ContractError("this cache server's own memory is not governed: its server module was not started")
-        return self.memory.purge(keyspaces, self._boot)
+        answer = memory.purge(keyspaces, self._boot)
+        return replace(answer, residue=READ_AHEAD) if self._tiers and not answer.residue else answer
 
     def policy_applied(self) -> None:
         """Let the memory follow a new view at once."""
-        if self.memory is not None:
-            self.memory.policy_changed()
+        memory = self.memory
+        if memory is not None:
+            memory.policy_changed()
 
     def close(self) -> None:
         """Stop answering the gate."""

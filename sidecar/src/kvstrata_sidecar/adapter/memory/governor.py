@@ -194,8 +194,9 @@ class Governor:
         return tuple(rows[:MAX_USAGE_ROWS]), max(0, len(rows) - MAX_USAGE_ROWS)
 
     def counters(self) -> dict[str, int]:
-        """Return counts since the start, and how many bytes should go but are in use."""
+        """Return counts since the start, how many bytes should go but are in use, and whether all is well (1 or 0)."""
         return dict(self._counts) | {
+            "enforced": int(self.healthy),
             "locked_bytes": self._locked_bytes,
             "overwritten_bytes": self._pool.scrubber.overwritten_bytes,
         }

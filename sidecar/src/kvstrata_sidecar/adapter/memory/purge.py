@@ -57,12 +57,8 @@ class Purges:
     def __init__(self, blocks: Blocks) -> None:
         self._blocks = blocks
         self._tallies: dict[str, Tally] = {}
+        self._waiting: dict[str, Tally] = {}
         self._lock = threading.Lock()
-
-    @property
-    def under_way(self) -> bool:
-        """Whether something has yet to go."""
-        return any(tally.doomed for tally in list(self._tallies.values()))
 
     def doom(self, keyspaces: Collection[str]) -> None:
         """Everything that these keyspaces hold now has to go, also what is being written or read."""
@@ -75,6 +71,7 @@ class Purges:
                     entries = tally.doomed.setdefault(key, [])
                     if not any(known is entry for known, _ in entries):
                         entries.append((entry, self._blocks.size(entry)))
+                    self._waiting[key.cache_salt] = tally
 
     def watch(self, keyspaces: Iterable[str]) -> None:
         """Count from now on what goes of these keyspaces, which have left the policy."""
@@ -111,7 +108,7 @@ class Purges:
     def advance(self) -> None:
         """Delete what can be deleted of what is doomed."""
         with self._lock:
-            doomed = [(tally, key) for tally in self._tallies.values() for key in tally.doomed]
+            doomed = [(tally, key) for tally in self._waiting.values() for key in tally.doomed]
             if doomed:
                 self._blocks.delete([key for _, key in doomed])
             for tally, key in doomed:
@@ -123,6 +120,7 @@ class Purges:
                         tally.went(size_bytes)
                 if held:
                     tally.doomed[key] = held
+            self._waiting = {keyspace: tally for keyspace, tally in self._waiting.items() if tally.doomed}
 
     def sums(self, keyspaces: Iterable[str]) -> tuple[int, int, int, int]:
         """Return (bytes gone, blocks gone, bytes in use, blocks in use) of these keyspaces together."""

@@ -1,0 +1,130 @@
+"""LMCache's own memory under the policy while blocks travel between it and a shared tier."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from kvstrata.contract.bundle import TierBudget
+from tests.dataplane import memory_scan
+from tests.dataplane.conftest import StartServer, tier
+from tests.dataplane.lmcache_server import LMCacheServer
+from tests.tiers.gate_stand_in import GateStandIn
+from tests.tiers.redis_process import RedisProcess
+
+pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
+
+CHUNKS = 4
+WITHIN_S = 10.0
+_sequences = itertools.count(1)
+_keyspaces = (f"{number:012x}".ljust(32, "0") for number in itertools.count(0xBEEF))
+
+
+@dataclass
+class Pod:
+    """A cache container with one shared tier whose memory is governed."""
+
+    server: LMCacheServer
+    gate: GateStandIn
+    redis: RedisProcess
+
+    def store(self, sequence: int, keyspace: str, marker: bytes) -> None:
+        """Store, and wait until the tier has it and nobody reads it any more."""
+        before = self.gate.state().tiers[0].stored
+        assert self.server.store_marked(sequence, keyspace, marker)["stored"]
+        give_up_at_s = time.monotonic() + WITHIN_S
+        while self.gate.state().tiers[0].stored < before + CHUNKS:
+            assert time.monotonic() < give_up_at_s, self.gate.state()
+            time.sleep(0.02)
+
+    def marked(self, marker: bytes) -> int:
+        """How often a marker is in LMCache's memory; connections to tiers read ahead, so the heap may hold pieces."""
+        return memory_scan.in_file(self.server.segment, [marker])[0]
+
+    def until_gone(self, marker: bytes) -> None:
+        give_up_at_s = time.monotonic() + WITHIN_S
+        while left := self.marked(marker):
+            assert time.monotonic() < give_up_at_s, f"{left} left, {self.gate.state()}"
+
+
+@pytest.fixture(scope="module")
+def shared_pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    directory = tmp_path_factory.mktemp("pod")
+    gate = GateStandIn(directory)
+    redis = RedisProcess(directory)
+    redis.start()
+    server = start_server(directory, gate, [tier(redis.port)], memory={"tier": "dram"})
+    yield Pod(server, gate, redis)
+    redis.kill()
+
+
+@pytest.fixture
+def pod(shared_pod: Pod) -> Pod:
+    """The pod with its tier in use."""
+    give_up_at_s = time.monotonic() + WITHIN_S
+    while shared_pod.gate.state().tiers[0].breaker != "closed":
+        assert time.monotonic() < give_up_at_s, shared_pod.gate.state()
+        time.sleep(0.02)
+    return shared_pod
+
+
+@pytest.fixture
+def sequence() -> int:
+    return next(_sequences) * 1000
+
+
+@pytest.fixture
+def keyspace() -> str:
+    return next(_keyspaces)
+
+
+def test_a_copy_from_a_shared_tier_is_overwritten_when_it_was_read(pod: Pod, sequence: int, keyspace: str) -> None:
+    """LMCache keeps nothing that it loaded: a temporary copy is freed by the last read."""
+    marker = os.urandom(16)
+    pod.gate.allow(keyspace)
+    pod.store(sequence, keyspace, marker)
+    pod.server.forget_memory()
+    pod.until_gone(marker)
+    assert pod.server.hold(sequence, keyspace) == CHUNKS, "the tier has it"
+    assert pod.marked(marker) > 0
+    pod.server.let_go(sequence, keyspace)
+    pod.until_gone(marker)
+
+
+def test_blocks_that_wait_for_a_slow_tier_are_locked_and_go_when_its_deadline_has_passed(
+    pod: Pod, sequence: int, keyspace: str
+) -> None:
+    marker = os.urandom(16)
+    pod.gate.allow(keyspace)
+    pod.store(sequence, keyspace, os.urandom(16))
+    pod.redis.freeze()
+    assert pod.server.store_marked(sequence + 1, keyspace, marker)["stored"]
+    answer = pod.gate.purge(keyspace)
+    assert answer.purged_blocks + answer.locked_blocks == 2 * CHUNKS
+    assert answer.locked_blocks > 0, "a store that is under way is never disturbed"
+    pod.until_gone(marker)
+    pod.redis.thaw()
+    answer = pod.gate.purge(keyspace)
+    assert (answer.purged_blocks, answer.locked_blocks) == (2 * CHUNKS, 0)
+    assert "read ahead" in answer.residue
+
+
+def test_a_limit_holds_for_what_shared_tiers_bring_in_too(pod: Pod, sequence: int, keyspace: str) -> None:
+    pod.gate.allow(keyspace)
+    for number in range(4):
+        pod.store(sequence + number, keyspace, os.urandom(16))
+    used_bytes = pod.gate.state().usage[0].used_bytes
+    limit_bytes = used_bytes // 4
+    pod.server.forget_memory()
+    pod.gate.enforce({keyspace: (TierBudget("dram", limit_bytes=limit_bytes),)})
+    for number in range(4):
+        assert pod.server.read(sequence + number, keyspace)["hits"] == CHUNKS
+    give_up_at_s = time.monotonic() + WITHIN_S
+    while sum(row.used_bytes for row in pod.gate.state().usage) > limit_bytes:
+        assert time.monotonic() < give_up_at_s, pod.gate.state()
+        time.sleep(0.02)
