@@ -44,7 +44,9 @@ class Pod:
         self.redis.start("--requirepass", PASSWORD, *options)
 
     def stored_names(self) -> list[str]:
-        return [name.decode() for name in self.redis.admin(PASSWORD).scan_iter()]
+        """The names of all blocks; the index is left out."""
+        names = [name.decode() for name in self.redis.admin(PASSWORD).scan_iter()]
+        return [name for name in names if "#" not in name]
 
     def tier_state(self) -> Any:
         return self.gate.state().tiers[0]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.keys import domain_pattern
+from kvstrata.contract.scripts import COMMANDS
 from tests.dataplane.conftest import StartServer, tier
 from tests.tiers.certificates import SERVER_NAME, issue
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
@@ -16,7 +17,7 @@ from tests.tiers.redis_process import RedisProcess
 pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
 CHUNKS = 4
 
-COMMANDS = ("+auth", "+ping", "+get", "+set", "+exists", "+unlink")
+RULES = [f"+{command}" for command in COMMANDS]
 """All that the adapter's user needs to be allowed."""
 
 
@@ -26,7 +27,7 @@ def test_two_tiers_share_one_policy_and_either_can_serve(start_server: StartServ
     try:
         plain.start()
         secured.start()
-        rights = ["on", ">secret", f"~{domain_pattern(DOMAIN)}", *COMMANDS]
+        rights = ["on", ">secret", f"~{domain_pattern(DOMAIN)}", *RULES]
         secured.admin().execute_command("ACL", "SETUSER", "data", *rights)  # type: ignore[no-untyped-call]
         (tmp_path / "password").write_text("secret\n")
         tls = {"ca_file": str(tmp_path / "ca.crt"), "server_name": SERVER_NAME}

@@ -50,13 +50,16 @@ LEDGER_KEEP_MS = 7 * 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class BucketView:
-    """A bucket's accounting, in bytes, and when its least recently used block was used (None without any)."""
+    """A bucket's accounting, in bytes, and when its least recently used block was used (None without any).
+
+    `longest_ms` is the longest life that a block in it may have been given.
+    """
 
     bucket: int
     used: int
     held: int
     lease: int
-    version: int
+    longest_ms: int
     oldest_ms: float | None
 
     @property
@@ -152,8 +155,8 @@ class Ledgers:
         answers = transport.ask(commands)
         pairs = zip(answers[1:-1:2], answers[2:-1:2], strict=True)
         buckets = tuple(
-            BucketView(bucket, used, held, lease, version, oldest_ms)
-            for bucket, ((used, held, lease, version), oldest_ms) in enumerate(pairs)
+            BucketView(bucket, used, held, lease, longest_ms, oldest_ms)
+            for bucket, ((used, held, lease, longest_ms), oldest_ms) in enumerate(pairs)
         )
         return ScopeView(answers[-1], answers[0], buckets)
 
@@ -300,7 +303,7 @@ def _ask_bucket(domain: str, keyspace: str, bucket: int) -> Sequence[Command]:
     base = bucket_prefix(domain, keyspace, bucket).encode()
     key = state_key(base)
     return (
-        Command(key, (b"HMGET", key, b"used", b"held", b"lease", b"version"), _read_accounting),
+        Command(key, (b"HMGET", key, b"used", b"held", b"lease", b"retention"), _read_accounting),
         Command(key, (b"ZRANGE", base + b":#a", b"0", b"0", b"WITHSCORES"), _read_oldest),
     )
 
@@ -311,8 +314,8 @@ def _read_ledger(reply: Reply) -> LedgerView:
 
 
 def _read_accounting(reply: Reply) -> tuple[int, int, int, int]:
-    used, held, lease, version = (0 if one is None else read_number(one) for one in read_list(reply, 4))
-    return used, held, lease, version
+    used, held, lease, longest_ms = (0 if one is None else read_number(one) for one in read_list(reply, 4))
+    return used, held, lease, longest_ms
 
 
 def _read_oldest(reply: Reply) -> float | None:

@@ -132,7 +132,10 @@ class LoadPart(Part):
 
 @dataclass(slots=True, eq=False)
 class StorePart(Part):
-    """Write one block from LMCache's buffer `view`; `token` tells its reservation from those of other writers."""
+    """Write one block from LMCache's buffer `view`; `token` tells its reservation from those of other writers.
+
+    `reserved` is whether a reservation may stand that nobody will use.
+    """
 
     task: Task | None
     keyspace: str
@@ -142,6 +145,7 @@ class StorePart(Part):
     shared: Shared
     token: bytes
     urgent: bool = False
+    reserved: bool = False
 
     def run(self, connection: Connection) -> Gain:
         """Write the block, unless it is there, or policy, budget or the tier's memory have no room for it."""
@@ -152,9 +156,6 @@ class StorePart(Part):
                 raise
             refusal = Refusal.TIER_FULL
             self.shared.room(False)
-        except Exception:
-            self.shared.sweeper.abandon(self.place, self.token)
-            raise
         if refusal is True:
             self.shared.counters.add("stored")
             self.shared.counters.add("stored_bytes", len(self.view))
@@ -172,19 +173,27 @@ class StorePart(Part):
         if refusal is not None:
             return refusal
         size = sealer.value_bytes(len(self.view))
+        self.reserved = True
         admitted = self.shared.ledgers.admit(connection, self.place, size, self.token, terms)
         if admitted is False:
             self.shared.counters.add("stores_present")
         if admitted is not True:
+            self.reserved = False
             return admitted
         parts = sealer.seal(self.keyspace, self.place.name, self.view)
         committed = protocol.write(connection, self.place, parts, self.token, terms, self.shared.window_ms)
+        self.reserved = False
         self.shared.room(True)
         return True if committed else Refusal.LATE
 
     def refused(self, refusal: Refusal) -> None:
         """Count the block."""
         self.shared.counters.refuse(refusal)
+
+    def over(self, error: Exception | None) -> None:  # noqa: ARG002
+        """Give up what was reserved in vain. Not before: a second attempt goes on with the first one's token."""
+        if self.reserved:
+            self.shared.sweeper.abandon(self.place, self.token)
 
 
 @dataclass(slots=True, eq=False)

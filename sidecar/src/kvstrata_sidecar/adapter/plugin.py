@@ -40,7 +40,8 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
         super().__init__(max_capacity_bytes=0)
         params = AdapterParams.from_json(adapter_params)
         self._event_fds = {kind: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for kind in TaskKind}
-        self._runtime = acquire(params)
+        self._runtime = runtime = acquire(params)
+        runtime.enforcement.ages.memory = lambda: runtime.memory
         self._tier: Tier | NoTier
         if params.tier is None:
             self._tier = NoTier(self._signal)

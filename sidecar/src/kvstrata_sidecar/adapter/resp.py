@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from .readahead import ReadAhead
 from .sealer import Opening
 from .wire import (
     CRLF,
@@ -65,7 +66,7 @@ class Connection:
     def __init__(self, raw: socket.socket, io_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._socket = raw
         self._tls = isinstance(raw, ssl.SSLSocket)
-        self._buffer = bytearray()
+        self._buffer = ReadAhead(MAX_LINE_BYTES + 4096)
         self._clock = clock
         self._give_up_at_s: float | None = None
         self._open = True
@@ -274,12 +275,9 @@ class Connection:
             if len(self._buffer) > MAX_LINE_BYTES:
                 raise FramingError("a reply line has no end")
             self._check_time()
-            data = self._socket.recv(4096)
-            if not data:
+            if not self._buffer.receive(self._socket.recv_into):
                 raise PeerClosedError("the peer closed the connection")
-            self._buffer += data
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + len(CRLF)]
+        line = self._buffer.take(end + len(CRLF))[: -len(CRLF)]
         if line[:1] == b"-":
             raise ReplyError(line[1:].decode("utf-8", "replace"))
         return line
@@ -318,9 +316,7 @@ class Connection:
         raise FramingError("an answer of an unknown kind")
 
     def _receive_exactly(self, view: memoryview) -> None:
-        position = min(len(self._buffer), len(view))
-        view[:position] = self._buffer[:position]
-        del self._buffer[:position]
+        position = self._buffer.pour(view)
         while position < len(view):
             self._check_time()
             rest = view[position:]

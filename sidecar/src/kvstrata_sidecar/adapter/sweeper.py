@@ -196,12 +196,13 @@ class Sweeper(threading.Thread):
             transport = self._connected()
             if claim and not self._claim(transport, keyspace):
                 return
-            self._expire(transport, keyspace)
-            life_ms, limit = self._hooks.life_ms(keyspace), self._hooks.limit_bytes(keyspace)
-            if life_ms is not None:
-                self._clamp(transport, keyspace, life_ms)
             turns = self._sweeps.get(keyspace, 0)
             self._sweeps[keyspace] = turns + 1
+            buckets = self._ledgers.view(transport, keyspace).buckets
+            self._expire(transport, keyspace, [one.bucket for one in buckets if one.in_use])
+            life_ms, limit = self._hooks.life_ms(keyspace), self._hooks.limit_bytes(keyspace)
+            if life_ms is not None:
+                self._clamp(transport, keyspace, life_ms, [b.bucket for b in buckets if b.longest_ms > life_ms])
             if audit or (audit is None and turns % AUDIT_EVERY == AUDIT_EVERY - 1):
                 self._audit(transport, keyspace)
             if limit is not None:
@@ -209,9 +210,8 @@ class Sweeper(threading.Thread):
         finally:
             permit.release()
 
-    def _expire(self, transport: Transport, keyspace: str) -> None:
+    def _expire(self, transport: Transport, keyspace: str, buckets: Sequence[int]) -> None:
         """Take out what expired and what dead writers reserved."""
-        buckets: Sequence[int] = range(BUCKETS)
         while buckets:
             answers = transport.ask(
                 [
@@ -223,9 +223,9 @@ class Sweeper(threading.Thread):
             self._count("reservations_reaped", sum(dead for _, dead, _ in answers))
             buckets = [bucket for bucket, (_, _, more) in zip(buckets, answers, strict=True) if more]
 
-    def _clamp(self, transport: Transport, keyspace: str, life_ms: int) -> None:
+    def _clamp(self, transport: Transport, keyspace: str, life_ms: int, buckets: Sequence[int]) -> None:
         """Shorten the lives of a scope's blocks to what the policy allows now."""
-        steps = [(bucket, 0, 0) for bucket in range(BUCKETS)]
+        steps = [(bucket, 0, 0) for bucket in buckets]
         while steps:
             commands = [
                 call("clamp", self._state(keyspace, bucket), life_ms, since, cursor, ENTRIES_PER_CALL, read=_read_clamp)
