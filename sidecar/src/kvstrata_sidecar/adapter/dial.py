@@ -11,6 +11,10 @@ from pathlib import Path
 from .params import Endpoint, TlsParams
 from .resp import AccessError, Connection, PeerTimeoutError, TransportError, reason
 
+OP_CLEANSE_PLAINTEXT = 1 << 1
+"""OpenSSL's SSL_OP_CLEANSE_PLAINTEXT (since 3.0), which Python does not name: what was read is overwritten in the
+connection's buffer. Else each connection would keep up to 16 KB of the last block that it loaded."""
+
 
 def dial(
     endpoint: Endpoint,
@@ -69,6 +73,7 @@ def _start_tls(raw: socket.socket, endpoint: Endpoint, tls: TlsParams, timeout_s
     except OSError as error:
         raise AccessError(f"the CA file {tls.ca_file} cannot be read: {reason(error)}") from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= OP_CLEANSE_PLAINTEXT
     raw.setblocking(False)
     secured = context.wrap_socket(raw, server_hostname=tls.server_name or endpoint.host, do_handshake_on_connect=False)
     try:

@@ -22,8 +22,6 @@ from .memory.governor import Governor
 from .params import AdapterParams
 from .tier import Tier
 
-READ_AHEAD = "connections to shared tiers read ahead: pieces of blocks that were loaded may be left in the heap"
-
 _lock = threading.Lock()
 _current: Runtime | None = None
 
@@ -83,8 +81,7 @@ class Runtime:
         memory = self.memory
         if memory is None:
             raise ContractError("this cache server's own memory is not governed: its server module was not started")
-        answer = memory.purge(keyspaces, self._boot)
-        return replace(answer, residue=READ_AHEAD) if self._tiers and not answer.residue else answer
+        return memory.purge(keyspaces, self._boot)
 
     def policy_applied(self) -> None:
         """Let the memory follow a new view at once."""

@@ -58,6 +58,7 @@ class MemoryModule:
             tier=params.tier,
             high_watermark_percent=params.high_watermark_percent,
             residue=_residue(build_context),
+            gone=self._runtime.enforcement.ages.forget,
         )
         self._pool.guard()
         self._pool.listen(_Listener(self._governor))
