@@ -304,6 +304,13 @@ class TestPurges:
         assert server.governor.purge([A], BOOT).purged_blocks == 3
         assert server.governor.purge([A], BOOT).purged_bytes == 3 * BLOCK_BYTES, "asked again, it tells the same"
 
+    def test_a_policy_that_was_replaced_at_once_counts_too(self, server: Server) -> None:
+        server.allow(a=None)
+        server.manager.store(*keys_of(A, 3))
+        server.allow()
+        server.turn()
+        assert server.governor.purge([A], BOOT).purged_blocks == 3
+
     def test_a_block_is_not_counted_twice_by_policy_and_purge(self, server: Server) -> None:
         server.allow(a=None)
         server.manager.store(Key(A, 1))

@@ -97,6 +97,8 @@ class Governor:
         self._ages: dict[Hashable, float] = {}
         self._ages_lock = threading.Lock()
         self._view: CacheView | None = None
+        self._watched: frozenset[str] = frozenset()
+        self._watch_lock = threading.Lock()
         self._bounds: dict[str, Bounds] = {}
         self._guarantees: tuple[float, dict[str, float]] = (0.0, {})
         self._locked_bytes = 0
@@ -137,6 +139,7 @@ class Governor:
 
     def policy_changed(self) -> None:
         """Look at the view in force now rather than within a second."""
+        self._watch_view()
         self._wake.set()
 
     def inherit_age(self, key: Hashable, age_s: float) -> None:
@@ -285,14 +288,20 @@ class Governor:
         view = self._enforcement.view
         if view is self._view:
             return False
-        before = self._view.keyspaces.keys() if self._view is not None else set()
-        now = view.keyspaces.keys() if view is not None else set()
-        self._purges.watch(before - now)
-        self._purges.forget(now - before)
+        self._watch_view()
         self._bounds = bounds_of(view, self._tier)
         self._guarantees = (0.0, {})
         self._view = view
         return True
+
+    def _watch_view(self) -> None:
+        """Count what goes of keyspaces that left the policy: of each view, also of one that was replaced at once."""
+        with self._watch_lock:
+            view = self._enforcement.view
+            before, now = self._watched, frozenset(view.keyspaces if view is not None else ())
+            self._purges.watch(before - now)
+            self._purges.forget(now - before)
+            self._watched = now
 
     def _reclaim_abandoned(self) -> None:
         """Free what a writer reserved and never wrote: LMCache leaves that to eviction, and this is the only one."""
