@@ -297,12 +297,16 @@ class TestStart:
             gate.purge("a" * 32)
 
     def test_a_server_that_evicts_by_itself_does_not_start(self, pod: Pod, tmp_path: Path) -> None:
-        command = ["LRU" if word == "noop" else word for word in pod.server.command]
+        # A server removes what it takes for its predecessor's segment: this one must not be taken for it.
+        name = pod.server.segment.name.removeprefix("lmcache_l1_pool_")
+        changed = {"noop": "LRU", name: f"{name}-other"}
+        command = [changed.get(word, word) for word in pod.server.command]
         ended = subprocess.run(
             command, env=pod.server.environment, capture_output=True, text=True, timeout=120, check=False
         )
         assert ended.returncode != 0
         assert "start it with --eviction-policy noop, not LRU" in ended.stdout + ended.stderr
+        assert pod.server.segment.exists()
 
 
 def _found(tree: Any, name: str) -> Iterator[Any]:
