@@ -9,10 +9,13 @@ from tests.tiers.gate_stand_in import DOMAIN
 from tests.tiers.redis_process import RedisProcess
 
 _TOTALS = """
-local used, held, lease, stored = 0, 0, 0, 0
+local used, held, lease, charged, stored = 0, 0, 0, 0, 0
 for i = 2, #KEYS do
   local base = string.sub(KEYS[i], 1, -3)
   local state = redis.call('HMGET', KEYS[i], 'used', 'held', 'lease')
+  for _, entry in ipairs(redis.call('HVALS', base .. '#m')) do
+    charged = charged + string.match(entry, '^%d+')
+  end
   used, held, lease = used + (state[1] or 0), held + (state[2] or 0), lease + (state[3] or 0)
 end
 for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
@@ -20,18 +23,22 @@ for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
     stored = stored + redis.call('STRLEN', key)
   end
 end
-return {used, held, lease, tonumber(redis.call('HGET', KEYS[1], 'leased') or 0), stored}
+return {used, held, lease, tonumber(redis.call('HGET', KEYS[1], 'leased') or 0), charged, stored}
 """
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over all buckets of a scope, in bytes; `stored` are the lengths of all values, committed or not."""
+    """Sums over all buckets of a scope, in bytes.
+
+    `charged` is what the index says of its blocks, `stored` are the lengths of all values, committed or not.
+    """
 
     used: int
     held: int
     lease: int
     leased: int
+    charged: int
     stored: int
 
     def holds(self, limit: int) -> bool:
@@ -61,6 +68,18 @@ class Books:
     def charged(self) -> list[int]:
         """What the ledger charges for each bucket."""
         return [int(self._admin.hget(self.ledger, f"b:{bucket}") or 0) for bucket in range(BUCKETS)]
+
+    def version(self) -> int:
+        """The ledger's version, 0 without one."""
+        return int(self._admin.hget(self.ledger, "v") or 0)
+
+    def live(self) -> bool:
+        """Whether the ledger gives leases now."""
+        return self.version() > 0 and not self._admin.hexists(self.ledger, "void")
+
+    def lose_ledger(self) -> None:
+        """Delete the ledger."""
+        self._admin.delete(self.ledger)
 
     def values(self) -> dict[str, int]:
         """All values and their lengths."""

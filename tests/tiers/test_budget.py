@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.keys import bucket_prefix
 from kvstrata.contract.value import value_bytes
 from kvstrata.objects.redisusers import users_acl
+from kvstrata_sidecar.adapter.protocol import call, read_numbers, read_text, state_key
+from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.tasks import StoreOutcome
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
@@ -186,6 +189,34 @@ class TestALedgerThatIsLost:
         driver.tier._sweeper.sweep(KEYSPACE_A)
         assert books.leases() == books.charged()
         assert driver.tier.counters()["drift_leases"] == 1
+
+    def test_what_was_yielded_or_granted_under_an_older_ledger_counts_no_more(
+        self,
+        driver: Driver,
+        gate: GateStandIn,
+        books: Books,
+        connect_to: Callable[..., Connection],
+        redis_server: RedisProcess,
+    ) -> None:
+        limited(gate, 20 * VALUE_BYTES)
+        driver.store([block(KEYSPACE_A, 1)])
+        connection, ledger = connect_to(redis_server.port), books.ledger.encode()
+        state = state_key(bucket_prefix(DOMAIN, KEYSPACE_A, 0).encode())
+        commands = [
+            call("grant", ledger, 0, 500, 1, 20 * VALUE_BYTES, 60_000, read=lambda reply: reply),
+            call("yield", state, 100, 0, 10, read=lambda reply: read_numbers(reply, 3)),
+        ]
+        (granted, (taken, version, _)) = connection.ask(commands)
+        assert granted[0] == b"ok"
+        assert taken == 100
+        driver.tier._shared.ledgers.rebuild(connection, KEYSPACE_A, books.version())
+        before = books.leases()
+        late = [
+            call("raise", state, 500, version, read=read_text),
+            call("return", ledger, 0, taken, version, read=read_text),
+        ]
+        assert connection.ask(late) == ["void", "void"]
+        assert books.leases() == books.charged() == before
 
     def test_a_server_that_lost_everything_starts_anew(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books

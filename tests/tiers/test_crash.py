@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 
@@ -231,17 +232,46 @@ class TestWritersThatAreLate:
         assert late.set_and_commit(b"t")
         books.assert_consistent()
 
+    def test_nobody_commits_or_gives_up_anothers_reservation(
+        self, late: ByHand, redis_server: RedisProcess, books: Books
+    ) -> None:
+        late.reserve(b"first")
+        outlast_the_window()
+        assert late.reserve(b"second") is True, "the first is dead"
+        assert late.set_and_commit(b"first") is False
+        abandon = protocol.call(
+            "abandon", protocol.state_key(PLACE.base), PLACE.member, b"first", read=protocol.read_number
+        )
+        assert late.connection.ask([abandon]) == [0]
+        assert books.reservations() == 1
+        assert books.totals().held == VALUE_BYTES
+        assert late.set_and_commit(b"second")
+        books.assert_consistent()
+
     def test_a_store_that_was_cut_off_gives_its_reservation_back_at_once(
         self, start: Callable[..., Driver], gate: GateStandIn, redis_server: RedisProcess, books: Books
     ) -> None:
         driver = start(redis_server.port)
         driver.until("closed")
         gate.allow(KEYSPACE_A)
-        late = driver.tier._sweeper
-        held = ByHand(driver.tier._connect(), 30_000)
-        held.reserve(b"t")
-        late.abandon(PLACE, b"t")
-        late.turn()
+        driver.store([block(KEYSPACE_A)])
+        driver.tier.delete([block(KEYSPACE_A)])
+        cut = threading.Event()
+
+        class CutOff(PlainSealer):
+            def seal(self, keyspace: str, key: bytes, view: memoryview) -> Sequence[bytes | memoryview]:
+                if not cut.is_set():
+                    cut.set()
+                    driver.tier._abort(lambda part: True)
+                return super().seal(keyspace, key, view)
+
+        object.__setattr__(driver.tier._shared, "sealer", CutOff)
+        assert driver.store([block(KEYSPACE_A)]).stored_bytes == 0
+        assert cut.is_set()
+        give_up_at_s = time.monotonic() + 10
+        while books.reservations():
+            assert time.monotonic() < give_up_at_s, "long before the window of 30 s ends"
+            time.sleep(0.05)
         books.assert_consistent()
 
 

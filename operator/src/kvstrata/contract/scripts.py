@@ -22,7 +22,7 @@ a server that is full: there the first write decides whether the rest is allowed
 | adopt | version | `ok` or `newer`, lease or version |
 | grant | bucket, wanted, minimum, limit, keep | `ok`, bytes, version; `exhausted`, room; `void`, version |
 | return | bucket, bytes, version | `ok` or `void` |
-| rebuild | `begin`, version seen, at least; or `finish`, version, keep, lease of each bucket | `void`, version; `live`, version |
+| rebuild | `begin`, version seen, at least, patience; or `finish`, version, keep, lease of each bucket | `void`, `busy` or `live`, version |
 | revoke | revision, keyspaces | revision |
 """  # noqa: E501
 

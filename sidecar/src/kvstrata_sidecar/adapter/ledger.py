@@ -5,13 +5,14 @@ has reserved never exceeds its lease, and the leases never exceed the limit: gro
 bucket is raised; shrinking, the bucket yields before the ledger is credited. A writer that dies in between leaves
 bytes that nobody can use until a rebuild finds them, and never a byte too much.
 
-A rebuild gives the ledger a new version, has every bucket adopt it, and adds up their leases. Whatever was granted or
-yielded under an older version counts no more, so a frozen writer may wake at any time.
+A rebuild gives the ledger a new version, has every bucket adopt it, and adds up the leases that they had right then.
+Whatever was granted or yielded under an older version counts no more, so a frozen writer may wake at any time.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,9 @@ FORESIGHT_S = 1.0
 """How long a store relies on what was last seen of the scope's buckets, once the ledger is exhausted."""
 
 EVICTIONS_PER_CALL = 256
+REBUILD_PATIENCE_MS = 200
+"""How long a rebuild that another has begun is waited for; it takes three exchanges."""
+
 LEDGER_KEEP_MS = 7 * 86_400_000
 """How long a ledger lives that nobody asks any more; one that is gone is rebuilt from its buckets."""
 
@@ -115,12 +119,18 @@ class Ledgers:
     """Makes room in the scopes of one tier. Safe to share between threads; `clock` returns seconds."""
 
     def __init__(
-        self, domain: str, count: Callable[[str, int], None], clock: Callable[[], float], window_ms: int
+        self,
+        domain: str,
+        count: Callable[[str, int], None],
+        clock: Callable[[], float],
+        window_ms: int,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self._domain = domain
         self._count = count
         self._clock = clock
         self._window_ms = window_ms
+        self._pause = pause
         self._lock = threading.Lock()
         self._foresight: dict[str, tuple[float, int]] = {}
 
@@ -165,10 +175,15 @@ class Ledgers:
         key = ledger_key(self._domain, keyspace).encode()
         at_least = 0
         for _ in range(ATTEMPTS):
-            begin = call("rebuild", key, b"begin", seen_version, at_least, read=_read_status_and_number)
+            begin = call(
+                "rebuild", key, b"begin", seen_version, at_least, REBUILD_PATIENCE_MS, read=_read_status_and_number
+            )
             ((status, version),) = transport.ask([begin])
             if status == "live":
                 return
+            if status == "busy":
+                self._pause(REBUILD_PATIENCE_MS / 1000 / (ATTEMPTS - 2))
+                continue
             adopted = transport.ask(
                 [
                     call("adopt", state_key(self._base(keyspace, bucket)), version, read=_read_status_and_number)

@@ -111,7 +111,7 @@ def within(digits: bytes, highest: int) -> int:
 
 def integer(digits: bytes) -> int:
     """Return a number that is not negative. Raises FramingError for anything else."""
-    if not digits.isdigit() or len(digits) > 15:
+    if not digits.isdigit() or len(digits) > 16:
         raise FramingError("a reply holds a malformed number")
     return int(digits)
 

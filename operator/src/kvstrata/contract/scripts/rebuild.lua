@@ -3,13 +3,15 @@ if ARGV[1] == 'begin' then
   if live and version ~= seen then
     return {'live', whole(version)}
   end
-  -- Whoever rebuilds already is joined; a new version makes void what the old one granted.
-  if not (known[2] and known[3] == replication and version >= at_least) then
-    version = math.max(version + 1, at_least, now)
-    redis.call('UNLINK', ledger)
-    redis.call('HSET', ledger, 'v', whole(version), 'void', '1', 'replid', replication)
-    redis.call('PEXPIREAT', ledger, whole(now + 60000))
+  if known[2] and known[3] == replication and now - (known[5] or 0) < tonumber(ARGV[4]) then
+    return {'busy', whole(version)}
   end
+  -- A version of its own for every attempt: a bucket tells its lease once for each, at the instant at which it adopts
+  -- it, and so what is yielded before is in that lease and what is yielded after can be returned.
+  version = math.max(version + 1, at_least, beginning)
+  redis.call('UNLINK', ledger)
+  redis.call('HSET', ledger, 'v', whole(version), 'void', '1', 'replid', replication, 'at', whole(now))
+  redis.call('PEXPIREAT', ledger, whole(now + 60000))
   return {'void', whole(version)}
 end
 

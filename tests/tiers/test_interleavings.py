@@ -1,0 +1,198 @@
+"""Steps of many writers in every order, cut off anywhere, on a real Redis: the books are right after each."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kvstrata.contract.keys import BUCKETS, BlockKey, bucket_prefix, ledger_key
+from kvstrata_sidecar.adapter.dial import dial
+from kvstrata_sidecar.adapter.ledger import Ledgers
+from kvstrata_sidecar.adapter.params import Endpoint
+from kvstrata_sidecar.adapter.protocol import FOR_EVER_MS, Place, Terms, call, reserve, state_key
+from kvstrata_sidecar.adapter.resp import Connection, Reply
+from tests.support.redis_binary import needs_redis
+from tests.tiers.books import Books
+from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A
+from tests.tiers.redis_process import RedisProcess
+
+pytestmark = needs_redis
+LIMIT = 1000
+WINDOW_MS = 20
+KEEP_MS = 60_000
+TERMS = Terms(life_ms=60_000, limit_bytes=LIMIT)
+PLACES = [
+    Place.of(BlockKey(DOMAIN, KEYSPACE_A, IDENTITY, 0, 0, bytes([16 * bucket, number])))
+    for bucket in range(3)
+    for number in range(3)
+]
+LEDGER = ledger_key(DOMAIN, KEYSPACE_A).encode()
+
+
+def raw(reply: Reply) -> Any:
+    return reply
+
+
+@dataclass
+class Bench:
+    """The server and all messages that writers were about to send when they were stopped."""
+
+    connection: Connection
+    books: Books
+    ledgers: Ledgers
+    parts: list[tuple[Place, bytes]] = field(default_factory=list)
+    grants: list[tuple[int, int, int]] = field(default_factory=list)
+    yields: list[tuple[int, int, int]] = field(default_factory=list)
+    rebuilds: list[tuple[int, list[int]]] = field(default_factory=list)
+    tokens: int = 0
+
+    def ask(self, name: Any, key: bytes, *arguments: bytes | int) -> Any:
+        return self.connection.ask([call(name, key, *arguments, read=raw)])[0]
+
+    def state(self, bucket: int) -> bytes:
+        return state_key(bucket_prefix(DOMAIN, KEYSPACE_A, bucket).encode())
+
+    def size(self, place: Place) -> int:
+        return 60 + 50 * PLACES.index(place)
+
+    def admit(self, number: int) -> None:
+        self.tokens += 1
+        token = b"t%d" % self.tokens
+        place = PLACES[number % len(PLACES)]
+        if self.ledgers.admit(self.connection, place, self.size(place), token, TERMS) is True:
+            self.parts.append((place, token))
+
+    def reserve_only(self, number: int) -> None:
+        self.tokens += 1
+        token = b"t%d" % self.tokens
+        place = PLACES[number % len(PLACES)]
+        before = FOR_EVER_MS if number % 2 else 0
+        (answer,) = self.connection.ask([reserve(place, self.size(place), token, TERMS, before, WINDOW_MS)])
+        if answer.status == "ok":
+            self.parts.append((place, token))
+
+    def set(self, number: int) -> None:
+        if self.parts:
+            place, _ = self.parts[number % len(self.parts)]
+            self.connection.set(place.name, [bytes(self.size(place))], WINDOW_MS)
+
+    def commit(self, number: int) -> None:
+        if self.parts:
+            place, token = self.parts.pop(number % len(self.parts))
+            self.ask("commit", state_key(place.base), place.member, token, 60_000, 0, KEEP_MS)
+
+    def set_and_commit(self, number: int) -> None:
+        if self.parts:
+            place, token = self.parts.pop(number % len(self.parts))
+            commit = call("commit", state_key(place.base), place.member, token, 60_000, 0, KEEP_MS, read=raw)
+            self.connection.set(place.name, [bytes(self.size(place))], WINDOW_MS, commit)
+
+    def abandon(self, number: int) -> None:
+        if self.parts:
+            place, token = self.parts[number % len(self.parts)]
+            self.ask("abandon", state_key(place.base), place.member, token)
+
+    def discard(self, number: int) -> None:
+        place = PLACES[number % len(PLACES)]
+        self.ask("discard", state_key(place.base), place.member)
+
+    def grant(self, number: int) -> None:
+        answer = self.ask("grant", LEDGER, number % 3, 100 + number, 1 + number, LIMIT, KEEP_MS)
+        if answer[0] == b"ok":
+            self.grants.append((number % 3, int(answer[1]), int(answer[2])))
+
+    def raise_late(self, number: int) -> None:
+        if self.grants:
+            bucket, amount, version = self.grants.pop(number % len(self.grants))
+            self.ask("raise", self.state(bucket), amount, version)
+
+    def yield_some(self, number: int) -> None:
+        before = FOR_EVER_MS if number % 2 else 0
+        taken, version, _ = map(int, self.ask("yield", self.state(number % 3), 30 + number, before, 10))
+        if taken:
+            self.yields.append((number % 3, taken, version))
+
+    def return_late(self, number: int) -> None:
+        if self.yields:
+            bucket, amount, version = self.yields.pop(number % len(self.yields))
+            self.ask("return", LEDGER, bucket, amount, version)
+
+    def rebuild(self, number: int) -> None:
+        if number % 2:
+            self.ledgers.rebuild(self.connection, KEYSPACE_A, self.books.version())
+        else:
+            self.begin(self.books.version())
+
+    def begin(self, seen: int) -> None:
+        status, version = self.ask("rebuild", LEDGER, b"begin", seen, 0, 0)
+        if status == b"void":
+            adopted = [self.ask("adopt", self.state(bucket), int(version)) for bucket in range(BUCKETS)]
+            if all(one[0] == b"ok" for one in adopted):
+                self.rebuilds.append((int(version), [int(one[1]) for one in adopted]))
+
+    def finish_late(self, number: int) -> None:
+        if self.rebuilds:
+            version, leases = self.rebuilds.pop(number % len(self.rebuilds))
+            self.ask("rebuild", LEDGER, b"finish", version, KEEP_MS, *leases)
+
+    def lose_ledger(self, number: int) -> None:
+        if number % 2 == 0:
+            self.books.lose_ledger()
+
+    def outlast(self, number: int) -> None:
+        if number % 3 == 0:
+            time.sleep(WINDOW_MS / 1000)
+
+    def sweep(self, number: int) -> None:
+        self.ask("sweep", self.state(number % 3), 100)
+
+
+STEPS = {
+    "admit": 8, "reserve_only": 4, "set": 3, "commit": 3, "set_and_commit": 12, "abandon": 2, "discard": 1, "grant": 2,
+    "raise_late": 3, "yield_some": 3, "return_late": 2, "rebuild": 2, "finish_late": 2, "lose_ledger": 1, "outlast": 1,
+    "sweep": 2,
+}  # fmt: skip
+"""How often each step is taken, relative to the others."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    server = RedisProcess(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_order_of_steps_exceeds_the_limit_or_loses_count(server: RedisProcess, seed: int) -> None:
+    server.admin().flushall()
+    chance = random.Random(seed)
+    options: dict[str, Any] = {"tls": None, "username": None, "password_file": None}
+    connection = dial(Endpoint("127.0.0.1", server.port), connect_timeout_s=1, io_timeout_s=5, **options)
+    books = Books(server, KEYSPACE_A)
+    bench = Bench(connection, books, Ledgers(DOMAIN, lambda name, amount: None, time.monotonic, WINDOW_MS))
+    most_used = 0
+    try:
+        for name in chance.choices(list(STEPS), list(STEPS.values()), k=400):
+            getattr(bench, name)(chance.randrange(200))
+            totals = books.totals()
+            assert totals.used == totals.charged, name
+            assert totals.used + totals.held <= totals.lease <= LIMIT, (name, totals)
+            if books.live():
+                assert totals.lease <= totals.leased <= LIMIT, (name, totals)
+            most_used = max(most_used, totals.used)
+        assert most_used > LIMIT / 2, "the steps got somewhere"
+        time.sleep(WINDOW_MS / 1000 + 0.005)
+        for bucket in range(BUCKETS):
+            bench.ask("sweep", bench.state(bucket), 100)
+            bench.ask("audit", bench.state(bucket), 0, 100)
+        books.assert_consistent()
+        bench.ledgers.rebuild(connection, KEYSPACE_A, books.version())
+        assert books.leases() == books.charged()
+    finally:
+        connection.close()
