@@ -257,7 +257,9 @@ class TestBudgets:
         assert pod.server.lookup(sequence + 59, keyspace)["hits"] == CHUNKS, "the newest stays"
         assert pod.server.lookup(sequence, keyspace)["hits"] == 0, "the oldest goes"
         assert pod.server.read(sequence, other) | {"ms": 0} == {"hits": CHUNKS, "values": [1.0], "ms": 0}
-        assert pod.gate.state().counters["memory.evicted_limit"] >= 50 * CHUNKS
+        counters = pod.gate.state().counters
+        assert counters["memory.evicted_limit"] >= 50 * CHUNKS
+        assert 0 < counters["memory.slowest_ms"] < 1000 * WITHIN_S
 
     def test_a_scan_through_the_whole_memory_costs_nobody_a_guaranteed_block(
         self, pod: Pod, sequence: int, keyspace: str, other: str

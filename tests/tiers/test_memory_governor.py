@@ -180,6 +180,17 @@ class TestTurns:
         assert server.resident() == []
         assert not server.has_bytes_of(Key(A, 1))
 
+    def test_a_retention_that_was_shortened_holds_at_once(self, server: Server) -> None:
+        server.allow(a=TierBudget(TIER, retention_s=60))
+        server.manager.store(Key(A, 1))
+        server.turn()
+        server.now_s += 10
+        server.manager.store(Key(A, 2))
+        server.turn()
+        server.allow(a=TierBudget(TIER, retention_s=10))
+        server.turn()
+        assert server.resident() == [Key(A, 2)]
+
     def test_a_block_from_another_tier_brings_its_age_along(self, server: Server) -> None:
         server.allow(a=TierBudget(TIER, retention_s=60))
         server.governor.inherit_age(Key(A, 1), age_s=59.5)

@@ -104,6 +104,8 @@ class Governor:
         self._locked_bytes = 0
         self._compared_s = self._look_at_s = clock()
         self._failures = 0
+        self._slowest_s = 0.0
+        self._woken_s = clock()
         self._closed = False
         self._turn_lock = threading.Lock()
         self._wake = threading.Event()
@@ -135,11 +137,13 @@ class Governor:
         else:
             self._notes_lost = True
         if not self._wake.is_set():
+            self._woken_s = self._clock()
             self._wake.set()
 
     def policy_changed(self) -> None:
         """Look at the view in force now rather than within a second."""
         self._watch_view()
+        self._woken_s = self._clock()
         self._wake.set()
 
     def inherit_age(self, key: Hashable, age_s: float) -> None:
@@ -167,7 +171,6 @@ class Governor:
         gone_bytes, gone_blocks, waiting_bytes, waiting_blocks = self._purges.sums(keyspaces)
         if not self._pool.settle(PURGE_TIMEOUT_S):
             raise ContractError("the memory of purged blocks has not been overwritten yet")
-        self._wake.set()
         return PurgeAnswer(boot, gone_bytes, gone_blocks, waiting_bytes, waiting_blocks, self._residue)
 
     def usage(self) -> tuple[tuple[ScopeUsage, ...], int]:
@@ -197,9 +200,10 @@ class Governor:
         return tuple(rows[:MAX_USAGE_ROWS]), max(0, len(rows) - MAX_USAGE_ROWS)
 
     def counters(self) -> dict[str, int]:
-        """Return counts since the start, how many bytes should go but are in use, and whether all is well (1 or 0)."""
+        """Return counts since the start, and some figures: see docs/guides/adapter.md."""
         return dict(self._counts) | {
             "enforced": int(self.healthy),
+            "slowest_ms": round(self._slowest_s * 1000),
             "locked_bytes": self._locked_bytes,
             "overwritten_bytes": self._pool.scrubber.overwritten_bytes,
         }
@@ -226,15 +230,18 @@ class Governor:
     def _run(self) -> None:
         wait_s = 0.0
         while True:
-            self._wake.wait(wait_s)
+            woken = self._wake.wait(wait_s)
             if self._closed:
                 return
             # What comes while these few milliseconds pass belongs to the same turn.
             time.sleep(GATHER_S)
+            since_s = self._woken_s
             self._wake.clear()
             try:
                 wait_s = self.turn()
                 self._failures = 0
+                if woken:
+                    self._slowest_s = max(self._slowest_s, self._clock() - since_s)
             except Exception:
                 self._failures += 1
                 if self._failures == 1:
