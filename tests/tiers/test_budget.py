@@ -203,7 +203,7 @@ class TestALedgerThatIsLost:
         connection, ledger = connect_to(redis_server.port), books.ledger.encode()
         state = state_key(bucket_prefix(DOMAIN, KEYSPACE_A, 0).encode())
         commands = [
-            call("grant", ledger, 0, 500, 1, 20 * VALUE_BYTES, 60_000, read=lambda reply: reply),
+            call("grant", ledger, 0, 500, 1, 20 * VALUE_BYTES, 60_000, 0, read=lambda reply: reply),
             call("yield", state, 100, 0, 10, read=lambda reply: read_numbers(reply, 3)),
         ]
         (granted, (taken, version, _)) = connection.ask(commands)

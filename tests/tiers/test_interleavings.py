@@ -14,7 +14,7 @@ from kvstrata.contract.keys import BUCKETS, BlockKey, bucket_prefix, ledger_key
 from kvstrata_sidecar.adapter.dial import dial
 from kvstrata_sidecar.adapter.ledger import Ledgers
 from kvstrata_sidecar.adapter.params import Endpoint
-from kvstrata_sidecar.adapter.protocol import FOR_EVER_MS, Place, Terms, call, reserve, state_key
+from kvstrata_sidecar.adapter.protocol import FOR_EVER_MS, Bounds, Place, Terms, call, reserve, state_key
 from kvstrata_sidecar.adapter.resp import Connection, Reply
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
@@ -25,7 +25,7 @@ pytestmark = needs_redis
 LIMIT = 1000
 WINDOW_MS = 20
 KEEP_MS = 60_000
-TERMS = Terms(life_ms=60_000, limit_bytes=LIMIT)
+TERMS = Terms(life_ms=60_000, bounds=Bounds(LIMIT))
 PLACES = [
     Place.of(BlockKey(DOMAIN, KEYSPACE_A, IDENTITY, 0, 0, bytes([16 * bucket, number])))
     for bucket in range(3)
@@ -102,7 +102,7 @@ class Bench:
         self.ask("discard", state_key(place.base), place.member)
 
     def grant(self, number: int) -> None:
-        answer = self.ask("grant", LEDGER, number % 3, 100 + number, 1 + number, LIMIT, KEEP_MS)
+        answer = self.ask("grant", LEDGER, number % 3, 100 + number, 1 + number, LIMIT, KEEP_MS, 0)
         if answer[0] == b"ok":
             self.grants.append((number % 3, int(answer[1]), int(answer[2])))
 

@@ -15,7 +15,8 @@ block's does:
 
 Moments are milliseconds of the server's clock, bytes are of whole values. Of a scope there is one ledger of leases
 `kvs1:<domain>:{<keyspace>}:#l` and a claim `#w` beside it (who sweeps now); of a domain the sorted set of revoked
-keyspaces `kvs1:<domain>:{revoked}:#k` with the highest revision that revoked one, `#v`.
+keyspaces `kvs1:<domain>:{revoked}:#k` with the highest revision that revoked one, `#v`; of a tier whose capacity is
+divided among scopes the hash of their rooms `kvs1:<domain>:{tier}:#t`.
 """
 
 from __future__ import annotations
@@ -82,6 +83,11 @@ def claim_key(domain: str, keyspace: str) -> str:
 def revoked_key(domain: str) -> str:
     """Return the name of a domain's set of revoked keyspaces."""
     return f"{KEY_PREFIX}:{domain}:{{revoked}}:#k"
+
+
+def rooms_key(domain: str) -> str:
+    """Return the name of what a tier's capacity is divided into."""
+    return f"{KEY_PREFIX}:{domain}:{{tier}}:#t"
 
 
 def parse_block_key(text: str) -> BlockKey | None:

@@ -20,9 +20,11 @@ a server that is full: there the first write decides whether the rest is allowed
 | yield | bytes, evict_before, count | bytes yielded, ledger version, bytes evicted |
 | raise | bytes, version | `ok` or `void` |
 | adopt | version | `ok` or `newer`, lease or version |
-| grant | bucket, wanted, minimum, limit, keep | `ok`, bytes, version; `exhausted`, room; `void`, version |
+| grant | bucket, wanted, minimum, limit, keep, divided | `ok`, bytes, version; `exhausted`, room; `unshared`, leased; `void`, version |
 | return | bucket, bytes, version | `ok` or `void` |
 | rebuild | `begin`, version seen, at least, patience; or `finish`, version, keep, lease of each bucket | `void`, `busy` or `live`, version |
+| share | room, turn | `ok`, leased; `void`, version |
+| room | `grow`, `mark` or `set`, keyspace, guaranteed, wanted, capacity, turn, keep | room, turn, bytes beyond the capacity |
 | revoke | revision, keyspaces | revision |
 """  # noqa: E501
 
@@ -36,15 +38,15 @@ from typing import Literal
 
 Name = Literal[
     "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "recount", "clamp", "drop", "yield", "raise",
-    "adopt", "grant", "return", "rebuild", "revoke",
+    "adopt", "grant", "return", "rebuild", "share", "room", "revoke",
 ]  # fmt: skip
 
 BUCKET_SCRIPTS: tuple[Name, ...] = (
     "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "recount", "clamp", "drop", "yield", "raise",
     "adopt",
 )  # fmt: skip
-LEDGER_SCRIPTS: tuple[Name, ...] = ("grant", "return", "rebuild")
-DOMAIN_SCRIPTS: tuple[Name, ...] = ("revoke",)
+LEDGER_SCRIPTS: tuple[Name, ...] = ("grant", "return", "rebuild", "share")
+DOMAIN_SCRIPTS: tuple[Name, ...] = ("room", "revoke")
 
 COMMANDS: tuple[str, ...] = (
     "auth", "eval", "evalsha", "get", "hdel", "hexists", "hget", "hgetall", "hincrby", "hlen", "hmget",

@@ -14,13 +14,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvstrata.contract.keys import BUCKETS, bucket_prefix, ledger_key
 
 from .enforcement import Refusal
 from .protocol import (
     FOR_EVER_MS,
+    Bounds,
     Place,
     Terms,
     Transport,
@@ -33,6 +34,7 @@ from .protocol import (
     reserve,
     state_key,
 )
+from .rooms import Rooms
 from .wire import Command, FramingError, Reply
 
 ATTEMPTS = 6
@@ -89,7 +91,12 @@ class LedgerView:
     version: int
     void: bool
     leased: int
+    given: int
     by_bucket: tuple[int, ...]
+
+    def room(self, bounds: Bounds) -> int:
+        """Return what the ledger may lease out, the limit apart."""
+        return self.given if bounds.divided else bounds.limit_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +138,16 @@ class Ledgers:
         self._clock = clock
         self._window_ms = window_ms
         self._pause = pause
+        self._rooms = Rooms(domain)
         self._lock = threading.Lock()
         self._foresight: dict[str, tuple[float, int]] = {}
 
     def admit(self, transport: Transport, place: Place, size: int, token: bytes, terms: Terms) -> Refusal | bool:
         """Reserve `size` bytes for a block: True if it may be written, False if it is there, or why it may not."""
-        limit = terms.limit_bytes
-        if limit is not None and size > limit:
+        bounds = terms.bounds
+        if bounds is not None and size > bounds.limit_bytes:
             return Refusal.OVER_BUDGET
-        evict_before_ms = 0 if limit is None else self._foreseen(place.keyspace)
+        evict_before_ms = 0 if bounds is None else self._foreseen(place.keyspace)
         for _ in range(ATTEMPTS):
             (answer,) = transport.ask([reserve(place, size, token, terms, evict_before_ms, self._window_ms)])
             if answer.status == "ok":
@@ -148,9 +156,9 @@ class Ledgers:
                 return False
             if answer.status == "tombstone":
                 return Refusal.TOMBSTONE
-            if limit is None:
+            if bounds is None:
                 raise FramingError("a scope without a limit ran short of it")
-            room = self._make_room(transport, place, size, answer.missing_bytes, limit)
+            room = self._make_room(transport, place, size, answer.missing_bytes, bounds)
             if room is None:
                 return Refusal.OVER_BUDGET
             evict_before_ms = room
@@ -212,7 +220,7 @@ class Ledgers:
             transport.ask([call("return", ledger, bucket, taken, version, read=read_text)])
         return int(taken)
 
-    def grant(self, transport: Transport, keyspace: str, bucket: int, wanted: int, minimum: int, limit: int) -> int:
+    def grant(self, transport: Transport, keyspace: str, bucket: int, wanted: int, minimum: int, bounds: Bounds) -> int:
         """Raise a bucket's lease by `minimum` to `wanted` bytes; return by how many, 0 if the ledger has less left.
 
         A ledger that is missing or void is rebuilt first.
@@ -220,9 +228,16 @@ class Ledgers:
         ledger = ledger_key(self._domain, keyspace).encode()
         state = state_key(self._base(keyspace, bucket))
         for _ in range(ATTEMPTS):
-            asked = call("grant", ledger, bucket, wanted, minimum, limit, LEDGER_KEEP_MS, read=_read_grant)
+            asked = call(
+                "grant", ledger, bucket, wanted, minimum, bounds.limit_bytes, LEDGER_KEEP_MS, int(bounds.divided),
+                read=_read_grant,
+            )  # fmt: skip
             status, amount, version = transport.ask([asked])[0]
             if status == "exhausted":
+                return 0
+            if status == "unshared":
+                if self._rooms.grow(transport, keyspace, bounds, amount + minimum):
+                    continue
                 return 0
             if status == "ok":
                 (raised,) = transport.ask([call("raise", state, amount, version, read=read_text)])
@@ -233,14 +248,15 @@ class Ledgers:
             self.rebuild(transport, keyspace, version)
         return 0
 
-    def settle(self, transport: Transport, keyspace: str, limit: int) -> int:
+    def settle(self, transport: Transport, keyspace: str, bounds: Bounds) -> int:
         """Bring a scope under a limit that was lowered or is new; return the bytes that are still above it."""
+        limit = bounds.limit_bytes
         scope = self.view(transport, keyspace)
         total = sum(bucket.in_use for bucket in scope.buckets)
         for bucket in scope.buckets:
             if bucket.unleased > 0:
                 share = bucket.in_use if total <= limit else bucket.in_use * limit // total
-                self._cover(transport, keyspace, bucket, max(0, share - bucket.lease), limit)
+                self._cover(transport, keyspace, bucket, max(0, share - bucket.lease), bounds)
         for _ in range(BUCKETS * ATTEMPTS):
             scope = self.view(transport, keyspace)
             excess = scope.ledger.leased - limit
@@ -251,17 +267,32 @@ class Ledgers:
         above = scope.ledger.leased - limit
         return max(0, above) + sum(bucket.unleased for bucket in scope.buckets)
 
-    def _make_room(self, transport: Transport, place: Place, size: int, missing: int, limit: int) -> int | None:
+    def give_back(self, transport: Transport, keyspace: str, bounds: Bounds) -> None:
+        """Give a tier whose capacity is divided back what this scope does not need, or must not keep."""
+        scope = self.view(transport, keyspace)
+        spare = bounds.limit_bytes // LEASE_SHARE
+        for bucket in scope.buckets:
+            if bucket.slack > 2 * spare:
+                self.take(transport, keyspace, bucket.bucket, bucket.slack - spare, 0)
+
+        def settle(limit: int) -> int:
+            self.settle(transport, keyspace, replace(bounds, limit_bytes=limit))
+            return self.view(transport, keyspace).ledger.leased
+
+        leased = self.view(transport, keyspace).ledger.leased
+        self._rooms.shrink(transport, keyspace, bounds, leased, settle)
+
+    def _make_room(self, transport: Transport, place: Place, size: int, missing: int, bounds: Bounds) -> int | None:
         """Find room for a block; return which blocks of its own bucket may go for it, None if there is no room."""
         keyspace, bucket = place.keyspace, place.bucket
-        if self.grant(transport, keyspace, bucket, missing + limit // LEASE_SHARE, missing, limit) > 0:
+        if self.grant(transport, keyspace, bucket, missing + bounds.limit_bytes // LEASE_SHARE, missing, bounds) > 0:
             return 0
         scope = self.view(transport, keyspace)
         own = scope.buckets[bucket]
-        room = max(0, limit - scope.ledger.leased)
+        room = max(0, min(bounds.limit_bytes, scope.ledger.room(bounds)) - scope.ledger.leased)
         if own.unleased > 0:
             # Stored before there was a limit: others must not go for what has no right to be here.
-            self._cover(transport, keyspace, own, min(own.unleased, room), limit)
+            self._cover(transport, keyspace, own, min(own.unleased, room), bounds)
             return 0
         evict_before_ms = scope.evict_before_ms
         self._foresee(keyspace, evict_before_ms)
@@ -270,14 +301,14 @@ class Ledgers:
             return evict_before_ms
         left = missing - room
         if left <= 0 or self._collect(transport, keyspace, scope, left, exclude=bucket) >= left:
-            self.grant(transport, keyspace, bucket, missing, missing, limit)
+            self.grant(transport, keyspace, bucket, missing, missing, bounds)
             return 0
         return FOR_EVER_MS if own_fits else None
 
-    def _cover(self, transport: Transport, keyspace: str, bucket: BucketView, amount: int, limit: int) -> None:
+    def _cover(self, transport: Transport, keyspace: str, bucket: BucketView, amount: int, bounds: Bounds) -> None:
         """Lease up to `amount` more to a bucket that holds more than its lease, and evict what is not covered."""
         if amount > 0:
-            self.grant(transport, keyspace, bucket.bucket, amount, 1, limit)
+            self.grant(transport, keyspace, bucket.bucket, amount, 1, bounds)
         self.take(transport, keyspace, bucket.bucket, 0, FOR_EVER_MS)
 
     def _collect(self, transport: Transport, keyspace: str, scope: ScopeView, amount: int, exclude: int | None) -> int:
@@ -310,7 +341,7 @@ class Ledgers:
 
 def _ask_ledger(domain: str, keyspace: str) -> Command:
     key = ledger_key(domain, keyspace).encode()
-    names = (b"v", b"void", b"leased", *(b"b:%d" % bucket for bucket in range(BUCKETS)))
+    names = (b"v", b"void", b"leased", b"room", *(b"b:%d" % bucket for bucket in range(BUCKETS)))
     return Command(key, (b"HMGET", key, *names), _read_ledger)
 
 
@@ -324,8 +355,8 @@ def _ask_bucket(domain: str, keyspace: str, bucket: int) -> Sequence[Command]:
 
 
 def _read_ledger(reply: Reply) -> LedgerView:
-    values = [0 if one is None else read_number(one) for one in read_list(reply, 3 + BUCKETS)]
-    return LedgerView(values[0], bool(values[1]), values[2], tuple(values[3:]))
+    values = [0 if one is None else read_number(one) for one in read_list(reply, 4 + BUCKETS)]
+    return LedgerView(values[0], bool(values[1]), values[2], values[3], tuple(values[4:]))
 
 
 def _read_accounting(reply: Reply) -> tuple[int, int, int, int]:

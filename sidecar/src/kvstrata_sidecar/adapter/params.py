@@ -45,6 +45,7 @@ class TierParams:
     `password_file` is read at every connect, so that a rotated password needs no restart. `default_ttl_s` is how long
     a block lives where the policy names no retention for this tier. `workers` connections carry blocks; one more is
     kept for lookups, so that a large block never delays a request's answer. `queue_limit` bounds waiting blocks.
+    `capacity_bytes` is what all scopes may store together; with it guarantees hold, without it only limits do.
     """
 
     name: str
@@ -55,6 +56,7 @@ class TierParams:
     default_ttl_s: int = 86_400
     workers: int = 4
     queue_limit: int = 8_192
+    capacity_bytes: int | None = None
     connect_timeout_ms: int = 500
     io_timeout_ms: int = 1_000
     lookup_deadline_ms: int = 250
@@ -77,6 +79,8 @@ class TierParams:
             value = getattr(tier, name)
             if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
                 raise ValueError(f"tier.{name} must be a positive integer, not {value!r}")
+        if tier.capacity_bytes is not None and (type(tier.capacity_bytes) is not int or tier.capacity_bytes <= 0):
+            raise ValueError(f"tier.capacity_bytes must be a positive integer, not {tier.capacity_bytes!r}")
         if tier.store_deadline_ms > MAX_STORE_DEADLINE_MS:
             raise ValueError(f"tier.store_deadline_ms must be at most {MAX_STORE_DEADLINE_MS}")
         return tier

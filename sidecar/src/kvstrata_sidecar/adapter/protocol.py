@@ -67,12 +67,26 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a scope may use: its limit, and of a tier whose capacity is divided its guarantee and the capacity."""
+
+    limit_bytes: int
+    guaranteed_bytes: int = 0
+    capacity_bytes: int | None = None
+
+    @property
+    def divided(self) -> bool:
+        """Whether the scope needs room from the tier."""
+        return self.capacity_bytes is not None
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
-    """Under what policy a block is stored: the life of a new one, how old this one is, and the scope's limit."""
+    """Under what policy a block is stored: the life of a new one, how old this one is, and the scope's bounds."""
 
     life_ms: int
     age_ms: int = 0
-    limit_bytes: int | None = None
+    bounds: Bounds | None = None
 
     @property
     def keep_ms(self) -> int:
@@ -119,7 +133,7 @@ def state_key(base: bytes) -> bytes:
 
 def reserve(place: Place, size: int, token: bytes, terms: Terms, evict_before_ms: int, window_ms: int) -> Command:
     """Reserve `size` bytes, if need be for blocks that were last used before a moment. Answers Reserved."""
-    limited = b"0" if terms.limit_bytes is None else b"1"
+    limited = b"0" if terms.bounds is None else b"1"
     return call(
         "reserve", state_key(place.base), place.member, size, token, window_ms, terms.keep_ms, terms.life_ms, limited,
         evict_before_ms, read=_read_reserved,

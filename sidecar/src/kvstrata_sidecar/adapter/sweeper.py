@@ -22,7 +22,7 @@ from kvstrata.contract.keys import BUCKETS, bucket_prefix, claim_key, revoked_ke
 
 from .enforcement import Enforcement, Permit
 from .ledger import Ledgers, ScopeView
-from .protocol import Place, Transport, call, read_list, read_number, read_numbers, read_text, state_key
+from .protocol import Bounds, Place, Transport, call, read_list, read_number, read_numbers, read_text, state_key
 from .wire import Command, Reply, ReplyError, TransportError
 
 logger = logging.getLogger(__name__)
@@ -42,12 +42,12 @@ KEYSPACES_PER_COMMAND = 512
 
 @dataclass(frozen=True, slots=True)
 class SweeperHooks:
-    """What a sweeper needs of its tier. `life_ms` and `limit_bytes` are a keyspace's under the policy."""
+    """What a sweeper needs of its tier. `life_ms` and `bounds` are a keyspace's under the policy."""
 
     connect: Callable[[], SweeperConnection]
     usable: Callable[[], bool]
     life_ms: Callable[[str], int | None]
-    limit_bytes: Callable[[str], int | None]
+    bounds: Callable[[str], Bounds | None]
     count: Callable[[str, int], None]
 
 
@@ -200,13 +200,13 @@ class Sweeper(threading.Thread):
             self._sweeps[keyspace] = turns + 1
             buckets = self._ledgers.view(transport, keyspace).buckets
             self._expire(transport, keyspace, [one.bucket for one in buckets if one.in_use])
-            life_ms, limit = self._hooks.life_ms(keyspace), self._hooks.limit_bytes(keyspace)
+            life_ms, bounds = self._hooks.life_ms(keyspace), self._hooks.bounds(keyspace)
             if life_ms is not None:
                 self._clamp(transport, keyspace, life_ms, [b.bucket for b in buckets if b.longest_ms > life_ms])
             if audit or (audit is None and turns % AUDIT_EVERY == AUDIT_EVERY - 1):
                 self._audit(transport, keyspace)
-            if limit is not None:
-                self._balance(transport, keyspace, limit)
+            if bounds is not None:
+                self._balance(transport, keyspace, bounds)
         finally:
             permit.release()
 
@@ -251,13 +251,15 @@ class Sweeper(threading.Thread):
             self._count("drift_entries", strays)
             self._count("drift_bytes", abs(used) + abs(held))
 
-    def _balance(self, transport: Transport, keyspace: str, limit: int) -> None:
+    def _balance(self, transport: Transport, keyspace: str, bounds: Bounds) -> None:
         """Put a lowered limit through, and rebuild a ledger that charges for leases which no bucket has."""
         scope = self._ledgers.view(transport, keyspace)
-        if scope.ledger.leased > limit or any(bucket.unleased for bucket in scope.buckets):
-            if self._ledgers.settle(transport, keyspace, limit) > 0:
-                self.urge(keyspace)
-            scope = self._ledgers.view(transport, keyspace)
+        above = scope.ledger.leased > bounds.limit_bytes or any(bucket.unleased for bucket in scope.buckets)
+        if above and self._ledgers.settle(transport, keyspace, bounds) > 0:
+            self.urge(keyspace)
+        if bounds.divided:
+            self._ledgers.give_back(transport, keyspace, bounds)
+        scope = self._ledgers.view(transport, keyspace)
         if scope.ledger.version == 0 or scope.ledger.by_bucket == scope.leases:
             self._mismatched.pop(keyspace, None)
             return

@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvstrata.contract.bundle import TierBudget
 from kvstrata.contract.keys import BlockKey
 from kvstrata.contract.link import TierState
 
@@ -23,7 +24,7 @@ from .enforcement import Enforcement, Refusal
 from .ledger import Ledgers
 from .params import AdapterParams, TierParams
 from .parts import Counters, DeletePart, LoadPart, LookupPart, ProbePart, Shared, StorePart
-from .protocol import WRITE_WINDOW_MS, Place, Terms
+from .protocol import WRITE_WINDOW_MS, Bounds, Place, Terms
 from .resp import Connection
 from .sealer import PlainSealer, Sealer
 from .sweeper import Sweeper, SweeperHooks
@@ -93,7 +94,7 @@ class Tier:
                 self._connect,
                 lambda: self._breaker.closed,
                 self._retention_ms,
-                self._limit_bytes,
+                self._bounds,
                 self._counters.add,
             ),
             token=secrets.token_hex(TOKEN_BYTES).encode(),
@@ -294,16 +295,21 @@ class Tier:
         return Terms(
             life_ms=1000 * self._params.default_ttl_s if retention_ms is None else retention_ms,
             age_ms=int(1000 * self._enforcement.ages.age_s(key)),
-            limit_bytes=self._limit_bytes(keyspace),
+            bounds=self._bounds(keyspace),
         )
 
     def _retention_ms(self, keyspace: str) -> int | None:
         retention_s = self._enforcement.retention_s(keyspace, self._params.name)
         return None if retention_s is None else 1000 * retention_s
 
-    def _limit_bytes(self, keyspace: str) -> int | None:
-        budget = self._enforcement.budget(keyspace, self._params.name)
-        return None if budget is None else budget.limit_bytes
+    def _bounds(self, keyspace: str) -> Bounds | None:
+        """Return what a scope may use, None if that is not bounded."""
+        budget = self._enforcement.budget(keyspace, self._params.name) or TierBudget(self._params.name)
+        capacity = self._params.capacity_bytes
+        if capacity is None:
+            return None if budget.limit_bytes is None else Bounds(budget.limit_bytes)
+        limit = capacity if budget.limit_bytes is None else min(capacity, budget.limit_bytes)
+        return Bounds(limit, budget.guaranteed_bytes or 0, capacity)
 
     def _room(self, left: bool) -> None:
         """Note whether the tier took a block or had no memory for it."""

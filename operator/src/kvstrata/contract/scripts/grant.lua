@@ -2,6 +2,14 @@ local wanted, minimum, limit = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(AR
 if not live then
   return {'void', whole(version)}
 end
+-- In a tier whose capacity is divided, a scope leases out no more than the tier gave it.
+if ARGV[6] == '1' then
+  local given = tonumber(redis.call('HGET', ledger, 'room') or 0)
+  if given < limit and given - leased < minimum then
+    return {'unshared', whole(leased)}
+  end
+  limit = math.min(limit, given)
+end
 local room = limit - leased
 if room < minimum then
   return {'exhausted', whole(math.max(0, room))}

@@ -1,0 +1,42 @@
+-- KEYS[1] is a tier's `#t`: for each keyspace `<guaranteed>:<room>:<turn>:<moment>`, room being what its ledger may
+-- lease out. One that no sweep has renewed for a while is in no policy any more: nothing is guaranteed to it, and its room
+-- is what its blocks take until they expire.
+local stale = 900000
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local operation, keyspace = ARGV[1], ARGV[2]
+local guaranteed, wanted, capacity, turn = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
+local keep = tonumber(ARGV[7])
+
+local room, last, total = 0, 0, guaranteed
+local all = redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+  local promised, given, count, renewed = string.match(all[i + 1], '^(%d+):(%d+):(%d+):(%d+)$')
+  if all[i] == keyspace then
+    room, last = tonumber(given), tonumber(count)
+    total = total - guaranteed + math.max(guaranteed, room)
+  elseif now - renewed < stale then
+    total = total + math.max(tonumber(promised), tonumber(given))
+  elseif now - renewed < keep then
+    total = total + given
+  else
+    redis.call('HDEL', KEYS[1], all[i])
+  end
+end
+
+-- Whoever changes a room takes a turn first; what was decided in an earlier one comes too late.
+if operation == 'set' then
+  if turn ~= last then
+    return {string.format('%.0f', room), string.format('%.0f', last), '0'}
+  end
+  room = wanted
+else
+  last = last + 1
+  if operation == 'grow' then
+    local others = total - math.max(guaranteed, room)
+    room = math.max(room, guaranteed, math.min(wanted, capacity - others))
+    total = others + room
+  end
+end
+redis.call('HSET', KEYS[1], keyspace, string.format('%.0f:%.0f:%.0f:%.0f', guaranteed, room, last, now))
+return {string.format('%.0f', room), string.format('%.0f', last), string.format('%.0f', math.max(0, total - capacity))}

@@ -1,0 +1,82 @@
+"""How the capacity of a tier is divided: what is guaranteed to a scope is its own, the rest is lent to who needs it.
+
+The room of a scope bounds what its ledger leases out. It grows by loans from what is neither guaranteed to another nor
+lent, and is given back when it is not used, or when a new guarantee leaves the tier overcommitted; then the scope
+evicts. Growing, the tier is charged before the ledger hears of it; shrinking, the ledger hears first. Each change takes
+a turn of its own, so that whatever was decided in an earlier one comes too late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvstrata.contract.keys import ledger_key, rooms_key
+
+from .protocol import Bounds, Transport, call, read_list, read_number, read_numbers, read_text
+from .wire import Reply
+
+ROOM_KEEP_MS = 7 * 86_400_000
+"""How long the room of a scope stays charged that is in no policy any more; its blocks are expected to be gone then."""
+
+LOAN_SHARE = 256
+"""A loan is this part of the capacity more than what is needed."""
+
+
+class Rooms:
+    """Gets and gives back room in one tier."""
+
+    def __init__(self, domain: str) -> None:
+        self._domain = domain
+        self._key = rooms_key(domain).encode()
+
+    def grow(self, transport: Transport, keyspace: str, bounds: Bounds, needed: int) -> bool:
+        """Ask for room of `needed` bytes in all; whether the scope has it now."""
+        wanted = min(bounds.limit_bytes, needed + (bounds.capacity_bytes or 0) // LOAN_SHARE)
+        room, turn, _ = self._ask(transport, b"grow", keyspace, bounds, wanted)
+        self._tell(transport, keyspace, room, turn)
+        return room >= needed
+
+    def shrink(
+        self,
+        transport: Transport,
+        keyspace: str,
+        bounds: Bounds,
+        leased: int,
+        settle: Callable[[int], int],
+    ) -> None:
+        """Give back what is lent and not used, or, of an overcommitted tier, what is lent at all.
+
+        `settle(limit)` brings the ledger under a limit, by eviction, and returns what it leases out then.
+        """
+        spare = (bounds.capacity_bytes or 0) // LOAN_SHARE
+        room, turn, excess = self._ask(transport, b"mark", keyspace, bounds, 0)
+        target = min(room - excess, leased + spare, bounds.limit_bytes)
+        target = max(target, min(bounds.guaranteed_bytes, bounds.limit_bytes))
+        # A little more than needed is kept: it would be asked for again.
+        if target >= room or (excess == 0 and room - target <= spare):
+            return
+        if self._tell(transport, keyspace, target, turn) and (leased <= target or settle(target) <= target):
+            self._ask(transport, b"set", keyspace, bounds, target, turn)
+
+    def _ask(
+        self, transport: Transport, operation: bytes, keyspace: str, bounds: Bounds, wanted: int, turn: int = 0
+    ) -> tuple[int, int, int]:
+        capacity = bounds.capacity_bytes or 0
+        guaranteed = min(bounds.guaranteed_bytes, bounds.limit_bytes)
+        asked = call(
+            "room", self._key, operation, keyspace.encode(), guaranteed, wanted, capacity, turn, ROOM_KEEP_MS,
+            read=lambda reply: read_numbers(reply, 3),
+        )  # fmt: skip
+        room, last, excess = transport.ask([asked])[0]
+        return room, last, excess
+
+    def _tell(self, transport: Transport, keyspace: str, room: int, turn: int) -> bool:
+        """Let the scope's ledger know its room; whether there is a ledger."""
+        ledger = ledger_key(self._domain, keyspace).encode()
+        ((status, _),) = transport.ask([call("share", ledger, room, turn, read=_read_share)])
+        return bool(status == "ok")
+
+
+def _read_share(reply: Reply) -> tuple[str, int]:
+    status, number = read_list(reply, 2)
+    return read_text(status), read_number(number)

@@ -1,0 +1,142 @@
+"""A tier whose capacity is divided among scopes: guarantees, loans and what is given back, on a real Redis."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from kvstrata.contract.bundle import Rules, TierBudget
+from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.keys import rooms_key
+from kvstrata.contract.link import apply_request
+from kvstrata.contract.value import value_bytes
+from tests.support.redis_binary import needs_redis
+from tests.tiers.books import Books
+from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, STALE_AFTER_S, GateStandIn
+from tests.tiers.redis_process import RedisProcess
+from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
+
+pytestmark = needs_redis
+VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
+CAPACITY = 40 * VALUE_BYTES
+
+
+def spread(number: int) -> int:
+    """A block number whose bucket differs from its neighbours'."""
+    return (number * 16 + number // 16) % 256
+
+
+class Division:
+    """A tier without a sweeper's thread, whose scopes have the bounds that a test says, in blocks."""
+
+    def __init__(self, driver: Driver, gate: GateStandIn, server: RedisProcess) -> None:
+        self.driver, self._gate, self._server = driver, gate, server
+        driver.tier._sweeper.close()
+        driver.tier._sweeper.join(5)
+        self.a, self.b = Books(server, KEYSPACE_A), Books(server, KEYSPACE_B)
+
+    def allow(self, **guaranteed: int) -> None:
+        """Put a policy in force that guarantees a number of blocks to scope `a` and scope `b`."""
+        budgets = {
+            keyspace: (TierBudget("shared", guaranteed_bytes=guaranteed.get(name, 0) * VALUE_BYTES, retention_s=3600),)
+            for name, keyspace in (("a", KEYSPACE_A), ("b", KEYSPACE_B))
+        }
+        self._gate.revision += 1
+        self._gate.write_freshness()
+        rules = Rules(stale_after_s=STALE_AFTER_S)
+        self._gate.write_policy(CacheView(DOMAIN, self._gate.revision, 1, rules, budgets))
+        assert b"ack" in self._gate.ask(apply_request(self._gate.revision, 1))
+
+    def store(self, keyspace: str, numbers: Sequence[int]) -> int:
+        """Store blocks one after the other and return how many were taken."""
+        stores = [self.driver.store([block(keyspace, spread(number))]).stored_bytes for number in numbers]
+        assert self.a.totals().used + self.b.totals().used <= CAPACITY
+        assert sum(self.rooms()) <= CAPACITY
+        return sum(size > 0 for size in stores)
+
+    def sweep(self) -> None:
+        for keyspace in (KEYSPACE_A, KEYSPACE_B):
+            self.driver.tier._sweeper.sweep(keyspace)
+
+    def rooms(self) -> list[int]:
+        return [int(entry.split(b":")[1]) for entry in self._server.admin().hvals(rooms_key(DOMAIN))]
+
+
+@pytest.fixture
+def division(start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn) -> Division:
+    driver = start(redis_server.port, capacity_bytes=CAPACITY)
+    driver.until("closed")
+    return Division(driver, gate, redis_server)
+
+
+def test_what_is_guaranteed_is_there_however_much_others_store(division: Division) -> None:
+    division.allow(a=20)
+    division.sweep()
+    division.store(KEYSPACE_B, range(60))
+    assert 16 * VALUE_BYTES <= division.b.totals().used <= 20 * VALUE_BYTES
+    assert division.store(KEYSPACE_A, range(20)) == 20
+    assert division.a.totals().used >= 18 * VALUE_BYTES
+    division.a.assert_consistent()
+    division.b.assert_consistent()
+
+
+def test_what_nobody_is_guaranteed_is_lent_to_whoever_needs_it(division: Division) -> None:
+    division.allow()
+    division.sweep()
+    division.store(KEYSPACE_B, range(39))
+    assert division.b.totals().used >= 36 * VALUE_BYTES
+
+
+def test_a_scope_that_has_nothing_left_to_borrow_lives_on_its_own_blocks(division: Division) -> None:
+    division.allow(a=20)
+    division.sweep()
+    assert division.store(KEYSPACE_B, range(60)) >= 55, "its own oldest make room"
+    found = division.driver.lookup([block(KEYSPACE_B, spread(number)) for number in range(60)])
+    assert sum(found[50:]) >= 8
+
+
+def test_a_new_guarantee_takes_back_what_was_lent(division: Division) -> None:
+    division.allow()
+    division.store(KEYSPACE_B, range(38))
+    division.allow(a=20)
+    division.sweep()
+    division.sweep()
+    assert division.b.totals().used <= 20 * VALUE_BYTES
+    assert division.store(KEYSPACE_A, range(20)) == 20
+
+
+def test_room_that_is_not_used_any_more_is_given_back(division: Division, redis_server: RedisProcess) -> None:
+    division.allow()
+    division.store(KEYSPACE_B, range(38))
+    division.driver.tier.delete([block(KEYSPACE_B, spread(number)) for number in range(38)])
+    division.sweep()
+    assert division.store(KEYSPACE_A, range(30)) == 30
+    assert division.a.totals().used >= 26 * VALUE_BYTES
+
+
+def test_a_keyspace_that_left_the_policy_keeps_no_guarantee(division: Division, redis_server: RedisProcess) -> None:
+    division.allow(a=30)
+    division.sweep()
+    long_ago_ms = int(time.time() * 1000) - 3_600_000
+    redis_server.admin().hset(rooms_key(DOMAIN), KEYSPACE_A, f"{30 * VALUE_BYTES}:{2 * VALUE_BYTES}:9:{long_ago_ms}")
+    division.store(KEYSPACE_B, range(39))
+    assert 34 * VALUE_BYTES <= division.b.totals().used <= 38 * VALUE_BYTES, "but what its blocks take"
+
+
+def test_a_change_that_was_decided_in_an_earlier_turn_comes_too_late(division: Division) -> None:
+    division.allow()
+    division.store(KEYSPACE_B, range(10))
+    rooms = division.driver.tier._shared.ledgers._rooms
+    bounds = division.driver.tier._bounds(KEYSPACE_B)
+    assert bounds is not None
+    connection = division.driver.tier._connect()
+    room, turn, _ = rooms._ask(connection, b"mark", KEYSPACE_B, bounds, 0)
+    rooms.grow(connection, KEYSPACE_B, bounds, room + VALUE_BYTES)
+    assert rooms._ask(connection, b"set", KEYSPACE_B, bounds, 1, turn)[0] >= room + VALUE_BYTES
+    before = division.b.totals().leased
+    rooms._tell(connection, KEYSPACE_B, 1, turn)
+    assert division.store(KEYSPACE_B, range(10, 12)) == 2, "the ledger did not take the smaller room either"
+    assert division.b.totals().leased >= before
+    connection.close()
