@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.objects import engine, paths
 from kvstrata.objects.pod import pod_template
+from kvstrata_sidecar.adapter.memory.params import MemoryParams
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.gate.drain import DRAINED_FILE, DRAINING_FILE
 from kvstrata_sidecar.gate.settings import load
@@ -109,11 +113,34 @@ def test_no_secret_reaches_arguments_or_environment() -> None:
             assert "secretKeyRef" not in entry.get("valueFrom", {}), entry
 
 
-@pytest.mark.parametrize(("policy", "rendered"), [("LRU", "LRU"), ("ARC", "ARC"), ("None", "noop")])
-def test_eviction_never_uses_the_policy_that_kills_the_eviction_thread(policy: str, rendered: str) -> None:
-    cache = containers(cpu_tier(eviction={"policy": policy, "highWatermarkPercent": 75}))["cache"]
-    assert flag(cache, "--eviction-policy") == rendered
-    assert flag(cache, "--eviction-trigger-watermark") == "0.75"
+@pytest.mark.parametrize("policy", ["LRU", "ARC", "None"])
+def test_lmcache_never_evicts_by_itself(policy: str) -> None:
+    for tiers in ((), (cpu_tier(eviction={"policy": policy, "highWatermarkPercent": 75}),)):
+        cache = containers(*tiers)["cache"]
+        assert flag(cache, "--eviction-policy") == "noop"
+        assert "--eviction-trigger-watermark" not in cache["args"]
+
+
+@pytest.mark.parametrize(
+    ("tiers", "name", "percent"),
+    [
+        ((), None, 90),
+        ((redis_tier(),), None, 90),
+        ((cpu_tier(), redis_tier()), "cpu", 90),
+        ((redis_tier(), cpu_tier(eviction={"highWatermarkPercent": 75})), "cpu", 75),
+    ],
+)
+def test_the_memorys_module_understands_its_parameters_and_shares_the_adapters_pod(
+    tiers: tuple[CacheTier, ...], name: str | None, percent: int
+) -> None:
+    cache = containers(*tiers)["cache"]
+    module = json.loads(flag(cache, "--server-module"))
+    assert cache["args"].count("--server-module") == 1
+    assert importlib.util.find_spec(module["module_path"]) is not None
+    told = MemoryParams.from_json(module["config"])
+    assert (told.tier, told.high_watermark_percent) == (name, percent)
+    for adapter in adapters(cache):
+        assert replace(AdapterParams.from_json(adapter["adapter_params"]), tier=None) == told.pod
 
 
 def test_memory_of_the_cpu_tier_counts_in_volume_and_in_both_limits() -> None:

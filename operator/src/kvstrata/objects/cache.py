@@ -1,4 +1,4 @@
-"""The cache container: LMCache's multi-process server with our policy adapter in front of every shared tier.
+"""The cache container: LMCache's multi-process server, its own memory and every shared tier under our policy.
 
 Everything listens on loopback, telemetry is off, and no secret is in arguments or environment: LMCache prints its
 configuration to whoever asks.
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
+from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.podtemplate import PodTemplate
 from kvstrata.contract.canonical import canonical_json
 
@@ -25,8 +25,7 @@ SHARED_MEMORY_NAME = "kvstrata"
 ADAPTER_MODULE = "kvstrata_sidecar.adapter.plugin"
 ADAPTER_CLASS = "PolicyAdapter"
 
-EVICTION_FLAG = {EvictionPolicy.LRU: "LRU", EvictionPolicy.ARC: "ARC", EvictionPolicy.NONE: "noop"}
-"""LMCache's names. Its fourth, IsolatedLRU, stops its eviction thread at the first tick."""
+MEMORY_MODULE = "kvstrata_sidecar.adapter.memory.module"
 
 HEALTH_SCRIPT = (
     "import socket,sys; c=socket.create_connection(('127.0.0.1',int(sys.argv[1])),4); "
@@ -86,7 +85,8 @@ def arguments(domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], id
         *("--chunk-size", str(model.spec.cache_server.chunk_size_tokens)),
         # LMCache multiplies by 2^30, whatever the flag's name says.
         *("--l1-size-gb", f"{sizing.l1_bytes(tiers) / GIB:.9g}", "--no-l1-use-lazy"),
-        *_eviction_flags(tiers),
+        # The memory's policy is the server module's alone: LMCache's own eviction knows no guarantee.
+        *("--eviction-policy", "noop", "--server-module", _server_module(memory_config(domain_id, tiers, identity))),
     ]
     if needs_device_sharing(model):
         flags += ["--supported-transfer-mode", "lmcache_driven", "--isolated-ipc"]
@@ -104,6 +104,15 @@ def adapter_params(domain_id: str, tiers: Sequence[CacheTier], identity: str) ->
     """
     shared: list[dict[str, Any] | None] = [_tier_params(tier) for tier in tiers if tier.spec.medium is Medium.REDIS]
     return tuple({"domain": domain_id, "identity": identity, "tier": params} for params in shared or [None])
+
+
+def memory_config(domain_id: str, tiers: Sequence[CacheTier], identity: str) -> dict[str, Any]:
+    """Return what the module is told that governs the server's memory, which also a model without a CPU tier has."""
+    memory = next((tier for tier in tiers if tier.spec.medium is Medium.CPU), None)
+    config: dict[str, Any] = {"domain": domain_id, "identity": identity, "tier": memory.name if memory else None}
+    if memory is not None:
+        config["high_watermark_percent"] = memory.spec.high_watermark_percent
+    return config
 
 
 def _tier_params(tier: CacheTier) -> dict[str, Any]:
@@ -132,14 +141,8 @@ def _plugin(params: dict[str, Any]) -> str:
     ).decode()
 
 
-def _eviction_flags(tiers: Sequence[CacheTier]) -> list[str]:
-    memory = next((tier.spec for tier in tiers if tier.spec.medium is Medium.CPU), None)
-    if memory is None:
-        return ["--eviction-policy", EVICTION_FLAG[EvictionPolicy.LRU]]
-    return [
-        *("--eviction-policy", EVICTION_FLAG[memory.eviction_policy]),
-        *("--eviction-trigger-watermark", f"{memory.high_watermark_percent / 100:g}"),
-    ]
+def _server_module(config: dict[str, Any]) -> str:
+    return canonical_json({"module_path": MEMORY_MODULE, "config": config}).decode()
 
 
 def _default_resources(tiers: Sequence[CacheTier]) -> dict[str, Any]:
