@@ -22,6 +22,8 @@ NONCE = bytes(range(12))
 class MirrorOpening:
     """Reads into staging and turns the bytes around; its tag is the body's last bytes."""
 
+    damaged = False
+
     def __init__(self, key: bytes, view: memoryview) -> None:
         self._key, self._view = key, view
         self._header, self._staging, self._tag = bytearray(HEADER_BYTES), bytearray(len(view)), bytearray(TAG_BYTES)
@@ -40,7 +42,7 @@ class MirrorOpening:
 class MirrorSealer:
     """Stores blocks turned around, but for one keyspace of which it has no key."""
 
-    def refusal(self, keyspace: str) -> Refusal | None:
+    def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:
         return Refusal.NO_POLICY if keyspace == KEYSPACE_B else None
 
     def value_bytes(self, body_bytes: int) -> int:

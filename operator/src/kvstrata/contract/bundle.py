@@ -18,6 +18,7 @@ from typing import Any
 
 from . import CONTRACT_VERSION, MALFORMED, ContractError, require_version
 from .canonical import canonical_json, digest, digest_bytes
+from .datakey import DataKey, require_distinct
 from .keyspace import Scope, ScopeKind, is_keyspace
 
 MAX_SHARD_BYTES = 64 * 1024
@@ -55,7 +56,8 @@ class Entry:
     """What the data plane enforces for one tenant.
 
     `policy` is the UID of the TenantCachePolicy that it was compiled from, `since` the bundle revision in which it
-    last changed: the policy is enforced once every live pod has acknowledged that revision.
+    last changed: the policy is enforced once every live pod has acknowledged that revision. `keys` are the data keys of
+    the keyspace: the first encrypts, the others only decrypt; none where nothing is encrypted.
     """
 
     tenant: str
@@ -65,6 +67,7 @@ class Entry:
     since: int = 0
     suspended: bool = False
     budgets: tuple[TierBudget, ...] = ()
+    keys: tuple[DataKey, ...] = ()
 
     def enforces_the_same_as(self, other: Entry) -> bool:
         """Whether nothing but the revision of the last change differs."""
@@ -75,15 +78,22 @@ class Entry:
             and self.budgets == other.budgets
             and self.scope == other.scope
             and self.tenant == other.tenant
+            and self.keys == other.keys
         )
 
     def content_digest(self) -> str:
-        """Return a digest of everything but `since`: equal digests enforce the same thing."""
-        return digest(replace(self, since=0).to_json())
+        """Return a digest of everything but `since`: equal digests enforce the same thing.
+
+        It is shown in status, so it knows the generations of data keys and nothing else of them.
+        """
+        content = replace(self, since=0, keys=()).to_json()
+        generations = [key.generation for key in self.keys]
+        return digest(content | {"generations": generations} if generations else content)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the wire form."""
-        return {
+        """Return the wire form, which holds data keys: it belongs into Secrets only."""
+        keys = {"keys": [key.to_json() for key in self.keys]} if self.keys else {}
+        return keys | {
             "tenant": self.tenant,
             "keyspace": self.keyspace,
             "scope": {"kind": str(self.scope.kind), "name": self.scope.name},
@@ -106,6 +116,8 @@ class Entry:
             since=int(raw["since"]),
             suspended=bool(raw.get("suspended", False)),
             budgets=tuple(TierBudget.from_json(budget) for budget in raw.get("budgets", ())),
+            # An operator of the version before draws none, and a gate of that version reads none.
+            keys=require_distinct(tuple(DataKey.from_json(key) for key in raw.get("keys", ()))),
         )
 
 

@@ -64,6 +64,8 @@ class TierState:
     """One tier as the adapter sees it.
 
     `breaker` is closed, open or half-open; `full` is whether the tier refused the newest block for want of memory.
+    `encrypted` is whether blocks are encrypted there, and `keyless` how many of the policy's keyspaces it is not used
+    for because they have no key.
     """
 
     name: str
@@ -75,6 +77,13 @@ class TierState:
     refused: int = 0
     errors: int = 0
     full: bool = False
+    encrypted: bool = False
+    keyless: int = 0
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> TierState:
+        """Read the wire form. What a later version adds is left out, what an earlier one does not tell is 0."""
+        return cls(**{name: raw[name] for name in cls.__dataclass_fields__ if name in raw})
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +204,7 @@ def decode_answer(line: bytes) -> AdapterAck | AdapterState:
             term=int(state["term"]),
             fresh=bool(state["fresh"]),
             keyspaces=int(state["keyspaces"]),
-            tiers=tuple(TierState(**tier) for tier in state["tiers"]),
+            tiers=tuple(TierState.from_json(tier) for tier in state["tiers"]),
             counters=dict(state["counters"]),
             # An adapter of the version before tells no usage.
             usage=tuple(ScopeUsage.from_json(row) for row in state.get("usage", ())),

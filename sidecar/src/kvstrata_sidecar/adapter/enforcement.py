@@ -20,6 +20,7 @@ from kvstrata.contract.cacheview import FRESHNESS_FORMAT, CacheView
 from kvstrata.contract.keyspace import is_keyspace
 
 from .ages import Ages
+from .datakeys import DataKeys
 
 NANOSECONDS = 1_000_000_000
 
@@ -40,6 +41,8 @@ class Refusal(StrEnum):
     TOMBSTONE = "tombstone"
     REVOKED = "revoked"
     LATE = "late"
+    NO_KEY = "no_key"
+    KEY_SPENT = "key_spent"
 
 
 class FreshnessFile:
@@ -105,7 +108,7 @@ class Enforcement:
     """Holds the view in force for `domain` and gives permits under it. Safe to share between threads.
 
     `sent_ns` is FreshnessFile.sent_ns or a stand-in, `now_ns` the clock that it is compared with. `ages` is what all
-    tiers of the process know of how old blocks are.
+    tiers of the process know of how old blocks are, `keys` what blocks are encrypted with where a tier requires it.
     """
 
     def __init__(self, domain: str, sent_ns: Callable[..., int], now_ns: Callable[[], int] = boottime_ns) -> None:
@@ -116,6 +119,7 @@ class Enforcement:
         self._permits: set[Permit] = set()
         self._changed = threading.Condition()
         self.ages = Ages()
+        self.keys = DataKeys()
 
     @property
     def view(self) -> CacheView | None:
@@ -193,6 +197,21 @@ class Enforcement:
         """Return how many seconds the policy lets a block of `keyspace` live in `tier`, None if it does not say."""
         budget = self.budget(keyspace, tier)
         return None if budget is None else budget.retention_s
+
+    def take_keys(self, directory: Path) -> None:
+        """Read the data keys that the view names from the gate's files."""
+        view = self._view
+        self.keys.follow(directory, view.generations if view is not None else {})
+
+    def drop_keys(self) -> None:
+        """Overwrite the data keys that the view does not name; to be called when no I/O needs them any more."""
+        view = self._view
+        self.keys.retire(view.generations if view is not None else {})
+
+    def keyless(self) -> int:
+        """Return how many keyspaces of the view have no key to encrypt with."""
+        view = self._view
+        return self.keys.keyless(view.keyspaces.keys()) if view is not None else 0
 
     def fresh(self) -> bool:
         """Whether the last quorum read is at most `staleAfter` old. A time in the future proves nothing."""

@@ -17,6 +17,7 @@ from typing import Protocol
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.cacheview import POLICY_FILE, CacheView
+from kvstrata.contract.datakey import KEYS_DIRECTORY
 from kvstrata.contract.link import (
     MAX_LINE_BYTES,
     SOCKET_NAME,
@@ -68,6 +69,7 @@ class PolicyLink:
     ) -> None:
         self._path = link_dir / SOCKET_NAME
         self._policy_file = policy_dir / POLICY_FILE
+        self._keys_dir = policy_dir / KEYS_DIRECTORY
         self._enforcement = enforcement
         self._boot = boot
         self._server = server
@@ -124,9 +126,11 @@ class PolicyLink:
         if view.revision < revision or view.term < term:
             raise ContractError(f"policy.json holds revision {view.revision} of term {view.term}, which is older")
         self._enforcement.apply(view)
+        self._enforcement.take_keys(self._keys_dir)
         self._server.policy_applied()
         if not self._enforcement.settle(grace_s=DRAIN_GRACE_S, timeout_s=DRAIN_TIMEOUT_S):
             raise ContractError("I/O on removed keyspaces has not ended yet")
+        self._enforcement.drop_keys()
         return AdapterAck(revision, term, self._boot)
 
     def _accept(self) -> None:

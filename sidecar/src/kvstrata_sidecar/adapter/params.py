@@ -46,6 +46,7 @@ class TierParams:
     a block lives where the policy names no retention for this tier. `workers` connections carry blocks; one more is
     kept for lookups, so that a large block never delays a request's answer. `queue_limit` bounds waiting blocks.
     `capacity_bytes` is what all scopes may store together; with it guarantees hold, without it only limits do.
+    `encryption` is `Required` or `Disabled`; a tier that requires it is used for keyspaces with a data key only.
     """
 
     name: str
@@ -57,6 +58,7 @@ class TierParams:
     workers: int = 4
     queue_limit: int = 8_192
     capacity_bytes: int | None = None
+    encryption: str = "Disabled"
     connect_timeout_ms: int = 500
     io_timeout_ms: int = 1_000
     lookup_deadline_ms: int = 250
@@ -81,9 +83,16 @@ class TierParams:
                 raise ValueError(f"tier.{name} must be a positive integer, not {value!r}")
         if tier.capacity_bytes is not None and (type(tier.capacity_bytes) is not int or tier.capacity_bytes <= 0):
             raise ValueError(f"tier.capacity_bytes must be a positive integer, not {tier.capacity_bytes!r}")
+        if tier.encryption not in ("Required", "Disabled"):
+            raise ValueError(f"tier.encryption must be Required or Disabled, not {tier.encryption!r}")
         if tier.store_deadline_ms > MAX_STORE_DEADLINE_MS:
             raise ValueError(f"tier.store_deadline_ms must be at most {MAX_STORE_DEADLINE_MS}")
         return tier
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether blocks are encrypted on this tier."""
+        return self.encryption == "Required"
 
 
 @dataclass(frozen=True, slots=True)

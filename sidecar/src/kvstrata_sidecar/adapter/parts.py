@@ -118,6 +118,10 @@ class LoadPart(Part):
             self.shared.refuse(self.keyspace, loaded.refusal)
         if not loaded.hit:
             self.shared.counters.add("load_misses")
+            if loaded.unreadable:
+                self.shared.counters.add("unreadable")
+            if loaded.damaged:  # it would be in the way of a good one until it expires
+                protocol.discard(connection, [self.place])
             return Gain()
         self.shared.ages.inherit(self.key, loaded.age_ms / 1000)
         self.shared.sweeper.touch(self.place)
@@ -169,7 +173,7 @@ class StorePart(Part):
         terms = self.shared.terms(self.key, self.keyspace)
         if terms.life_ms - terms.age_ms <= 0:
             return Refusal.RETENTION
-        refusal = sealer.refusal(self.keyspace)
+        refusal = sealer.refusal(self.keyspace, seals=True)
         if refusal is not None:
             return refusal
         size = sealer.value_bytes(len(self.view))

@@ -112,9 +112,14 @@ class Sight:
 
 @dataclass(slots=True)
 class Loaded:
-    """Whether a block was loaded, how long ago it was computed, and why it may not be used, if so."""
+    """Whether a block was loaded, how long ago it was computed, and why it may not be used, if so.
+
+    `unreadable` is whether it should have been there, `damaged` whether what was there is no block.
+    """
 
     hit: bool = False
+    unreadable: bool = False
+    damaged: bool = False
     age_ms: int = 0
     refusal: Refusal | None = None
 
@@ -202,9 +207,11 @@ def load(transport: Transport, place: Place, opening: Opening, retention_ms: int
         now_ms, state, score, computed_ms = answers
         loaded.refusal = _bucket_refusal(state, retention_ms)
         loaded.age_ms = 0 if computed_ms is None else max(0, now_ms - computed_ms)
-        return loaded.refusal is None and score is not None and score > now_ms and computed_ms is not None
+        loaded.unreadable = loaded.refusal is None and score is not None and score > now_ms and computed_ms is not None
+        return loaded.unreadable
 
     loaded.hit = transport.get_into(place.name, opening, before, accept) and opening.finish()
+    loaded.unreadable, loaded.damaged = loaded.unreadable and not loaded.hit, opening.damaged
     return loaded
 
 

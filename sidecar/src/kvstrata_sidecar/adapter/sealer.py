@@ -24,6 +24,10 @@ class Opening(Protocol):
     def header_holds(self) -> bool:
         """Whether the header that is now in the first part belongs to this block, so that the rest is worth reading."""
 
+    @property
+    def damaged(self) -> bool:
+        """Whether what was read is no block at all, so that it is better gone; known after `finish`."""
+
     def finish(self) -> bool:
         """Whether the caller's view now holds the block; called once, when all parts are filled."""
 
@@ -31,8 +35,8 @@ class Opening(Protocol):
 class Sealer(Protocol):
     """Turns blocks into values and back. Each worker has one of its own: it may keep staging buffers."""
 
-    def refusal(self, keyspace: str) -> Refusal | None:
-        """Return why blocks of `keyspace` can be neither sealed nor opened now, None if they can."""
+    def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:
+        """Return why blocks of `keyspace` cannot be opened, or sealed if so asked, None if they can."""
 
     def value_bytes(self, body_bytes: int) -> int:
         """Return how long the value of a body is."""
@@ -48,6 +52,8 @@ class PlainOpening:
     """Reads the body straight into the caller's view."""
 
     __slots__ = ("_header", "_key", "_view", "parts")
+
+    damaged = False
 
     def __init__(self, key: bytes, view: memoryview) -> None:
         self._key = key
@@ -67,7 +73,7 @@ class PlainOpening:
 class PlainSealer:
     """Stores bodies as they are."""
 
-    def refusal(self, keyspace: str) -> Refusal | None:  # noqa: ARG002
+    def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:  # noqa: ARG002
         """Refuse nothing."""
         return None
 

@@ -26,7 +26,8 @@ from .params import AdapterParams, TierParams
 from .parts import Counters, DeletePart, LoadPart, LookupPart, ProbePart, Shared, StorePart
 from .protocol import WRITE_WINDOW_MS, Bounds, Place, Terms
 from .resp import Connection
-from .sealer import PlainSealer, Sealer
+from .sealer import Sealer
+from .sealer_gcm import sealers
 from .sweeper import Sweeper, SweeperHooks
 from .tasks import Key, StoreOutcome, Task, TaskKind, TaskTable
 from .wire import AccessError, TransportError
@@ -57,8 +58,8 @@ class Tier:
     """A Redis tier under the pod's enforcement.
 
     `answered(task)` is called from any thread, without locks, once a task's answer can be fetched by `pop_stores` or
-    `pop_found`. The threads start with the object and end with `close`. `sealer` returns the calling thread's own;
-    `window_ms` is how long a value lives that is not committed.
+    `pop_found`. The threads start with the object and end with `close`. `sealer` returns the calling thread's own, by
+    default what `tier` asks for; `window_ms` is how long a value lives that is not committed.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Tier:
         answered: Callable[[Task], None],
         clock: Callable[[], float] = time.monotonic,
         *,
-        sealer: Callable[[], Sealer] = PlainSealer,
+        sealer: Callable[[], Sealer] | None = None,
         window_ms: int = WRITE_WINDOW_MS,
         sweep_interval_s: float = SWEEP_INTERVAL_S,
     ) -> None:
@@ -111,7 +112,7 @@ class Tier:
             retention_ms=self._retention_ms,
             terms=self._terms,
             room=self._room,
-            sealer=sealer,
+            sealer=sealer or sealers(enforcement.keys, encrypt=tier.encrypts),
         )
         hooks = WorkerHooks(self._connect, self._usable, self._succeeded, self._failed)
         lanes = [self._lookups, *[self._blocks] * tier.workers]
@@ -227,6 +228,8 @@ class Tier:
             refused=counts.get("refused", 0),
             errors=counts.get("errors", 0),
             full=self._full,
+            encrypted=self._params.encrypts,
+            keyless=self._enforcement.keyless() if self._params.encrypts else 0,
         )
 
     def counters(self) -> dict[str, int]:
@@ -281,7 +284,7 @@ class Tier:
             return Refusal.BREAKER_OPEN
         if refusal is None and keyspace in self._sweeper.revoked:
             return Refusal.REVOKED
-        return refusal
+        return self._shared.sealer().refusal(keyspace) if refusal is None else refusal
 
     def _store_refusal(self, block: Block) -> Refusal | None:
         refusal = self._refusal(block.keyspace)

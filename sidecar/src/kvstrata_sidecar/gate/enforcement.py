@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvstrata.contract.bundle import Bundle
-from kvstrata.contract.cacheview import CacheView
 
 from . import log
 from .fencing import Freshness, PolicyVolume
@@ -112,7 +111,7 @@ class Enforcement:
         """Serve under `bundle` from now on, and start what leads to its acknowledgement."""
         # The policy is on the volume before any request can be granted under it: the cache server never learns of
         # a keyspace later than the engine does.
-        self._volume.write_policy(CacheView.of(bundle))
+        self._volume.write_policy(bundle)
         before = self.revision
         self.bundle = bundle
         deadline = self._loop.time() + bundle.root.rules.drain_timeout_s

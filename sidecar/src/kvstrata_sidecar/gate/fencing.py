@@ -13,7 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.cacheview import FRESHNESS_FILE, FRESHNESS_FORMAT, POLICY_FILE, CacheView
+from kvstrata.contract.bundle import Bundle
+from kvstrata.contract.cacheview import FRESHNESS_FILE, FRESHNESS_FORMAT, POLICY_FILE, CacheView, data_keys
+
+from .keyfiles import KeyFiles
 
 
 def boottime_ns() -> int:
@@ -48,10 +51,11 @@ class Freshness:
 
 
 class PolicyVolume:
-    """The memory volume that the cache server reads: the policy by atomic rename, freshness in place."""
+    """The memory volume that the cache server reads: the policy by atomic rename, freshness in place, data keys."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._keys = KeyFiles(directory)
         path = directory / FRESHNESS_FILE
         self._freshness = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         # A gate that has just started has confirmed nothing yet, whatever its predecessor wrote.
@@ -65,11 +69,12 @@ class PolicyVolume:
             return (0, 0)
         return (view.revision, view.term)
 
-    def write_policy(self, view: CacheView) -> None:
-        """Put `view` where the adapter reads it."""
+    def write_policy(self, bundle: Bundle) -> None:
+        """Put what `bundle` allows, and the data keys for it, where the adapter reads them."""
+        self._keys.write(data_keys(bundle))
         target = self._directory / POLICY_FILE
         draft = target.with_suffix(".tmp")
-        draft.write_bytes(view.encode())
+        draft.write_bytes(CacheView.of(bundle).encode())
         draft.chmod(0o644)
         draft.replace(target)
 

@@ -1,0 +1,193 @@
+"""The data keys that this process holds: read from the gate's files, used by the workers, overwritten when they go.
+
+A key's bytes are in one bytearray of its own and, for as long as it is held, in the ciphers that OpenSSL made of it,
+which it overwrites itself when they are freed. A key that goes is overwritten when the last operation that uses it has
+ended, never under one: OpenSSL may read it anew for each operation, and a block must not be sealed with zeros.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
+from pathlib import Path
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from kvstrata.contract.datakey import DATA_KEY_BYTES, parse_file_name
+
+logger = logging.getLogger(__name__)
+
+MAX_SEALS = 2**32
+"""How many blocks one process seals with one key.
+
+Nonces are 96 random bits, so q blocks under one key, by all processes together, share a nonce with a probability below
+q² / 2^97: 2^-33 for 2^32 blocks, 2^-25 if sixteen processes all come to this bound. One block of 8 MiB a millisecond
+gets there in 49 days; each new epoch has another key and begins anew.
+"""
+
+_Stamp = tuple[int, int, int]
+_Name = tuple[str, int]
+
+
+class HeldKey:
+    """One key and its cipher. `use` lends the cipher; `retire` overwrites the key once nobody uses it."""
+
+    def __init__(self, generation: int, secret: bytearray, stamp: _Stamp) -> None:
+        self.generation = generation
+        self.stamp = stamp
+        self._secret = secret
+        self._cipher: AESGCM | None = AESGCM(secret)
+        self._lock = threading.Lock()
+        self._users = 0
+        self._retired = False
+        self._seals = 0
+
+    def __repr__(self) -> str:
+        return f"HeldKey(generation={self.generation}, secret=***)"
+
+    @property
+    def spent(self) -> bool:
+        """Whether it has sealed as many blocks as it may."""
+        return self._seals >= MAX_SEALS
+
+    @contextmanager
+    def use(self, *, seals: bool = False) -> Iterator[AESGCM | None]:
+        """Lend the cipher for one operation; None if the key is gone, or spent and asked for to seal."""
+        with self._lock:
+            cipher = self._cipher
+            if self._retired or (seals and self.spent):
+                cipher = None
+            else:
+                self._users += 1
+                self._seals += seals
+        if cipher is None:
+            yield None
+            return
+        try:
+            yield cipher
+        finally:
+            del cipher
+            with self._lock:
+                self._users -= 1
+                self._overwrite_if_over()
+
+    def retire(self) -> None:
+        """Overwrite the key now, or when the last operation under way has ended."""
+        with self._lock:
+            self._retired = True
+            self._overwrite_if_over()
+
+    def _overwrite_if_over(self) -> None:
+        if self._retired and self._users == 0:
+            self._cipher = None
+            self._secret[:] = bytes(len(self._secret))
+
+
+class DataKeys:
+    """All keys of one process. Safe to share between threads.
+
+    `follow` reads what the policy names and may be called at any time; `retire` drops what it names no more, and is
+    called when the I/O on dropped keyspaces has ended.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[_Name, HeldKey] = {}
+        self._sealing: dict[str, HeldKey] = {}
+        self._reported: frozenset[_Name] = frozenset()
+
+    def follow(self, directory: Path, generations: Mapping[str, tuple[int, ...]]) -> None:
+        """Read the files of the keys that `generations` names, those anew that were replaced; what lacks stays away."""
+        with self._lock:
+            named = {(keyspace, number) for keyspace, numbers in generations.items() for number in numbers}
+            held = dict(self._held)
+            replaced: list[HeldKey] = []
+            for name, path, stamp in _files(directory):
+                known = held.get(name)
+                if name not in named or (known is not None and known.stamp == stamp):
+                    continue
+                secret = _read(path)
+                if secret is None:
+                    continue
+                held[name] = HeldKey(name[1], secret, stamp)
+                if known is not None:
+                    replaced.append(known)
+            self._held = held
+            self._sealing = _sealing(held, generations)
+            self._report(frozenset(named - held.keys()))
+            for key in replaced:
+                key.retire()
+
+    def retire(self, generations: Mapping[str, tuple[int, ...]]) -> None:
+        """Overwrite every key that `generations` does not name."""
+        with self._lock:
+            gone = {name for name in self._held if name[1] not in generations.get(name[0], ())}
+            retired = [self._held[name] for name in gone]
+            self._held = {name: key for name, key in self._held.items() if name not in gone}
+            self._sealing = _sealing(self._held, generations)
+            for key in retired:
+                key.retire()
+
+    def keyless(self, keyspaces: Set[str]) -> int:
+        """Return for how many keyspaces there is no key to seal with."""
+        return len(keyspaces - self._sealing.keys())
+
+    def sealing(self, keyspace: str) -> HeldKey | None:
+        """Return the key that seals blocks of `keyspace` now, None if there is none."""
+        return self._sealing.get(keyspace)
+
+    def opening(self, keyspace: str, generation: int) -> HeldKey | None:
+        """Return the key of one generation of `keyspace`, None if it is not held."""
+        return self._held.get((keyspace, generation))
+
+    def _report(self, missing: frozenset[_Name]) -> None:
+        if missing and missing != self._reported:
+            logger.warning("Of %d data keys that the policy names there is no file", len(missing))
+        self._reported = missing
+
+
+def _sealing(held: Mapping[_Name, HeldKey], generations: Mapping[str, tuple[int, ...]]) -> dict[str, HeldKey]:
+    first = {keyspace: (keyspace, numbers[0]) for keyspace, numbers in generations.items() if numbers}
+    return {keyspace: held[name] for keyspace, name in first.items() if name in held}
+
+
+def _files(directory: Path) -> list[tuple[_Name, str, _Stamp]]:
+    """Return name, path and identity of each key's file; a file that is replaced gets another identity."""
+    found: list[tuple[_Name, str, _Stamp]] = []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                name = parse_file_name(entry.name)
+                if name is None:
+                    continue
+                try:
+                    told = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                found.append((name, entry.path, (told.st_ino, told.st_mtime_ns, told.st_ctime_ns)))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        logger.warning("The data keys cannot be read: %s", error.strerror)
+    return found
+
+
+def _read(path: str) -> bytearray | None:
+    """Return a key without a copy of it anywhere else; None for a file that does not hold one."""
+    secret = bytearray(DATA_KEY_BYTES + 1)
+    try:
+        with open(path, "rb", buffering=0) as file:
+            count = file.readinto(secret)
+    except OSError as error:
+        logger.warning("A data key cannot be read: %s", error.strerror)
+        return None
+    if count != DATA_KEY_BYTES or not any(secret):
+        secret[:] = bytes(len(secret))
+        logger.warning("A data key's file does not hold %d random bytes", DATA_KEY_BYTES)
+        return None
+    # Shrinking in place copies nothing: the allocation stays as it is.
+    del secret[DATA_KEY_BYTES:]
+    return secret
