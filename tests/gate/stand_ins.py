@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from kvstrata.contract.link import AdapterAck, AdapterState, TierState, decode_request, error_answer
+from kvstrata.contract.link import (
+    MAX_LINE_BYTES,
+    AdapterAck,
+    AdapterState,
+    PurgeAnswer,
+    ScopeUsage,
+    TierState,
+    decode_request,
+    error_answer,
+)
 
 Handler = Callable[["EngineRequest", asyncio.StreamWriter], Awaitable[None]]
 
@@ -140,6 +149,11 @@ class StandInAdapter:
         self.revision = 0
         self.term = 0
         self.breaker = "closed"
+        self.usage: tuple[ScopeUsage, ...] = ()
+        self.purged: list[list[str]] = []
+        self.purging = asyncio.Event()
+        """Cleared: purges are taken and not answered."""
+        self.purging.set()
         self.links = 0
         self.refusals = 0
         """How many applications are still refused because I/O has not ended."""
@@ -153,7 +167,7 @@ class StandInAdapter:
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def start(self) -> None:
-        self._server = await asyncio.start_unix_server(self._serve, str(self.socket_path))
+        self._server = await asyncio.start_unix_server(self._serve, str(self.socket_path), limit=MAX_LINE_BYTES)
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -185,9 +199,15 @@ class StandInAdapter:
                     if self.acknowledged_term is not None:
                         self.term = self.acknowledged_term
                     writer.write(AdapterAck(self.revision, self.term, self.boot).encode())
+                elif question["op"] == "purge":
+                    self.purged.append(question["keyspaces"])
+                    await self.purging.wait()
+                    blocks = len(question["keyspaces"])
+                    writer.write(PurgeAnswer(self.boot, 100 * blocks, blocks, 10, 1).encode())
                 else:
                     tier = TierState("shared", "Redis", self.breaker)
-                    writer.write(AdapterState(self.boot, self.revision, self.term, True, 0, (tier,)).encode())
+                    state = AdapterState(self.boot, self.revision, self.term, True, 0, (tier,), usage=self.usage)
+                    writer.write(state.encode())
                 await writer.drain()
         except ConnectionError:
             pass

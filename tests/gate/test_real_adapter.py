@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from kvstrata.contract import ContractError
 from kvstrata.contract.bundle import Rules
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.runtime import Runtime
@@ -62,5 +63,15 @@ async def test_a_gate_that_cannot_read_the_bundle_fences_the_adapter_too(real: W
         assert not real.gate.enforcement.fresh()
         real.api.broken = False
         await until(adapter.enforcement.fresh)
+    finally:
+        await asyncio.to_thread(adapter.close)
+
+
+async def test_a_purge_is_refused_by_a_cache_server_whose_memory_nobody_governs(real: World) -> None:
+    adapter = await asyncio.to_thread(runtime, real)
+    try:
+        await real.acked(1)
+        with pytest.raises(ContractError, match="server module was not started"):
+            await real.gate.link.purge([keyspace("acme")])
     finally:
         await asyncio.to_thread(adapter.close)

@@ -275,6 +275,19 @@ class TestTurns:
             0,
         )
 
+    @pytest.mark.parametrize(("tier", "told"), [(TIER, [(TIER, "CPU")]), (None, [])])
+    def test_the_gate_is_told_whether_the_cpu_tiers_policy_is_enforced(
+        self, tier: str | None, told: list[tuple[str, str]]
+    ) -> None:
+        governor = Server(tier=tier).governor
+        assert [(state.name, state.medium) for state in governor.states()] == told
+        assert all(state.breaker == "open" and state.detail for state in governor.states())
+        governor.start()
+        try:
+            assert all(state.breaker == "closed" and not state.detail for state in governor.states())
+        finally:
+            governor.close()
+
 
 class TestPurges:
     def test_what_is_read_and_what_is_written_is_counted_and_goes_when_it_can(self, server: Server) -> None:

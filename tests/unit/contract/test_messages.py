@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract import CONTRACT_VERSION, ContractError
-from kvstrata.contract.ack import PodState, shown
+from kvstrata.contract.ack import MAX_TOLD_USAGE, PodState, shown
 from kvstrata.contract.bundle import Bundle, Entry, Root
 from kvstrata.contract.cacheview import FRESHNESS_FORMAT, CacheView
 from kvstrata.contract.keys import BUCKETS, BlockKey, bucket_of, domain_pattern, parse_block_key
 from kvstrata.contract.link import (
     AdapterAck,
     AdapterState,
+    ScopeUsage,
     TierState,
     apply_request,
     decode_answer,
@@ -29,9 +30,16 @@ from tests.unit.contract.documents import counts, entries, hex32, junk, names, r
 
 tier_states = st.builds(TierState, names, names, names, names, counts, counts, counts, counts)
 tiers = st.lists(tier_states, max_size=3).map(tuple)
+scopes = st.text("0123456789abcdef", max_size=12)
+usages = st.lists(
+    st.builds(
+        ScopeUsage, scopes, st.sampled_from(["", "dram"]), counts, counts, st.none() | counts, st.none() | counts
+    ),
+    max_size=3,
+).map(tuple)
 pod_states = st.builds(
     PodState, names, names, names, names, names, names, names, counts, counts, counts, st.booleans(), counts,
-    st.booleans(), names, tiers,
+    st.booleans(), names, tiers, usages, counts,
 )  # fmt: skip
 adapter_states = st.builds(
     AdapterState, names, counts, counts, st.booleans(), counts, tiers, st.dictionaries(names, counts, max_size=3)
@@ -123,6 +131,47 @@ def test_a_pods_state_is_of_the_declared_types_or_refused(state: PodState, field
     for tier in read.tiers:
         for name in TierState.__dataclass_fields__:
             assert type(getattr(tier, name)) is type(getattr(STATE.tiers[0], name)), name
+
+
+def test_a_gate_of_the_version_before_tells_no_use_and_is_believed() -> None:
+    raw = json.loads(STATE.encode())
+    del raw["usage"], raw["usage_left_out"]
+    assert PodState.decode(json.dumps(raw).encode()) == STATE
+
+
+def test_an_operator_of_the_version_before_finds_all_that_it_reads() -> None:
+    told = replace(STATE, usage=(ScopeUsage("a1", "dram", 5, 1),))
+    before = {"contract", *PodState.__dataclass_fields__} - {"usage", "usage_left_out"}
+    raw, known = json.loads(told.encode()), json.loads(STATE.encode())
+    assert {name: raw[name] for name in before} == {name: known[name] for name in before}
+
+
+def test_a_pod_tells_of_so_many_scopes_and_counts_the_rest() -> None:
+    rows = tuple(ScopeUsage(f"{n:012x}", "dram", 10_000 - n, 1) for n in range(MAX_TOLD_USAGE + 3))
+    told = PodState.decode(replace(STATE, usage=rows, usage_left_out=4).encode())
+    assert (told.usage, told.usage_left_out) == (rows[:MAX_TOLD_USAGE], 7)
+    raw = json.loads(STATE.encode()) | {"usage": [row.to_json() for row in rows]}
+    assert PodState.decode(json.dumps(raw).encode()).usage_left_out == 3
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ["acme", "dram", 1, 1, None, None],
+        ["0" * 13, "dram", 1, 1, None, None],
+        ["a1", "d\x1b", 1, 1, None, None],
+        ["a1", "d" * 254, 1, 1, None, None],
+        ["a1", "dram", -1, 1, None, None],
+        ["a1", "dram", 1, 1.5, None, None],
+        ["a1", "dram", 1, 1, True, None],
+        ["a1", "dram", 1],
+        "a1",
+    ],
+)
+def test_a_use_that_is_no_use_is_refused(row: object) -> None:
+    raw = json.loads(STATE.encode()) | {"usage": [row]}
+    with pytest.raises(ContractError):
+        PodState.decode(json.dumps(raw).encode())
 
 
 @pytest.mark.parametrize("offset", [1, -2])

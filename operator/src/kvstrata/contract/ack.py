@@ -10,12 +10,13 @@ asks the API server whose it is, so no pod can acknowledge for another.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from . import CONTRACT_VERSION, MALFORMED, ContractError, require_version
 from .canonical import canonical_json
-from .link import TierState
+from .link import SCOPE_DIGITS, ScopeUsage, TierState
 
 ACK_AUDIENCE = "kvstrata-ack"
 ACK_TOKEN_HEADER = "Kvstrata-Ack-Token"  # noqa: S105  (a header's name)
@@ -23,6 +24,13 @@ STATE_PATH = "/v1/state"
 OPERATOR_COMMON_NAME = "kvstrata-operator"
 CONTROL_PORT = 9443
 MAX_PROBLEM_CHARACTERS = 256
+
+MAX_TOLD_USAGE = 512
+"""How many scopes and tiers a pod tells the operator of, those with most bytes first: pods are many."""
+
+MAX_TIER_CHARACTERS = 253
+_SCOPE = re.compile(rf"[0-9a-f]{{0,{SCOPE_DIGITS}}}")
+_ROWS = ("tiers", "usage")
 
 
 def gate_server_name(model: str, namespace: str) -> str:
@@ -37,6 +45,9 @@ class PodState:
     `acked` is the highest revision of which the gate mints nothing older, whose removed keyspaces have no request
     left, and which the adapter acknowledged; 0 before the first. `seen` is the newest complete revision read.
     `cache_boot` is empty while the cache server does not answer; an ack counts for the boots named here only.
+    `tiers` names the tiers that the cache server has under its policy; the one of medium CPU is its own memory, and its
+    breaker is closed while the memory's policy is enforced. `usage` is what scopes hold in that memory, largest first,
+    `MAX_TOLD_USAGE` of them; `usage_left_out` is how many more hold something.
     """
 
     pod: str
@@ -54,12 +65,16 @@ class PodState:
     engine_ready: bool
     problem: str = ""
     tiers: tuple[TierState, ...] = ()
+    usage: tuple[ScopeUsage, ...] = ()
+    usage_left_out: int = 0
 
     def encode(self) -> bytes:
         """Return the wire form, canonical JSON."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "tiers"}
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _ROWS}
         tiers = [{n: getattr(tier, n) for n in TierState.__dataclass_fields__} for tier in self.tiers]
-        return canonical_json({"contract": CONTRACT_VERSION, **fields, "tiers": tiers})
+        fields["usage_left_out"] += len(self.usage[MAX_TOLD_USAGE:])
+        usage = [row.to_json() for row in self.usage[:MAX_TOLD_USAGE]]
+        return canonical_json({"contract": CONTRACT_VERSION, **fields, "tiers": tiers, "usage": usage})
 
     @classmethod
     def decode(cls, data: bytes) -> PodState:
@@ -67,9 +82,14 @@ class PodState:
         try:
             raw: dict[str, Any] = json.loads(data)
             require_version(raw, "a pod's state")
-            fields = {name: raw[name] for name in cls.__dataclass_fields__ if name != "tiers"}
+            # A gate of the version before tells no usage.
+            raw = {"usage": [], "usage_left_out": 0, **raw}
+            fields = {name: raw[name] for name in cls.__dataclass_fields__ if name not in _ROWS}
             fields["problem"] = shown(fields["problem"])
-            state = cls(**fields, tiers=tuple(TierState(**tier) for tier in raw["tiers"]))
+            if type(fields["usage_left_out"]) is int:
+                fields["usage_left_out"] += len(raw["usage"][MAX_TOLD_USAGE:])
+            usage = tuple(_use(row) for row in raw["usage"][:MAX_TOLD_USAGE])
+            state = cls(**fields, tiers=tuple(TierState(**tier) for tier in raw["tiers"]), usage=usage)
             if not (_well_typed(state) and all(map(_well_typed, state.tiers)) and state.acked >= 0):
                 raise ContractError("a pod's state has a field of the wrong type")
             return state
@@ -84,6 +104,18 @@ def shown(text: object) -> object:
     if not isinstance(text, str):
         return text
     return "".join(character for character in text[:MAX_PROBLEM_CHARACTERS] if character.isprintable())
+
+
+def _use(raw: Any) -> ScopeUsage:
+    """Read a row of usage. Raises ContractError unless each field is what it says; a pod's figures are shown."""
+    scope, tier, *figures = raw
+    named = isinstance(scope, str) and _SCOPE.fullmatch(scope) and isinstance(tier, str)
+    if not named or len(tier) > MAX_TIER_CHARACTERS or not tier.isprintable():
+        raise ContractError("a pod's state tells the use of something that is no scope or no tier")
+    counted, bounds = figures[:2], [bound for bound in figures[2:4] if bound is not None]
+    if not all(type(figure) is int and figure >= 0 for figure in (*counted, *bounds)):
+        raise ContractError("a pod's state tells a use that is no number of bytes or blocks")
+    return ScopeUsage.from_json(raw)
 
 
 _TYPES = {"str": str, "int": int, "bool": bool}

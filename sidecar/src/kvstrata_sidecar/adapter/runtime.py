@@ -70,7 +70,7 @@ class Runtime:
             term=view.term if view else 0,
             fresh=self.enforcement.fresh(),
             keyspaces=len(view.keyspaces) if view else 0,
-            tiers=states,
+            tiers=states if memory is None else (*states, *memory.states()),
             counters=counters,
             usage=usage,
             usage_left_out=left_out,

@@ -1,23 +1,33 @@
-"""The link to the policy adapter in the cache container: apply a revision, hear that it holds, watch over tiers."""
+"""The link to the policy adapter in the cache container: apply a revision, hear that it holds, watch, and purge."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from functools import reduce
 from pathlib import Path
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.link import (
     MAX_LINE_BYTES,
+    MAX_PURGED_KEYSPACES,
     AdapterAck,
     AdapterState,
+    PurgeAnswer,
+    ScopeUsage,
     TierState,
     apply_request,
     decode_answer,
+    decode_purge_answer,
+    purge_request,
     state_request,
 )
 
 from . import log
 from .enforcement import Enforcement
+
+PURGE_TIMEOUT_S = 30.0
+"""How long an answer to a purge may take: the adapter gives up after 10 s, and is asked again."""
 
 _STATE_TIMEOUT_S = 5.0
 _REFUSED_PAUSE_S = 0.5
@@ -31,6 +41,8 @@ class AdapterLink:
         self, socket_path: Path, enforcement: Enforcement, *, apply_timeout_s: float = 60.0, poll_s: float = 1.0
     ) -> None:
         self.tiers: tuple[TierState, ...] = ()
+        self.usage: tuple[ScopeUsage, ...] = ()
+        self.usage_left_out = 0
         self.problem = "the cache server has not answered yet"
         self._socket_path = socket_path
         self._enforcement = enforcement
@@ -54,10 +66,46 @@ class AdapterLink:
                     log.warning("the link to the cache server broke", problem=self.problem)
                 finally:
                     writer.close()
-                self.tiers = ()
+                self.tiers, self.usage, self.usage_left_out = (), (), 0
                 self._enforcement.adapter_lost()
             await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
             failures += 1
+
+    async def purge(self, keyspaces: Collection[str], *, timeout_s: float = PURGE_TIMEOUT_S) -> PurgeAnswer:
+        """Have the cache server erase keyspaces from its own memory, and return what it says of them together.
+
+        Overwriting takes up to ten seconds, so this is a conversation of its own, which `run` does not wait for. Raises
+        ContractError if the adapter refuses, does not answer in `timeout_s` or is another one than the one before;
+        what was asked for goes on all the same, and asking again is safe.
+        """
+        named = sorted(set(keyspaces))
+        if not named:
+            raise ContractError("a purge names at least one keyspace")
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._purge(named)
+        except TimeoutError as error:
+            raise ContractError(f"the cache server did not answer a purge within {timeout_s:g} s") from error
+        except (OSError, EOFError, ValueError) as error:
+            if isinstance(error, ContractError):
+                raise
+            raise ContractError(f"the cache server did not answer a purge: {error or type(error).__name__}") from error
+
+    async def _purge(self, keyspaces: list[str]) -> PurgeAnswer:
+        reader, writer = await asyncio.open_unix_connection(str(self._socket_path), limit=MAX_LINE_BYTES)
+        try:
+            answers = [
+                decode_purge_answer(
+                    await _line(reader, writer, purge_request(keyspaces[first : first + MAX_PURGED_KEYSPACES]))
+                )
+                for first in range(0, len(keyspaces), MAX_PURGED_KEYSPACES)
+            ]
+        finally:
+            writer.close()
+        total = reduce(_together, answers)
+        if self._enforcement.cache_boot and total.boot != self._enforcement.cache_boot:
+            raise ContractError("the cache server changed behind the link")
+        return total
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         enforcement = self._enforcement
@@ -105,7 +153,7 @@ class AdapterLink:
         if not isinstance(answer, AdapterState):
             raise ContractError("the adapter answered a question about its state with something else")
         changed = [(tier.name, tier.breaker) for tier in answer.tiers] != [(t.name, t.breaker) for t in self.tiers]
-        self.tiers = answer.tiers
+        self.tiers, self.usage, self.usage_left_out = answer.tiers, answer.usage, answer.usage_left_out
         self.problem = ""
         if changed:
             for callback in tuple(self._enforcement.changed):
@@ -116,10 +164,27 @@ class AdapterLink:
 async def _ask(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: bytes, timeout_s: float
 ) -> AdapterAck | AdapterState:
-    writer.write(question)
     async with asyncio.timeout(timeout_s):
-        await writer.drain()
-        line = await reader.readline()
+        return decode_answer(await _line(reader, writer, question))
+
+
+async def _line(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: bytes) -> bytes:
+    writer.write(question)
+    await writer.drain()
+    line = await reader.readline()
     if not line:
         raise EOFError("the cache server closed the link")
-    return decode_answer(line)
+    return line
+
+
+def _together(one: PurgeAnswer, other: PurgeAnswer) -> PurgeAnswer:
+    if one.boot != other.boot:
+        raise ContractError("the cache server changed behind the link")
+    return PurgeAnswer(
+        one.boot,
+        one.purged_bytes + other.purged_bytes,
+        one.purged_blocks + other.purged_blocks,
+        one.locked_bytes + other.locked_bytes,
+        one.locked_blocks + other.locked_blocks,
+        one.residue or other.residue,
+    )

@@ -113,6 +113,8 @@ class Gate:
             engine_ready=self.engine_ready,
             problem="; ".join(problem for problem in problems if problem),
             tiers=self.link.tiers,
+            usage=self.link.usage,
+            usage_left_out=self.link.usage_left_out,
         )
 
     def not_ready(self) -> str:
@@ -145,6 +147,7 @@ class Gate:
             kvstrata_gate_api_keys=len(self.keys.ring),
             kvstrata_gate_api_keys_current=not self.key_watch.problem,
         )
+        self.metrics.usage, self.metrics.usage_left_out = self.link.usage, self.link.usage_left_out
         return self.metrics.page()
 
     async def run(self) -> None:

@@ -1,13 +1,16 @@
 """Counters, gauges and histograms in Prometheus' text format, with a bounded number of tenants.
 
 A tenant is a label: past `max_tenants`, further ones are counted together as `_other`, so that neither thousands of
-tenants nor an attacker can make the page grow. Requests without a tenant count as `_none`.
+tenants nor an attacker can make the page grow. Requests without a tenant count as `_none`. The same holds for the
+scopes that hold something in the cache server's memory, which have no names here but the first digits of a keyspace.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+
+from kvstrata.contract.link import ScopeUsage
 
 OTHER = "_other"
 NOBODY = "_none"
@@ -58,6 +61,8 @@ class Metrics:
         self.refusals: dict[str, int] = {}
         self.gauges: dict[str, float] = {}
         self.counters: dict[str, int] = {}
+        self.usage: Sequence[ScopeUsage] = ()
+        self.usage_left_out = 0
 
     def tenant(self, name: str) -> TenantMetrics:
         """Return the numbers of `name`, or the shared ones once the bound is reached."""
@@ -118,6 +123,11 @@ class Metrics:
         yield from _family("kvstrata_gate_refusals_total", "counter", "Requests that the gate refused, by reason.")
         for reason, count in sorted(self.refusals.items()):
             yield f'kvstrata_gate_refusals_total{{reason="{reason}"}} {count}'
+        yield from _memory(self.usage, self.max_tenants)
+        yield from _family(
+            "kvstrata_gate_memory_scopes_untold", "gauge", "Scopes whose use the cache server had no room to tell."
+        )
+        yield f"kvstrata_gate_memory_scopes_untold {self.usage_left_out}"
         for counter, count in sorted(self.counters.items()):
             yield from _family(counter, "counter", "")
             yield f"{counter} {count}"
@@ -145,6 +155,27 @@ def _histogram(family: str, tenant: str, numbers: TenantMetrics) -> Iterator[str
         yield f'{family}_bucket{{tenant="{label}",le="{bound}"}} {total}'
     yield f'{family}_sum{{tenant="{label}"}} {numbers.ttft_sum_s:.6f}'
     yield f'{family}_count{{tenant="{label}"}} {total}'
+
+
+def _memory(rows: Sequence[ScopeUsage], most: int) -> Iterator[str]:
+    """Return the families of the cache server's memory: the largest `most` scopes, the others' use together."""
+    shown = [(row.scope or NOBODY, row) for row in rows[:most]]
+    rest: dict[str, tuple[int, int]] = {}
+    for row in rows[most:]:
+        used_bytes, blocks = rest.get(row.tier, (0, 0))
+        rest[row.tier] = (used_bytes + row.used_bytes, blocks + row.blocks)
+    shown += [(OTHER, ScopeUsage(OTHER, tier, *sums)) for tier, sums in sorted(rest.items())]
+    for name, text, figures in (
+        ("used_bytes", "What a scope holds in the cache server's memory.", [row.used_bytes for _, row in shown]),
+        ("blocks", "Blocks that a scope holds in the cache server's memory.", [row.blocks for _, row in shown]),
+        ("limit_bytes", "What a scope may hold there, where that is bounded.", [row.limit_bytes for _, row in shown]),
+        ("guaranteed_bytes", "What is kept for a scope there.", [row.guaranteed_bytes for _, row in shown]),
+    ):
+        family = f"kvstrata_gate_memory_{name}"
+        yield from _family(family, "gauge", text)
+        for (scope, row), figure in zip(shown, figures, strict=True):
+            if figure is not None:
+                yield f'{family}{{scope="{_escape(scope)}",tier="{_escape(row.tier)}"}} {figure}'
 
 
 def _escape(value: str) -> str:

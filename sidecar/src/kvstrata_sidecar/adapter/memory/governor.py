@@ -17,7 +17,7 @@ from typing import Any
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.cacheview import CacheView
-from kvstrata.contract.link import MAX_USAGE_ROWS, SCOPE_DIGITS, PurgeAnswer, ScopeUsage
+from kvstrata.contract.link import MAX_USAGE_ROWS, SCOPE_DIGITS, PurgeAnswer, ScopeUsage, TierState
 from kvstrata_sidecar.adapter.enforcement import Enforcement
 
 from .book import Book
@@ -198,6 +198,14 @@ class Governor:
             rows.append(ScopeUsage("", tier, unknown_bytes, unknown_blocks, limit_bytes=0))
         rows.sort(key=lambda row: -row.used_bytes)
         return tuple(rows[:MAX_USAGE_ROWS]), max(0, len(rows) - MAX_USAGE_ROWS)
+
+    def states(self) -> tuple[TierState, ...]:
+        """Return the CPU tier as the gate is told of it; nothing without one."""
+        if self._tier is None:
+            return ()
+        healthy = self.healthy
+        detail = "" if healthy else "the policy of the memory cannot be enforced; see the cache server's log"
+        return (TierState(self._tier, "CPU", "closed" if healthy else "open", detail),)
 
     def counters(self) -> dict[str, int]:
         """Return counts since the start, and some figures: see docs/guides/adapter.md."""

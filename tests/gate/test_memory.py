@@ -1,0 +1,94 @@
+"""The cache server's own memory as the gate tells of it, and the erasure that it can ask for."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.ack import PodState
+from kvstrata.contract.link import MAX_PURGED_KEYSPACES, PurgeAnswer, ScopeUsage
+from kvstrata_sidecar.gate.metrics import Metrics
+
+from .test_control import poll
+from .world import World, entry, keyspace, until
+
+USAGE = (ScopeUsage("a1b2c3", "dram", 500, 5, 800, 100), ScopeUsage("", "dram", 7, 1, 0, None))
+
+
+async def test_the_operator_is_told_what_scopes_hold_and_not_woken_for_it(gate: World) -> None:
+    first = await poll(gate, 0, 0)
+    gate.adapter.usage = USAGE
+    await until(lambda: gate.gate.link.usage == USAGE)
+    second = await poll(gate, 1, 0)
+    assert PodState.decode(second.body).usage == USAGE
+    assert second.headers["etag"] == first.headers["etag"]
+    await gate.adapter.stop()
+    await until(lambda: gate.gate.link.usage == ())
+
+
+async def test_the_metrics_tell_what_scopes_hold(gate: World) -> None:
+    gate.adapter.usage = USAGE
+    await until(lambda: gate.gate.link.usage == USAGE)
+    page = (await gate.get("/metrics")).body
+    assert b'kvstrata_gate_memory_used_bytes{scope="a1b2c3",tier="dram"} 500' in page
+    assert b'kvstrata_gate_memory_used_bytes{scope="_none",tier="dram"} 7' in page
+    assert b'kvstrata_gate_memory_blocks{scope="a1b2c3",tier="dram"} 5' in page
+    assert b'kvstrata_gate_memory_limit_bytes{scope="a1b2c3",tier="dram"} 800' in page
+    assert b'kvstrata_gate_memory_limit_bytes{scope="_none",tier="dram"} 0' in page
+    assert b'kvstrata_gate_memory_guaranteed_bytes{scope="a1b2c3",tier="dram"} 100' in page
+    assert b'kvstrata_gate_memory_guaranteed_bytes{scope="_none"' not in page
+
+
+def test_scopes_beyond_the_bound_are_counted_together() -> None:
+    metrics = Metrics(max_tenants=2)
+    metrics.usage = [ScopeUsage(f"a{n}", "dram", 100 - n, 1, 1000, 10) for n in range(5)]
+    metrics.usage_left_out = 3
+    lines = metrics.page().decode().splitlines()
+    used = [line.split("{")[1] for line in lines if line.startswith("kvstrata_gate_memory_used_bytes{")]
+    assert used == [
+        'scope="a0",tier="dram"} 100',
+        'scope="a1",tier="dram"} 99',
+        f'scope="_other",tier="dram"}} {98 + 97 + 96}',
+    ]
+    assert not any(line.startswith('kvstrata_gate_memory_limit_bytes{scope="_other"') for line in lines)
+    assert "kvstrata_gate_memory_scopes_untold 3" in lines
+
+
+async def test_a_purge_has_a_line_of_its_own_and_holds_up_nothing(gate: World) -> None:
+    gate.adapter.purging.clear()
+    purge = asyncio.create_task(gate.gate.link.purge([keyspace("b"), keyspace("a"), keyspace("a")]))
+    await until(lambda: gate.adapter.purged == [sorted([keyspace("a"), keyspace("b")])])
+    await gate.acked(await gate.publish([entry("acme")]))
+    assert not purge.done()
+    gate.adapter.purging.set()
+    assert await asyncio.wait_for(purge, 20) == PurgeAnswer("boot-1", 200, 2, 10, 1)
+
+
+async def test_more_keyspaces_than_one_purge_may_name_are_purged_one_after_the_other(gate: World) -> None:
+    many = [f"{n:032x}" for n in range(MAX_PURGED_KEYSPACES + 1)]
+    answer = await gate.gate.link.purge(many)
+    assert [len(purged) for purged in gate.adapter.purged] == [MAX_PURGED_KEYSPACES, 1]
+    assert (answer.purged_blocks, answer.locked_blocks) == (MAX_PURGED_KEYSPACES + 1, 2)
+
+
+async def test_a_purge_is_done_only_by_the_cache_server_that_acknowledged(gate: World) -> None:
+    gate.adapter.boot = "boot-2"
+    with pytest.raises(ContractError, match="changed"):
+        await gate.gate.link.purge([keyspace("a")])
+
+
+async def test_a_purge_that_is_not_answered_or_not_possible_is_never_done(gate: World) -> None:
+    with pytest.raises(ContractError, match="at least one"):
+        await gate.gate.link.purge([])
+    gate.adapter.purging.clear()
+    with pytest.raises(ContractError, match=r"within 0\.2 s"):
+        await gate.gate.link.purge([keyspace("a")], timeout_s=0.2)
+    waiting = asyncio.create_task(gate.gate.link.purge([keyspace("b")]))
+    await until(lambda: [keyspace("b")] in gate.adapter.purged)
+    await gate.adapter.stop()
+    with pytest.raises(ContractError, match="did not answer a purge"):
+        await asyncio.wait_for(waiting, 20)
+    with pytest.raises(ContractError, match="did not answer a purge"):
+        await gate.gate.link.purge([keyspace("a")])
