@@ -89,7 +89,7 @@ class PodState:
             if type(fields["usage_left_out"]) is int:
                 fields["usage_left_out"] += len(raw["usage"][MAX_TOLD_USAGE:])
             usage = tuple(_use(row) for row in raw["usage"][:MAX_TOLD_USAGE])
-            state = cls(**fields, tiers=tuple(TierState(**tier) for tier in raw["tiers"]), usage=usage)
+            state = cls(**fields, tiers=tuple(TierState.from_json(tier) for tier in raw["tiers"]), usage=usage)
             if not (_well_typed(state) and all(map(_well_typed, state.tiers)) and state.acked >= 0):
                 raise ContractError("a pod's state has a field of the wrong type")
             return state
