@@ -71,6 +71,7 @@ class TestASealerWithStaging:
         content = bytes(range(256)) * (BLOCK_BYTES // 256)
         task_id = mirrored.tier.store([block(KEYSPACE_A)], [memoryview(content)])
         mirrored.wait(task_id)
+        assert mirrored.tier.pop_stores()[task_id] == StoreOutcome(True, BLOCK_BYTES), mirrored.tier.counters()
         (name,) = stored(redis_server)
         assert redis_server.admin().getrange(name, HEADER_BYTES, HEADER_BYTES + 2) == b"\xff\xfe\xfd"
         assert mirrored.load([block(KEYSPACE_A)]) == ([1], [bytearray(content)])
@@ -81,13 +82,13 @@ class TestASealerWithStaging:
     def test_a_body_that_was_changed_is_a_miss_and_touches_no_buffer(
         self, mirrored: Driver, redis_server: RedisProcess
     ) -> None:
-        mirrored.store([block(KEYSPACE_A)], fill=9)
+        assert mirrored.store([block(KEYSPACE_A)], fill=9).stored_bytes, mirrored.tier.counters()
         (name,) = stored(redis_server)
         redis_server.admin().setrange(name, HEADER_BYTES + BLOCK_BYTES - 3, b"x")
         assert mirrored.load([block(KEYSPACE_A)]) == ([0], [bytearray(BLOCK_BYTES)])
 
     def test_plain_and_encrypted_values_are_not_taken_for_one_another(self, mirrored: Driver) -> None:
-        mirrored.store([block(KEYSPACE_A)])
+        assert mirrored.store([block(KEYSPACE_A)]).stored_bytes == BLOCK_BYTES
         object.__setattr__(mirrored.tier._shared, "sealer", PlainSealer)
         assert mirrored.load([block(KEYSPACE_A)])[0] == [0]
 
