@@ -1,0 +1,399 @@
+"""A tier that requires encryption, on a real Redis: what is in it, what is taken from it, and what becomes of keys."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey
+from kvstrata.contract.link import AdapterAck, apply_request, decode_answer
+from kvstrata.contract.value import HEADER_BYTES, TAG_BYTES, pack_header, unpack_header
+from kvstrata_sidecar.adapter import datakeys
+from kvstrata_sidecar.adapter.datakeys import DataKeys
+from kvstrata_sidecar.adapter.params import TierParams
+from kvstrata_sidecar.adapter.sealer_gcm import GcmSealer, NoKeyError, SealedOpening
+from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from kvstrata_sidecar.gate.keyfiles import KeyFiles
+from tests.dataplane import memory_scan
+from tests.support.redis_binary import needs_redis
+from tests.tiers.books import Books
+from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
+from tests.tiers.redis_process import RedisProcess
+from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
+
+FIRST, SECOND = (
+    DataKey(1, b"first key of keyspace a: 32 bytes"[:32]),
+    DataKey(2, b"second key of this keyspace: 32 b"[:32]),
+)
+OTHER = DataKey(1, b"the key of another keyspace: 32 b"[:32])
+
+Allow = Callable[[Mapping[str, tuple[DataKey, ...]]], None]
+
+
+@pytest.fixture
+def allow(gate: GateStandIn) -> Allow:
+    files = KeyFiles(gate.policy_dir)
+
+    def allow(keys: Mapping[str, tuple[DataKey, ...]]) -> None:
+        """Put a policy with these keyspaces and keys in force, as a gate does."""
+        gate.revision += 1
+        gate.write_freshness()
+        files.write(keys)
+        generations = {name: tuple(key.generation for key in own) for name, own in keys.items() if own}
+        gate.write_policy(replace(gate.view(keys, revision=gate.revision), generations=generations))
+        assert isinstance(decode_answer(gate.ask(apply_request(gate.revision, 1))), AdapterAck)
+
+    return allow
+
+
+@pytest.fixture
+def sealed(start: Callable[..., Driver], redis_server: RedisProcess, allow: Allow) -> Driver:
+    driver = start(redis_server.port, encryption="Required")
+    driver.until("closed")
+    allow({KEYSPACE_A: (FIRST,), KEYSPACE_B: (OTHER,)})
+    return driver
+
+
+def held(tmp_path: Path, *keys: DataKey, keyspace: str = KEYSPACE_A) -> DataKeys:
+    KeyFiles(tmp_path).write({keyspace: keys})
+    own = DataKeys()
+    own.follow(tmp_path / KEYS_DIRECTORY, {keyspace: tuple(key.generation for key in keys)})
+    return own
+
+
+class TestATierThatRequiresEncryption:
+    pytestmark = needs_redis
+
+    def test_a_block_comes_back_and_nothing_of_it_is_in_the_tier(
+        self, sealed: Driver, redis_server: RedisProcess
+    ) -> None:
+        assert sealed.store([block(KEYSPACE_A)], fill=7) == StoreOutcome(True, BLOCK_BYTES)
+        (name,) = stored(redis_server)
+        value = redis_server.admin().get(name)
+        assert isinstance(value, bytes)
+        assert bytes([7]) * 8 not in value
+        header = unpack_header(name.encode(), value[:HEADER_BYTES])
+        assert header is not None
+        assert header.encrypted
+        assert header.generation == 1
+        assert sealed.lookup([block(KEYSPACE_A)]) == [1]
+        assert sealed.load([block(KEYSPACE_A)]) == ([1], [bytearray([7]) * BLOCK_BYTES])
+        books = Books(redis_server, KEYSPACE_A)
+        books.assert_consistent()
+        assert books.totals().used == HEADER_BYTES + BLOCK_BYTES + TAG_BYTES
+
+    def test_one_block_is_never_written_twice_alike(self, sealed: Driver, redis_server: RedisProcess) -> None:
+        values = set()
+        for _ in range(3):
+            sealed.store([block(KEYSPACE_A)])
+            (name,) = stored(redis_server)
+            value = redis_server.admin().get(name)
+            assert isinstance(value, bytes)
+            values |= {value[HEADER_BYTES - 12 : HEADER_BYTES], value[HEADER_BYTES:]}
+            sealed.tier.delete([block(KEYSPACE_A)])
+        assert len(values) == 6
+
+    @pytest.mark.parametrize("place", [0, 5, 8, 30, HEADER_BYTES, HEADER_BYTES + BLOCK_BYTES // 2, -1])
+    def test_a_flipped_bit_is_a_miss_and_the_buffer_is_overwritten(
+        self, sealed: Driver, redis_server: RedisProcess, place: int
+    ) -> None:
+        sealed.store([block(KEYSPACE_A)], fill=9)
+        (name,) = stored(redis_server)
+        value = bytearray(redis_server.admin().get(name))  # type: ignore[arg-type]
+        value[place] ^= 1
+        redis_server.admin().set(name, bytes(value), keepttl=True)
+        assert sealed.load([block(KEYSPACE_A)]) == ([0], [bytearray(BLOCK_BYTES)])
+        assert sealed.tier.counters()["unreadable"] == 1
+
+    def test_a_block_with_a_wrong_tag_makes_room_for_a_good_one(
+        self, sealed: Driver, redis_server: RedisProcess
+    ) -> None:
+        sealed.store([block(KEYSPACE_A)], fill=9)
+        (name,) = stored(redis_server)
+        redis_server.admin().setrange(name, HEADER_BYTES, b"x")
+        assert sealed.load([block(KEYSPACE_A)])[0] == [0]
+        assert stored(redis_server) == []
+        assert sealed.store([block(KEYSPACE_A)], fill=9) == StoreOutcome(True, BLOCK_BYTES)
+        assert sealed.load([block(KEYSPACE_A)])[0] == [1]
+        Books(redis_server, KEYSPACE_A).assert_consistent()
+
+    @pytest.mark.parametrize(
+        "change", [lambda value: value[:-1], lambda value: value[:100], lambda value: value + b"x"]
+    )
+    def test_a_value_of_another_length_is_a_miss(
+        self, sealed: Driver, redis_server: RedisProcess, change: Callable[[bytes], bytes]
+    ) -> None:
+        sealed.store([block(KEYSPACE_A)], fill=9)
+        (name,) = stored(redis_server)
+        value = redis_server.admin().get(name)
+        assert isinstance(value, bytes)
+        redis_server.admin().set(name, change(value), keepttl=True)
+        assert sealed.load([block(KEYSPACE_A)]) == ([0], [bytearray(BLOCK_BYTES)])
+        assert sealed.tier.counters()["unreadable"] == 1
+
+    @pytest.mark.parametrize("header_made_to_fit", [False, True])
+    @pytest.mark.parametrize("to", [block(KEYSPACE_A, 2), block(KEYSPACE_B, 1)])
+    def test_a_value_under_another_name_is_a_miss_also_if_its_header_was_made_to_fit(
+        self, sealed: Driver, redis_server: RedisProcess, to: object, header_made_to_fit: bool
+    ) -> None:
+        sealed.store([block(KEYSPACE_A)], fill=9)
+        (source,) = stored(redis_server)
+        sealed.store([to], fill=5)  # type: ignore[list-item]
+        (target,) = set(stored(redis_server)) - {source}
+        value = redis_server.admin().get(source)
+        assert isinstance(value, bytes)
+        if header_made_to_fit:
+            header = unpack_header(source.encode(), value[:HEADER_BYTES])
+            assert header is not None
+            value = pack_header(target.encode(), header) + value[HEADER_BYTES:]
+        redis_server.admin().set(target, value, keepttl=True)
+        assert sealed.load([to]) == ([0], [bytearray(BLOCK_BYTES)])  # type: ignore[list-item]
+        assert sealed.tier.counters()["unreadable"] == 1
+        assert sealed.load([block(KEYSPACE_A)]) == ([1], [bytearray([9]) * BLOCK_BYTES])
+
+    def test_a_keyspace_without_a_key_is_not_used_and_counted(
+        self, sealed: Driver, redis_server: RedisProcess, gate: GateStandIn, allow: Allow
+    ) -> None:
+        allow({KEYSPACE_A: (FIRST,), KEYSPACE_B: ()})
+        assert sealed.store([block(KEYSPACE_B)]) == StoreOutcome(True, 0)
+        assert sealed.lookup([block(KEYSPACE_B)]) == [0]
+        assert sealed.load([block(KEYSPACE_B)])[0] == [0]
+        assert sealed.refused("no_key") == 3
+        assert stored(redis_server) == []
+        (tier,) = gate.state().tiers
+        assert (tier.encrypted, tier.keyless) == (True, 1)
+        allow({KEYSPACE_A: (FIRST,), KEYSPACE_B: (OTHER,)})
+        assert gate.state().tiers[0].keyless == 0
+        assert sealed.store([block(KEYSPACE_B)]) == StoreOutcome(True, BLOCK_BYTES)
+
+    def test_after_a_rotation_new_blocks_have_the_new_key_and_old_ones_are_readable_while_theirs_is_named(
+        self, sealed: Driver, redis_server: RedisProcess, allow: Allow
+    ) -> None:
+        sealed.store([block(KEYSPACE_A, 1)], fill=1)
+        (old,) = stored(redis_server)
+        allow({KEYSPACE_A: (SECOND, FIRST)})
+        sealed.store([block(KEYSPACE_A, 2)], fill=2)
+        (new,) = set(stored(redis_server)) - {old}
+        assert redis_server.admin().getrange(new, 5, 5) == b"\x02"
+        assert sealed.load([block(KEYSPACE_A, 1), block(KEYSPACE_A, 2)])[0] == [1, 1]
+        allow({KEYSPACE_A: (SECOND,)})
+        assert sealed.load([block(KEYSPACE_A, 1), block(KEYSPACE_A, 2)])[0] == [0, 1]
+        assert old in stored(redis_server)  # another pod may still have its key
+
+    def test_blocks_of_a_key_that_was_replaced_are_misses(self, sealed: Driver, allow: Allow) -> None:
+        sealed.store([block(KEYSPACE_A)], fill=1)
+        allow({KEYSPACE_A: (DataKey(1, SECOND.secret),)})
+        assert sealed.load([block(KEYSPACE_A)]) == ([0], [bytearray(BLOCK_BYTES)])
+
+    def test_plain_and_sealed_values_are_not_taken_for_one_another(
+        self, start: Callable[..., Driver], sealed: Driver, redis_server: RedisProcess
+    ) -> None:
+        plain = start(redis_server.port)
+        plain.until("closed")
+        plain.store([block(KEYSPACE_A, 1)])
+        sealed.store([block(KEYSPACE_A, 2)])
+        assert sealed.load([block(KEYSPACE_A, 1)])[0] == [0]
+        assert plain.load([block(KEYSPACE_A, 2)])[0] == [0]
+        assert not plain.tier.state().encrypted
+
+    def test_no_key_shows_in_what_the_adapter_tells(
+        self, sealed: Driver, gate: GateStandIn, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        sealed.store([block(KEYSPACE_A)])
+        told = [repr(gate.state()), caplog.text, (gate.policy_dir / "policy.json").read_text()]
+        told += [repr(sealed.runtime.enforcement.view), repr(sealed.runtime.enforcement.keys.sealing(KEYSPACE_A))]
+        for secret in (FIRST.secret, OTHER.secret):
+            assert not any(form in text for text in told for form in (secret.decode(), secret.hex()))
+
+
+class TestWhatIsTaken:
+    @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(
+        body=st.binary(min_size=1, max_size=300),
+        name=st.binary(max_size=40),
+        read_as=st.binary(max_size=40),
+        bit=st.none() | st.integers(0, 10_000),
+    )
+    def test_a_value_is_taken_under_its_own_name_and_unchanged_or_not_at_all(
+        self, tmp_path: Path, body: bytes, name: bytes, read_as: bytes, bit: int | None
+    ) -> None:
+        sealer = GcmSealer(held(tmp_path, FIRST, SECOND))
+        header, sealed = sealer.seal(KEYSPACE_A, name, memoryview(body))
+        fields = unpack_header(name, bytes(header))
+        assert fields is not None
+        value = bytearray(pack_header(read_as, fields) + sealed)
+        if bit is not None:
+            value[bit // 8 % len(value)] ^= 1 << bit % 8
+        view = memoryview(bytearray(len(body)))
+        opening = sealer.open_into(KEYSPACE_A, read_as, view)
+        opening.parts[0][:], opening.parts[1][:] = value[:HEADER_BYTES], value[HEADER_BYTES:]
+        untouched = bit is None and read_as == name
+        assert opening.finish() == untouched
+        assert bytes(view) == (body if untouched else bytes(len(body)))
+
+
+class TestKeysOfAProcess:
+    def test_a_key_in_use_is_overwritten_when_its_last_user_lets_go_and_nobody_gets_it_meanwhile(
+        self, tmp_path: Path
+    ) -> None:
+        keys = held(tmp_path, FIRST)
+        one = keys.sealing(KEYSPACE_A)
+        assert one is not None
+        with one.use() as cipher:
+            assert cipher is not None
+            keys.retire({})
+            assert bytes(one._secret) == FIRST.secret
+            with one.use() as second:
+                assert second is None
+        assert bytes(one._secret) == bytes(32)
+        assert one._cipher is None
+        assert keys.sealing(KEYSPACE_A) is None
+
+    def test_a_spent_key_seals_no_more_but_opens(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(datakeys, "MAX_SEALS", 2)
+        sealer = GcmSealer(held(tmp_path, FIRST))
+        body = memoryview(bytes(100))
+        for _ in range(2):
+            assert sealer.refusal(KEYSPACE_A, seals=True) is None
+            header, sealed = sealer.seal(KEYSPACE_A, b"name", body)
+        assert sealer.refusal(KEYSPACE_A, seals=True) == "key_spent"
+        with pytest.raises(NoKeyError):
+            sealer.seal(KEYSPACE_A, b"name", body)
+        assert sealer.refusal(KEYSPACE_A) is None
+        kept = bytes(sealed)
+        opening = sealer.open_into(KEYSPACE_A, b"name", memoryview(bytearray(100)))
+        opening.parts[0][:], opening.parts[1][:] = header, kept
+        assert opening.finish()
+
+    @pytest.mark.parametrize("content", [b"", b"short", bytes(32), b"x" * 33])
+    def test_a_file_that_holds_no_key_gives_none(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / f"{KEYSPACE_A}.1").write_bytes(content)
+        keys = DataKeys()
+        keys.follow(tmp_path, {KEYSPACE_A: (1,)})
+        assert keys.sealing(KEYSPACE_A) is None
+
+    def test_an_older_generation_never_stands_in_for_the_one_that_seals(self, tmp_path: Path) -> None:
+        keys = held(tmp_path, FIRST)
+        keys.follow(tmp_path / KEYS_DIRECTORY, {KEYSPACE_A: (2, 1)})
+        assert keys.sealing(KEYSPACE_A) is None
+        assert keys.opening(KEYSPACE_A, 1) is not None
+
+    def test_the_staging_buffer_is_one_for_all_blocks_and_holds_no_plaintext(self, tmp_path: Path) -> None:
+        sealer = GcmSealer(held(tmp_path, FIRST))
+        body = b"plaintext of a block" * 50
+        sealer.seal(KEYSPACE_A, b"name", memoryview(body))
+        staging = sealer._staging
+        view = memoryview(bytearray(len(body)))
+        opening = sealer.open_into(KEYSPACE_A, b"name", view)
+        assert isinstance(opening, SealedOpening)
+        sealer.seal(KEYSPACE_A, b"other", memoryview(body[:100]))
+        assert sealer._staging is staging
+        assert b"plaintext" not in staging
+
+    def test_threads_that_seal_while_keys_rotate_never_seal_with_zeros(self, tmp_path: Path) -> None:
+        """What is sealed by then can be opened with the key of the generation that it names."""
+        files, keys = KeyFiles(tmp_path), DataKeys()
+        rings = [(FIRST,), (SECOND,), (FIRST, SECOND)]
+        files.write({KEYSPACE_A: (FIRST, SECOND)})
+        keys.follow(tmp_path / KEYS_DIRECTORY, {KEYSPACE_A: (1, 2)})
+        made: list[tuple[bytes, bytes]] = []
+        over = threading.Event()
+
+        def seal() -> None:
+            sealer, body = GcmSealer(keys), memoryview(b"b" * 5000)
+            while not over.is_set() and len(made) < 5000:
+                try:
+                    header, sealed = sealer.seal(KEYSPACE_A, b"name", body)
+                except NoKeyError:
+                    continue
+                made.append((bytes(header), bytes(sealed)))
+
+        threads = [threading.Thread(target=seal) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for turn in range(60):
+            ring = rings[turn % 3]
+            generations = {KEYSPACE_A: tuple(key.generation for key in ring)}
+            keys.follow(tmp_path / KEYS_DIRECTORY, generations)
+            keys.retire(generations)
+        over.set()
+        for thread in threads:
+            thread.join()
+        keys.follow(tmp_path / KEYS_DIRECTORY, {KEYSPACE_A: (1, 2)})
+        opener = GcmSealer(keys)
+        assert made
+        for header, sealed in made:
+            opening = opener.open_into(KEYSPACE_A, b"name", memoryview(bytearray(5000)))
+            opening.parts[0][:], opening.parts[1][:] = header, sealed
+            assert opening.finish()
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from kvstrata_sidecar.adapter.datakeys import DataKeys
+from kvstrata_sidecar.adapter.sealer_gcm import GcmSealer
+keyspace, directory = sys.argv[1], Path(sys.argv[2])
+keys = DataKeys()
+keys.follow(directory, {keyspace: (2, 1)})
+sealer, body, name = GcmSealer(keys), memoryview(bytes(100_000)), b"name"
+for _ in range(20):
+    header, sealed = sealer.seal(keyspace, name, body)
+    kept = bytes(sealed)
+    opening = sealer.open_into(keyspace, name, memoryview(bytearray(len(body))))
+    opening.parts[0][:], opening.parts[1][:] = header, kept
+    assert opening.finish()
+steps = ({keyspace: (2, 1)}, {keyspace: (2,)}, {})
+for generations in steps:
+    keys.follow(directory, generations)
+    keys.retire(generations)
+    print("done", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_no_byte_of_a_key_is_left_in_the_process_when_its_generation_or_keyspace_goes(tmp_path: Path) -> None:
+    first, second = DataKey(1, os.urandom(32)), DataKey(2, os.urandom(32))
+    KeyFiles(tmp_path).write({KEYSPACE_A: (second, first)})
+    # Halves as well: nothing may keep a part.
+    patterns = [part for key in (first, second) for part in (key.secret[:16], key.secret[16:])]
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, KEYSPACE_A, str(tmp_path / KEYS_DIRECTORY)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert child.stdin
+    assert child.stdout
+    found = []
+    try:
+        for _ in range(3):
+            assert child.stdout.readline() == "done\n"
+            found.append(memory_scan.in_process(child.pid, patterns))
+            child.stdin.write("\n")
+            child.stdin.flush()
+    finally:
+        child.kill()
+        child.wait()
+    both, newest, none = found
+    assert all(both), "the search finds keys that are held"
+    assert newest[:2] == [0, 0]
+    assert all(newest[2:])
+    assert none == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("encryption", ["required", None, True, ""])
+def test_an_unknown_mode_of_encryption_stops_the_server(encryption: object) -> None:
+    raw = {"name": "t", "endpoints": [{"host": "h", "port": 1}], "encryption": encryption}
+    with pytest.raises(ValueError, match="encryption"):
+        TierParams.from_json(raw)
