@@ -26,7 +26,7 @@ from tests.tiers.writers import Writer
 
 pytestmark = needs_redis
 VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
-WINDOW_MS = 400
+WINDOW_MS = 800
 TERMS = Terms(life_ms=600_000)
 BODY = bytes([7]) * BLOCK_BYTES
 PLACE = Place.of(BlockKey(DOMAIN, KEYSPACE_A, IDENTITY, 0x01000100, 0, bytes([1]) * 32))
