@@ -9,6 +9,7 @@ import pytest
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.bundle import Rules
+from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.runtime import Runtime
 
@@ -52,6 +53,33 @@ async def test_the_adapter_enforces_what_the_gate_writes(real: World) -> None:
     finally:
         await asyncio.to_thread(adapter.close)
     await until(lambda: real.gate.state().cache_boot == "")
+
+
+async def test_data_keys_come_with_the_bundle_and_are_overwritten_before_the_gate_acknowledges_that_they_went(
+    real: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own, other = DataKey(7, b"acme's own key of thirty-two b.."), DataKey(1, b"globex's key of thirty-two byte.")
+    adapter = await asyncio.to_thread(runtime, real)
+    try:
+        keys, directory = adapter.enforcement.keys, real.directory / "policy" / KEYS_DIRECTORY
+        revision = await real.publish([entry("acme", keys=(own,)), entry("globex", keys=(other,)), entry("third")])
+        await real.acked(revision)
+        assert {path.name for path in directory.iterdir()} == {f"{keyspace('acme')}.7", f"{keyspace('globex')}.1"}
+        assert adapter.enforcement.keyless() == 1
+        sealing = keys.sealing(keyspace("acme"))
+        assert sealing is not None
+        assert (sealing.generation, bytes(sealing._secret)) == (7, own.secret)
+        revision = await real.publish([entry("acme", "acme-2"), entry("globex", keys=(other,))])
+        await real.acked(revision)
+        assert bytes(sealing._secret) == bytes(32)
+        assert {path.name for path in directory.iterdir()} == {f"{keyspace('globex')}.1"}
+        assert keys.sealing(keyspace("globex")) is not None
+    finally:
+        await asyncio.to_thread(adapter.close)
+    told = (
+        "".join(capfd.readouterr()) + real.gate.state().encode().decode() + (directory / "../policy.json").read_text()
+    )
+    assert not any(form in told for key in (own, other) for form in (key.secret.decode(), key.secret.hex()))
 
 
 async def test_a_gate_that_cannot_read_the_bundle_fences_the_adapter_too(real: World) -> None:
