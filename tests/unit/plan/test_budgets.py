@@ -57,4 +57,4 @@ def test_a_public_budget_that_is_put_right_lets_the_domain_be_ready() -> None:
     simulation.put(cpu_tier("late"))
     simulation.come_to_rest()
     assert simulation.condition("CacheDomain", "default", "Ready")[0] == "True"
-    assert simulation.condition("CacheDomain", "default", "WithinBudget") == ("Unknown", "BudgetsNotEnforced")
+    assert simulation.condition("CacheDomain", "default", "WithinBudget") == ("Unknown", "NoLivePods")

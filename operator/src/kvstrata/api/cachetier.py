@@ -252,8 +252,9 @@ class CacheTierSpec(ApiModel):
     """Classifications of data that may be stored here. Absent means all."""
 
     max_retention: Duration | None = None
-    """Longest life of any block on this tier; kept on Redis tiers only, as condition RetentionKept says. Absent means
-    no limit of the tier's own; on Redis, blocks without a retention then expire after 24 h."""
+    """Longest life of any block on this tier; kept on Redis tiers, and on CPU tiers for tenants whose policies name the
+    tier, as condition RetentionKept says. Absent means no limit of the tier's own; on Redis, blocks without a retention
+    then expire after 24 h."""
 
     redis: Redis | None = None
     """Servers; for Redis."""
@@ -347,7 +348,7 @@ class CacheTierStatus(Status):
     """Share of the capacity that is in use, in steps of five percent (~45%); for Redis, as its server says."""
 
     guaranteed: ShortText | None = None
-    """Sum of the guarantees that were admitted."""
+    """Sum of the guarantees that were admitted, in each pod; for CPU."""
 
     shards: Annotated[int, Field(ge=0, le=1024)] | None = None
     """Shards that there should be; for Redis."""

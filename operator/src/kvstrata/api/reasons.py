@@ -40,7 +40,16 @@ _CHILD_REFUSED = (
 _SECRET_NOT_ALLOWED = ("SecretNotAllowed", "A Secret that is named belongs to the operator.")
 _BUDGETS_NOT_ENFORCED = (
     "BudgetsNotEnforced",
-    "Budgets are declared, but this version neither enforces nor measures them.",
+    "Budgets are declared on a tier whose medium is not CPU, and this version does not report whether they are kept.",
+)
+_BUDGETS_ENFORCED = ("BudgetsEnforced", "Every serving pod keeps its memory within the budgets.")
+_MEMORY_NOT_GOVERNED = (
+    "MemoryNotGoverned",
+    "A pod does not say that it keeps its memory within budgets; it may run an older version.",
+)
+_GUARANTEES_EXCEED_CAPACITY = (
+    "GuaranteesExceedCapacity",
+    "All guarantees on a CPU tier together are more than pods can keep; each is cut by the same share.",
 )
 _BUDGET_NOT_SUPPORTED = (
     "BudgetNotSupported",
@@ -64,6 +73,9 @@ class DomainReason(Reason):
     READY = "DomainReady", "The domain has its identity and key."
     KEY_LOST = "DomainKeyLost", "The Secret with the domain key is gone or unreadable although scopes exist."
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
+    BUDGETS_ENFORCED = _BUDGETS_ENFORCED
+    MEMORY_NOT_GOVERNED = _MEMORY_NOT_GOVERNED
+    GUARANTEES_EXCEED_CAPACITY = _GUARANTEES_EXCEED_CAPACITY
     TIER_NOT_FOUND = _TIER_NOT_FOUND
     BUDGET_NOT_SUPPORTED = _BUDGET_NOT_SUPPORTED
     GUARANTEE_EXCEEDS_CAPACITY = _GUARANTEE_EXCEEDS_CAPACITY
@@ -105,6 +117,8 @@ class TierReason(Reason):
     NAME_CONFLICT = "NameConflict", "An object that would belong to this one exists and belongs to someone else."
     CHILD_REFUSED = _CHILD_REFUSED
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
+    GUARANTEES_FIT = "GuaranteesFit", "All guarantees together fit below the high watermark of each pod's memory."
+    GUARANTEES_EXCEED_CAPACITY = _GUARANTEES_EXCEED_CAPACITY
     EVICTION_NOT_RECONCILED = "EvictionNotReconciled", "This version does not evict from this medium or in this order."
     RETENTION_NOT_RECONCILED = "RetentionNotReconciled", "This version does not keep maxRetention on this medium."
     EXPIRES_BY_ITSELF = "ExpiresByItself", "Each block gets its time to live when it is stored."
@@ -197,6 +211,9 @@ class PolicyReason(Reason):
     NO_LIVE_PODS = _NO_LIVE_PODS
     NO_BUDGET = _NO_BUDGET
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
+    BUDGETS_ENFORCED = _BUDGETS_ENFORCED
+    MEMORY_NOT_GOVERNED = _MEMORY_NOT_GOVERNED
+    GUARANTEES_EXCEED_CAPACITY = _GUARANTEES_EXCEED_CAPACITY
     NO_POOLS = "NoPools", "The policy reads no PrefixPool."
     POOLS_NOT_RECONCILED = "PoolsNotReconciled", "This version does not serve PrefixPools."
     ERASURE_NOT_RECONCILED = (
@@ -220,6 +237,9 @@ class GroupReason(Reason):
     GUARANTEE_EXCEEDS_CAPACITY = _GUARANTEE_EXCEEDS_CAPACITY
     RETENTION_EXCEEDS_TIER = _RETENTION_EXCEEDS_TIER
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
+    BUDGETS_ENFORCED = _BUDGETS_ENFORCED
+    MEMORY_NOT_GOVERNED = _MEMORY_NOT_GOVERNED
+    GUARANTEES_EXCEED_CAPACITY = _GUARANTEES_EXCEED_CAPACITY
     NO_BUDGET = _NO_BUDGET
     NOT_COMMITTED = _NOT_COMMITTED
     AWAITING_ACKS = _AWAITING_ACKS

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachetier import Medium
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.bundle import (
     MAX_SHARD_BYTES,
@@ -20,7 +21,7 @@ from kvstrata.contract.bundle import (
 )
 from kvstrata.contract.canonical import digest_bytes
 from kvstrata.model.facts import CommittedBundle
-from kvstrata.model.refs import BUNDLE
+from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
 from .compile import Compiled, compile_policy, rules_of, selects, still_allowed
@@ -51,7 +52,17 @@ def plan_bundle(world: World, name: str) -> Plan:
         return NO_PLAN
     revision = 1 + max(committed.bundle.root.revision if committed else 0, model.status.bundle_revision or 0)
     dated = _dated(entries, current, revision)
-    return Plan(actions=(_commit(world, model, committed, current, dated, revision),))
+    commit = _commit(world, model, committed, current, dated, revision)
+    return Plan(actions=(commit,), enqueue=_tiers_in_pods(world, model))
+
+
+def _tiers_in_pods(world: World, model: CachedModel) -> tuple[Key, ...]:
+    """Return the tiers that say how much of them this bundle guarantees."""
+    return tuple(
+        Key("CacheTier", world.namespace, name)
+        for name in model.spec.tier_names
+        if name in world.tiers and world.tiers[name].spec.medium is Medium.CPU
+    )
 
 
 def desired_entries(world: World, model: CachedModel, current: Bundle | None) -> tuple[Entry, ...]:

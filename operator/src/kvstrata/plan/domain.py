@@ -14,8 +14,9 @@ from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 
 from .chains import budgets
-from .conditions import Finding, false, kstatus, true, unknown, write_status
+from .conditions import Finding, false, kstatus, write_status
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, rules_are_committed
+from .memory import within_budget
 from .scopes import fresh_epoch, held
 from .types import Create, Decision, EnsureSecret, Material, Plan
 
@@ -83,21 +84,15 @@ def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
     fields = {"bundleRevision": revision, "podsAcked": total.acked, "podsLive": total.live}
     ready = Decision(DomainReason.READY, "the domain has its identity and key")
     wrong = budgets.problem(world, domain.spec.public_tiers, "spec.publicBudget.tiers")
-    findings = (*kstatus(wrong, pending, ready), enforced, _within_budget(domain, wrong))
+    findings = (*kstatus(wrong, pending, ready), enforced, _within_budget(world, domain, wrong))
     can_wait = pending is not None and wrong is None
     return Plan(statuses=write_status(domain, now, findings, fields, can_wait=can_wait))
 
 
-def _within_budget(domain: CacheDomain, wrong: Decision | None) -> Finding:
+def _within_budget(world: World, domain: CacheDomain, wrong: Decision | None) -> Finding:
     if wrong:
         return false(ConditionType.WITHIN_BUDGET, wrong.reason, wrong.message)
-    if domain.spec.public_tiers:
-        return unknown(
-            ConditionType.WITHIN_BUDGET,
-            DomainReason.BUDGETS_NOT_ENFORCED,
-            "publicBudget is declared, but this version neither enforces nor measures it",
-        )
-    return true(ConditionType.WITHIN_BUDGET, DomainReason.NO_BUDGET, "the public scope has no limit")
+    return within_budget(world, domain.spec.public_tiers, world.models.values(), "the public scope has no limit")
 
 
 def _inhabited(world: World) -> bool:

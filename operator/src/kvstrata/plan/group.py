@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import GroupReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
@@ -18,6 +17,7 @@ from .chains import budgets
 from .compile import compile_policy, selects
 from .conditions import Finding, false, kstatus, true, unknown, write_status
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, needed_revision
+from .memory import within_budget
 from .scopes import fresh_epoch, group_scope, held
 from .types import Decision, Plan
 
@@ -41,7 +41,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         waiting = Decision(GroupReason.NOT_COMMITTED, "a new epoch was drawn; pods are being told")
         enforced = false(ENFORCED, waiting.reason, waiting.message)
         stalled = _stalled(world, group)
-        drawn = (*kstatus(stalled, waiting, waiting), enforced, _members(world, group), _within_budget(group))
+        drawn = (*kstatus(stalled, waiting, waiting), enforced, _members(world, group), _within_budget(world, group))
         fields = {"scope": epoch.to_status(), "cacheGeneration": group.spec.effective_cache_generation}
         return Plan(
             statuses=write_status(group, now, drawn, fields),
@@ -55,7 +55,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         *kstatus(stalled, pending, ready),
         enforced,
         _members(world, group),
-        _within_budget(group),
+        _within_budget(world, group),
     )
     fields = {"joined": len(_joined(world, group))}
     if enforced.status == "True" and not stalled:
@@ -105,14 +105,8 @@ def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | Non
     return enforced_finding(total), total
 
 
-def _within_budget(group: TenantGroup) -> Finding:
-    if group.spec.tiers:
-        return unknown(
-            ConditionType.WITHIN_BUDGET,
-            GroupReason.BUDGETS_NOT_ENFORCED,
-            "the group's budgets are declared, but this version neither enforces nor measures them",
-        )
-    return true(ConditionType.WITHIN_BUDGET, GroupReason.NO_BUDGET, "the group sets no limit")
+def _within_budget(world: World, group: TenantGroup) -> Finding:
+    return within_budget(world, group.spec.tiers, world.models.values(), "the group sets no limit")
 
 
 def _joined(world: World, group: TenantGroup) -> frozenset[str]:

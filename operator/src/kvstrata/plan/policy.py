@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from kvstrata.api.cachetier import Medium
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
 from kvstrata.contract.keyspace import ScopeKind
@@ -13,14 +12,14 @@ from kvstrata.model.world import World
 
 from .chains import first
 from .chains import policy as chain
-from .compile import compile_policy
-from .conditions import Finding, false, kstatus, true, unknown, write_status
+from .compile import compile_policy, selects
+from .conditions import Finding, false, kstatus, true, write_status
 from .enforcement import ENFORCED, Enforcement, holds, policy_enforcement
+from .memory import within_budget
 from .scopes import Epoch, current_epoch, former_scopes, fresh_epoch, held, scope_in_force
 from .types import Decision, Plan
 
 ADMITTED = "Admitted"
-WITHIN_BUDGET = "WithinBudget"
 POOLS_RESOLVED = "PoolsResolved"
 ERASES_ON_DELETION = "ErasesOnDeletion"
 
@@ -143,30 +142,12 @@ def _last_enforced(world: World, policy: TenantCachePolicy) -> Finding:
 def _admitted(blocked: Decision | None) -> Finding:
     if blocked:
         return false(ADMITTED, blocked.reason, blocked.message)
-    return true(ADMITTED, PolicyReason.ACCEPTED, "the policy is accepted; guarantees are not reserved by this version")
+    return true(ADMITTED, PolicyReason.ACCEPTED, "the policy is accepted")
 
 
 def _within_budget(world: World, policy: TenantCachePolicy) -> Finding:
-    unkept = [
-        budget.name
-        for budget in policy.spec.tiers
-        if budget.retention is not None
-        and budget.name in world.tiers
-        and world.tiers[budget.name].spec.medium is not Medium.REDIS
-    ]
-    if any(budget.limit is not None or budget.guaranteed is not None for budget in policy.spec.tiers):
-        return unknown(
-            WITHIN_BUDGET,
-            PolicyReason.BUDGETS_NOT_ENFORCED,
-            "guaranteed and limit are declared, but this version neither enforces nor measures them",
-        )
-    if unkept:
-        return unknown(
-            WITHIN_BUDGET,
-            PolicyReason.BUDGETS_NOT_ENFORCED,
-            f"retention on CacheTier {', '.join(unkept)} is declared, but this version keeps it on Redis tiers only",
-        )
-    return true(WITHIN_BUDGET, PolicyReason.NO_BUDGET, "the policy sets no limit")
+    models = [model for model in world.models.values() if selects(policy, model)]
+    return within_budget(world, policy.spec.tiers, models, "the policy sets no limit")
 
 
 def _pools(policy: TenantCachePolicy) -> Finding:

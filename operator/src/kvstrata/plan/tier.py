@@ -16,11 +16,13 @@ from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 from kvstrata.objects.children import redis_tier_children
 from kvstrata.objects.context import BuildContext
+from kvstrata.objects.quantities import binary
 from kvstrata.objects.tierlinks import redis_link, redis_tls_secret
 
 from .chains import first
 from .chains import tier as chain
 from .conditions import Finding, false, kstatus, true, unknown, write_status
+from .memory import capacity_committed, guaranteed_bytes
 from .ownership import no_longer_wanted, taken_by_someone_else
 from .types import Action, Decision, EnsureSecret, Material, Plan, ProbeBackend
 
@@ -50,7 +52,12 @@ def plan_tier(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan
         return Plan(statuses=write_status(tier, now, findings, fields))
     if tier.spec.medium is not Medium.REDIS:
         in_pod = Decision(TierReason.IN_POD, "the tier lives inside the pods of the models that list it")
-        return Plan(statuses=write_status(tier, now, (*kstatus(None, None, in_pod), *_static(tier)), fields))
+        described = _static(tier)
+        if tier.spec.medium is Medium.CPU:
+            fields["guaranteed"] = binary(guaranteed_bytes(world, tier))
+            committed = capacity_committed(world, tier)
+            described = tuple(committed if finding.type == committed.type else finding for finding in described)
+        return Plan(statuses=write_status(tier, now, (*kstatus(None, None, in_pod), *described), fields))
     return _redis(world, ctx, tier, now, fields)
 
 
@@ -286,7 +293,9 @@ def _static(tier: CacheTier) -> tuple[Finding, ...]:
         else false(ConditionType.ENCRYPTED, TierReason.NOT_AT_REST, "memory of a pod is not encrypted")
     )
     committed = unknown(
-        ConditionType.CAPACITY_COMMITTED, TierReason.BUDGETS_NOT_ENFORCED, "this version does not reserve guarantees"
+        ConditionType.CAPACITY_COMMITTED,
+        TierReason.BUDGETS_NOT_ENFORCED,
+        "this version tells so of CPU tiers that are in use only",
     )
     return (encrypted, committed, *_eviction(tier), *_retention(tier))
 
@@ -323,7 +332,10 @@ def _retention(tier: CacheTier) -> tuple[Finding, ...]:
         false(
             ConditionType.RETENTION_KEPT,
             TierReason.RETENTION_NOT_RECONCILED,
-            "spec.maxRetention is not kept on this medium by this version: blocks stay until they are evicted or "
+            "spec.maxRetention is kept in pods for the tenants only whose policies name this tier: other blocks stay "
+            "until they are evicted or their pod ends"
+            if tier.spec.medium is Medium.CPU
+            else "spec.maxRetention is not kept on this medium by this version: blocks stay until they are evicted or "
             "their pod ends",
         ),
     )

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from kvstrata.api.base import Resource
-from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.model.facts import Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
+from kvstrata.plan.memory import keeps_budgets
 
 
 def concerned_by_object(world: World, key: Key, before: Resource | None, after: Resource | None) -> frozenset[Key]:
@@ -72,6 +73,10 @@ def concerned_by_pod(world: World, before: Pod | None, after: Pod | None, model:
     if ended or (before is None or not before.ready) != (after is None or not after.ready):
         keys |= _waiting_policies(world, name, world.acked_revision(after) if after else 0)
         keys |= set(_groups(world))
+        said = world.states.get(pod.uid) if pod else None
+        memories = _memories(world, name)
+        if not all(keeps_budgets(said.state if said else None, tier) for tier in memories):
+            keys |= _with_budgets_in(world, memories)
     return frozenset(keys)
 
 
@@ -91,7 +96,30 @@ def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, aft
     if old is None or old.acked != new.acked:
         keys |= _waiting_policies(world, pod.model, old.acked if old else 0)
         keys |= set(_open_invalidations(world)) | set(_groups(world))
+    memories = _memories(world, pod.model)
+    if any(keeps_budgets(old, tier) != keeps_budgets(new, tier) for tier in memories):
+        keys |= _with_budgets_in(world, memories)
     return frozenset(keys)
+
+
+def _memories(world: World, model: str) -> frozenset[str]:
+    """Return the CPU tiers of a model, whose budgets its pods speak of."""
+    found = world.models.get(model)
+    listed = found.spec.tier_names if found is not None else ()
+    return frozenset(name for name in listed if name in world.tiers and world.tiers[name].spec.medium is Medium.CPU)
+
+
+def _with_budgets_in(world: World, tiers: frozenset[str]) -> set[Key]:
+    """Return who declares budgets on one of these tiers, but for the domain, which hears of every state."""
+    declared = (
+        *(("TenantCachePolicy", name, policy.spec.tiers) for name, policy in world.policies.items()),
+        *(("TenantGroup", name, group.spec.tiers) for name, group in world.groups.items()),
+    )
+    return {
+        Key(kind, world.namespace, name)
+        for kind, name, budgets in declared
+        if any(budget.name in tiers for budget in budgets)
+    }
 
 
 def _waiting_policies(world: World, model: str, enforced: int) -> set[Key]:
@@ -118,9 +146,11 @@ def _meaning(resource: Resource) -> tuple[Any, ...]:
     return (metadata.uid, metadata.generation, metadata.labels, metadata.deleting, scope, *extra)
 
 
-def _usable(resource: Resource) -> bool | None:
-    """Return whether a tier is ready, which the models that list it report."""
-    return resource.status.is_true(ConditionType.READY) if isinstance(resource, CacheTier) else None
+def _usable(resource: Resource) -> tuple[bool, bool] | None:
+    """Return whether a tier is ready, which the models that list it report, and whether its guarantees fit."""
+    if not isinstance(resource, CacheTier):
+        return None
+    return resource.status.is_true(ConditionType.READY), resource.status.is_true(ConditionType.CAPACITY_COMMITTED)
 
 
 def _rivals(world: World, *policies: Resource | None) -> set[Key]:

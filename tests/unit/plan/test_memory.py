@@ -1,0 +1,132 @@
+"""Budgets on CPU tiers: pods carry them out, and nothing says so before the pods do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstrata.contract.link import TierState
+from tests.support.objects import cpu_tier, domain, group, hbm_tier, model, pod, policy, redis_tier
+from tests.support.worlds import Simulation
+
+TCP = "TenantCachePolicy"
+KEEPS = (TierState("cpu", "CPU", "closed"),)
+FAILS = (TierState("cpu", "CPU", "open"),)
+
+
+def settled(*objects: Any, said: tuple[TierState, ...] = KEEPS, **tier: Any) -> Simulation:
+    """A model on 1Gi of memory of one pod, of which 90% can be guaranteed, and what the pod says."""
+    simulation = Simulation(cpu_tier(**tier), redis_tier(), model(tiers=("cpu", "shared")), pod("pod-0"), *objects)
+    simulation.come_to_rest()
+    simulation.ack("pod-0", tiers=said)
+    simulation.come_to_rest()
+    assert simulation.unsettled() == {}
+    return simulation
+
+
+def within(simulation: Simulation, kind: str = TCP, name: str = "acme") -> tuple[str, str]:
+    return simulation.condition(kind, name, "WithinBudget")
+
+
+@pytest.mark.parametrize("budget", [{"limit": "1Mi"}, {"guaranteed": "1Mi"}, {"retention": "1h"}])
+def test_a_budget_is_kept_when_every_pod_says_so(budget: dict[str, str]) -> None:
+    simulation = settled(policy("acme", tiers=[{"name": "cpu", **budget}]))
+    assert within(simulation) == ("True", "BudgetsEnforced")
+    assert simulation.condition(TCP, "acme", "Enforced")[0] == "True"
+
+
+def test_groups_and_the_public_scope_say_the_same() -> None:
+    budget = [{"name": "cpu", "limit": "1Mi"}]
+    simulation = settled(domain(publicBudget={"tiers": budget}), group("lab", "a", tiers=budget))
+    assert within(simulation, "TenantGroup", "lab") == ("True", "BudgetsEnforced")
+    assert within(simulation, "CacheDomain", "default") == ("True", "BudgetsEnforced")
+
+
+@pytest.mark.parametrize("said", [(), FAILS, (TierState("cpu", "Redis", "closed"),)])
+def test_a_pod_that_does_not_say_so_leaves_it_open(said: tuple[TierState, ...]) -> None:
+    simulation = settled(
+        policy("acme", tiers=[{"name": "cpu", "limit": "1Mi"}]),
+        group("lab", "a", tiers=[{"name": "cpu", "limit": "1Mi"}]),
+        said=said,
+    )
+    assert within(simulation) == ("Unknown", "MemoryNotGoverned")
+    assert within(simulation, "TenantGroup", "lab") == ("Unknown", "MemoryNotGoverned")
+    assert simulation.condition(TCP, "acme", "Enforced")[0] == "True"
+
+
+def test_what_a_pod_says_later_is_followed_both_ways() -> None:
+    simulation = settled(policy("acme", tiers=[{"name": "cpu", "limit": "1Mi"}]))
+    for said, expected in ((FAILS, "MemoryNotGoverned"), (KEEPS, "BudgetsEnforced")):
+        simulation.ack("pod-0", tiers=said)
+        simulation.settle()
+        assert within(simulation)[1] == expected
+
+
+def test_the_end_of_the_pod_that_did_not_say_so_is_noticed() -> None:
+    simulation = settled(policy("acme", tiers=[{"name": "cpu", "limit": "1Mi"}]), pod("pod-1"))
+    assert within(simulation) == ("Unknown", "MemoryNotGoverned")
+    simulation.delete("Pod", "pod-1")
+    simulation.come_to_rest()
+    assert within(simulation) == ("True", "BudgetsEnforced")
+
+
+@pytest.mark.parametrize(
+    "budgets",
+    [
+        [{"name": "shared", "limit": "1Mi"}],
+        [{"name": "cpu", "limit": "1Mi"}, {"name": "shared", "guaranteed": "1Mi"}],
+        [{"name": "hbm", "retention": "1h"}],
+    ],
+)
+def test_budgets_of_other_media_are_reported_by_nobody(budgets: list[dict[str, str]]) -> None:
+    assert within(settled(hbm_tier(), policy("acme", tiers=budgets))) == ("Unknown", "BudgetsNotEnforced")
+
+
+def test_a_retention_on_redis_is_no_limit() -> None:
+    assert within(settled(policy("acme", tiers=[{"name": "shared", "retention": "1h"}]))) == ("True", "NoBudget")
+
+
+def test_a_tier_that_no_pod_has_holds_nothing() -> None:
+    simulation = settled(cpu_tier("other"), policy("acme", tiers=[{"name": "other", "limit": "1Mi"}]))
+    assert within(simulation) == ("Unknown", "NoLivePods")
+
+
+def test_a_guarantee_above_the_mark_is_refused() -> None:
+    simulation = settled(policy("acme", tiers=[{"name": "cpu", "guaranteed": "922Mi"}]))
+    assert simulation.condition(TCP, "acme", "Stalled") == ("True", "GuaranteeExceedsCapacity")
+    simulation.edit(TCP, "acme", tiers=[{"name": "cpu", "guaranteed": "921Mi"}])
+    simulation.come_to_rest()
+    assert simulation.condition(TCP, "acme", "Stalled")[0] == "False"
+    assert simulation.condition("CacheTier", "cpu", "CapacityCommitted") == ("True", "GuaranteesFit")
+    assert simulation.status("CacheTier", "cpu")["guaranteed"] == "921Mi"
+
+
+def test_guarantees_that_do_not_fit_together_are_told_on_the_tier_and_to_everyone_who_has_one() -> None:
+    simulation = settled(
+        policy("acme", tiers=[{"name": "cpu", "guaranteed": "500Mi"}]),
+        policy("globex", tiers=[{"name": "cpu", "guaranteed": "500Mi"}]),
+        policy("modest", tiers=[{"name": "cpu", "limit": "500Mi"}]),
+    )
+    assert simulation.condition("CacheTier", "cpu", "CapacityCommitted") == ("False", "GuaranteesExceedCapacity")
+    assert simulation.status("CacheTier", "cpu")["guaranteed"] == "1000Mi"
+    assert within(simulation) == within(simulation, name="globex") == ("False", "GuaranteesExceedCapacity")
+    assert within(simulation, name="modest") == ("True", "BudgetsEnforced")
+    simulation.delete(TCP, "globex")
+    simulation.come_to_rest()
+    assert simulation.condition("CacheTier", "cpu", "CapacityCommitted") == ("True", "GuaranteesFit")
+    simulation.ack("pod-0", tiers=KEEPS)
+    simulation.come_to_rest()
+    assert within(simulation) == ("True", "BudgetsEnforced")
+    assert simulation.unsettled() == {}
+
+
+def test_a_scope_that_many_share_and_a_suspended_tenant_count_as_pods_count_them() -> None:
+    simulation = settled(
+        group("lab", "a", "b", tiers=[{"name": "cpu", "guaranteed": "300Mi"}]),
+        policy("a", group="lab"),
+        policy("b", group="lab"),
+        policy("paused", suspended=True, tiers=[{"name": "cpu", "guaranteed": "800Mi"}]),
+    )
+    assert simulation.status("CacheTier", "cpu")["guaranteed"] == "300Mi"
+    assert simulation.condition("CacheTier", "cpu", "CapacityCommitted") == ("True", "GuaranteesFit")
