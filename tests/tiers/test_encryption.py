@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey
-from kvstrata.contract.link import AdapterAck, apply_request, decode_answer
 from kvstrata.contract.value import HEADER_BYTES, TAG_BYTES, pack_header, unpack_header
 from kvstrata_sidecar.adapter import datakeys
 from kvstrata_sidecar.adapter.datakeys import DataKeys
@@ -27,6 +25,7 @@ from tests.dataplane import memory_scan
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
+from tests.tiers.keyed_gate import KeyedGate
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
 
@@ -41,18 +40,7 @@ Allow = Callable[[Mapping[str, tuple[DataKey, ...]]], None]
 
 @pytest.fixture
 def allow(gate: GateStandIn) -> Allow:
-    files = KeyFiles(gate.policy_dir)
-
-    def allow(keys: Mapping[str, tuple[DataKey, ...]]) -> None:
-        """Put a policy with these keyspaces and keys in force, as a gate does."""
-        gate.revision += 1
-        gate.write_freshness()
-        files.write(keys)
-        generations = {name: tuple(key.generation for key in own) for name, own in keys.items() if own}
-        gate.write_policy(replace(gate.view(keys, revision=gate.revision), generations=generations))
-        assert isinstance(decode_answer(gate.ask(apply_request(gate.revision, 1))), AdapterAck)
-
-    return allow
+    return KeyedGate(gate).allow
 
 
 @pytest.fixture

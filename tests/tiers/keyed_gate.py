@@ -1,0 +1,29 @@
+"""A gate that brings data keys with its policies, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from kvstrata.contract.datakey import DataKey
+from kvstrata.contract.link import AdapterAck, apply_request, decode_answer
+from kvstrata_sidecar.gate.keyfiles import KeyFiles
+from tests.tiers.gate_stand_in import GateStandIn
+
+
+class KeyedGate:
+    """Writes keys as a gate does, and then asks `gate`'s adapter to apply."""
+
+    def __init__(self, gate: GateStandIn) -> None:
+        self._gate = gate
+        self._files = KeyFiles(gate.policy_dir)
+
+    def allow(self, keys: Mapping[str, tuple[DataKey, ...]]) -> None:
+        """Put a policy with these keyspaces and their keys in force."""
+        gate = self._gate
+        gate.revision += 1
+        gate.write_freshness()
+        self._files.write(keys)
+        generations = {name: tuple(key.generation for key in own) for name, own in keys.items() if own}
+        gate.write_policy(replace(gate.view(keys, revision=gate.revision), generations=generations))
+        assert isinstance(decode_answer(gate.ask(apply_request(gate.revision, 1))), AdapterAck)
