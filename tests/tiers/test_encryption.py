@@ -262,6 +262,21 @@ class TestKeysOfAProcess:
         opening.parts[0][:], opening.parts[1][:] = header, kept
         assert opening.finish()
 
+    def test_a_gate_that_starts_anew_does_not_reset_what_a_key_may_seal(self, tmp_path: Path) -> None:
+        keys = held(tmp_path, FIRST)
+        before = keys.sealing(KEYSPACE_A)
+        GcmSealer(keys).seal(KEYSPACE_A, b"name", memoryview(b"body"))
+        KeyFiles(tmp_path).write({KEYSPACE_A: (FIRST,)})
+        keys.follow(tmp_path / KEYS_DIRECTORY, {KEYSPACE_A: (1,)})
+        assert keys.sealing(KEYSPACE_A) is before
+        assert before is not None
+        assert before._seals == 1
+        assert bytes(before._secret) == FIRST.secret
+        KeyFiles(tmp_path).write({KEYSPACE_A: (DataKey(1, SECOND.secret),)})
+        keys.follow(tmp_path / KEYS_DIRECTORY, {KEYSPACE_A: (1,)})
+        assert keys.sealing(KEYSPACE_A) is not before
+        assert bytes(before._secret) == bytes(32)
+
     @pytest.mark.parametrize("content", [b"", b"short", bytes(32), b"x" * 33])
     def test_a_file_that_holds_no_key_gives_none(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / f"{KEYSPACE_A}.1").write_bytes(content)

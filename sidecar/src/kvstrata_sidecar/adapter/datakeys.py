@@ -7,6 +7,7 @@ ended, never under one: OpenSSL may read it anew for each operation, and a block
 
 from __future__ import annotations
 
+import hmac
 import logging
 import os
 import threading
@@ -74,6 +75,14 @@ class HeldKey:
                 self._users -= 1
                 self._overwrite_if_over()
 
+    def is_still(self, secret: bytearray, stamp: _Stamp) -> bool:
+        """Whether a file that was written anew holds this very key, which then goes on with its count of blocks."""
+        if not hmac.compare_digest(secret, self._secret):
+            return False
+        secret[:] = bytes(len(secret))
+        self.stamp = stamp
+        return True
+
     def retire(self) -> None:
         """Overwrite the key now, or when the last operation under way has ended."""
         with self._lock:
@@ -111,6 +120,8 @@ class DataKeys:
                     continue
                 secret = _read(path)
                 if secret is None:
+                    continue
+                if known is not None and known.is_still(secret, stamp):
                     continue
                 held[name] = HeldKey(name[1], secret, stamp)
                 if known is not None:
