@@ -90,8 +90,9 @@ class Runtime:
             memory.policy_changed()
 
     def close(self) -> None:
-        """Stop answering the gate."""
+        """Stop answering the gate and overwrite the data keys."""
         self.link.close()
+        self.enforcement.keys.retire({})
         self._freshness.close()
 
 
