@@ -17,6 +17,7 @@ from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.datakey import DataKey, file_name, parse_file_name
 from kvstrata.contract.keyspace import Scope, ScopeKind
 from kvstrata.contract.link import AdapterState, TierState, decode_answer
+from kvstrata.plan.types import CommitBundle
 
 SECRET = bytes(range(1, 33))
 KEYSPACE = "a" * 32
@@ -59,6 +60,7 @@ def test_nothing_that_is_printed_shows_a_key() -> None:
     whole = bundle(ENTRY)
     texts = [repr(ENTRY.keys[0]), str(ENTRY), repr(whole), f"{ENTRY.keys}", CacheView.of(whole).encode().decode()]
     texts += [repr(CacheView.of(whole)), ENTRY.content_digest()]
+    texts.append(repr(CommitBundle("m", whole.root, whole.entries, {0: encode_shard([ENTRY])}, None, {})))
     for text in texts:
         assert not any(trace in text for trace in traces(SECRET))
     assert "***" in repr(ENTRY)

@@ -68,7 +68,7 @@ class CommitBundle:
     model: str
     root: Root
     entries: Mapping[str, Entry]
-    shards: Mapping[int, bytes]
+    shards: Mapping[int, bytes] = field(repr=False)  # they hold data keys
     resource_version: str | None
     owner: Mapping[str, Any]
     compiled: Mapping[str, tuple[int, int]] = field(default_factory=dict)
