@@ -85,6 +85,7 @@ def _settings(folder: Path, described: dict[str, Any], pod: dict[str, str], adap
         kube_ca_file=Path(described["kube_ca_file"]),
         drain_grace_s=0.0,
         shutdown_s=1.0,
+        memory_patience_s=0.0,
     )
 
 

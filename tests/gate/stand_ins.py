@@ -150,6 +150,7 @@ class StandInAdapter:
         self.term = 0
         self.breaker = "closed"
         self.usage: tuple[ScopeUsage, ...] = ()
+        self.counters: dict[str, int] = {}
         self.purged: list[list[str]] = []
         self.purging = asyncio.Event()
         """Cleared: purges are taken and not answered."""
@@ -206,7 +207,9 @@ class StandInAdapter:
                     writer.write(PurgeAnswer(self.boot, 100 * blocks, blocks, 10, 1).encode())
                 else:
                     tier = TierState("shared", "Redis", self.breaker)
-                    state = AdapterState(self.boot, self.revision, self.term, True, 0, (tier,), usage=self.usage)
+                    state = AdapterState(
+                        self.boot, self.revision, self.term, True, 0, (tier,), self.counters, self.usage
+                    )
                     writer.write(state.encode())
                 await writer.drain()
         except ConnectionError:

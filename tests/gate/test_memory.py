@@ -56,6 +56,22 @@ def test_scopes_beyond_the_bound_are_counted_together() -> None:
     assert "kvstrata_gate_memory_scopes_untold 3" in lines
 
 
+async def test_nothing_is_acknowledged_before_the_memory_is_governed(world: World) -> None:
+    revision = await world.publish([entry("acme")])
+    async with world.started(memory_patience_s=60.0):
+        await until(lambda: world.gate.link.tiers)
+        await asyncio.sleep(0.3)
+        assert world.adapter.applied == []
+        world.adapter.counters = {"memory.enforced": 1}
+        await world.acked(revision)
+
+
+async def test_a_cache_server_without_the_module_is_not_waited_for_for_ever(world: World) -> None:
+    revision = await world.publish([entry("acme")])
+    async with world.started(memory_patience_s=0.2):
+        await world.acked(revision)
+
+
 async def test_a_purge_has_a_line_of_its_own_and_holds_up_nothing(gate: World) -> None:
     gate.adapter.purging.clear()
     purge = asyncio.create_task(gate.gate.link.purge([keyspace("b"), keyspace("a"), keyspace("a")]))

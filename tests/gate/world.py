@@ -146,7 +146,7 @@ class World:
             health_port=0, tls_dir=self.gate_tls, control_tls_dir=self.gate_tls,
             ack_token_file=directory / "ack-token", kube_host="127.0.0.1", kube_port=self.api.port,
             kube_token_file=directory / "kube-token", kube_ca_file=self.gate_tls / "ca.crt", drain_grace_s=0.2,
-            shutdown_s=3.0,
+            shutdown_s=3.0, memory_patience_s=0.0,
         )  # fmt: skip
         return replace(settings, **changes)
 

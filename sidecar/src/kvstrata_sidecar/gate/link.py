@@ -29,16 +29,31 @@ from .enforcement import Enforcement
 PURGE_TIMEOUT_S = 30.0
 """How long an answer to a purge may take: the adapter gives up after 10 s, and is asked again."""
 
+MEMORY_COUNTER = "memory.enforced"
+"""Among the adapter's counters once the cache server's own memory is governed."""
+
+_GOVERNED_PAUSE_S = 0.05
 _STATE_TIMEOUT_S = 5.0
 _REFUSED_PAUSE_S = 0.5
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 
 class AdapterLink:
-    """Keeps one connection to the adapter and one conversation on it, for as long as the gate runs."""
+    """Keeps one connection to the adapter and one conversation on it, for as long as the gate runs.
+
+    A cache server that starts has its adapters before the module that governs its memory. The first revision waits
+    `memory_patience_s` for the module, so that the pod is not told to enforce anything before its memory can; a server
+    without one, of an older version, is asked all the same.
+    """
 
     def __init__(
-        self, socket_path: Path, enforcement: Enforcement, *, apply_timeout_s: float = 60.0, poll_s: float = 1.0
+        self,
+        socket_path: Path,
+        enforcement: Enforcement,
+        *,
+        apply_timeout_s: float = 60.0,
+        poll_s: float = 1.0,
+        memory_patience_s: float = 0.0,
     ) -> None:
         self.tiers: tuple[TierState, ...] = ()
         self.usage: tuple[ScopeUsage, ...] = ()
@@ -48,6 +63,7 @@ class AdapterLink:
         self._enforcement = enforcement
         self._apply_timeout_s = apply_timeout_s
         self._poll_s = poll_s
+        self._memory_patience_s = memory_patience_s
 
     async def run(self) -> None:
         """Connect, converse, and start over for ever. A break loses the acknowledgement of the cache server."""
@@ -109,7 +125,7 @@ class AdapterLink:
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         enforcement = self._enforcement
-        boot = (await self._state(reader, writer)).boot
+        boot = await self._governed(reader, writer)
         applied = 0
         while True:
             if applied < enforcement.revision:
@@ -125,6 +141,20 @@ class AdapterLink:
                     raise ContractError("the cache server changed behind the link") from None
             else:
                 enforcement.revision_wanted.clear()
+
+    async def _governed(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
+        """Wait until the cache server's memory is governed, but not for ever; return the server's boot id."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._memory_patience_s
+        while True:
+            state = await self._state(reader, writer)
+            if MEMORY_COUNTER in state.counters:
+                return state.boot
+            if loop.time() >= deadline:
+                if self._memory_patience_s:
+                    log.warning("the cache server's own memory is not governed: it keeps what the policy removes")
+                return state.boot
+            await asyncio.sleep(_GOVERNED_PAUSE_S)
 
     async def _apply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, boot: str) -> int:
         """Ask for the revision in force; return what the adapter acknowledged, 0 if it refused for now.

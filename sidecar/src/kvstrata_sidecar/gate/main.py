@@ -67,7 +67,7 @@ class Gate:
             floor=self.volume.enforced_before(),
         )
         self.key_watch = KeyWatch(self.api, self.keys, secret_name=settings.api_keys_secret)
-        self.link = AdapterLink(settings.adapter_socket, self.enforcement)
+        self.link = AdapterLink(settings.adapter_socket, self.enforcement, memory_patience_s=settings.memory_patience_s)
         self.drain = Drain(settings.engine_socket, grace_s=settings.drain_grace_s, clock=loop.time)
         self.tenants = TenantService(
             model=settings.served_model,

@@ -52,6 +52,7 @@ class Settings:
     max_connections: int = 2048
     metrics_tenants: int = 200
     drain_grace_s: float = 5.0
+    memory_patience_s: float = 5.0
     shutdown_s: float = 30.0
 
 
