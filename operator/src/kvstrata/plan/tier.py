@@ -35,8 +35,8 @@ what a write needs on its way in counts for the server, too. Below it, the pod h
 USED_STEPS = 20
 """`used` is reported in twentieths of the capacity, so that a busy tier does not rewrite its status all the time."""
 
-_UNKNOWN_USE: Mapping[str, Any] = {"shardsReady": None, "used": None}
-"""What a stalled tier says of its servers, which nobody asks."""
+_UNKNOWN_USE: Mapping[str, Any] = {"shardsReady": None, "used": None, "guaranteed": None}
+"""What a stalled tier says of its servers, which nobody asks, and of its use by pods, which there is none of."""
 
 
 def plan_tier(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
