@@ -47,7 +47,7 @@ def canonical_amounts(amounts: Mapping[str, str]) -> dict[str, str]:
 
 
 def binary(size_bytes: int) -> str:
-    """Return a size in bytes as a canonical quantity with a binary suffix, exact up to MOST: `1610612736` is `1536Mi`."""
+    """Return a size in bytes, MOST at most, as a canonical quantity with a binary suffix: `1610612736` is `1536Mi`."""
     if size_bytes < 1024:
         return _decimal(Fraction(size_bytes))
     size_bytes, power = min(size_bytes, MOST), 0
