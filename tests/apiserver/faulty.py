@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from kvstrata.adapters.resources import BY_KIND, SECRET
+from kvstrata.contract import ContractError
 from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Entry, Root, decode_shard
 from kvstrata.objects import names
 from tests.api.apiserver import ApiServer, RefusedError
@@ -94,10 +95,10 @@ class FaultyWorld:
         return Bundle(root, entries)
 
     def entries(self) -> dict[str, Entry]:
-        """The bundle's entries by tenant; none while it does not exist."""
+        """The bundle's entries by tenant; none while it does not exist, or was rewritten twice while it was read."""
         try:
             return dict(self.bundle().entries)
-        except RefusedError:
+        except (RefusedError, ContractError):
             return {}
 
     def carried_out(self, tenant: str, *, suspended: bool) -> bool:
