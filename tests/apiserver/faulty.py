@@ -13,6 +13,7 @@ from kvstrata.adapters.resources import BY_KIND, SECRET
 from kvstrata.contract import ContractError
 from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Entry, Root, decode_shard
 from kvstrata.objects import names
+from kvstrata.reconcile.queue import MAX_WAIT_S
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.apiserver.operator_process import OperatorProcess, Operators
 from tests.support import objects
@@ -121,9 +122,9 @@ class FaultyWorld:
         return next((str(c["status"]) for c in conditions if c["type"] == condition), "")
 
     def at_rest(self) -> bool:
-        """Watch for a while whether the operator writes nothing but its Lease."""
+        """Watch whether the operator writes nothing but its Lease, for longer than a status that can wait is put off."""
         before = len(self.writes())
-        time.sleep(1.5)
+        time.sleep(MAX_WAIT_S + 0.5)
         return before == len(self.writes())
 
     def writes(self, since: float = 0.0) -> list[Exchange]:
