@@ -122,7 +122,7 @@ class FaultyWorld:
         return next((str(c["status"]) for c in conditions if c["type"] == condition), "")
 
     def at_rest(self) -> bool:
-        """Watch whether the operator writes nothing but its Lease, for longer than a status that can wait is put off."""
+        """Whether the operator writes nothing but its Lease for longer than a status that can wait is put off."""
         before = len(self.writes())
         time.sleep(MAX_WAIT_S + 0.5)
         return before == len(self.writes())
