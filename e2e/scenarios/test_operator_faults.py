@@ -171,7 +171,7 @@ def test_a_leader_that_is_asked_to_end_hands_over_at_once(kubectl: Kubectl, near
     assert not running.account.failed, running.account
 
 
-def test_a_frozen_leader_is_replaced_and_writes_nothing_when_it_wakes(
+def test_a_frozen_leader_is_replaced_and_changes_nothing_when_it_wakes(
     kubectl: Kubectl, near: Stage, operators: Operators, many_policies: list[dict[str, Any]]
 ) -> None:
     leader, writes = operators.acting(), OperatorWrites()

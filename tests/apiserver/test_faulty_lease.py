@@ -111,13 +111,13 @@ def test_a_leader_that_works_for_longer_than_its_lease_lasts_keeps_it(faulty: Fa
     assert_well(leader)
 
 
-def test_a_leader_that_hangs_is_replaced_and_writes_nothing_when_it_turns_again(faulty: FaultyWorld) -> None:
+def test_a_leader_that_hangs_is_replaced_and_changes_nothing_when_it_turns_again(faulty: FaultyWorld) -> None:
     still_s = 45.0
     leader = faulty.start(next(NAMES), module=HANGS, **{STILL_S: str(still_s), SILENT_LIMIT_S: "3"})
     _is_replaced(faulty, leader, lambda: leader.process.send_signal(signal.SIGUSR1), lambda: None)
 
 
-def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(faulty: FaultyWorld) -> None:
+def test_a_leader_that_was_frozen_changes_nothing_when_it_wakes(faulty: FaultyWorld) -> None:
     leader = faulty.start(next(NAMES))
     process = leader.process
     _is_replaced(
@@ -128,7 +128,7 @@ def test_a_leader_that_was_frozen_writes_nothing_when_it_wakes(faulty: FaultyWor
 def _is_replaced(
     faulty: FaultyWorld, leader: OperatorProcess, stop: Callable[[], None], go_on: Callable[[], None]
 ) -> None:
-    """Stop a leader, wait for its successor, let it go on, and see it end without another write."""
+    """Stop a leader, wait for its successor, let it go on, and see it end without another change."""
     # Beside the proxy, so what the proxy sees is the leader's.
     successor = faulty.operators.start(next(NAMES))
     end_edits = _edits(faulty)
