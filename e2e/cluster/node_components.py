@@ -20,6 +20,9 @@ ADDONS = Path(__file__).parent / "addons"
 READY_TIMEOUT_S = 90.0
 ENFORCER_USER = "admin"
 
+RECOVERED = "Start streaming server"
+"""What containerd writes last before kubelet may ask it."""
+
 CONTAINERD_TEMPLATE = Path(__file__).parent / "containerd.toml"
 
 
@@ -57,6 +60,8 @@ class NodeComponents:
 
         if not wait_until(answers, timeout_s=20, interval_s=0.1):
             raise ClusterError("containerd does not answer", log=self._log("containerd"))
+        # It answers before it has recovered what ran last time, and a kubelet that asks meanwhile ends.
+        wait_until(lambda: RECOVERED in self._log("containerd").read_text(), timeout_s=60, interval_s=0.1)
 
     def start_kubernetes(self) -> None:
         """Start kubelet, kube-proxy and the network-policy enforcer."""

@@ -14,8 +14,9 @@ import threading
 import time
 from typing import Any
 
-STREAM_TOKENS = 80
-PAUSE_S = 2.0
+STREAM_TOKENS = 400
+"""Seconds of an engine's work, so that some stream runs whenever a pod is asked to go."""
+PAUSE_S = 1.0
 """Engines start beside these requests, on as few cores: what is asked is little, but there is always somebody."""
 TIMEOUT_S = 120.0
 

@@ -23,7 +23,6 @@ from kvstrata.objects.names import DOMAIN_KEY_DATA_KEY
 
 pytestmark = pytest.mark.cluster
 
-CONFLICT = 409
 MANY = 30
 STALE_AFTER_S = 10
 ACTS_WITHIN_S = 10.0
@@ -172,7 +171,7 @@ def test_a_leader_that_is_asked_to_end_hands_over_at_once(kubectl: Kubectl, near
     assert not running.account.failed, running.account
 
 
-def test_a_frozen_leader_is_replaced_and_writes_nothing_when_it_wakes(
+def test_a_frozen_leader_is_replaced_and_changes_nothing_when_it_wakes(
     kubectl: Kubectl, near: Stage, operators: Operators, many_policies: list[dict[str, Any]]
 ) -> None:
     leader, writes = operators.acting(), OperatorWrites()
@@ -192,9 +191,9 @@ def test_a_frozen_leader_is_replaced_and_writes_nothing_when_it_wakes(
         said = kubectl.run("-n", SYSTEM_NAMESPACE, "logs", leader.name, "--previous", "--tail=20")
         assert "could not be renewed in time" in said or "another operator holds the lease" in said, said
         late = [w for w in writes.every_attempt() if w.pod == leader.name and w.received_at.timestamp() > woken_at]
-        # What it was just about to send when it was frozen is sent, and refused: the object has changed since.
-        assert all(write.code == CONFLICT for write in late), f"two operators acted: {late}"
-        near.say(f"the old leader's requests that were on their way: {len(late)}, all refused")
+        # What it was sending when it was frozen arrives, and is refused: the object has changed, or the body came late.
+        assert not any(write.done for write in late), f"two operators acted: {late}"
+        near.say(f"of the old leader's requests that were on their way none took effect: {[w.code for w in late]}")
         assert operators.holder() == successor.name
         _agree(kubectl)
     assert not running.account.failed, running.account

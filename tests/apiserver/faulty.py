@@ -10,8 +10,10 @@ from itertools import pairwise
 from typing import Any
 
 from kvstrata.adapters.resources import BY_KIND, SECRET
+from kvstrata.contract import ContractError
 from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Entry, Root, decode_shard
 from kvstrata.objects import names
+from kvstrata.reconcile.queue import MAX_WAIT_S
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.apiserver.operator_process import OperatorProcess, Operators
 from tests.support import objects
@@ -94,10 +96,10 @@ class FaultyWorld:
         return Bundle(root, entries)
 
     def entries(self) -> dict[str, Entry]:
-        """The bundle's entries by tenant; none while it does not exist."""
+        """The bundle's entries by tenant; none while it does not exist, or was rewritten twice while it was read."""
         try:
             return dict(self.bundle().entries)
-        except RefusedError:
+        except (RefusedError, ContractError):
             return {}
 
     def carried_out(self, tenant: str, *, suspended: bool) -> bool:
@@ -120,9 +122,9 @@ class FaultyWorld:
         return next((str(c["status"]) for c in conditions if c["type"] == condition), "")
 
     def at_rest(self) -> bool:
-        """Watch for a while whether the operator writes nothing but its Lease."""
+        """Whether the operator writes nothing but its Lease for longer than a status that can wait is put off."""
         before = len(self.writes())
-        time.sleep(1.5)
+        time.sleep(MAX_WAIT_S + 0.5)
         return before == len(self.writes())
 
     def writes(self, since: float = 0.0) -> list[Exchange]:

@@ -38,7 +38,7 @@ def connect_to() -> Iterator[Callable[..., Connection]]:
 
     def connect(port: int, **options: object) -> Connection:
         settings = {"tls": None, "username": None, "password_file": None} | options
-        settings = {"connect_timeout_s": 1.0, "io_timeout_s": 0.3} | settings
+        settings = {"connect_timeout_s": 5.0, "io_timeout_s": 1.0} | settings
         connection = dial(Endpoint("127.0.0.1", port), **settings)  # type: ignore[arg-type]
         opened.append(connection)
         return connection

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
@@ -144,7 +145,7 @@ class TestARealRedis:
         started_s = time.monotonic()
         with pytest.raises(PeerTimeoutError):
             read(connection)
-        assert time.monotonic() - started_s < 1
+        assert time.monotonic() - started_s < 5
         redis_server.thaw()
         with pytest.raises(PeerClosedError):
             read(connection)
@@ -229,8 +230,8 @@ class TestTls:
         ca = issue(tmp_path).ca
         started_s = time.monotonic()
         with pytest.raises(TransportError):
-            connect_to(redis_server.port, tls=TlsParams(str(ca), SERVER_NAME))
-        assert time.monotonic() - started_s < 3
+            connect_to(redis_server.port, tls=TlsParams(str(ca), SERVER_NAME), connect_timeout_s=1.0)
+        assert time.monotonic() - started_s < 5
 
     def test_a_frozen_server_times_out_and_an_abort_ends_a_read(
         self, tls_server: RedisProcess, connect_to: Connect, tmp_path: Path
@@ -286,7 +287,7 @@ def test_no_lie_is_taken_for_a_block_and_none_is_waited_for(
         assert value is None or (lie == LIES["a second reply"] and value == BLOCK)
     except (TransportError, ReplyError):
         assert not connection.usable
-    assert time.monotonic() - started_s < 3
+    assert time.monotonic() - started_s < 5
 
 
 def test_bytes_that_came_unasked_are_never_an_answer(
@@ -340,14 +341,15 @@ def test_a_greeting_that_trickles_is_given_up_in_time(connect_to: Connect) -> No
     def serve() -> None:
         peer, _ = listener.accept()
         with peer:
-            while not stop.wait(0.05):
-                peer.sendall(b"+")
+            with contextlib.suppress(OSError):
+                while not stop.wait(0.05):
+                    peer.sendall(b"+")
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     started_s = time.monotonic()
     with pytest.raises(TransportError):
-        connect_to(listener.getsockname()[1])
-    assert time.monotonic() - started_s < 3
+        connect_to(listener.getsockname()[1], connect_timeout_s=1.0)
+    assert time.monotonic() - started_s < 5
     stop.set()
     listener.close()

@@ -27,6 +27,7 @@ MUTANTS_OF_TWENTY = 5
 FIELD = re.compile(r"\b(spec|metadata)(\.|\b)|unknown field")
 DOMAIN_SETTLES_WITHIN_S = 120.0
 CROWDED = "crowded"
+TOO_LARGE = 413
 
 WAITS = {
     "CachedModel": {"RollingOut", "PodsNotReady"},
@@ -181,6 +182,8 @@ class Crowd:
             tally.mutants_accepted += mutant
             return
         tally.refused[status] += 1
+        if status == TOO_LARGE:
+            return  # It was not even read, so no field can be named.
         causes = (answer.get("details") or {}).get("causes") or ()
         told = [cause.get("field") or "" for cause in causes] or [answer.get("message", "")]
         if status not in (400, 422) or not any(FIELD.search(text) for text in told):

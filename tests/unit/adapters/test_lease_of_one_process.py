@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -99,18 +100,18 @@ async def test_a_contender_counts_from_when_it_saw_a_renewal_not_from_when_it_as
 
 
 class HangsOnce(MemoryKube):
-    """An API server that never answers one question, when told to."""
+    """An API server that never answers one write, when told to."""
 
     hangs = False
     hung = 0
 
-    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
-        """Read, or never answer."""
+    async def replace(self, resource: Resource, namespace: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Write, or never answer."""
         if self.hangs:
             self.hangs = False
             self.hung += 1
             await asyncio.Event().wait()
-        return await super().get(resource, namespace, name)
+        return await super().replace(resource, namespace, body)
 
 
 async def test_after_one_renewal_that_hangs_there_is_time_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,3 +129,32 @@ async def test_after_one_renewal_that_hangs_there_is_time_for_another(monkeypatc
         await asyncio.sleep(0.05)
     assert server.hung == 1
     holding.cancel()
+
+
+class CountedReads(MemoryKube):
+    """An API server that counts what is asked of it."""
+
+    reads = 0
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+        """Read."""
+        self.reads += 1
+        return await super().get(resource, namespace, name)
+
+
+async def test_a_renewal_is_one_request_and_never_overwrites_what_another_wrote() -> None:
+    server, clock = CountedReads(), Clock()
+    lease = Lease(server, "ns", "lease", "one", clock)
+    await lease.acquire()
+    reads = server.reads
+    assert await lease._try_once()
+    assert await lease._try_once()
+    assert server.reads == reads
+    clock.now_s += module.DURATION_S + 1
+    other = Lease(server, "ns", "lease", "two", lambda: clock.now_s)
+    assert not await other._try_once()
+    clock.now_s += module.DURATION_S + 1
+    assert await other._try_once()
+    assert not await lease._try_once()
+    assert not await lease._try_once(), "it reads whose the Lease is"
+    assert _spec(server)["holderIdentity"] == "two"

@@ -34,6 +34,12 @@ from kvstrata.objects.quantities import binary, canonical_quantity, round_up
         (".5", "500m"),
         ("2", "2"),
         ("100", "100"),
+        ("7Ei", "7Ei"),
+        ("8Ei", "9223372036854775807"),
+        ("9.5Ei", "9223372036854775807"),
+        ("10995116277824Mi", "9223372036854775807"),
+        ("9223372036854775807", "9223372036854775807"),
+        ("10E", "10E"),
     ],
 )
 def test_a_quantity_takes_the_form_in_which_the_apiserver_stores_it(given_form: str, stored: str) -> None:
@@ -53,6 +59,10 @@ def test_the_canonical_form_keeps_the_amount_and_is_stable(text: str) -> None:
     canonical = canonical_quantity(text)
     assert ResourceQuantity(canonical).in_units == ResourceQuantity(text).in_units
     assert canonical_quantity(canonical) == canonical
+
+
+def test_a_size_beyond_what_the_apiserver_stores_is_what_it_stores_instead() -> None:
+    assert binary(10 * 2**60) == canonical_quantity("10Ei")
 
 
 def test_what_is_not_a_quantity_is_refused() -> None:

@@ -49,6 +49,7 @@ class Lease:
         self._observed: tuple[str, str] = ("", "")
         self._observed_at = monotonic()
         self._renewed_at = float("-inf")
+        self._written: dict[str, Any] | None = None
         self.term = 0
 
     @property
@@ -108,7 +109,10 @@ class Lease:
 
     async def _try_once(self) -> bool:
         asked_at = self._monotonic()
-        lease = await self._kube.get(LEASE, self._namespace, self._name)
+        # What was written last is as good as what is read, until a write fails: it is replaced at its version only.
+        lease, self._written = self._written, None
+        if lease is None:
+            lease = await self._kube.get(LEASE, self._namespace, self._name)
         answered_at = self._monotonic()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         if lease is None:
@@ -156,6 +160,6 @@ class Lease:
             raise
         # Counted from before the request: the successor counts from when it sees the write, which is later. The read
         # before it does not count: a slow one would leave a new leader no time to renew.
-        self._renewed_at = sent_at
+        self._renewed_at, self._written = sent_at, stored
         self.term = int(stored["spec"].get("leaseTransitions") or 1)
         return True

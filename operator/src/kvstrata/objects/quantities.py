@@ -14,6 +14,8 @@ from fractions import Fraction
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+MOST = (1 << 63) - 1
+"""The apiserver stores more than this, when it is written with a binary suffix, as this."""
 
 _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]+))?")
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
@@ -31,7 +33,7 @@ def canonical_quantity(text: str) -> str:
         raise ValueError(f"{text!r} is not a quantity")
     number, suffix, exponent = found.groups()
     if suffix in _BINARY and suffix:
-        value = Fraction(number) * 1024 ** _BINARY.index(suffix)
+        value = min(Fraction(number) * 1024 ** _BINARY.index(suffix), Fraction(MOST))
         return binary(int(value)) if value >= 1024 and value.denominator == 1 else _decimal(value)
     if exponent is not None:
         mantissa, power = _thousands(Fraction(number) * Fraction(10) ** int(exponent))
@@ -45,10 +47,10 @@ def canonical_amounts(amounts: Mapping[str, str]) -> dict[str, str]:
 
 
 def binary(size_bytes: int) -> str:
-    """Return a size in bytes as a canonical quantity with a binary suffix, exact: `1610612736` is `1536Mi`."""
+    """Return a size in bytes, MOST at most, as a canonical quantity with a binary suffix: `1610612736` is `1536Mi`."""
     if size_bytes < 1024:
         return _decimal(Fraction(size_bytes))
-    power = 0
+    size_bytes, power = min(size_bytes, MOST), 0
     while size_bytes % 1024 == 0 and power < len(_BINARY) - 1:
         size_bytes //= 1024
         power += 1

@@ -45,7 +45,7 @@ def _as_written(data: bytes | bytearray) -> Any:
     Most clients write JSON without spaces and with no escapes but the needed ones, as orjson does. Such bytes have one
     reading only: no key repeated, no number out of range, no other encoding would come out again as it went in.
     """
-    if data.find(b'": ', 0, _SAMPLE_BYTES) >= 0 or b"\\u" in data:
+    if data.find(b'": ', 0, _SAMPLE_BYTES) >= 0 or data.find(b"\\u", 0, _SAMPLE_BYTES) >= 0:
         return None  # with spaces, or with escapes that are hardly ever needed: do not read it twice
     try:
         value = orjson.loads(data)
