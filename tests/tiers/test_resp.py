@@ -340,10 +340,9 @@ def test_a_greeting_that_trickles_is_given_up_in_time(connect_to: Connect) -> No
 
     def serve() -> None:
         peer, _ = listener.accept()
-        with peer:
-            with contextlib.suppress(OSError):
-                while not stop.wait(0.05):
-                    peer.sendall(b"+")
+        with peer, contextlib.suppress(OSError):
+            while not stop.wait(0.05):
+                peer.sendall(b"+")
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
