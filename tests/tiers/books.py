@@ -94,6 +94,15 @@ class Books:
             for member, entry in self._admin.hgetall(f"{base}:#m").items()
         }
 
+    def names(self, *indexes: str) -> list[str]:
+        """The blocks that these sorted sets name, in their order, by bucket."""
+        return [
+            f"{base}:{member.decode()}"
+            for base in self._bases
+            for index in indexes
+            for member in self._admin.zrange(f"{base}:{index}", 0, -1)
+        ]
+
     def reservations(self) -> int:
         """How many reservations there are."""
         return sum(self._admin.hlen(f"{base}:#r") for base in self._bases)
@@ -103,13 +112,9 @@ class Books:
         values, entries = self.values(), self.entries()
         assert sorted(values) == sorted(entries)
         assert values == entries, "what is charged is what is stored"
-        for index in ("#x", "#a"):
-            members = {
-                f"{base}:{member.decode()}"
-                for base in self._bases
-                for member in self._admin.zrange(f"{base}:{index}", 0, -1)
-            }
-            assert members == set(entries), index
+        assert sorted(self.names("#x")) == sorted(entries)
+        assert sorted([*self.names("#a"), *self.names("#f")]) == sorted(entries), "each is in one order of use"
+        assert not set(self.names("#b", "#c")) & set(entries), "no name of a block that is there"
         totals = self.totals()
         assert totals.used == sum(values.values())
         assert totals.held == 0

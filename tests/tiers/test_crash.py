@@ -53,7 +53,7 @@ class ByHand:
     def __init__(self, connection: Connection, window_ms: int = WINDOW_MS) -> None:
         self.connection = connection
         self._window_ms = window_ms
-        self._ledgers = Ledgers(DOMAIN, lambda name, amount: None, time.monotonic, window_ms)
+        self._ledgers = Ledgers(DOMAIN, lambda *_: None, time.monotonic, window_ms)
 
     def reserve(self, token: bytes, terms: Terms = TERMS) -> object:
         return self._ledgers.admit(self.connection, PLACE, VALUE_BYTES, token, terms)

@@ -2,22 +2,22 @@
 
 Each runs on the server with one key, a bucket's `#s` or a scope's `#l`; the names of everything else follow from that
 key and lie in its slot. Values never pass through scripts: they only name, count, expire and unlink them. The server's
-clock is the only clock. `redis.call`s of writes that could take memory never come first where a script has to work on
+clock is the only clock. `arc` is 1 where blocks are evicted in ARC's order, 0 for LRU. `redis.call`s of writes that could take memory never come first where a script has to work on
 a server that is full: there the first write decides whether the rest is allowed.
 
 | script | arguments | answer |
 |---|---|---|
-| reserve | member, bytes, token, window, keep, retention, limited, evict_before | `ok`, `present`, `tombstone` or `short`, missing, oldest |
-| commit | member, token, ttl, age, keep | `ok` or `gone` |
+| reserve | member, bytes, token, window, keep, retention, limited, evict_before, arc | `ok`, evicted, their bytes; `present`; `tombstone`; `short`, missing, evicted, their bytes |
+| commit | member, token, ttl, age, keep, arc | `ok` or `gone` |
 | abandon | member, token | 1 if the reservation stood |
-| touch | members | how many there were |
+| touch | arc, members | how many there were |
 | discard | members | for each 1 if it was there |
-| sweep | count | expired, dead reservations, 1 if there is more |
+| sweep | count, arc | expired, dead reservations, 1 if there is more |
 | audit | cursor, count | next cursor, entries without their value, their bytes |
-| recount | highest number of entries | `ok` or `skipped`, drift of used, drift of held, strays |
+| recount | entries that are added up at once, step | `ok`, `more` or `again`, drift of used, drift of held, strays |
 | clamp | retention, since, cursor, count | `done`, `more` or `again`, next cursor, since |
 | drop | count, keep | removed, left |
-| yield | bytes, evict_before, count | bytes yielded, ledger version, bytes evicted |
+| yield | bytes, evict_before, count, arc | bytes yielded, ledger version, bytes evicted, how many |
 | raise | bytes, version | `ok` or `void` |
 | adopt | version | `ok` or `newer`, lease or version |
 | grant | bucket, wanted, minimum, limit, keep, divided | `ok`, bytes, version; `exhausted`, room; `unshared`, leased; `void`, version |
@@ -49,8 +49,8 @@ LEDGER_SCRIPTS: tuple[Name, ...] = ("grant", "return", "rebuild", "share")
 DOMAIN_SCRIPTS: tuple[Name, ...] = ("room", "revoke")
 
 COMMANDS: tuple[str, ...] = (
-    "auth", "eval", "evalsha", "get", "hdel", "hexists", "hget", "hgetall", "hincrby", "hlen", "hmget",
-    "hscan", "hset", "hvals", "info", "persist", "pexpireat", "ping", "pttl", "set", "strlen", "time", "unlink", "zadd",
+    "asking", "auth", "cluster|slots", "eval", "evalsha", "get", "hdel", "hexists", "hget", "hgetall", "hincrby",
+    "hlen", "hmget", "hscan", "hset", "hvals", "info", "persist", "pexpireat", "ping", "pttl", "set", "strlen", "time", "unlink", "zadd",
     "zcard", "zmscore", "zrange", "zrem", "zscore",
 )  # fmt: skip
 """Every command that the data plane's user runs, by itself or in scripts; the server checks both alike."""

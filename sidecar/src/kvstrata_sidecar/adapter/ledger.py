@@ -123,33 +123,42 @@ class ScopeView:
 
 
 class Ledgers:
-    """Makes room in the scopes of one tier. Safe to share between threads; `clock` returns seconds."""
+    """Makes room in the scopes of one tier. Safe to share between threads.
+
+    `clock` returns seconds, `count(name, amount, keyspace)` is told what happened. With `arc` each bucket chooses by
+    ARC what goes; then buckets are not compared by the age of their blocks, because what ARC keeps may be old.
+    """
 
     def __init__(
         self,
         domain: str,
-        count: Callable[[str, int], None],
+        count: Callable[[str, int, str], None],
         clock: Callable[[], float],
         window_ms: int,
         pause: Callable[[float], None] = time.sleep,
+        *,
+        arc: bool = False,
     ) -> None:
         self._domain = domain
         self._count = count
+        self._arc = arc
         self._clock = clock
         self._window_ms = window_ms
         self._pause = pause
         self._rooms = Rooms(domain)
         self._lock = threading.Lock()
-        self._foresight: dict[str, tuple[float, int]] = {}
+        self._foresight: dict[tuple[str, int], tuple[float, int]] = {}
 
     def admit(self, transport: Transport, place: Place, size: int, token: bytes, terms: Terms) -> Refusal | bool:
         """Reserve `size` bytes for a block: True if it may be written, False if it is there, or why it may not."""
         bounds = terms.bounds
         if bounds is not None and size > bounds.limit_bytes:
             return Refusal.OVER_BUDGET
-        evict_before_ms = 0 if bounds is None else self._foreseen(place.keyspace)
+        evict_before_ms = 0 if bounds is None else self._foreseen(place)
         for _ in range(ATTEMPTS):
             (answer,) = transport.ask([reserve(place, size, token, terms, evict_before_ms, self._window_ms)])
+            if answer.evicted:
+                self._count_evicted(place.keyspace, answer.evicted, answer.evicted_bytes)
             if answer.status == "ok":
                 return True
             if answer.status == "present":
@@ -171,10 +180,10 @@ class Ledgers:
             commands += _ask_bucket(self._domain, keyspace, bucket)
         commands.append(Command(commands[0].key, (b"TIME",), read_moment_ms))
         answers = transport.ask(commands)
-        pairs = zip(answers[1:-1:2], answers[2:-1:2], strict=True)
+        thirds = zip(answers[1:-1:3], answers[2:-1:3], answers[3:-1:3], strict=True)
         buckets = tuple(
-            BucketView(bucket, used, held, lease, longest_ms, oldest_ms)
-            for bucket, ((used, held, lease, longest_ms), oldest_ms) in enumerate(pairs)
+            BucketView(bucket, used, held, lease, longest_ms, min((o for o in oldest if o is not None), default=None))
+            for bucket, ((used, held, lease, longest_ms), *oldest) in enumerate(thirds)
         )
         return ScopeView(answers[-1], answers[0], buckets)
 
@@ -205,16 +214,20 @@ class Ledgers:
             leases = [lease for _, lease in adopted]
             finish = call("rebuild", key, b"finish", version, LEDGER_KEEP_MS, *leases, read=_read_status_and_number)
             ((status, _),) = transport.ask([finish])
-            self._count("ledgers_rebuilt", 1)
+            self._count("ledgers_rebuilt", 1, keyspace)
             if status == "live":
                 return
 
     def take(self, transport: Transport, keyspace: str, bucket: int, amount: int, evict_before_ms: int) -> int:
         """Take up to `amount` bytes of a bucket's lease back to the ledger, evicting what stands in the way."""
         key = state_key(self._base(keyspace, bucket))
-        yielding = call("yield", key, amount, evict_before_ms, EVICTIONS_PER_CALL, read=lambda r: read_numbers(r, 3))
-        ((taken, version, evicted),) = transport.ask([yielding])
-        self._count("evicted_bytes", evicted)
+        yielding = call(
+            "yield", key, amount, evict_before_ms, EVICTIONS_PER_CALL, int(self._arc),
+            read=lambda reply: read_numbers(reply, 4),
+        )  # fmt: skip
+        ((taken, version, evicted_bytes, evicted),) = transport.ask([yielding])
+        if evicted:
+            self._count_evicted(keyspace, evicted, evicted_bytes)
         if taken:
             ledger = ledger_key(self._domain, keyspace).encode()
             transport.ask([call("return", ledger, bucket, taken, version, read=read_text)])
@@ -294,10 +307,16 @@ class Ledgers:
             # Stored before there was a limit: others must not go for what has no right to be here.
             self._cover(transport, keyspace, own, min(own.unleased, room), bounds)
             return 0
-        evict_before_ms = scope.evict_before_ms
-        self._foresee(keyspace, evict_before_ms)
+        evict_before_ms = FOR_EVER_MS if self._arc else scope.evict_before_ms
         own_fits = own.held + size <= own.lease
-        if own_fits and own.oldest_ms is not None and own.oldest_ms < evict_before_ms:
+        if self._arc:
+            # What a bucket keeps is its own matter, so room moves only to one that has less than its share.
+            goes_first = own.lease + size > bounds.limit_bytes // BUCKETS
+        else:
+            goes_first = own.oldest_ms is not None and own.oldest_ms < evict_before_ms
+        if goes_first or not self._arc:
+            self._foresee(place, evict_before_ms)
+        if own_fits and goes_first:
             return evict_before_ms
         left = missing - room
         if left <= 0 or self._collect(transport, keyspace, scope, left, exclude=bucket) >= left:
@@ -312,28 +331,44 @@ class Ledgers:
         self.take(transport, keyspace, bucket.bucket, 0, FOR_EVER_MS)
 
     def _collect(self, transport: Transport, keyspace: str, scope: ScopeView, amount: int, exclude: int | None) -> int:
-        """Take leases back, unused ones first, then those of the buckets with the oldest blocks; return the bytes."""
+        """Take leases back: unused ones, then those of buckets with the oldest blocks, or, in ARC's order, the largest.
+
+        Return the bytes.
+        """
         others = [bucket for bucket in scope.buckets if bucket.bucket != exclude and bucket.lease > 0]
         taken = 0
         for bucket in sorted(others, key=lambda b: -b.slack):
             if bucket.slack > 0 and taken < amount:
                 taken += self.take(transport, keyspace, bucket.bucket, min(amount - taken, bucket.slack), 0)
-        for bucket in sorted(others, key=lambda b: b.oldest_ms if b.oldest_ms is not None else FOR_EVER_MS):
+
+        def last_use_ms(bucket: BucketView) -> float:
+            return bucket.oldest_ms if bucket.oldest_ms is not None else FOR_EVER_MS
+
+        for bucket in sorted(others, key=lambda b: (-b.lease if self._arc else 0, last_use_ms(b))):
             if taken < amount:
                 taken += self.take(transport, keyspace, bucket.bucket, amount - taken, FOR_EVER_MS)
         return taken
 
-    def _foreseen(self, keyspace: str) -> int:
+    def _count_evicted(self, keyspace: str, number: int, size: int) -> None:
+        self._count("evicted", number, keyspace)
+        self._count("evicted_bytes", size, keyspace)
+
+    def _foreseen(self, place: Place) -> int:
+        known = self._known_of(place)
         with self._lock:
-            until_s, evict_before_ms = self._foresight.get(keyspace, (0.0, 0))
+            until_s, evict_before_ms = self._foresight.get(known, (0.0, 0))
             if until_s <= self._clock():
-                self._foresight.pop(keyspace, None)
+                self._foresight.pop(known, None)
                 return 0
             return evict_before_ms
 
-    def _foresee(self, keyspace: str, evict_before_ms: int) -> None:
+    def _known_of(self, place: Place) -> tuple[str, int]:
+        """Return what foresight holds for: the age of the oldest for a scope, the turn to evict for a bucket."""
+        return place.keyspace, place.bucket if self._arc else -1
+
+    def _foresee(self, place: Place, evict_before_ms: int) -> None:
         with self._lock:
-            self._foresight[keyspace] = (self._clock() + FORESIGHT_S, evict_before_ms)
+            self._foresight[self._known_of(place)] = (self._clock() + FORESIGHT_S, evict_before_ms)
 
     def _base(self, keyspace: str, bucket: int) -> bytes:
         return bucket_prefix(self._domain, keyspace, bucket).encode()
@@ -351,6 +386,7 @@ def _ask_bucket(domain: str, keyspace: str, bucket: int) -> Sequence[Command]:
     return (
         Command(key, (b"HMGET", key, b"used", b"held", b"lease", b"retention"), _read_accounting),
         Command(key, (b"ZRANGE", base + b":#a", b"0", b"0", b"WITHSCORES"), _read_oldest),
+        Command(key, (b"ZRANGE", base + b":#f", b"0", b"0", b"WITHSCORES"), _read_oldest),
     )
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 _HEX16 = re.compile(r"[0-9a-f]{16}")
 
+EVICTIONS = ("LRU", "ARC")
+
 MAX_STORE_DEADLINE_MS = 120_000
 """LMCache lends a block to a store for 300 s and then reuses its memory; a store has to be over long before."""
 
@@ -47,6 +49,7 @@ class TierParams:
     kept for lookups, so that a large block never delays a request's answer. `queue_limit` bounds waiting blocks.
     `capacity_bytes` is what all scopes may store together; with it guarantees hold, without it only limits do.
     `encryption` is `Required` or `Disabled`; a tier that requires it is used for keyspaces with a data key only.
+    `eviction` is the order in which a scope's blocks go: `LRU` or `ARC`.
     """
 
     name: str
@@ -59,6 +62,7 @@ class TierParams:
     queue_limit: int = 8_192
     capacity_bytes: int | None = None
     encryption: str = "Disabled"
+    eviction: str = "LRU"
     connect_timeout_ms: int = 500
     io_timeout_ms: int = 1_000
     lookup_deadline_ms: int = 250
@@ -85,6 +89,8 @@ class TierParams:
             raise ValueError(f"tier.capacity_bytes must be a positive integer, not {tier.capacity_bytes!r}")
         if tier.encryption not in ("Required", "Disabled"):
             raise ValueError(f"tier.encryption must be Required or Disabled, not {tier.encryption!r}")
+        if tier.eviction not in EVICTIONS:
+            raise ValueError(f"tier.eviction must be LRU or ARC, not {tier.eviction!r}")
         if tier.store_deadline_ms > MAX_STORE_DEADLINE_MS:
             raise ValueError(f"tier.store_deadline_ms must be at most {MAX_STORE_DEADLINE_MS}")
         return tier

@@ -27,7 +27,7 @@ class Counters:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
 
-    def add(self, name: str, amount: int = 1) -> None:
+    def add(self, name: str, amount: int = 1, keyspace: str = "") -> None:  # noqa: ARG002
         """Add to a count."""
         with self._lock:
             self._counts[name] += amount

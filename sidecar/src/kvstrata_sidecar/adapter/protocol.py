@@ -82,11 +82,15 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Under what policy a block is stored: the life of a new one, how old this one is, and the scope's bounds."""
+    """Under what policy a block is stored: the life of a new one, how old this one is, and the scope's bounds.
+
+    `arc` is whether the tier evicts in ARC's order rather than in that of the last use.
+    """
 
     life_ms: int
     age_ms: int = 0
     bounds: Bounds | None = None
+    arc: bool = False
 
     @property
     def keep_ms(self) -> int:
@@ -96,10 +100,12 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """The answer to a reservation: `ok`, `present`, `tombstone`, or `short` of `missing_bytes`."""
+    """The answer to a reservation: `ok`, `present`, `tombstone`, or `short` of `missing_bytes`; and what it evicted."""
 
     status: str
     missing_bytes: int = 0
+    evicted: int = 0
+    evicted_bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -141,7 +147,7 @@ def reserve(place: Place, size: int, token: bytes, terms: Terms, evict_before_ms
     limited = b"0" if terms.bounds is None else b"1"
     return call(
         "reserve", state_key(place.base), place.member, size, token, window_ms, terms.keep_ms, terms.life_ms, limited,
-        evict_before_ms, read=_read_reserved,
+        evict_before_ms, int(terms.arc), read=_read_reserved,
     )  # fmt: skip
 
 
@@ -156,8 +162,9 @@ def write(
     """Write a block that was reserved and commit it; False if it came too late. Raises ReplyError as Redis does."""
     life_ms = terms.life_ms - terms.age_ms
     commit = call(
-        "commit", state_key(place.base), place.member, token, life_ms, terms.age_ms, terms.keep_ms, read=read_text
-    )
+        "commit", state_key(place.base), place.member, token, life_ms, terms.age_ms, terms.keep_ms, int(terms.arc),
+        read=read_text,
+    )  # fmt: skip
     return bool(transport.set(place.name, parts, window_ms, commit) == "ok")
 
 
@@ -277,9 +284,10 @@ def _bucket_refusal(state: tuple[int | None, int | None], retention_ms: int | No
 
 
 def _read_reserved(reply: Reply) -> Reserved:
-    words = read_list(reply, 1, 3)
+    words = read_list(reply, 1, 3, 4)
     status = read_text(words[0])
-    return Reserved(status, read_number(words[1]) if len(words) > 1 else 0)
+    numbers = [read_number(word) for word in words[1:]]
+    return Reserved(status, *numbers) if status == "short" else Reserved(status, 0, *numbers)
 
 
 def _read_optional_pair(reply: Reply) -> tuple[int | None, int | None]:

@@ -31,8 +31,10 @@ TICK_S = 1.0
 MAX_PENDING = 65_536
 MEMBERS_PER_TOUCH = 500
 ENTRIES_PER_CALL = 256
-RECOUNT_LIMIT = 20_000
-"""Entries of a bucket above which they are not added up: one script would keep the server for too long."""
+RECOUNT_AT_ONCE = 4_000
+"""Entries of a bucket above which they are added up in steps: one script would keep the server for too long."""
+
+RECOUNT_STEP = 1_000
 
 AUDIT_EVERY = 10
 """Sweeps of a scope between two comparisons of its index with its values."""
@@ -87,6 +89,7 @@ class Sweeper(threading.Thread):
         interval_s: float,
         clock: Callable[[], float],
         jitter: Callable[[], float],
+        arc: bool = False,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._domain = domain
@@ -97,6 +100,7 @@ class Sweeper(threading.Thread):
         self._interval_s = interval_s
         self._clock = clock
         self._jitter = jitter
+        self._arc = arc
         self._lock = threading.Lock()
         self._at_work = threading.RLock()
         self._pending = _Pending()
@@ -199,7 +203,7 @@ class Sweeper(threading.Thread):
             turns = self._sweeps.get(keyspace, 0)
             self._sweeps[keyspace] = turns + 1
             buckets = self._ledgers.view(transport, keyspace).buckets
-            self._expire(transport, keyspace, [one.bucket for one in buckets if one.in_use])
+            self._expire(transport, keyspace, [one.bucket for one in buckets if one.in_use or self._arc])
             life_ms, bounds = self._hooks.life_ms(keyspace), self._hooks.bounds(keyspace)
             if life_ms is not None:
                 self._clamp(transport, keyspace, life_ms, [b.bucket for b in buckets if b.longest_ms > life_ms])
@@ -215,7 +219,13 @@ class Sweeper(threading.Thread):
         while buckets:
             answers = transport.ask(
                 [
-                    call("sweep", self._state(keyspace, bucket), ENTRIES_PER_CALL, read=lambda r: read_numbers(r, 3))
+                    call(
+                        "sweep",
+                        self._state(keyspace, bucket),
+                        ENTRIES_PER_CALL,
+                        int(self._arc),
+                        read=lambda reply: read_numbers(reply, 3),
+                    )
                     for bucket in buckets
                 ]
             )
@@ -245,11 +255,18 @@ class Sweeper(threading.Thread):
                 self._count("drift_bytes", lost_bytes)
                 if cursor == 0:
                     break
-            ((status, used, held, strays),) = transport.ask([call("recount", state, RECOUNT_LIMIT, read=_read_recount)])
-            if status == "skipped":
-                self._count("recounts_skipped", 1)
+            self._recount(transport, state)
+
+    def _recount(self, transport: Transport, state: bytes) -> None:
+        """Add a bucket up, in steps if it is large; what is begun and not ended goes on with the next comparison."""
+        status = "more"
+        while status == "more" and not self._closed:
+            command = call("recount", state, RECOUNT_AT_ONCE, RECOUNT_STEP, read=_read_recount)
+            ((status, used, held, strays),) = transport.ask([command])
             self._count("drift_entries", strays)
             self._count("drift_bytes", abs(used) + abs(held))
+        if status == "again":
+            self._count("recounts_repeated", 1)
 
     def _balance(self, transport: Transport, keyspace: str, bounds: Bounds) -> None:
         """Put a lowered limit through, and rebuild a ledger that charges for leases which no bucket has."""
@@ -296,7 +313,7 @@ class Sweeper(threading.Thread):
         for (keyspace, base), members in by_bucket.items():
             for start in range(0, len(members), MEMBERS_PER_TOUCH):
                 batch = members[start : start + MEMBERS_PER_TOUCH]
-                self._ask_for(keyspace, call("touch", state_key(base), *batch, read=read_number))
+                self._ask_for(keyspace, call("touch", state_key(base), int(self._arc), *batch, read=read_number))
         for place, token in pending.abandoned:
             key = state_key(place.base)
             self._ask_for(place.keyspace, call("abandon", key, place.member, token, read=read_number))

@@ -85,7 +85,8 @@ class Tier:
         self._full_until_s = 0.0
         self._lookups = Lane(tier.queue_limit)
         self._blocks = Lane(tier.queue_limit)
-        ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms)
+        self._arc = tier.eviction == "ARC"
+        ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms, arc=self._arc)
         self._sweeper = Sweeper(
             f"kvs-{tier.name}-sweeper",
             self._domain,
@@ -102,6 +103,7 @@ class Tier:
             interval_s=sweep_interval_s,
             clock=clock,
             jitter=random.random,
+            arc=self._arc,
         )
         self._shared = Shared(
             counters=self._counters,
@@ -299,6 +301,7 @@ class Tier:
             life_ms=1000 * self._params.default_ttl_s if retention_ms is None else retention_ms,
             age_ms=int(1000 * self._enforcement.ages.age_s(key)),
             bounds=self._bounds(keyspace),
+            arc=self._arc,
         )
 
     def _retention_ms(self, keyspace: str) -> int | None:

@@ -1,8 +1,10 @@
 -- What the scripts of a bucket have in common. KEYS[1] is `<bucket>:#s`.
 local state = KEYS[1]
 local base = string.sub(state, 1, -3)
-local expiries, accesses = base .. '#x', base .. '#a'
-local entries, reservations = base .. '#m', base .. '#r'
+local expiries, entries, reservations = base .. '#x', base .. '#m', base .. '#r'
+-- Blocks that were used once and more than once since they came, and names of such that were evicted.
+local once, often = base .. '#a', base .. '#f'
+local gone_once, gone_often = base .. '#b', base .. '#c'
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
@@ -24,9 +26,31 @@ local function free_first()
   redis.call('HDEL', state, '-')
 end
 
+-- How far a recount that takes several calls has come: up to which expiry, false without one.
+local recounted
+local function counted_until()
+  if recounted == nil then
+    recounted = tonumber(redis.call('HGET', state, 'rc_at') or '') or false
+  end
+  return recounted
+end
+
+-- What a recount has passed already changes under it, and so does its sum.
+local function recount(expiry, amount)
+  if counted_until() and expiry and tonumber(expiry) <= recounted then
+    redis.call('HINCRBY', state, 'rc_sum', whole(amount))
+  end
+end
+
 local function add(name, amount)
-  if amount ~= 0 and redis.call('HINCRBY', state, name, whole(amount)) < 0 then
+  if amount == 0 then
+    return
+  end
+  if redis.call('HINCRBY', state, name, whole(amount)) < 0 then
     redis.call('HSET', state, name, '0')
+  end
+  if name == 'used' and counted_until() then
+    redis.call('HINCRBY', state, 'rc_used', whole(amount))
   end
 end
 
@@ -37,14 +61,54 @@ end
 -- Takes a block out, value and index; returns its bytes, by which the caller lowers `used`.
 local function remove(member)
   redis.call('UNLINK', base .. member)
+  local expiry = counted_until() and redis.call('ZSCORE', expiries, member)
   redis.call('ZREM', expiries, member)
-  redis.call('ZREM', accesses, member)
+  redis.call('ZREM', once, member)
+  redis.call('ZREM', often, member)
   local entry = redis.call('HGET', entries, member)
   if not entry then
     return 0
   end
   redis.call('HDEL', entries, member)
+  recount(expiry, -size_of(entry))
   return size_of(entry)
+end
+
+-- A committed block was used. In ARC's order a second use sets it apart from those that were used once.
+local function use(member, arc)
+  free_first()
+  if arc and redis.call('ZREM', once, member) == 1 then
+    redis.call('ZADD', often, whole(now), member)
+    return 1
+  end
+  local there = redis.call('ZADD', often, 'XX', 'CH', whole(now), member)
+  return there == 1 and 1 or redis.call('ZADD', once, 'XX', 'CH', whole(now), member)
+end
+
+local function forget(member)
+  return redis.call('ZREM', gone_once, member) + redis.call('ZREM', gone_often, member)
+end
+
+-- How many blocks there are, and how many of their mean size fit into the lease.
+local function capacity()
+  local count = redis.call('ZCARD', once) + redis.call('ZCARD', often)
+  local used, lease = fields('used', 'lease')
+  return count, used > 0 and math.max(count, math.floor(lease * count / used)) or count
+end
+
+-- The names of evicted blocks that are kept: with those that were used once no more than fit, with all twice as many.
+local function trim()
+  local count, room = capacity()
+  local ones, others = redis.call('ZCARD', gone_once), redis.call('ZCARD', gone_often)
+  local surplus = math.min(ones, redis.call('ZCARD', once) + ones - room)
+  if surplus > 0 then
+    redis.call('ZREM', gone_once, unpack(redis.call('ZRANGE', gone_once, '0', whole(math.min(surplus, 1000) - 1))))
+    ones = ones - surplus
+  end
+  surplus = math.min(others, count + ones + others - 2 * room)
+  if surplus > 0 then
+    redis.call('ZREM', gone_often, unpack(redis.call('ZRANGE', gone_often, '0', whole(math.min(surplus, 1000) - 1))))
+  end
 end
 
 -- Ends a reservation, and the value that may have been written under it; returns its bytes, for `held`.
@@ -81,25 +145,49 @@ local function expire(count)
   return #late, freed
 end
 
--- Takes out blocks, least recently used first, that were last used before `before`, until `wanted` bytes are free.
-local function evict(wanted, before, count)
-  local freed = 0
-  while freed < wanted and count > 0 do
-    local oldest = redis.call('ZRANGE', accesses, '0', '0', 'WITHSCORES')
-    if #oldest == 0 or tonumber(oldest[2]) >= before then
+local function oldest_of(order)
+  local found = redis.call('ZRANGE', order, '0', '0', 'WITHSCORES')
+  return found[1], tonumber(found[2] or 0)
+end
+
+-- Takes out blocks that were last used before `before` until `wanted` bytes are free; returns bytes and number. Without
+-- `arc` the least recently used goes first. With it, REPLACE of ARC (Megiddo and Modha, FAST 2003) chooses, by which
+-- blocks that were used once go while they are more than the target `arc.target`; names of what went are kept.
+local function evict(wanted, before, count, arc)
+  local freed, number = 0, 0
+  while freed < wanted and number < count do
+    local member, used_at = oldest_of(once)
+    local other, other_used_at = oldest_of(often)
+    local choose_other = not member
+    if member and other then
+      if arc then
+        local ones = redis.call('ZCARD', once)
+        choose_other = not (ones > arc.target or (arc.returns_often and ones == arc.target))
+      else
+        choose_other = other_used_at < used_at
+      end
+    end
+    if choose_other then
+      member, used_at = other, other_used_at
+    end
+    if not member or used_at >= before then
       break
     end
-    freed = freed + remove(oldest[1])
-    count = count - 1
+    freed = freed + remove(member)
+    if arc then
+      local moment = string.format('%.3f', now + math.min(number, 999) / 1000)
+      redis.call('ZADD', choose_other and gone_often or gone_once, moment, member)
+    end
+    number = number + 1
   end
   add('used', -freed)
-  return freed
+  return freed, number
 end
 
 -- An index outlives its blocks for a while, and then nobody has to remember it: all of it goes at one moment.
 local function live_for(milliseconds)
   local moment = whole(now + milliseconds)
-  for _, key in ipairs({state, reservations, entries, expiries, accesses}) do
+  for _, key in ipairs({state, reservations, entries, expiries, once, often, gone_once, gone_often}) do
     redis.call('PEXPIREAT', key, moment)
   end
 end

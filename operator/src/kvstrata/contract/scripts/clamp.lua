@@ -4,6 +4,7 @@ if longest <= retention then
   return {'done', '0', '0'}
 end
 free_first()
+redis.call('UNLINK', gone_once, gone_often)
 
 -- Until the last entry is seen, nothing may be committed under the longer retention.
 if cap == 0 or cap > retention or cap_until <= now then
@@ -26,6 +27,9 @@ for i = 1, #found[2], 2 do
     local expiry = redis.call('ZSCORE', expiries, member)
     if expiry and tonumber(expiry) > latest then
       redis.call('ZADD', expiries, 'XX', whole(latest), member)
+      if counted_until() and tonumber(expiry) > counted_until() then
+        recount(latest, size_of(found[2][i + 1]))
+      end
       redis.call('PEXPIREAT', base .. member, whole(latest))
     end
   end

@@ -1,13 +1,14 @@
 local count, keep = tonumber(ARGV[1]), tonumber(ARGV[2])
 free_first()
 redis.call('HSET', state, 'tombstone', '1')
+redis.call('UNLINK', gone_once, gone_often)
 
 local removed = 0
 local all = redis.call('HGETALL', reservations)
 for i = 1, #all, 2 do
   add('held', -release(all[i], all[i + 1]))
 end
-for _, index in ipairs({expiries, accesses}) do
+for _, index in ipairs({expiries, once, often}) do
   for _, member in ipairs(redis.call('ZRANGE', index, '0', whole(count - 1))) do
     add('used', -remove(member))
     removed = removed + 1
@@ -21,9 +22,11 @@ if removed == 0 then
   end
 end
 
-local left = redis.call('HLEN', entries) + redis.call('ZCARD', expiries) + redis.call('ZCARD', accesses)
+local left = redis.call('HLEN', entries) + redis.call('ZCARD', expiries)
+  + redis.call('ZCARD', once) + redis.call('ZCARD', often)
 if left == 0 then
-  redis.call('HDEL', state, 'used', 'held', 'lease', 'retention', 'cap', 'cap_since', 'cap_until')
+  redis.call('HDEL', state, 'used', 'held', 'lease', 'retention', 'cap', 'cap_since', 'cap_until', 'p',
+    'rc_at', 'rc_sum', 'rc_used')
   if keep > 0 then
     redis.call('PEXPIREAT', state, whole(now + keep))
   else

@@ -1,6 +1,6 @@
 local member, bytes, token = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local window, keep, retention = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local limited, evict_before = ARGV[7] == '1', tonumber(ARGV[8])
+local limited, evict_before, arc = ARGV[7] == '1', tonumber(ARGV[8]), ARGV[9] == '1'
 
 local used, held, lease, longest, tombstone = fields('used', 'held', 'lease', 'retention', 'tombstone')
 if tombstone ~= 0 then
@@ -10,7 +10,7 @@ end
 local expiry = redis.call('ZSCORE', expiries, member)
 if expiry then
   if tonumber(expiry) > now and redis.call('STRLEN', base .. member) > 0 then
-    redis.pcall('ZADD', accesses, 'XX', whole(now), member)
+    use(member, arc)
     return {'present'}
   end
   local freed = remove(member)
@@ -18,18 +18,37 @@ if expiry then
   used = math.max(0, used - freed)
 end
 
-local record = redis.call('HGET', reservations, member)
+local record, again = redis.call('HGET', reservations, member), false
 if record then
   local deadline, holder = string.match(record, '^%d+:(%d+):(.*)$')
   if holder ~= token and tonumber(deadline) > now then
     return {'present'}
   end
+  again = holder == token
   -- A dead writer's, or this one's from an attempt whose answer was lost.
   local freed = release(member, record)
   add('held', -freed)
   held = math.max(0, held - freed)
 end
 
+-- ARC learns from blocks that come back after they were evicted: what kind of blocks it should have kept.
+local order = false
+if arc then
+  order = {target = fields('p')}
+  local learnt = order.target
+  local ones, others = redis.call('ZCARD', gone_once), redis.call('ZCARD', gone_often)
+  if ones > 0 and redis.call('ZSCORE', gone_once, member) then
+    local _, room = capacity()
+    learnt = math.min(room, order.target + math.max(others / ones, 1))
+  elseif others > 0 and redis.call('ZSCORE', gone_often, member) then
+    learnt = math.max(0, order.target - math.max(ones / others, 1))
+    order.returns_often = true
+  end
+  order.learns = learnt ~= order.target and not again
+  order.target = learnt
+end
+
+local evicted, evicted_bytes = 0, 0
 if limited then
   local missing = used + held + bytes - lease
   if missing > 0 then
@@ -40,16 +59,19 @@ if limited then
   end
   -- Not in vain: what is held by other writers cannot be evicted.
   if missing > 0 and held + bytes <= lease then
-    missing = missing - evict(missing, evict_before, 256)
+    evicted_bytes, evicted = evict(missing, evict_before, 256, order)
+    missing = missing - evicted_bytes
   end
   if missing > 0 then
-    local oldest = redis.call('ZRANGE', accesses, '0', '0', 'WITHSCORES')
-    return {'short', whole(missing), oldest[2] or ''}
+    return {'short', whole(missing), evicted, whole(evicted_bytes)}
   end
 end
 
 redis.call('HSET', reservations, member, ARGV[2] .. ':' .. whole(now + window) .. ':' .. token)
 redis.call('HINCRBY', state, 'held', ARGV[2])
+if order and order.learns then
+  redis.call('HSET', state, 'p', string.format('%.17g', order.target))
+end
 if retention > longest then
   redis.call('HSET', state, 'retention', ARGV[6])
 end
@@ -58,4 +80,4 @@ if redis.call('PTTL', state) < keep then
 else
   redis.call('PEXPIREAT', reservations, whole(now + 2 * keep))
 end
-return {'ok'}
+return {'ok', evicted, whole(evicted_bytes)}

@@ -1,5 +1,5 @@
-local pairs_of = {}
-for i = 1, #ARGV do
-  pairs_of[2 * i - 1], pairs_of[2 * i] = whole(now), ARGV[i]
+local arc, there = ARGV[1] == '1', 0
+for i = 2, #ARGV do
+  there = there + use(ARGV[i], arc)
 end
-return redis.call('ZADD', accesses, 'XX', 'CH', unpack(pairs_of))
+return there
