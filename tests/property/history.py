@@ -12,7 +12,7 @@ from kvstrata.objects import labels, names
 from tests.support.memory_api.objects import Event, Raw, Slot
 from tests.support.objects import NAMESPACE
 
-from .normal import domain_key, own_scope, read_bundle
+from .normal import data_keys, domain_key, own_scope, read_bundle
 
 PHASES = ("Pending", "Rolling", "AwaitingAcks", "Complete", "Failed")
 
@@ -33,12 +33,16 @@ class Effects:
     """By invalidation, every set of scopes that it ever meant to roll."""
     phases: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """By invalidation, every phase that it ever was in."""
+    data_keys: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """By epoch, every data key that it ever had."""
 
     def counts(self) -> dict[str, int]:
         """Return the number of each effect that has to be the same in every run."""
         parts = {
             "epochs": self.epochs, "material": self.material, "made": self.made, "intents": self.intents
         }  # fmt: skip
+        for epoch, keys in self.data_keys.items():
+            assert len(keys) == 1, f"epoch {epoch} had {len(keys)} data keys"
         return {f"{part} of {name}": len(values) for part, found in parts.items() for name, values in found.items()}
 
     def rollouts(self) -> dict[str, int]:
@@ -66,6 +70,7 @@ def replay(start: Mapping[Slot, Raw], history: list[Event], *, by_hand: bool = F
         objects[slot] = raw
         _note(effects, raw)
         _learn(effects, objects, keyspaces)
+        _check_keys(objects, raw, by_hand=by_hand)
         model = (raw["metadata"].get("labels") or {}).get(labels.MODEL)
         if not by_hand and model and raw["metadata"]["labels"].get(labels.COMPONENT) == "bundle":
             _check_bundle(objects, raw, model, roots, keyspaces)
@@ -79,7 +84,11 @@ def replay(start: Mapping[Slot, Raw], history: list[Event], *, by_hand: bool = F
 def _note(effects: Effects, raw: Raw) -> None:
     kind, metadata = raw["kind"], raw["metadata"]
     name = f"{kind}/{metadata['name']}"
-    part_of_bundle = kind == "Secret" and metadata.get("labels", {}).get(labels.COMPONENT) == "bundle"
+    component = metadata.get("labels", {}).get(labels.COMPONENT) if kind == "Secret" else None
+    part_of_bundle = component in ("bundle", "data-keys")
+    if component == "data-keys":
+        for epoch, value in (raw.get("data") or {}).items():
+            _append(effects.data_keys[epoch], value)
     if not part_of_bundle:
         _append(effects.made[name], metadata["uid"])
     found = own_scope(raw)
@@ -110,6 +119,17 @@ def _learn(effects: Effects, objects: Mapping[Slot, Raw], keyspaces: set[str]) -
         found = own_scope(raw)
         if found is not None:
             keyspaces.add(derive_keyspace(key, *found))
+
+
+def _check_keys(objects: Mapping[Slot, Any], raw: Raw, *, by_hand: bool) -> None:
+    """At any moment what a bundle encrypts with is in a Secret: whoever leads next must find it there."""
+    if raw["kind"] != "Secret" or by_hand:
+        return
+    stored = set(data_keys(objects).values())
+    for kind, _, name in objects:
+        found = read_bundle(objects, name) if kind == "CachedModel" else None
+        used = {key.secret for entry in found[1].values() for key in entry.keys} if found else set()
+        assert used <= stored, f"a key of the bundle of {name} is in no Secret any more"
 
 
 def _check_bundle(

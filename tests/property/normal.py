@@ -38,9 +38,12 @@ def normal(simulation: Simulation) -> dict[str, Any]:
 
     state: dict[str, Any] = {}
     for (kind, _, name), raw in sorted(objects.items()):
-        if kind == "Secret" and (raw["metadata"].get("labels") or {}).get(labels.COMPONENT) == "bundle":
+        component = (raw["metadata"].get("labels") or {}).get(labels.COMPONENT)
+        if kind == "Secret" and component in ("bundle", "data-keys"):
             continue
         state[f"{kind}/{name}"] = _without_chance(raw, token) if kind != "Secret" else _of_secret(raw, token)
+    # Which of the sixteen Secrets has a key is up to the epoch's first digit.
+    state["data keys"] = sorted(map(token, data_keys(objects)))
     for kind, _, name in objects:
         if kind == "CachedModel":
             state[f"bundle of {name}"] = _bundle(objects, name, token)
@@ -80,6 +83,16 @@ def domain_key(objects: Objects) -> bytes | None:
     """Return the domain's key."""
     stored = objects.get(("Secret", NAMESPACE, names.DOMAIN_KEY_SECRET))
     return base64.b64decode(stored["data"][names.DOMAIN_KEY_DATA_KEY]) if stored else None
+
+
+def data_keys(objects: Objects) -> dict[str, bytes]:
+    """Return the data keys in Secrets, by epoch."""
+    return {
+        epoch: base64.b64decode(value)
+        for (kind, _, name), raw in objects.items()
+        if kind == "Secret" and name.startswith(names.DATA_KEYS_PREFIX)
+        for epoch, value in (raw.get("data") or {}).items()
+    }
 
 
 def own_scope(raw: Raw) -> tuple[Scope, str] | None:
@@ -144,7 +157,7 @@ def _bundle(objects: Objects, model: str, token: Callable[[str], str]) -> Any:
         "model": token(root.model_uid),
         "rules": root.rules.to_json(),
         "entries": {
-            tenant: (str(e.scope), token(e.keyspace), token(e.policy), e.suspended, e.budgets)
+            tenant: (str(e.scope), token(e.keyspace), token(e.policy), e.suspended, e.budgets, len(e.keys))
             for tenant, e in sorted(entries.items())
         },
     }

@@ -104,6 +104,15 @@ TEAM: tuple[Raw, ...] = (
 """One model with both kinds of tiers and two pods; tenants of every kind of scope."""
 SOLO: tuple[Raw, ...] = (cpu_tier(), model(tiers=("cpu",)), policy("c"), pod("pod-0"))
 """As little as there can be."""
+SEALED: tuple[Raw, ...] = (
+    redis_tier(encryption="Required"),
+    model(tiers=("shared",)),
+    group("lab", "a"),
+    policy("a", group="lab"),
+    policy("c"),
+    pod("pod-0"),
+)
+"""A tier that holds ciphertext only, and scopes with data keys."""
 NOWHERE = {"tiers": [{"name": "gone", "limit": "1Mi"}]}
 BY_TENANT = {"scope": {"tenant": "c"}}
 
@@ -176,7 +185,20 @@ SCENARIOS: Mapping[str, Scenario] = {
         TEAM, (edit(POLICY, "c", **NOWHERE), put(invalidation("now", **BY_TENANT)), edit(POLICY, "c", tiers=None))
     ),
     "a tier is stalled and repaired": Scenario(
-        TEAM, (edit(TIER, "shared", encryption="Required"), edit(TIER, "shared", encryption="Disabled"))
+        TEAM,
+        (edit(TIER, "shared", allowedClassifications=["Public"]), edit(TIER, "shared", allowedClassifications=None)),
+    ),
+    "a tier comes that requires encryption": Scenario(SEALED[2:], (put(*SEALED[:2]),)),
+    "epochs roll where data keys are": Scenario(
+        SEALED,
+        (together(edit(POLICY, "c", cacheGeneration=1), put(policy("e"))), edit(GROUP, "lab", cacheGeneration=1),
+         _list_and_diff, _list_and_diff),
+    ),
+    "tenants with data keys come and go": Scenario(
+        SEALED, (put(policy("e")), delete(POLICY, "c"), delete(GROUP, "lab"), _list_and_diff, _list_and_diff)
+    ),
+    "encryption is switched off and on": Scenario(
+        SEALED, (edit(TIER, "shared", encryption="Disabled"), edit(TIER, "shared", encryption="Required"))
     ),
     "children are changed and deleted by hand": Scenario(
         TEAM, (_scale_by_hand, together(delete("Service", "kvs-tiny"), delete("StatefulSet", "kvs-shared-redis")))

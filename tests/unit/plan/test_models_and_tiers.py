@@ -34,8 +34,6 @@ def at_rest(*objects: Any) -> Simulation:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"encryption": None}, "EncryptionUnavailable"),
-        ({"encryption": "Required"}, "EncryptionUnavailable"),
         ({"allowedClassifications": ["Public"]}, "ClassificationNotReconciled"),
         ({"redis": {"managed": {"shards": 3}}}, "ShardingNotReconciled"),
         ({"redis": {"managed": {"replicasPerShard": 1}}}, "ShardingNotReconciled"),
@@ -60,7 +58,7 @@ def test_a_tier_on_disk_is_accepted_and_not_provided() -> None:
 
 
 def test_a_model_serves_without_its_stalled_tier_and_says_so() -> None:
-    simulation = at_rest(redis_tier(encryption=None), model(tiers=("shared",)))
+    simulation = at_rest(redis_tier(allowedClassifications=["Public"]), model(tiers=("shared",)))
     assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierStalled")
     assert ("Deployment", NAMESPACE, "kvs-tiny") in simulation.kube.objects
     assert simulation.condition("CachedModel", "tiny", "Stalled")[0] == "False"

@@ -54,7 +54,7 @@ def test_a_tier_that_is_stalled_does_not_claim_what_nobody_asks_about() -> None:
     before = simulation.status("CacheTier", "shared")
     assert before["shardsReady"] == 1
     assert before["used"] == "~0%"
-    simulation.edit("CacheTier", "shared", encryption="Required")
+    simulation.edit("CacheTier", "shared", allowedClassifications=["Public"])
     simulation.come_to_rest()
     after = simulation.status("CacheTier", "shared")
     assert "shardsReady" not in after

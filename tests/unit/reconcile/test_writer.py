@@ -187,7 +187,7 @@ def test_a_tier_that_was_deleted_or_is_stalled_has_no_series_that_says_up_or_dow
     simulation.advance(30)
     assert backend_up("shared") == 0
     if stalled:
-        simulation.edit("CacheTier", "shared", encryption="Required")
+        simulation.edit("CacheTier", "shared", allowedClassifications=["Public"])
     else:
         simulation.delete("CacheTier", "shared")
     simulation.settle()

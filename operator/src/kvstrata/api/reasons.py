@@ -99,10 +99,12 @@ class TierReason(Reason):
     SECRET_UNREADABLE = "SecretUnreadable", "The password in a Secret that is named is not UTF-8 text."
     READY = "TierReady", "The tier can be used."
     IN_POD = "InPod", "The tier lives inside the pods of the models that list it."
-    ENCRYPTION_UNAVAILABLE = (
-        "EncryptionUnavailable",
-        "Encryption is required, and this version cannot encrypt blocks; nothing is stored on the tier.",
+    KEYS_HELD = "KeysHeld", "Every serving pod encrypts, and has the keys of all keyspaces of its policy."
+    AWAITING_KEYS = (
+        "AwaitingKeys",
+        "A serving pod has not said that it encrypts and has the keys of all keyspaces of its policy.",
     )
+    NO_LIVE_PODS = "NoLivePods", "No pod serves a model that lists the tier."
     ENCRYPTION_DISABLED = "EncryptionDisabled", "The spec says encryption: Disabled."
     NOT_AT_REST = "NotAtRest", "The medium is memory of a pod, which is not encrypted."
     MEDIUM_NOT_RECONCILED = "MediumNotReconciled", "This version does not provide tiers of this medium."

@@ -68,12 +68,14 @@ class CommittedBundle:
     """The bundle that the API server holds for a model, and the resourceVersion of its root.
 
     `compiled` tells, by the UID of a policy, the generation of it that was compiled last and the first revision that
-    was; it is known of what this process committed only.
+    was, `keyless` by an epoch the first revision that no longer had its data key; both are known of what this process
+    committed only.
     """
 
     bundle: Bundle
     resource_version: str
     compiled: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
+    keyless: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def whole(self) -> bool:
@@ -84,6 +86,18 @@ class CommittedBundle:
         """Return a revision that says all that a policy says in `generation`; the newest where none is known."""
         known = self.compiled.get(policy_uid)
         return known[1] if known and known[0] == generation else self.bundle.root.revision
+
+    @property
+    def data_keys(self) -> frozenset[bytes]:
+        """The data keys that its entries have."""
+        return frozenset(key.secret for entry in self.bundle.entries.values() for key in entry.keys)
+
+    def keyless_since(self, epoch: str) -> int:
+        """Return a revision that came without an epoch's data key, of a bundle that has it no more.
+
+        The newest one where none is known.
+        """
+        return self.keyless.get(epoch, self.bundle.root.revision)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,12 +31,17 @@ class World:
 
     `policy_names` gives the name of a policy by its UID, `unsettled` names the policies whose generation was never
     enforced, and `owned` gives kind and name of the children that the object of a UID controls.
+
+    `data_keys` gives the data key of an epoch. `judged_epochs` are those of them which no status names unless one in
+    this snapshot does; of the others a status may still be news to come.
     """
 
     namespace: str
     term: int
     entropy: bytes
-    domain_key: bytes | None = None
+    domain_key: bytes | None = field(default=None, repr=False)
+    data_keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    judged_epochs: Set[str] = frozenset()
     domains: Mapping[str, CacheDomain] = field(default_factory=dict)
     tiers: Mapping[str, CacheTier] = field(default_factory=dict)
     models: Mapping[str, CachedModel] = field(default_factory=dict)

@@ -130,6 +130,8 @@ def _tier_params(tier: CacheTier) -> dict[str, Any]:
         params["username"] = link.username
     if link.password is not None:
         params["password_file"] = f"{folder}/{PASSWORD_FILE}"
+    if tier.spec.encryption_required:
+        params["encryption"] = "Required"
     if tier.spec.max_retention_s is not None:
         params["default_ttl_s"] = tier.spec.max_retention_s
     return params

@@ -44,7 +44,7 @@ def model_children(
         build_model_service(model),
         build_pdb(model),
         build_servicemonitor(model, service_monitors),
-        build_deployment(ctx, domain_id, model, tiers, identity),
+        build_deployment(ctx, domain_id, model, tiers, identity, shard_count),
     )
 
 

@@ -19,11 +19,17 @@ PROGRESS_MARGIN_S = 300
 
 
 def build_deployment(
-    ctx: BuildContext, domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str
+    ctx: BuildContext,
+    domain_id: str,
+    model: CachedModel,
+    tiers: Sequence[CacheTier],
+    identity: str,
+    shard_count: int = 1,
 ) -> dict[str, Any]:
     """Return the Deployment. A new pod is ready before an old one goes: an engine takes minutes to start.
 
-    `tiers` are those to use, from fast to slow; `identity` is `cache_identity` of the same arguments.
+    `tiers` are those to use, from fast to slow; `identity` is `cache_identity` of the same arguments; `shard_count` is
+    the number of the bundle's shards.
     """
     return {
         "apiVersion": "apps/v1",
@@ -41,6 +47,6 @@ def build_deployment(
             "progressDeadlineSeconds": model.spec.engine.startup_timeout_s + PROGRESS_MARGIN_S,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "selector": {"matchLabels": labels.selector_of_model(model.name)},
-            "template": pod_template(ctx, domain_id, model, tiers, identity),
+            "template": pod_template(ctx, domain_id, model, tiers, identity, shard_count),
         },
     }

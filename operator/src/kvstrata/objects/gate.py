@@ -9,18 +9,24 @@ from kvstrata.api.common import TlsMode
 from kvstrata.contract.ack import CONTROL_PORT
 from kvstrata.contract.link import SOCKET_NAME
 
-from . import names, paths
+from . import names, paths, sizing
 from .container import SECURITY, amounts, chosen_amounts, environment, field_environment, http_probe, mount
 from .context import BuildContext
 from .meta import without_empty
+from .quantities import binary
 
 COMMAND = ("kvstrata-gate",)
 LISTENER_OFF = -1
 """Port number that switches one of the gate's listeners off."""
 
 
-def build_container(ctx: BuildContext, model: CachedModel, identity: str) -> dict[str, Any]:
-    """Return the native sidecar `gate`. Its readiness is the pod's, because it speaks for the engine."""
+def build_container(
+    ctx: BuildContext, model: CachedModel, identity: str, limit_bytes: int = sizing.GATE_LIMIT_BYTES
+) -> dict[str, Any]:
+    """Return the native sidecar `gate`. Its readiness is the pod's, because it speaks for the engine.
+
+    `limit_bytes` is its memory limit, unless the model sets one.
+    """
     spec = model.spec.gate
     return without_empty(
         {
@@ -45,7 +51,10 @@ def build_container(ctx: BuildContext, model: CachedModel, identity: str) -> dic
             "readinessProbe": http_probe("/readyz", paths.HEALTH_PORT, period_s=2, timeout_s=2, failures=2),
             "resources": chosen_amounts(
                 spec.resources,
-                amounts(requests={"cpu": "100m", "memory": "96Mi"}, limits={"memory": "384Mi"}),
+                amounts(
+                    requests={"cpu": "100m", "memory": binary(sizing.GATE_REQUEST_BYTES)},
+                    limits={"memory": binary(limit_bytes)},
+                ),
             ),
             "securityContext": SECURITY,
             "volumeMounts": _mounts(model),

@@ -13,6 +13,7 @@ DOMAIN_KEY_SECRET = "kvstrata-domain"  # noqa: S105  (a Secret's name)
 """Secret of a namespace that holds the domain key."""
 
 DOMAIN_KEY_DATA_KEY = "domain.key"
+DATA_KEYS_PREFIX = "kvstrata-data-keys-"
 PASSWORD_KEY = "password"  # noqa: S105  (a key's name)
 OPERATOR_PASSWORD_KEY = "operator-password"  # noqa: S105  (a key's name)
 ACL_FILE_KEY = "users.acl"
@@ -88,3 +89,8 @@ def redis_dns_names(tier: str, namespace: str, cluster_domain: str) -> tuple[str
 def redis_host(tier: str, namespace: str) -> str:
     """Return the host name under which a managed Redis tier is reached from any namespace."""
     return f"{redis(tier)}.{namespace}.svc"
+
+
+def data_keys_secret(epoch: str) -> str:
+    """Return the name of the Secret that holds an epoch's data key: one of sixteen, because a Secret holds 1 MiB."""
+    return f"{DATA_KEYS_PREFIX}{epoch[:1]}"

@@ -32,9 +32,17 @@ TERMINATION_MARGIN_S = 30
 
 
 def pod_template(
-    ctx: BuildContext, domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str
+    ctx: BuildContext,
+    domain_id: str,
+    model: CachedModel,
+    tiers: Sequence[CacheTier],
+    identity: str,
+    shard_count: int = 1,
 ) -> dict[str, Any]:
-    """Return the template of a model's pods. `tiers` are those to use, from fast to slow."""
+    """Return the template of a model's pods. `tiers` are those to use, from fast to slow.
+
+    `shard_count` is the number of the bundle's shards.
+    """
     chosen = model.spec.engine.pod_template or PodTemplate()
     own_labels = labels.of_model(model.name) | {labels.IDENTITY: identity}
     for tier in tiers:
@@ -48,11 +56,11 @@ def pod_template(
         "securityContext": pod_security(),
         "initContainers": [
             plugin_container(ctx),
-            gate.build_container(ctx, model, identity),
+            gate.build_container(ctx, model, identity, sizing.gate_limit_bytes(tiers, shard_count)),
             cache.build_container(domain_id, model, tiers, identity),
         ],
         "containers": [engine.build_container(model, tiers)],
-        "volumes": _volumes(model, tiers),
+        "volumes": _volumes(model, tiers, shard_count),
         **placement(chosen, labels.selector_of_model(model.name)),
     }
     if engine.needs_device_sharing(model):
@@ -113,10 +121,10 @@ def placement(chosen: PodTemplate, selector: Mapping[str, str]) -> dict[str, Any
     )
 
 
-def _volumes(model: CachedModel, tiers: Sequence[CacheTier]) -> list[dict[str, Any]]:
+def _volumes(model: CachedModel, tiers: Sequence[CacheTier], shard_count: int) -> list[dict[str, Any]]:
     volumes = [
         {"name": "plugin", "emptyDir": {"sizeLimit": "16Mi"}},
-        _memory("policy", sizing.POLICY_VOLUME_BYTES),
+        _memory("policy", sizing.policy_volume_bytes(tiers, shard_count)),
         _memory("link", MIB),
         _memory("engine-socket", MIB),
         _memory("shm", sizing.shared_memory_bytes(model, tiers)),

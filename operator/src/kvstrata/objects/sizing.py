@@ -23,9 +23,33 @@ SHARED_MEMORY_PER_RANK_BYTES = GIB
 CACHE_BASE_REQUEST_BYTES = 512 * MIB
 CACHE_BASE_LIMIT_BYTES = 1536 * MIB
 POLICY_VOLUME_BYTES = 64 * MIB
+POLICY_VOLUME_STEP = 4
+KEYS_OF_A_SHARD_BYTES = MIB
+"""What the data keys of a full bundle shard take as files: some 220 of them, a page of memory each."""
+
+GATE_REQUEST_BYTES = 96 * MIB
+GATE_LIMIT_BYTES = 384 * MIB
 
 REDIS_MARGIN_BYTES = 64 * MIB
 REDIS_MARGIN_DIVISOR = 4
+
+
+def policy_volume_bytes(tiers: Sequence[CacheTier], shard_count: int) -> int:
+    """Return the size limit of the volume with the policy and, for pods that encrypt, its data keys.
+
+    Each scope's key is a file. Another limit restarts pods, so it follows the number of the bundle's shards, which
+    never shrinks, in steps of four, and leaves room for twice as many keys as there can be when a step is taken.
+    """
+    size = POLICY_VOLUME_BYTES
+    if any(tier.spec.medium is Medium.REDIS and tier.spec.encryption_required for tier in tiers):
+        while size < (shard_count + 1) * KEYS_OF_A_SHARD_BYTES:
+            size *= POLICY_VOLUME_STEP
+    return size
+
+
+def gate_limit_bytes(tiers: Sequence[CacheTier], shard_count: int) -> int:
+    """Return the gate's memory limit: what it writes to the policy volume is charged to it."""
+    return GATE_LIMIT_BYTES + policy_volume_bytes(tiers, shard_count) - POLICY_VOLUME_BYTES
 
 
 def l1_bytes(tiers: Sequence[CacheTier]) -> int:

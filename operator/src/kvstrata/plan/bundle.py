@@ -25,6 +25,8 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
 from .compile import Compiled, compile_policy, rules_of, selects, still_allowed
+from .datakeys import as_held
+from .scopes import current_epoch
 from .types import CommitBundle, Plan
 
 NO_PLAN = Plan()
@@ -79,7 +81,7 @@ def desired_entries(world: World, model: CachedModel, current: Bundle | None) ->
         elif not share.absent:
             kept = _kept(current, share.policy)
             if kept is not None and share.compiled.blocked:
-                kept = share.as_committed(kept, still_allowed(world, share.policy, kept))
+                kept = share.as_committed(kept, as_held(world, model, still_allowed(world, share.policy, kept)))
             if kept is not None:
                 entries.setdefault(share.tenant, kept)
     return tuple([entries[tenant] for tenant in sorted(entries)])
@@ -90,6 +92,7 @@ class _Share:
     """What one policy brings to a model's bundle.
 
     `entry` is set if that follows from the policy alone; `absent` says that it brings nothing, whatever is committed.
+    `secret` is the data key of its `epoch` that was there when it was compiled.
     """
 
     policy: TenantCachePolicy
@@ -97,7 +100,13 @@ class _Share:
     compiled: Compiled
     entry: Entry | None
     absent: bool
+    epoch: str = ""
+    secret: bytes | None = None
     _same: Entry | None = None
+
+    def stands(self, world: World, policy: TenantCachePolicy) -> bool:
+        """Whether it is still what `policy` brings, if what all policies read is the same."""
+        return self.policy is policy and world.data_keys.get(self.epoch) == self.secret
 
     def as_committed(self, old: Entry | None, entry: Entry) -> Entry:
         """Return `old` if it enforces the same as `entry`, which is compared once for each of the two."""
@@ -122,7 +131,7 @@ def _shares(world: World, model: CachedModel) -> list[_Share]:
     before: dict[str, _Share] = world.memo.get(name, common, dict)
     shares = [
         share
-        if (share := before.get(policy_name)) is not None and share.policy is policy
+        if (share := before.get(policy_name)) is not None and share.stands(world, policy)
         else _share(world, model, policy)
         for policy_name, policy in world.policies.items()
     ]
@@ -134,8 +143,10 @@ def _shares(world: World, model: CachedModel) -> list[_Share]:
 def _share(world: World, model: CachedModel, policy: TenantCachePolicy) -> _Share:
     compiled = compile_policy(world, policy)
     absent = policy.metadata.deletion_timestamp is not None or not (compiled.blocked or selects(policy, model))
-    entry = None if absent or compiled.blocked else compiled.entry
-    return _Share(policy, policy.spec.tenant, compiled, entry, absent)
+    entry = None if absent or compiled.blocked or compiled.entry is None else as_held(world, model, compiled.entry)
+    current = current_epoch(world, policy)
+    epoch = current.value if current is not None else ""
+    return _Share(policy, policy.spec.tenant, compiled, entry, absent, epoch, world.data_keys.get(epoch))
 
 
 def _common_inputs(world: World, model: CachedModel) -> tuple[Any, ...]:
@@ -149,6 +160,7 @@ def _common_inputs(world: World, model: CachedModel) -> tuple[Any, ...]:
         tuple((name, g.spec, g.status.scope, g.metadata.deleting) for name, g in sorted(world.groups.items())),
         frozenset(world.models),
         model.metadata.labels,
+        model.spec.tier_names,
         # Rivals for a tenant look at each other.
         tuple(
             [
@@ -252,6 +264,7 @@ def _commit(
         resource_version=committed.resource_version if committed else None,
         owner=model.owner_reference(),
         compiled=_compiled(world, committed, entries, revision),
+        keyless=_keyless(world, committed, entries, revision),
     )
 
 
@@ -272,3 +285,14 @@ def _compiled(
         stands = old is not None and old[0] == generation and not (gone and policy.spec.tenant in gone)
         known[uid] = old if old and stands else (generation, revision)
     return known
+
+
+def _keyless(
+    world: World, committed: CommittedBundle | None, entries: tuple[Entry, ...], revision: int
+) -> dict[str, int]:
+    """Return since which revision no entry has the data key of an epoch, for the epochs that none has it of."""
+    if not world.data_keys:
+        return {}
+    before = committed.keyless if committed else {}
+    held = {key.secret for entry in entries for key in entry.keys}
+    return {epoch: before.get(epoch, revision) for epoch, secret in world.data_keys.items() if secret not in held}

@@ -9,12 +9,14 @@ from kvstrata.api.cachedmodel import CachedModel, ReuseMode
 from kvstrata.api.common import TierBudget as ApiBudget
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
 from kvstrata.contract.bundle import Entry, Rules, TierBudget
+from kvstrata.contract.datakey import DataKey
 from kvstrata.contract.keyspace import Scope, ScopeKind
 from kvstrata.model.world import World
 
 from .chains import first
 from .chains import model as model_chain
 from .chains import policy as chain
+from .datakeys import encrypts, keys_of
 from .scopes import current_epoch, epoch_of
 from .types import Decision
 
@@ -50,6 +52,7 @@ def _inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
     return (
         policy,
         world.domain_key,
+        _keys_now(world, policy),
         shared,
         tiers,
         # A refusal lists the tiers that there are.
@@ -57,6 +60,11 @@ def _inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
         tuple(world.policies[name] for name in rivals) if len(rivals) > 1 else (),
         tuple(name in world.models for name in spec.models.names or ()) if spec.models else (),
     )
+
+
+def _keys_now(world: World, policy: TenantCachePolicy) -> tuple[DataKey, ...]:
+    epoch = current_epoch(world, policy) if encrypts(world) else None
+    return keys_of(world, epoch) if epoch is not None else ()
 
 
 def _compile(world: World, policy: TenantCachePolicy) -> Compiled:
@@ -74,6 +82,7 @@ def _compile(world: World, policy: TenantCachePolicy) -> Compiled:
             policy=policy.uid,
             suspended=policy.spec.is_suspended,
             budgets=budgets_of(world, policy, epoch.scope),
+            keys=keys_of(world, epoch),
         )
     )
 
@@ -86,8 +95,8 @@ def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry
     """
     epoch = epoch_of(world, policy, kept.scope)
     if epoch is None or world.domain_key is None:
-        return replace(kept, suspended=True)
-    return replace(kept, keyspace=epoch.keyspace(world.domain_key))
+        return replace(kept, suspended=True, keys=())
+    return replace(kept, keyspace=epoch.keyspace(world.domain_key), keys=keys_of(world, epoch))
 
 
 def budgets_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[TierBudget, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from kvstrata.api.base import API_VERSION
@@ -15,6 +16,7 @@ from kvstrata.objects import labels, names
 
 from .chains import budgets
 from .conditions import Finding, false, kstatus, write_status
+from .datakeys import plan_data_keys
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, rules_are_committed
 from .memory import within_budget
 from .scopes import fresh_epoch, held
@@ -63,7 +65,9 @@ def plan_domain(world: World, now: datetime) -> Plan:
             statuses=write_status(domain, now, kstatus(None, waiting, waiting), {}),
             enqueue=_everyone(world),
         )
-    return _report(world, domain, now)
+    report = _report(world, domain, now)
+    keys = plan_data_keys(world, domain, now)
+    return replace(report, actions=keys.actions, enqueue=keys.enqueue, wake_after_s=keys.wake_after_s)
 
 
 def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:

@@ -14,6 +14,7 @@ from kvstrata.model.world import World
 
 from .compile import rules_of, selects
 from .conditions import Finding, false, true, unknown
+from .datakeys import as_held
 
 ENFORCED = "Enforced"
 
@@ -83,7 +84,12 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
         committed = world.bundles.get(model.name)
         entry = committed.bundle.entries.get(desired.tenant) if committed else None
         current = rules_are_committed(world, model)
-        if committed is None or entry is None or not current or replace(entry, since=0) != desired:
+        if (
+            committed is None
+            or entry is None
+            or not current
+            or replace(entry, since=0) != as_held(world, model, desired)
+        ):
             uncommitted.append(model.name)
             continue
         since = max(entry.since, committed.bundle.root.rules_since)

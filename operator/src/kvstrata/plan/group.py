@@ -16,6 +16,7 @@ from kvstrata.model.world import World
 from .chains import budgets
 from .compile import compile_policy, selects
 from .conditions import Finding, false, kstatus, true, unknown, write_status
+from .datakeys import as_held
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, needed_revision
 from .memory import within_budget
 from .scopes import fresh_epoch, group_scope, held
@@ -120,7 +121,9 @@ def _is_committed(world: World, model: str, policy: TenantCachePolicy, entries: 
     if selected is None or compiled.blocked or not selects(policy, selected):
         return True
     held_entry = entries.get(policy.spec.tenant)
-    return held_entry is not None and replace(held_entry, since=0) == compiled.entry
+    if held_entry is None or compiled.entry is None:
+        return False
+    return replace(held_entry, since=0) == as_held(world, selected, compiled.entry)
 
 
 def _members(world: World, group: TenantGroup) -> Finding:

@@ -22,8 +22,9 @@ from kvstrata.objects.tierlinks import redis_link, redis_tls_secret
 from .chains import first
 from .chains import tier as chain
 from .conditions import Finding, false, kstatus, true, unknown, write_status
-from .memory import capacity_committed, guaranteed_bytes
+from .memory import guaranteed_bytes
 from .ownership import no_longer_wanted, taken_by_someone_else
+from .promises import promises
 from .types import Action, Decision, EnsureSecret, Material, Plan, ProbeBackend
 
 PROBE_EVERY_S = 15.0
@@ -48,16 +49,14 @@ def plan_tier(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan
     fields = {"capacity": str(tier.spec.capacity or tier.spec.capacity_per_pod or "") or None}
     if stalled:
         fields |= _UNKNOWN_USE
-        findings = (*kstatus(stalled, None, stalled), *_static(tier))
+        findings = (*kstatus(stalled, None, stalled), *promises(world, tier, stalled))
         return Plan(statuses=write_status(tier, now, findings, fields))
     if tier.spec.medium is not Medium.REDIS:
         in_pod = Decision(TierReason.IN_POD, "the tier lives inside the pods of the models that list it")
-        described = _static(tier)
         if tier.spec.medium is Medium.CPU:
             fields["guaranteed"] = binary(guaranteed_bytes(world, tier))
-            committed = capacity_committed(world, tier)
-            described = tuple(committed if finding.type == committed.type else finding for finding in described)
-        return Plan(statuses=write_status(tier, now, (*kstatus(None, None, in_pod), *described), fields))
+        findings = (*kstatus(None, None, in_pod), *promises(world, tier))
+        return Plan(statuses=write_status(tier, now, findings, fields))
     return _redis(world, ctx, tier, now, fields)
 
 
@@ -67,13 +66,13 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     if tier.spec.redis and tier.spec.redis.managed:
         if world.domain_id is None:
             waiting = Decision(TierReason.PROGRESSING, "the domain's identity is being drawn")
-            findings = (*kstatus(None, waiting, waiting), *_static(tier))
+            findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
             return Plan(statuses=write_status(tier, now, findings, fields), wake_after_s=1)
         actions = _secrets(world, ctx, tier, world.domain_id)
         token = _restart_token(world, tier)
         if token is None:
             waiting = Decision(TierReason.PROGRESSING, "the server's users and certificate are being made")
-            findings = (*kstatus(None, waiting, waiting), *_static(tier))
+            findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
             return Plan(actions=actions, statuses=write_status(tier, now, findings, fields), wake_after_s=0.2)
         children = redis_tier_children(ctx, tier, tls_revision=token)
     foreign = taken_by_someone_else(world, tier, children)
@@ -82,7 +81,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
             TierReason.NAME_CONFLICT,
             f"{foreign} exists and does not belong to this CacheTier: delete it or rename the CacheTier",
         )
-        findings = (*kstatus(conflict, None, conflict), *_static(tier))
+        findings = (*kstatus(conflict, None, conflict), *promises(world, tier))
         return Plan(statuses=write_status(tier, now, findings, {**fields, **_UNKNOWN_USE}))
     reachable = _reachable(world, tier)
     pending = Decision(reachable.reason, reachable.message) if reachable.status != "True" else None
@@ -91,7 +90,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     ready = Decision(room.reason, room.message) if full else Decision(TierReason.READY, "the tier's server answers")
     serving = 1 if reachable.status == "True" else 0
     fields |= {"shards": 1, "shardsReady": serving, "used": _used(world, tier)}
-    findings = (*kstatus(None, pending, ready), reachable, room, *_static(tier))
+    findings = (*kstatus(None, pending, ready), reachable, room, *promises(world, tier))
     return Plan(
         actions=(*actions, *_probe(tier, now, world), *no_longer_wanted(world, tier, children)),
         apply=children,
@@ -280,62 +279,3 @@ def _used(world: World, tier: CacheTier) -> str | None:
         return tier.status.used if _told(tier) else None
     steps = min(USED_STEPS, round(report.used_bytes * USED_STEPS / capacity))
     return f"~{steps * 100 // USED_STEPS}%"
-
-
-def _static(tier: CacheTier) -> tuple[Finding, ...]:
-    encrypted = (
-        false(
-            ConditionType.ENCRYPTED, TierReason.ENCRYPTION_UNAVAILABLE, "blocks are not encrypted, and none are stored"
-        )
-        if tier.spec.encryption_required
-        else false(ConditionType.ENCRYPTED, TierReason.ENCRYPTION_DISABLED, "spec.encryption is Disabled")
-        if tier.spec.medium in (Medium.REDIS, Medium.NVME)
-        else false(ConditionType.ENCRYPTED, TierReason.NOT_AT_REST, "memory of a pod is not encrypted")
-    )
-    committed = unknown(
-        ConditionType.CAPACITY_COMMITTED,
-        TierReason.BUDGETS_NOT_ENFORCED,
-        "this version tells so of CPU tiers that are in use only",
-    )
-    return (encrypted, committed, *_eviction(tier), *_retention(tier))
-
-
-def _eviction(tier: CacheTier) -> tuple[Finding, ...]:
-    """Return whether a full Redis tier makes room; in pods the cache server evicts."""
-    redis = tier.spec.redis
-    if tier.spec.medium is not Medium.REDIS or redis is None:
-        return ()
-    if redis.managed is not None:
-        return (
-            false(
-                ConditionType.EVICTS_WHEN_FULL,
-                TierReason.EVICTION_NOT_RECONCILED,
-                "a full tier refuses new blocks until old ones expire: this version does not evict from Redis",
-            ),
-        )
-    return (
-        unknown(
-            ConditionType.EVICTS_WHEN_FULL,
-            TierReason.EVICTION_NOT_RECONCILED,
-            "what a full server does is up to its own maxmemory-policy: this version does not evict from Redis",
-        ),
-    )
-
-
-def _retention(tier: CacheTier) -> tuple[Finding, ...]:
-    if tier.spec.max_retention is None:
-        return ()
-    if tier.spec.medium is Medium.REDIS:
-        sentence = f"each block expires {tier.spec.max_retention} after it was stored, or sooner"
-        return (true(ConditionType.RETENTION_KEPT, TierReason.EXPIRES_BY_ITSELF, sentence),)
-    return (
-        false(
-            ConditionType.RETENTION_KEPT,
-            TierReason.RETENTION_NOT_RECONCILED,
-            "spec.maxRetention is kept in pods for the tenants only whose policies name this tier: other blocks stay "
-            "until they are evicted or their pod ends"
-            if tier.spec.medium is Medium.CPU
-            else "spec.maxRetention is not kept on this medium by this version: blocks stay until they are evicted or "
-            "their pod ends",
-        ),
-    )

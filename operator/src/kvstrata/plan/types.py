@@ -36,6 +36,7 @@ class Material(StrEnum):
     """What a generated Secret holds."""
 
     DOMAIN_KEY = "DomainKey"
+    DATA_KEYS = "DataKeys"
     REDIS_USERS = "RedisUsers"
     SERVER_CERTIFICATE = "ServerCertificate"
 
@@ -45,7 +46,8 @@ class EnsureSecret:
     """Make a Secret with fresh material; one that exists is overwritten only with `renew`, for what cannot be used.
 
     `dns_names` are the subject alternative names of a certificate; `domain` is the domain id whose keys the users of a
-    Redis tier may reach.
+    Redis tier may reach. A Secret of data keys gets a fresh one for each of `epochs` that it has none for, and loses
+    those of `spent`; its other keys are left alone.
     """
 
     name: str
@@ -55,6 +57,8 @@ class EnsureSecret:
     dns_names: tuple[str, ...] = ()
     renew: bool = False
     domain: str = ""
+    epochs: tuple[str, ...] = ()
+    spent: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,8 @@ class CommitBundle:
     """Write a model's bundle: its changed shards into their free slots, then the root, conditionally.
 
     `shards` maps the index of each changed shard to its bytes; `resource_version` is the root's, None to create it;
-    `entries` is the whole content, as the store will hold it, and `compiled` what `CommittedBundle.compiled` will be.
+    `entries` is the whole content, as the store will hold it, `compiled` and `keyless` what those of `CommittedBundle`
+    will be.
     """
 
     model: str
@@ -72,6 +77,7 @@ class CommitBundle:
     resource_version: str | None
     owner: Mapping[str, Any]
     compiled: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    keyless: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,8 @@ def concerned_by_pod(world: World, before: Pod | None, after: Pod | None, model:
     if ended or (before is None or not before.ready) != (after is None or not after.ready):
         keys |= _waiting_policies(world, name, world.acked_revision(after) if after else 0)
         keys |= set(_groups(world))
+        found = world.models.get(name)
+        keys |= {Key("CacheTier", world.namespace, tier) for tier in (found.spec.tier_names if found else ())}
         said = world.states.get(pod.uid) if pod else None
         memories = _memories(world, name)
         if not all(keeps_budgets(said.state if said else None, tier) for tier in memories):
@@ -91,8 +93,9 @@ def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, aft
     ):
         return frozenset()
     keys = {Key("CachedModel", world.namespace, pod.model), Key("CacheDomain", world.namespace, "default")}
-    if (old.tiers if old else ()) != new.tiers:
-        keys |= {Key("CacheTier", world.namespace, tier.name) for tier in new.tiers}
+    told_before = old.tiers if old and old.acked else ()
+    if told_before != new.tiers:
+        keys |= {Key("CacheTier", world.namespace, tier.name) for tier in (*told_before, *new.tiers)}
     if old is None or old.acked != new.acked:
         keys |= _waiting_policies(world, pod.model, old.acked if old else 0)
         keys |= set(_open_invalidations(world)) | set(_groups(world))

@@ -34,11 +34,19 @@ class Resync:
 
     async def objects(self, report: Callable[[Key], None]) -> None:
         """Bring the store up to date; `report` gets every key that something missed concerns."""
+        keys = {
+            namespace: frozenset(self._store.domain(namespace).data_keys)
+            for scope in self._scopes
+            for namespace in self._namespaces(scope)
+        }
         for scope in self._scopes:
             for resource in OWN_RESOURCES:
                 await self._diff(resource, scope, None, report)
             for resource in self._children:
                 await self._diff(resource, scope, labels.OWNED_SELECTOR, report)
+        for namespace, epochs in keys.items():
+            domain = self._store.domain(namespace)
+            domain.judged_epochs |= epochs & domain.data_keys.keys()
         metrics.RESYNCS.inc()
 
     async def secrets(self) -> None:

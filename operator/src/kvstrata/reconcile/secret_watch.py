@@ -37,7 +37,7 @@ class SecretWatch:
             return frozenset()
         domain = self._store.domain(raw["metadata"]["namespace"])
         name = raw["metadata"]["name"]
-        before, key_before = domain.secrets.get(name), domain.domain_key
+        before, key_before, keys_before = domain.secrets.get(name), domain.domain_key, domain.data_keys
         if before and resource_version(raw) <= int(before.resource_version or 0):
             return frozenset()
         self._keeper.observe(domain, raw)
@@ -47,6 +47,8 @@ class SecretWatch:
         after = domain.secrets.get(name)
         if domain.domain_key != key_before:
             return self._everything(domain.namespace)
+        if domain.data_keys != keys_before:
+            return self._holders_of_keys(domain.namespace)
         same = before and after and before.tells_the_same_as(after)
         return frozenset() if same else owners(raw)
 
@@ -55,7 +57,7 @@ class SecretWatch:
         if not self._keeper.is_open:
             return frozenset()
         domain = self._store.domain(raw["metadata"]["namespace"])
-        key_before = domain.domain_key
+        key_before, keys_before = domain.domain_key, domain.data_keys
         if not self._keeper.forget(domain, raw["metadata"]["name"], resource_version(raw)):
             return frozenset()
         model = bundle_of(raw)
@@ -63,6 +65,8 @@ class SecretWatch:
             return self._mark(domain, model, raw)
         if domain.domain_key != key_before:
             return self._everything(domain.namespace)
+        if domain.data_keys != keys_before:
+            return self._holders_of_keys(domain.namespace)
         return owners(raw)
 
     def _mark(self, domain: DomainStore, model: str, raw: Raw) -> frozenset[Key]:
@@ -84,6 +88,11 @@ class SecretWatch:
             return frozenset()
         domain.suspected_bundles[model] = max(newest, domain.suspected_bundles.get(model, 0))
         return frozenset({Key(BUNDLE, domain.namespace, model)})
+
+    def _holders_of_keys(self, namespace: str) -> frozenset[Key]:
+        """Return the domain, which draws what lacks, and the bundles, which carry what there is."""
+        models = self._store.domain(namespace).objects["CachedModel"]
+        return frozenset({Key("CacheDomain", namespace, "default"), *(Key(BUNDLE, namespace, name) for name in models)})
 
     def _everything(self, namespace: str) -> frozenset[Key]:
         """Every keyspace follows from the domain's key."""

@@ -16,7 +16,8 @@ from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import SECRET
 from kvstrata.contract.ack import OPERATOR_COMMON_NAME
 from kvstrata.contract.canonical import digest_bytes
-from kvstrata.contract.keyspace import DOMAIN_KEY_BYTES
+from kvstrata.contract.datakey import DATA_KEY_BYTES
+from kvstrata.contract.keyspace import DOMAIN_KEY_BYTES, is_epoch
 from kvstrata.model.facts import SecretFacts
 from kvstrata.objects import names
 from kvstrata.objects.secret import redis_auth_data
@@ -89,6 +90,8 @@ class Keeper:
         if name == names.DOMAIN_KEY_SECRET:
             key = values.get(names.DOMAIN_KEY_DATA_KEY, b"")
             domain.domain_key = key if len(key) >= DOMAIN_KEY_BYTES else None
+        if name.startswith(names.DATA_KEYS_PREFIX):
+            _take_data_keys(domain, name, values)
 
     def forget(self, domain: DomainStore, name: str, version: int = 0) -> bool:
         """Take note that a Secret is gone; `version` is that of its deletion, 0 where it is not known.
@@ -103,20 +106,31 @@ class Keeper:
         domain.secrets.pop(name, None)
         if name == names.DOMAIN_KEY_SECRET:
             domain.domain_key = None
+        if name.startswith(names.DATA_KEYS_PREFIX):
+            _take_data_keys(domain, name, {})
         return True
 
     async def ensure(self, domain: DomainStore, order: EnsureSecret) -> None:
-        """Create the Secret of `order`, or renew its certificate. Keys and passwords that exist are left alone."""
+        """Create the Secret of `order`, or renew its certificate. Keys and passwords that exist are left alone.
+
+        Raises KubeError if somebody else wrote a Secret of data keys meanwhile: its keys must be seen first.
+        """
         stored = await self._kube.get(SECRET, domain.namespace, order.name)
-        if stored is not None and not order.renew:
-            self.observe(domain, stored)
+        values: Mapping[str, bytes] | None
+        if order.material is Material.DATA_KEYS:
+            values = self._data_keys(order, decode(stored or {}))
+        else:
+            values = self._material(order) if stored is None or order.renew else None
+        if values is None:
+            if stored is not None:
+                self.observe(domain, stored)
             return
-        body = _secret(order.name, self._material(order), order.labels, order.owner)
+        body = _secret(order.name, values, order.labels, order.owner)
         if stored is None:
             try:
                 written = await self._kube.create(SECRET, domain.namespace, body)
             except KubeError as error:
-                if not error.is_conflict:
+                if not error.is_conflict or order.material is Material.DATA_KEYS:
                     raise
                 written = await self._kube.get(SECRET, domain.namespace, order.name) or body
         else:
@@ -124,6 +138,12 @@ class Keeper:
             written = await self._kube.replace(SECRET, domain.namespace, body)
         log.info("secret written", extra={"secret": order.name, "material": str(order.material)})
         self.observe(domain, written)
+
+    def _data_keys(self, order: EnsureSecret, there: Mapping[str, bytes]) -> dict[str, bytes] | None:
+        """Return what a Secret of data keys is to hold, None if that is what it holds."""
+        kept = {epoch: key for epoch, key in there.items() if epoch not in order.spent and _is_key(key)}
+        drawn = {epoch: self._entropy(DATA_KEY_BYTES) for epoch in order.epochs if epoch not in kept}
+        return None if kept == there and not drawn else kept | drawn
 
     def _facts(self, raw: Mapping[str, Any], values: Mapping[str, bytes]) -> SecretFacts:
         certificate = values.get(names.CERTIFICATE_KEY)
@@ -143,6 +163,8 @@ class Keeper:
         match order.material:
             case Material.DOMAIN_KEY:
                 return {names.DOMAIN_KEY_DATA_KEY: self._entropy(DOMAIN_KEY_BYTES)}
+            case Material.DATA_KEYS:
+                return self._data_keys(order, {}) or {}  # What there is already, only `ensure` knows.
             case Material.REDIS_USERS:
                 return redis_auth_data(order.domain, self._password(), self._password())
             case Material.SERVER_CERTIFICATE:
@@ -152,6 +174,22 @@ class Keeper:
                     names.PRIVATE_KEY_KEY: pair.key_pem,
                     names.AUTHORITY_KEY: self.authority.certificate_pem,
                 }
+
+
+def _is_key(key: bytes) -> bool:
+    return len(key) == DATA_KEY_BYTES and any(key)
+
+
+def _take_data_keys(domain: DomainStore, name: str, values: Mapping[str, bytes]) -> None:
+    own = {
+        epoch: key
+        for epoch, key in values.items()
+        if is_epoch(epoch) and names.data_keys_secret(epoch) == name and _is_key(key)
+    }
+    others = {epoch: key for epoch, key in domain.data_keys.items() if names.data_keys_secret(epoch) != name}
+    if others | own != domain.data_keys:
+        domain.data_keys = others | own
+        domain.judged_epochs.intersection_update(domain.data_keys)
 
 
 def decode(raw: Mapping[str, Any]) -> dict[str, bytes]:

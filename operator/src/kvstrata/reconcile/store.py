@@ -44,7 +44,12 @@ class DomainStore:
     children: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     owned: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     secrets: dict[str, SecretFacts] = field(default_factory=dict)
-    domain_key: bytes | None = None
+    domain_key: bytes | None = field(default=None, repr=False)
+    data_keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """By epoch; replaced as a whole when one changes."""
+    judged_epochs: set[str] = field(default_factory=set)
+    """Of the data keys' epochs those that were seen to leave a status, or whose key was known before a whole list of
+    objects was read: a key is drawn for an epoch that a status has, so a later list shows whether one still does."""
     pods: dict[str, dict[str, Pod]] = field(default_factory=lambda: defaultdict(dict))
     departures: dict[str, tuple[Departure, ...]] = field(default_factory=dict)
     states: dict[str, VerifiedState] = field(default_factory=dict)
@@ -86,6 +91,8 @@ class Store:
             term=self.term,
             entropy=self._entropy(),
             domain_key=d.domain_key,
+            data_keys=d.data_keys,
+            judged_epochs=d.judged_epochs,
             domains=d.objects["CacheDomain"],
             tiers=d.objects["CacheTier"],
             models=d.objects["CachedModel"],
@@ -140,6 +147,7 @@ class Store:
             d.versions[(kind, name)] = max(known, version)
         if kind in OWN_KINDS:
             before = d.objects[kind].pop(name, None)
+            _note_epoch_left(d, before, None)
             d.unreadable.pop(Key(kind, namespace, name), None)
             if isinstance(before, TenantCachePolicy):
                 self._index_policy(d, before, present=False)
@@ -219,6 +227,7 @@ class Store:
             # A spec changes with the generation only. The same object tells at once that it has not.
             after = after.model_copy(update={"spec": getattr(before, "spec")})  # noqa: B009  (declared by each kind)
         d.objects[kind][name] = after
+        _note_epoch_left(d, before, after)
         if isinstance(before, TenantCachePolicy):
             self._index_policy(d, before, present=False)
         if isinstance(after, TenantCachePolicy):
@@ -269,6 +278,13 @@ class Store:
             d.states.pop(pod.uid, None)
             return concerned_by_pod(self.world(d.namespace), pod, None, model=model)
         return frozenset()
+
+
+def _note_epoch_left(d: DomainStore, before: Resource | None, after: Resource | None) -> None:
+    """Take note of an epoch that a status no longer names: epochs are random, so it never will again."""
+    left, now = (getattr(getattr(one, "status", None), "scope", None) for one in (before, after))
+    if left is not None and left.epoch in d.data_keys and (now is None or now.epoch != left.epoch):
+        d.judged_epochs.add(left.epoch)
 
 
 def owners(raw: Mapping[str, Any]) -> frozenset[Key]:

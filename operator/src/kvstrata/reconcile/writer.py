@@ -184,7 +184,9 @@ class Writer:
         before = domain.bundles.get(commit.model)
         held = {entry.policy for entry in before.bundle.entries.values()} if before else set()
         dropped = frozenset(held - {entry.policy for entry in commit.entries.values()})
-        domain.bundles[commit.model] = CommittedBundle(Bundle(commit.root, commit.entries), version, commit.compiled)
+        domain.bundles[commit.model] = CommittedBundle(
+            Bundle(commit.root, commit.entries), version, commit.compiled, commit.keyless
+        )
         domain.committed_at[commit.model] = (commit.root.revision, time.monotonic())
         metrics.COMMITS.observe(time.monotonic() - started)
         for other in ("TenantCachePolicy", "TenantGroup"):

@@ -23,17 +23,6 @@ def medium_is_provided(world: World, tier: CacheTier) -> Decision | None:
     )
 
 
-def encryption_is_possible(world: World, tier: CacheTier) -> Decision | None:
-    """Blocks are not encrypted yet, so a tier that requires it must hold none."""
-    if not tier.spec.encryption_required:
-        return None
-    return Decision(
-        TierReason.ENCRYPTION_UNAVAILABLE,
-        "this version cannot encrypt blocks, and the tier requires it (as it does unless Disabled): nothing "
-        "is stored on it; set spec.encryption: Disabled to use it without",
-    )
-
-
 def classifications_can_be_kept(world: World, tier: CacheTier) -> Decision | None:
     """A tier that must not hold some data may not be used before that is enforced."""
     if tier.spec.allowed_classifications is None:
@@ -87,7 +76,6 @@ def eviction_is_lru(world: World, tier: CacheTier) -> Decision | None:
 
 RULES = (
     medium_is_provided,
-    encryption_is_possible,
     classifications_can_be_kept,
     is_one_server,
     eviction_is_lru,

@@ -1,0 +1,124 @@
+"""Data keys: which epochs have one, what entries say of it, and when one may go.
+
+A key is drawn for every epoch in use as soon as a tier requires encryption, in Secrets of the domain. It lives as long
+as its epoch, also while no tier requires it: a tier that requires it again finds its blocks again. From the moment at
+which it is dropped nobody can read what it encrypted, so that is done last: when no status names its epoch, no bundle
+has its key, and every pod that may hold an older bundle has acknowledged a revision without it, or is gone for certain.
+
+An entry never waits for its key: until it is there, tiers that require encryption refuse the keyspace.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachedomain import CacheDomain
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.contract.bundle import Entry
+from kvstrata.contract.datakey import MAX_GENERATION, DataKey
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import World
+from kvstrata.objects import labels, names
+
+from .custody import account_for, witnesses_now
+from .scopes import Epoch
+from .types import EnsureSecret, Material, Plan
+
+LOOK_AGAIN_S = 60.0
+"""When to look again at keys that may not go yet: pods that vanished count as gone by time alone."""
+
+HOLDERS = frozenset({"CacheDomain", "TenantCachePolicy", "TenantGroup"})
+"""Kinds whose status names epochs."""
+
+
+def encrypts(world: World) -> bool:
+    """Whether a tier of the domain is to hold ciphertext."""
+    return any(map(_encrypts, world.tiers.values()))
+
+
+def keys_of(world: World, epoch: Epoch) -> tuple[DataKey, ...]:
+    """Return the data keys of a scope in its epoch; none while they are not drawn, or not needed."""
+    secret = world.data_keys.get(epoch.value) if encrypts(world) else None
+    return (DataKey(epoch.rolls % (MAX_GENERATION + 1), secret),) if secret else ()
+
+
+def as_held(world: World, model: CachedModel, entry: Entry) -> Entry:
+    """Return a policy's entry as the bundle of `model` has it: pods that encrypt nothing get no keys."""
+    if not entry.keys or any(_encrypts(world.tiers[name]) for name in model.spec.tier_names if name in world.tiers):
+        return entry
+    return replace(entry, keys=())
+
+
+def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
+    """Return what is to be done about the domain's Secrets of data keys."""
+    if not (world.data_keys or encrypts(world)):
+        return Plan()
+    used = _epochs_in_use(world)
+    lacking = _by_secret(epoch for epoch in used if epoch not in world.data_keys) if encrypts(world) else {}
+    unused = world.data_keys.keys() - used
+    spent = _by_secret(_droppable(world, unused, now))
+    orders = tuple(
+        EnsureSecret(
+            name=name,
+            material=Material.DATA_KEYS,
+            labels=labels.of_domain("data-keys"),
+            owner=domain.owner_reference(),
+            epochs=tuple(sorted(lacking.get(name, ()))),
+            spent=tuple(sorted(spent.get(name, ()))),
+        )
+        for name in sorted({*lacking, *spent})
+    )
+    return Plan(
+        actions=orders,
+        enqueue=tuple(Key(BUNDLE, world.namespace, name) for name in world.models) if lacking else (),
+        wake_after_s=LOOK_AGAIN_S if unused else None,
+    )
+
+
+def _encrypts(tier: CacheTier) -> bool:
+    return tier.spec.medium is Medium.REDIS and tier.spec.encryption_required
+
+
+def _by_secret(epochs: Iterable[str]) -> dict[str, set[str]]:
+    grouped: dict[str, set[str]] = defaultdict(set)
+    for epoch in epochs:
+        grouped[names.data_keys_secret(epoch)].add(epoch)
+    return grouped
+
+
+def _epochs_in_use(world: World) -> set[str]:
+    scopes = [
+        *(policy.status.scope for policy in world.policies.values()),
+        *(group.status.scope for group in world.groups.values()),
+        *(domain.status.scope for domain in world.domains.values()),
+    ]
+    return {scope.epoch for scope in scopes if scope is not None}
+
+
+def _droppable(world: World, unused: Iterable[str], now: datetime) -> tuple[str, ...]:
+    """Return those of the epochs that no status names whose key nobody can need any more.
+
+    That no status names one is known only if all of them can be read and none can be news to come.
+    """
+    left = [epoch for epoch in unused if epoch in world.judged_epochs]
+    whole = all(committed.whole for committed in world.bundles.values())
+    if not left or not whole or any(key.kind in HOLDERS for key in world.unreadable):
+        return ()
+    held = frozenset().union(*(committed.data_keys for committed in world.bundles.values()))
+    witnesses = witnesses_now(world, now)
+    settled: dict[tuple[int, ...], bool] = {}
+    found = []
+    for epoch in left:
+        if world.data_keys[epoch] in held:
+            continue
+        revisions = {name: committed.keyless_since(epoch) for name, committed in world.bundles.items()}
+        which = tuple(revisions.values())
+        if which not in settled:
+            settled[which] = not account_for(world, witnesses, revisions, now).open
+        if settled[which]:
+            found.append(epoch)
+    return tuple(found)
