@@ -149,6 +149,8 @@ class StandInAdapter:
         self.revision = 0
         self.term = 0
         self.breaker = "closed"
+        self.tier: dict[str, Any] = {}
+        """More of what its tier's state says."""
         self.usage: tuple[ScopeUsage, ...] = ()
         self.counters: dict[str, int] = {}
         self.purged: list[list[str]] = []
@@ -206,7 +208,7 @@ class StandInAdapter:
                     blocks = len(question["keyspaces"])
                     writer.write(PurgeAnswer(self.boot, 100 * blocks, blocks, 10, 1).encode())
                 else:
-                    tier = TierState("shared", "Redis", self.breaker)
+                    tier = TierState("shared", "Redis", self.breaker, **self.tier)
                     state = AdapterState(
                         self.boot, self.revision, self.term, True, 0, (tier,), self.counters, self.usage
                     )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
+from typing import Any
 
 import pytest
 
 from kvstrata.contract.ack import PodState
+from kvstrata.contract.link import TierState
 
 from . import pki
 from .world import MODEL, Answer, Connection, World, entry, post, until
@@ -78,6 +80,19 @@ async def test_what_changed_between_two_polls_is_told_at_once(gate: World) -> No
     second = await poll(gate, 1, 30, tag=first.headers["etag"])
     assert time.monotonic() - begun < 10
     assert PodState.decode(second.body).tiers[0].breaker == "open"
+
+
+@pytest.mark.parametrize("said", [{"encrypted": True}, {"keyless": 1}, {"capacity_bytes": 1 << 20}])
+async def test_what_a_tier_says_of_keys_and_capacity_is_told_at_once(gate: World, said: dict[str, Any]) -> None:
+    heard: list[TierState] = []
+    gate.gate.enforcement.changed.append(lambda: heard.extend(gate.gate.link.tiers))
+    first = await poll(gate, 0, 0)
+    gate.adapter.tier = said
+    await until(lambda: heard != [])
+    assert heard == [TierState("shared", "Redis", "closed", **said)]
+    second = await poll(gate, 1, 0)
+    assert PodState.decode(second.body).tiers == tuple(heard)
+    assert second.headers["etag"] != first.headers["etag"]
 
 
 async def test_one_connection_serves_poll_after_poll(gate: World) -> None:

@@ -126,13 +126,13 @@ def test_file_names_are_read_as_they_are_written_and_nothing_else_is() -> None:
 
 
 def test_a_tiers_state_is_read_from_earlier_and_later_versions() -> None:
-    told = TierState("shared", "Redis", "closed", encrypted=True, keyless=3)
+    told = TierState("shared", "Redis", "closed", encrypted=True, keyless=3, capacity_bytes=1 << 40)
     line = AdapterState("b", 1, 1, True, 1, (told,)).encode()
     assert decode_answer(line) == AdapterState("b", 1, 1, True, 1, (told,))
     raw = json.loads(line)
     (tier,) = raw["state"]["tiers"]
     tier["later"] = 1
-    del tier["encrypted"], tier["keyless"]
+    del tier["encrypted"], tier["keyless"], tier["capacity_bytes"]
     answer = decode_answer(json.dumps(raw).encode())
     assert isinstance(answer, AdapterState)
     assert answer.tiers == (TierState("shared", "Redis", "closed"),)

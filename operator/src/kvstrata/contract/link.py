@@ -65,7 +65,9 @@ class TierState:
 
     `breaker` is closed, open or half-open; `full` is whether the tier refused the newest block for want of memory.
     `encrypted` is whether blocks are encrypted there, and `keyless` how many of the policy's keyspaces it is not used
-    for because they have no key.
+    for because they have no key. In a cluster `nodes` is how many servers have slots and `nodes_away` how many of them
+    are not used now; the breaker is open when all are away. `capacity_bytes` is what all scopes may store there
+    together, so that guarantees hold; 0 where nobody bounds it.
     """
 
     name: str
@@ -79,6 +81,9 @@ class TierState:
     full: bool = False
     encrypted: bool = False
     keyless: int = 0
+    nodes: int = 1
+    nodes_away: int = 0
+    capacity_bytes: int = 0
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> TierState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 
@@ -182,7 +183,7 @@ class AdapterLink:
         answer = await _ask(reader, writer, state_request(), _STATE_TIMEOUT_S)
         if not isinstance(answer, AdapterState):
             raise ContractError("the adapter answered a question about its state with something else")
-        changed = [(tier.name, tier.breaker) for tier in answer.tiers] != [(t.name, t.breaker) for t in self.tiers]
+        changed = list(map(_told, answer.tiers)) != list(map(_told, self.tiers))
         self.tiers, self.usage, self.usage_left_out = answer.tiers, answer.usage, answer.usage_left_out
         self.problem = ""
         if changed:
@@ -218,3 +219,8 @@ def _together(one: PurgeAnswer, other: PurgeAnswer) -> PurgeAnswer:
         one.locked_blocks + other.locked_blocks,
         one.residue or other.residue,
     )
+
+
+def _told(tier: TierState) -> TierState:
+    """Return what the operator is told of at once when it changes: all but counts, and words about them."""
+    return replace(tier, detail="", stored=0, loaded=0, refused=0, errors=0)
