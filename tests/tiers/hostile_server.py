@@ -67,6 +67,7 @@ def committed_for_ever(arguments: list[bytes]) -> bytes:
     replies = {
         b"TIME": b"*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n",
         b"HMGET": b"*2\r\n$-1\r\n$-1\r\n",
+        b"ZMSCORE": b"*1\r\n$-1\r\n",
         b"ZSCORE": b"$13\r\n9000000000000\r\n",
         b"HGET": b"$15\r\n1:1700000000000\r\n",
     }

@@ -60,6 +60,11 @@ class RedisProcess:
         """Return a client that looks from the outside."""
         return redis.Redis(unix_socket_path=str(self.admin_socket), password=password)
 
+    @property
+    def running(self) -> bool:
+        """Whether it was started and not killed."""
+        return self._process is not None
+
     def kill(self) -> None:
         """Kill it, as a lost node would go."""
         if self._process is not None:

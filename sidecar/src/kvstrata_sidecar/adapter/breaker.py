@@ -1,7 +1,7 @@
-"""The circuit breaker of one tier: a pure state machine.
+"""The circuit breaker of one server of a tier: a pure state machine.
 
-A tier starts open, so that nothing waits for a server that was never seen. Only probes, which nobody waits for, go to a
-tier that is not closed; the first that succeeds closes it. Each probe that fails doubles the pause, up to a maximum.
+It starts open, so that nothing waits for a server that was never seen. Only probes, which nobody waits for, go to a
+server whose breaker is not closed; the first that succeeds closes it. Each probe that fails doubles the pause, up to a maximum.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from enum import StrEnum
+
+
+NEVER_SEEN = "not connected yet"
 
 
 class BreakerState(StrEnum):
@@ -20,7 +23,7 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """Counts a tier's failures in a row and says whether it may be used. Safe to share between threads.
+    """Counts a server's failures in a row and says whether it may be used. Safe to share between threads.
 
     `clock` returns seconds of a clock that never goes back. `threshold` failures in a row open the breaker.
     """
@@ -39,7 +42,7 @@ class Breaker:
         self._longest_pause_s = longest_pause_s
         self._lock = threading.Lock()
         self._state = BreakerState.OPEN
-        self._detail = "not connected yet"
+        self._detail = NEVER_SEEN
         self._failures = 0
         self._pause_s = first_pause_s
         self._probe_at_s = clock()
@@ -56,7 +59,7 @@ class Breaker:
 
     @property
     def closed(self) -> bool:
-        """Whether the tier may be used."""
+        """Whether the server may be used."""
         return self._state is BreakerState.CLOSED
 
     def probe_in_s(self) -> float | None:
@@ -74,13 +77,16 @@ class Breaker:
             self._state = BreakerState.HALF_OPEN
             return True
 
+    def vouched_for(self) -> None:
+        """Close the breaker of a server that was never seen, because one that is in use sends there."""
+        with self._lock:
+            if self._state is BreakerState.OPEN and self._detail == NEVER_SEEN:
+                self._close()
+
     def probe_succeeded(self) -> None:
         """Close the breaker."""
         with self._lock:
-            self._state = BreakerState.CLOSED
-            self._detail = ""
-            self._failures = 0
-            self._pause_s = self._first_pause_s
+            self._close()
 
     def probe_failed(self, detail: str) -> None:
         """Open the breaker for twice as long as before."""
@@ -104,6 +110,12 @@ class Breaker:
             self._detail = detail
             if fatal or self._failures >= self._threshold:
                 self._open(detail)
+
+    def _close(self) -> None:
+        self._state = BreakerState.CLOSED
+        self._detail = ""
+        self._failures = 0
+        self._pause_s = self._first_pause_s
 
     def _open(self, detail: str) -> None:
         self._state = BreakerState.OPEN

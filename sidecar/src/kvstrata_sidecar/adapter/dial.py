@@ -5,11 +5,14 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from .params import Endpoint, TlsParams
 from .resp import AccessError, Connection, PeerTimeoutError, TransportError, reason
+from .slots import Address
 
 OP_CLEANSE_PLAINTEXT = 1 << 1
 """OpenSSL's SSL_OP_CLEANSE_PLAINTEXT (since 3.0), which Python does not name: what was read is overwritten in the
@@ -17,7 +20,7 @@ connection's buffer. Else each connection would keep up to 16 KB of the last blo
 
 
 def dial(
-    endpoint: Endpoint,
+    endpoint: Endpoint | Address,
     *,
     tls: TlsParams | None,
     username: str | None,
@@ -27,7 +30,8 @@ def dial(
 ) -> Connection:
     """Return a connection that is authenticated and answered a PING.
 
-    The CA and password files are read now, so that rotated ones count. Raises AccessError if they are missing or the
+    Credentials are sent when the server's certificate was found to be right, and not before. All files are read now,
+    so that rotated ones count. Raises AccessError if they are missing or the
     server refuses them, TransportError or ReplyError for everything else that stands in the way.
     """
     password = None if password_file is None else read_password(password_file)
@@ -38,7 +42,8 @@ def dial(
     try:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
-            raw = _start_tls(raw, endpoint, tls, connect_timeout_s)
+            proves = endpoint.proves if isinstance(endpoint, Address) else endpoint.host
+            raw = _start_tls(raw, tls, tls.server_name or proves, connect_timeout_s)
         connection = Connection(raw, io_timeout_s)
         connection.greet(username, password, give_up_after_s=connect_timeout_s + io_timeout_s)
     except AccessError as error:
@@ -67,15 +72,20 @@ def read_password(path: str) -> bytes:
     return password
 
 
-def _start_tls(raw: socket.socket, endpoint: Endpoint, tls: TlsParams, timeout_s: float) -> ssl.SSLSocket:
+def _start_tls(raw: socket.socket, tls: TlsParams, server_name: str, timeout_s: float) -> ssl.SSLSocket:
     try:
         context = ssl.create_default_context(cafile=tls.ca_file)
     except OSError as error:
         raise AccessError(f"the CA file {tls.ca_file} cannot be read: {reason(error)}") from error
+    if tls.cert_file is not None:
+        try:
+            context.load_cert_chain(tls.cert_file, tls.key_file)
+        except OSError as error:
+            raise AccessError(f"the certificate {tls.cert_file} cannot be used: {reason(error)}") from error
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= OP_CLEANSE_PLAINTEXT
     raw.setblocking(False)
-    secured = context.wrap_socket(raw, server_hostname=tls.server_name or endpoint.host, do_handshake_on_connect=False)
+    secured = context.wrap_socket(raw, server_hostname=server_name, do_handshake_on_connect=False)
     try:
         _shake_hands(secured, time.monotonic() + timeout_s)
     except ssl.SSLCertVerificationError as error:
@@ -106,3 +116,53 @@ def _wait(waited_for: socket.socket, event: int, timeout_s: float) -> None:
     poller = select.poll()
     poller.register(waited_for, event)
     poller.poll(timeout_s * 1000)
+
+
+class Dialing:
+    """A connection that a thread of its own opens, so that whoever waits can give up at any moment.
+
+    Looking up a name cannot be bounded or interrupted otherwise.
+    """
+
+    def __init__(self, open_connection: Callable[[], Connection]) -> None:
+        self._open_connection = open_connection
+        self._changed = threading.Condition()
+        self._outcome: Connection | Exception | None = None
+        self._given_up: str | None = None
+        threading.Thread(target=self._run, name="kvs-dial", daemon=True).start()
+
+    @property
+    def over(self) -> bool:
+        """Whether the thread has ended."""
+        return self._outcome is not None
+
+    def wait(self, timeout_s: float) -> Connection:
+        """Return the connection. Raises what opening it raised, PeerTimeoutError when it was given up."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._outcome is not None or self._given_up is not None, timeout_s)
+            outcome = self._outcome
+            if outcome is None or self._given_up is not None:
+                self._given_up = self._given_up or "connecting took too long"
+                if isinstance(outcome, Connection):
+                    outcome.close()
+                raise PeerTimeoutError(self._given_up)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def give_up(self, why: str) -> None:
+        """Make `wait` raise at once."""
+        with self._changed:
+            self._given_up = self._given_up or why
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            outcome: Connection | Exception = self._open_connection()
+        except Exception as error:
+            outcome = error
+        with self._changed:
+            self._outcome = outcome
+            if self._given_up is not None and isinstance(outcome, Connection):
+                outcome.close()
+            self._changed.notify_all()

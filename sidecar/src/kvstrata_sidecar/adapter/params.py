@@ -34,19 +34,28 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class TlsParams:
-    """How a tier's server proves itself: a CA file, and the name in its certificate (default: the endpoint's host)."""
+    """How a tier's servers prove themselves: a CA file, and the name in their certificates.
+
+    Without a name it is the endpoint's host, of a cluster's server the name that it announces, or its address.
+    `cert_file` and `key_file` are the client's certificate, for servers that ask for one. All files are read at every
+    connect.
+    """
 
     ca_file: str
     server_name: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TierParams:
     """One Redis tier. `endpoints` are tried in order; durations are in the units that their names say.
 
-    `password_file` is read at every connect, so that a rotated password needs no restart. `default_ttl_s` is how long
+    `cluster` says that the endpoints belong to a Redis Cluster, whose other servers are asked for. `password_file` is
+    read at every connect, so that a rotated password needs no restart. `default_ttl_s` is how long
     a block lives where the policy names no retention for this tier. `workers` connections carry blocks; one more is
-    kept for lookups, so that a large block never delays a request's answer. `queue_limit` bounds waiting blocks.
+    kept for lookups, so that a large block never delays a request's answer; in a cluster each has a connection to every
+    server. `queue_limit` and `queue_limit_bytes` bound the blocks that wait, those to load and those to store each.
     `capacity_bytes` is what all scopes may store together; with it guarantees hold, without it only limits do.
     `encryption` is `Required` or `Disabled`; a tier that requires it is used for keyspaces with a data key only.
     `eviction` is the order in which a scope's blocks go: `LRU` or `ARC`.
@@ -54,12 +63,14 @@ class TierParams:
 
     name: str
     endpoints: tuple[Endpoint, ...]
+    cluster: bool = False
     tls: TlsParams | None = None
     username: str | None = None
     password_file: str | None = None
     default_ttl_s: int = 86_400
     workers: int = 4
     queue_limit: int = 8_192
+    queue_limit_bytes: int = 16 << 30
     capacity_bytes: int | None = None
     encryption: str = "Disabled"
     eviction: str = "LRU"
@@ -79,14 +90,18 @@ class TierParams:
         values["endpoints"] = tuple(Endpoint(**_known(Endpoint, endpoint)) for endpoint in endpoints)
         if values.get("tls") is not None:
             values["tls"] = TlsParams(**_known(TlsParams, values["tls"]))
+            if (values["tls"].cert_file is None) != (values["tls"].key_file is None):
+                raise ValueError("tier.tls needs both cert_file and key_file, or neither")
         tier = cls(**values)
-        positive = (name for name in ("default_ttl_s", "workers", "queue_limit", *_durations()))
+        positive = (name for name in ("default_ttl_s", "workers", "queue_limit", "queue_limit_bytes", *_durations()))
         for name in positive:
             value = getattr(tier, name)
             if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
                 raise ValueError(f"tier.{name} must be a positive integer, not {value!r}")
         if tier.capacity_bytes is not None and (type(tier.capacity_bytes) is not int or tier.capacity_bytes <= 0):
             raise ValueError(f"tier.capacity_bytes must be a positive integer, not {tier.capacity_bytes!r}")
+        if type(tier.cluster) is not bool:
+            raise ValueError(f"tier.cluster must be true or false, not {tier.cluster!r}")
         if tier.encryption not in ("Required", "Disabled"):
             raise ValueError(f"tier.encryption must be Required or Disabled, not {tier.encryption!r}")
         if tier.eviction not in EVICTIONS:

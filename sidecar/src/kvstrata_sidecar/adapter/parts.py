@@ -9,15 +9,17 @@ from dataclasses import dataclass, field
 
 from . import protocol
 from .ages import Ages
+from .cluster import Node, Topology
+from .cluster_transport import ClusterTransport, key_of
 from .enforcement import Refusal
 from .ledger import Ledgers
+from .part import Gain, Part
 from .protocol import Loaded, Place, Terms
-from .resp import Connection
+from .revoked import RevokedSet
 from .sealer import Sealer
 from .sweeper import Sweeper
 from .tasks import Key, Task
-from .wire import ReplyError
-from .workers import Gain, Part
+from .wire import Command, ReplyError
 
 
 class Counters:
@@ -49,8 +51,8 @@ class Shared:
     """What the parts of one tier have in common.
 
     `retention_ms` is what the policy allows, `terms` under what a block is stored now: both are asked at the last
-    moment, because a part may have waited. `room` is told whether the tier had memory for a block. `sealer` returns the
-    calling thread's own.
+    moment, because a part may have waited. `room` is told whether there was memory for a block where it belongs.
+    `sealer` returns the calling thread's own.
     """
 
     counters: Counters
@@ -60,8 +62,9 @@ class Shared:
     window_ms: int
     retention_ms: Callable[[str], int | None]
     terms: Callable[[Key, str], Terms]
-    room: Callable[[bool], None]
+    room: Callable[[Place, bool], None]
     sealer: Callable[[], Sealer]
+    revoked: RevokedSet
 
     def refuse(self, keyspace: str, refusal: Refusal, amount: int = 1) -> None:
         """Count blocks that the tier may not be used for, and have the scope looked at if it can be repaired."""
@@ -81,9 +84,13 @@ class LookupPart(Part):
     shared: Shared
     urgent: bool = True
 
-    def run(self, connection: Connection) -> Gain:
+    def run(self, transport: ClusterTransport) -> Gain:
         """Look all of them up in one pipeline."""
-        sight = protocol.lookup(connection, self.places, self.shared.retention_ms(self.keyspace))
+        refusal = self.shared.revoked.refusal(transport, self.keyspace)
+        if refusal is not None:
+            self.refused(refusal)
+            return Gain()
+        sight = protocol.lookup(transport, self.places, self.shared.retention_ms(self.keyspace))
         for refusal, amount in sight.refused.items():
             self.shared.refuse(self.keyspace, refusal, amount)
         return Gain(hits=tuple(index for index, there in zip(self.indices, sight.found, strict=True) if there))
@@ -106,14 +113,19 @@ class LoadPart(Part):
     shared: Shared
     urgent: bool = True
 
-    def run(self, connection: Connection) -> Gain:
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        """The block's bytes."""
+        return len(self.view)
+
+    def run(self, transport: ClusterTransport) -> Gain:
         """Read the block if it is there in full."""
         sealer = self.shared.sealer()
-        refusal = sealer.refusal(self.keyspace)
+        refusal = sealer.refusal(self.keyspace) or self.shared.revoked.refusal(transport, self.keyspace)
         loaded = Loaded(refusal=refusal)
         if refusal is None:
             opening = sealer.open_into(self.keyspace, self.place.name, self.view)
-            loaded = protocol.load(connection, self.place, opening, self.shared.retention_ms(self.keyspace))
+            loaded = protocol.load(transport, self.place, opening, self.shared.retention_ms(self.keyspace))
         if loaded.refusal is not None:
             self.shared.refuse(self.keyspace, loaded.refusal)
         if not loaded.hit:
@@ -121,7 +133,7 @@ class LoadPart(Part):
             if loaded.unreadable:
                 self.shared.counters.add("unreadable")
             if loaded.damaged:  # it would be in the way of a good one until it expires
-                protocol.discard(connection, [self.place])
+                protocol.discard(transport, [self.place])
             return Gain()
         self.shared.ages.inherit(self.key, loaded.age_ms / 1000)
         self.shared.sweeper.touch(self.place)
@@ -151,15 +163,20 @@ class StorePart(Part):
     urgent: bool = False
     reserved: bool = False
 
-    def run(self, connection: Connection) -> Gain:
+    @property
+    def size(self) -> int:  # type: ignore[override]
+        """The block's bytes."""
+        return len(self.view)
+
+    def run(self, transport: ClusterTransport) -> Gain:
         """Write the block, unless it is there, or policy, budget or the tier's memory have no room for it."""
         try:
-            refusal = self._store(connection, self.shared.sealer())
+            refusal = self._store(transport, self.shared.sealer())
         except ReplyError as error:
             if error.code != "OOM":
                 raise
             refusal = Refusal.TIER_FULL
-            self.shared.room(False)
+            self.shared.room(self.place, False)
         if refusal is True:
             self.shared.counters.add("stored")
             self.shared.counters.add("stored_bytes", len(self.view))
@@ -168,26 +185,26 @@ class StorePart(Part):
             self.shared.counters.refuse(refusal)
         return Gain()
 
-    def _store(self, connection: Connection, sealer: Sealer) -> Refusal | bool:
+    def _store(self, transport: ClusterTransport, sealer: Sealer) -> Refusal | bool:
         """Return True for a block that was stored, False for one that was there, or why it was not."""
         terms = self.shared.terms(self.key, self.keyspace)
         if terms.life_ms - terms.age_ms <= 0:
             return Refusal.RETENTION
-        refusal = sealer.refusal(self.keyspace, seals=True)
+        refusal = sealer.refusal(self.keyspace, seals=True) or self.shared.revoked.refusal(transport, self.keyspace)
         if refusal is not None:
             return refusal
         size = sealer.value_bytes(len(self.view))
         self.reserved = True
-        admitted = self.shared.ledgers.admit(connection, self.place, size, self.token, terms)
+        admitted = self.shared.ledgers.admit(transport, self.place, size, self.token, terms)
         if admitted is False:
             self.shared.counters.add("stores_present")
         if admitted is not True:
             self.reserved = False
             return admitted
         parts = sealer.seal(self.keyspace, self.place.name, self.view)
-        committed = protocol.write(connection, self.place, parts, self.token, terms, self.shared.window_ms)
+        committed = protocol.write(transport, self.place, parts, self.token, terms, self.shared.window_ms)
         self.reserved = False
-        self.shared.room(True)
+        self.shared.room(self.place, True)
         return True if committed else Refusal.LATE
 
     def refused(self, refusal: Refusal) -> None:
@@ -212,9 +229,9 @@ class DeletePart(Part):
     deleted: list[bool] = field(default_factory=list)
     done: threading.Event = field(default_factory=threading.Event)
 
-    def run(self, connection: Connection) -> Gain:
+    def run(self, transport: ClusterTransport) -> Gain:
         """Delete them in one pipeline."""
-        self.deleted = protocol.discard(connection, self.places)
+        self.deleted = protocol.discard(transport, self.places)
         return Gain()
 
     def refused(self, refusal: Refusal) -> None:
@@ -228,19 +245,32 @@ class DeletePart(Part):
 
 @dataclass(slots=True, eq=False)
 class ProbePart(Part):
-    """See whether the server answers, on behalf of the breaker."""
+    """See whether a node answers, on behalf of its breaker.
 
+    In a cluster a key in one of its slots is asked for, too, because a server that cannot serve any answers a PING all
+    the same; `key_prefix` is what such a key begins with, None on a single server.
+    """
+
+    node: Node
+    topology: Topology
+    key_prefix: str | None
     give_up_after_s: float
-    report: Callable[[Exception | None], None]
+    wake: Callable[[], None]
     task: Task | None = None
     keyspace: str | None = None
     urgent: bool = True
 
-    def run(self, connection: Connection) -> Gain:
-        """Ping the server."""
-        connection.ping(self.give_up_after_s)
+    def run(self, transport: ClusterTransport) -> Gain:
+        """Ask the server."""
+        key = None if self.key_prefix is None else key_of(self.node, self.topology, self.key_prefix)
+        question = None if key is None else Command(key, (b"STRLEN", key))
+        transport.probe(self.node, question, self.give_up_after_s)
         return Gain()
 
     def over(self, error: Exception | None) -> None:
         """Tell the breaker."""
-        self.report(error)
+        if error is None:
+            self.node.breaker.probe_succeeded()
+        else:
+            self.node.breaker.probe_failed(str(error))
+        self.wake()

@@ -114,6 +114,7 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
             "tier": own.name if own else None,
             "breaker": own.breaker if own else None,
             "detail": own.detail if own else "",
+            "nodes": self._tier.nodes() if isinstance(self._tier, Tier) else {},
             "counters": self._tier.counters(),
         }
 

@@ -22,12 +22,16 @@ from typing import Any
 from .readahead import ReadAhead
 from .sealer import Opening
 from .wire import (
+    ACCESS_CODES,
+    ASKING,
     CRLF,
-    IN_FRAME_ERRORS,
+    MAX_DEPTH,
     MAX_ELEMENTS,
     MAX_LINE_BYTES,
+    MAX_REPLY_BYTES,
     PIPELINE_COMMANDS,
     AccessError,
+    AccessLostError,
     Command,
     FramingError,
     PeerClosedError,
@@ -45,7 +49,6 @@ from .wire import (
 )
 
 __all__ = [
-    "IN_FRAME_ERRORS",
     "AccessError",
     "Command",
     "Connection",
@@ -70,6 +73,7 @@ class Connection:
         self._clock = clock
         self._give_up_at_s: float | None = None
         self._open = True
+        self._left_bytes = 0
         self.commands = 0
         if self._tls:
             raw.settimeout(io_timeout_s)
@@ -98,14 +102,36 @@ class Connection:
                 raise answer
         return answers
 
-    def exchange(self, commands: Sequence[Command]) -> list[Any]:
-        """Send commands in pipelines; return what each reply says, or the ReplyError that it is."""
+    def exchange(
+        self, commands: Sequence[Command], *, asking: bool = False, give_up_after_s: float | None = None
+    ) -> list[Any]:
+        """Send commands in pipelines; return what each reply says, or the ReplyError that it is.
+
+        `asking` has a server of a cluster answer about slots that it is just taking over.
+        """
         answers: list[Any] = []
         for start in range(0, len(commands), PIPELINE_COMMANDS):
             batch = commands[start : start + PIPELINE_COMMANDS]
-            with self._exchange():
-                self._send([b"".join(command(*one.arguments) for one in batch)])
-                answers += [self._answer(one) for one in batch]
+            self.start(batch, asking=asking, give_up_after_s=give_up_after_s)
+            answers += self.finish(batch, asking=asking)
+        return answers
+
+    def start(self, commands: Sequence[Command], *, asking: bool = False, give_up_after_s: float | None = None) -> None:
+        """Send at most PIPELINE_COMMANDS; `finish` with the same ones has to follow before anything else."""
+        with self._exchange(give_up_after_s):
+            prefix = ASKING if asking else b""
+            self._send([b"".join(prefix + command(*one.arguments) for one in commands)])
+
+    def finish(self, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
+        """Return what the replies to commands that were started say, or the ReplyErrors that they are."""
+        if not self._open:
+            raise PeerClosedError("the connection was closed")
+        answers: list[Any] = []
+        with self._in_step():
+            for one in commands:
+                if asking:
+                    self._answer(Command(one.key, (), read_ok))
+                answers.append(self._answer(one))
         return answers
 
     def set(self, key: bytes, parts: Sequence[bytes | memoryview], ttl_ms: int, after: Command | None = None) -> Any:
@@ -137,15 +163,20 @@ class Connection:
         opening: Opening,
         before: Sequence[Command] = (),
         accept: Callable[[Sequence[Any]], bool] = lambda _: True,
+        *,
+        asking: bool = False,
     ) -> bool:
         """Read the value of `key` into the parts of `opening`; False if there is none of this length and header.
 
         `before` is asked in the same pipeline; the value counts only if `accept` takes what those replies say. The
-        parts may hold a piece of a value after an error, never after False.
+        parts may hold a piece of a value after an error, never after False. `asking` goes for the value alone.
         """
         with self._exchange():
-            self._send([b"".join(command(*one.arguments) for one in before) + command(b"GET", key)])
+            prefix = ASKING if asking else b""
+            self._send([b"".join(command(*one.arguments) for one in before) + prefix + command(b"GET", key)])
             answers = [self._answer(one) for one in before]
+            if asking:
+                self._answer(Command(key, (), read_ok))
             refused = next((answer for answer in answers if isinstance(answer, ReplyError)), None)
             header = self._line()
             if header == b"$-1":
@@ -155,7 +186,10 @@ class Connection:
                 return False
             first, *rest = opening.parts
             length = self._length(header)
-            if refused is not None or not accept(answers) or length != len(first) + sum(map(len, rest)):
+            if refused is not None:
+                self.close()
+                raise refused
+            if not accept(answers) or length != len(first) + sum(map(len, rest)):
                 # Draining would cost as much as a block; a new connection costs less than a millisecond.
                 self.close()
                 return False
@@ -208,15 +242,24 @@ class Connection:
         if not self._open:
             raise PeerClosedError("the connection was closed")
         self._give_up_at_s = None if give_up_after_s is None else self._clock() + give_up_after_s
-        try:
+        with self._in_step():
             self._require_silence()
             self.commands += 1
+            yield
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Close the connection unless what happens within leaves it in step."""
+        try:
             yield
             if self._buffer:
                 raise FramingError("bytes are left over after a reply")
         except ReplyError as error:
-            if error.code not in IN_FRAME_ERRORS or self._buffer:
+            if not error.in_frame or self._buffer:
                 self.close()
+            if error.code in ACCESS_CODES:
+                self.close()
+                raise AccessLostError(f"access refused: {error}") from error
             raise
         except TransportError:
             self.close()
@@ -284,10 +327,11 @@ class Connection:
 
     def _answer(self, one: Command) -> Any:
         """Return what the next reply says, or the error that it is if the connection stays in step."""
+        self._left_bytes = MAX_REPLY_BYTES
         try:
             reply = self._reply(self._line())
         except ReplyError as error:  # the other replies of the pipeline still come
-            if error.code not in IN_FRAME_ERRORS:
+            if not error.in_frame:
                 raise
             return error
         return one.read(reply)
@@ -295,6 +339,9 @@ class Connection:
     def _reply(self, line: bytes, depth: int = 0) -> Reply:
         """Return the reply that begins with `line`."""
         kind, rest = line[:1], line[1:]
+        self._left_bytes -= len(line) + len(CRLF)
+        if self._left_bytes < 0:
+            raise FramingError("an answer is larger than what was asked for can be")
         if kind == b"+":
             return rest
         if kind == b":":
@@ -303,10 +350,11 @@ class Connection:
             if rest == b"-1":
                 return None
             data = bytearray(within(rest, MAX_LINE_BYTES))
+            self._left_bytes -= len(data)
             self._receive_exactly(memoryview(data))
             self._expect_end_of_value()
             return bytes(data)
-        if kind == b"*" and depth < 3:
+        if kind == b"*" and depth < MAX_DEPTH:
             if rest == b"-1":
                 return None
             try:
@@ -335,7 +383,7 @@ class Connection:
         try:
             line = self._line()
         except ReplyError as error:
-            if error.code in IN_FRAME_ERRORS - {"NOPERM"}:
+            if error.in_frame and error.code != "NOPERM":
                 raise
             raise AccessError(f"access refused: {error}") from error
         if line != expected:

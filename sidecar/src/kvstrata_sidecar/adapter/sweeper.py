@@ -12,13 +12,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Protocol
 
 from kvstrata.contract.cacheview import CacheView
-from kvstrata.contract.keys import BUCKETS, bucket_prefix, claim_key, revoked_key
+from kvstrata.contract.keys import BUCKETS, bucket_prefix, claim_key
 
 from .enforcement import Enforcement, Permit
 from .ledger import Ledgers, ScopeView
@@ -39,18 +39,20 @@ RECOUNT_STEP = 1_000
 AUDIT_EVERY = 10
 """Sweeps of a scope between two comparisons of its index with its values."""
 
-KEYSPACES_PER_COMMAND = 512
-
 
 @dataclass(frozen=True, slots=True)
 class SweeperHooks:
-    """What a sweeper needs of its tier. `life_ms` and `bounds` are a keyspace's under the policy."""
+    """What a sweeper needs of its tier. `life_ms` and `bounds` are a keyspace's under the policy.
+
+    `learn` asks which of the policy's keyspaces the tier knows as revoked.
+    """
 
     connect: Callable[[], SweeperConnection]
     usable: Callable[[], bool]
     life_ms: Callable[[str], int | None]
     bounds: Callable[[str], Bounds | None]
     count: Callable[[str, int], None]
+    learn: Callable[[Transport, Collection[str]], None]
 
 
 class SweeperConnection(Transport, Protocol):
@@ -111,7 +113,6 @@ class Sweeper(threading.Thread):
         self._sweep_at_s = 0.0
         self._sweeps: dict[str, int] = {}
         self._mismatched: dict[str, ScopeView] = {}
-        self.revoked: frozenset[str] = frozenset()
 
     def touch(self, place: Place) -> None:
         """Note that a block was read; passed on within about a second, once for all reads until then."""
@@ -177,7 +178,8 @@ class Sweeper(threading.Thread):
         due = self._clock() >= self._sweep_at_s
         if due or changed:
             self._sweep_at_s = self._clock() + self._interval_s * (0.8 + 0.4 * self._jitter())
-            self._learn_revoked(view)
+            with self._each():
+                self._hooks.learn(self._connected(), view.keyspaces)
             # After a change all that have a bound are looked at once, whoever's turn it is.
             urgent = [keyspace for keyspace, budgets in view.keyspaces.items() if changed and budgets]
             pending.urgent |= dict.fromkeys(urgent)
@@ -186,11 +188,13 @@ class Sweeper(threading.Thread):
                 for gone in book.keys() - view.keyspaces.keys():
                     del book[gone]
         for keyspace in pending.urgent:
-            self.sweep(keyspace)
+            with self._each():
+                self.sweep(keyspace)
         if due:
             for keyspace in view.keyspaces:
                 if keyspace not in pending.urgent and not self._closed:
-                    self.sweep(keyspace, claim=True)
+                    with self._each():
+                        self.sweep(keyspace, claim=True)
 
     def _sweep(self, keyspace: str, claim: bool, audit: bool | None) -> None:
         permit = self._enforcement.enter(keyspace, self._abort)
@@ -295,16 +299,14 @@ class Sweeper(threading.Thread):
         (answer,) = transport.ask([Command(key, (b"SET", key, self._token, b"NX", b"PX", ttl))])
         return bool(answer == b"OK")
 
-    def _learn_revoked(self, view: CacheView) -> None:
-        """Ask which of the policy's keyspaces the tier knows as revoked."""
-        key = revoked_key(self._domain).encode()
-        names = iter(view.keyspaces)
-        revoked: list[str] = []
-        while batch := list(islice(names, KEYSPACES_PER_COMMAND)):
-            command = Command(key, (b"ZMSCORE", key, *(name.encode() for name in batch)))
-            (scores,) = self._connected().ask([command])
-            revoked += [name for name, score in zip(batch, scores, strict=True) if score is not None]
-        self.revoked = frozenset(revoked)
+    @contextmanager
+    def _each(self) -> Iterator[None]:
+        """Do one of several things that do not depend on one another: one node's failure is not the others'."""
+        try:
+            yield
+        except (TransportError, ReplyError) as error:
+            self._hooks.count("sweep_errors", 1)
+            logger.info("The sweep was interrupted: %s", error)
 
     def _pass_on(self, pending: _Pending) -> None:
         by_bucket: dict[tuple[str, bytes], list[bytes]] = {}
@@ -313,10 +315,12 @@ class Sweeper(threading.Thread):
         for (keyspace, base), members in by_bucket.items():
             for start in range(0, len(members), MEMBERS_PER_TOUCH):
                 batch = members[start : start + MEMBERS_PER_TOUCH]
-                self._ask_for(keyspace, call("touch", state_key(base), int(self._arc), *batch, read=read_number))
+                with self._each():
+                    self._ask_for(keyspace, call("touch", state_key(base), int(self._arc), *batch, read=read_number))
         for place, token in pending.abandoned:
             key = state_key(place.base)
-            self._ask_for(place.keyspace, call("abandon", key, place.member, token, read=read_number))
+            with self._each():
+                self._ask_for(place.keyspace, call("abandon", key, place.member, token, read=read_number))
 
     def _ask_for(self, keyspace: str, command: Command) -> None:
         permit = self._enforcement.enter(keyspace, self._abort)

@@ -11,7 +11,11 @@ from typing import Any
 
 CRLF = b"\r\n"
 MAX_LINE_BYTES = 16 * 1024
-MAX_ELEMENTS = 4096
+MAX_ELEMENTS = 16_384
+MAX_REPLY_BYTES = 4 << 20
+"""The longest answer that is read whole. Blocks, which can be longer, are read into the caller's memory instead."""
+
+MAX_DEPTH = 4
 PIPELINE_COMMANDS = 1024
 
 Reply = int | bytes | list["Reply"] | None
@@ -47,7 +51,9 @@ class FramingError(TransportError):
 
 
 class PeerClosedError(TransportError):
-    """The peer ended the connection."""
+    """The peer ended the connection; `reused` if it had been idle, so that a new one may well do."""
+
+    reused = False
 
 
 class PeerTimeoutError(TransportError):
@@ -58,12 +64,35 @@ class AccessError(TransportError):
     """Credentials are missing or refused: trying again soon is of no use."""
 
 
+class AccessLostError(PeerClosedError):
+    """The server wants credentials on a connection that had given them: a new one gives those of now."""
+
+
+class NodeAwayError(TransportError):
+    """The server that has the slot is known to be away, or there is none; nothing was sent."""
+
+
+class SlotMovingError(TransportError):
+    """The slot is on its way between two servers, and what was asked cannot be done meanwhile."""
+
+
+ACCESS_CODES = frozenset({"NOAUTH", "WRONGPASS"})
+FOREIGN_KEY = "ERR Script attempted to access a non local key"
+"""What a script is told in the middle of its work when a key that it needs is at another server, or not there, in a
+slot that is on its way. The connection stays in step."""
+
+
 class ReplyError(Exception):
     """Redis answered with an error, in step; `code` is its first word."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.code = message.split(" ", 1)[0]
+
+    @property
+    def in_frame(self) -> bool:
+        """Whether the connection stays in step behind it."""
+        return self.code in IN_FRAME_ERRORS or str(self).startswith(FOREIGN_KEY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +112,9 @@ class Command:
 def command(*arguments: bytes) -> bytes:
     """Return a command in RESP."""
     return b"*%d\r\n" % len(arguments) + b"".join(b"$%d\r\n%b\r\n" % (len(a), a) for a in arguments)
+
+
+ASKING = command(b"ASKING")
 
 
 def unknown_script(asked: Command, answer: Any) -> bool:

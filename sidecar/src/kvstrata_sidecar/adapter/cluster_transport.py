@@ -1,0 +1,380 @@
+"""What carries a thread's commands to the nodes that have their slots: one connection to each, opened when needed.
+
+A redirection is followed a few times: MOVED to the node that it names, which has the map asked for anew; ASK for this
+question alone, and only to read. A slot that moves key by key is in two places at once; a script that wrote in one of
+them would leave the other behind, so stores are refused until it has arrived. On one server it is that server's
+connection and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from .cluster import Node, Topology
+from .dial import Dialing
+from .resp import Connection
+from .sealer import Opening
+from .slots import redirection, slot_of
+from .wire import (
+    FOREIGN_KEY,
+    PIPELINE_COMMANDS,
+    Command,
+    NodeAwayError,
+    PeerClosedError,
+    ReplyError,
+    SlotMovingError,
+    TransportError,
+    spelled_out,
+    unknown_script,
+)
+
+MAX_REDIRECTIONS = 5
+NOT_THE_NODES_FAULT = frozenset({"OOM", "MOVED", "ASK", "TRYAGAIN"})
+WRITES = frozenset({b"EVAL", b"EVALSHA", b"SET"})
+
+T = TypeVar("T")
+
+
+class ClusterTransport:
+    """One thread's way to the nodes of a tier. Any thread may call `abort`.
+
+    `dial(node)` opens a connection, within `dial_timeout_s` if it does not want to be given up. `strangers` are
+    nodes that the map does not name; they may be followed where they have to prove themselves (TLS).
+    """
+
+    def __init__(
+        self, topology: Topology, dial: Callable[[Node], Connection], *, strangers: bool, dial_timeout_s: float
+    ) -> None:
+        self._topology = topology
+        self._dial = dial
+        self._strangers = strangers
+        self._dial_timeout_s = dial_timeout_s
+        self._connections: dict[Node, Connection] = {}
+        self._dialing: dict[Node, Dialing] = {}
+        self._new: set[Node] = set()
+        self._lock = threading.Lock()
+        self._in_use: set[Connection | Dialing] = set()
+        self._aborted: str | None = None
+        self._closed = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether it was neither cut off nor closed."""
+        return self._aborted is None and not self._closed
+
+    def renew(self) -> None:
+        """Begin something new: an abort from before counts no more."""
+        with self._lock:
+            self._aborted = None
+        self._new.clear()
+        if len(self._connections) > len(self._topology.primaries):
+            for node in self._connections.keys() - set(self._topology.primaries):
+                self._drop(node)
+
+    def abort(self, why: str = "") -> None:
+        """Make what is under way fail at once, and all that follows until `renew`; `why` blames the node."""
+        with self._lock:
+            self._aborted = why
+            for one in self._in_use:
+                if isinstance(one, Dialing):
+                    one.give_up(why or "it was given up")
+                else:
+                    one.abort()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._closed = True
+        for node in tuple(self._connections):
+            self._drop(node)
+
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what the replies say, in order. Raises the first that is an error, or why there is none."""
+        answers = self.ask_each(commands)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def ask_each(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what each reply says, in order, or the ReplyError that it is, or the TransportError instead of it."""
+        answers: list[Any] = [None] * len(commands)
+        todo: dict[tuple[Node, bool], list[int]] = {}
+        asked = list(commands)
+        judged: dict[Node, ReplyError | None] = {}
+        for index, one in enumerate(commands):
+            try:
+                todo.setdefault((self._topology.owner(one.key), False), []).append(index)
+            except NodeAwayError as error:
+                answers[index] = error
+        for turn in range(MAX_REDIRECTIONS + 1):
+            self._round(todo, asked, answers)
+            again: dict[tuple[Node, bool], list[int]] = {}
+            for (node, asking), indices in todo.items():
+                for index in indices:
+                    answer = answers[index]
+                    if not isinstance(answer, ReplyError):
+                        if not isinstance(answer, TransportError):
+                            judged.setdefault(node, None)
+                        continue
+                    target = None if turn == MAX_REDIRECTIONS else self._next(node, asking, asked, index, answer)
+                    if target is None:
+                        answers[index] = self._meaning(node, answer)
+                        if answers[index] is answer:
+                            judged[node] = answer
+                    else:
+                        again.setdefault(target, []).append(index)
+            if not again:
+                break
+            todo = again
+        for node, fault in judged.items():
+            self._judge(node, fault)
+        return answers
+
+    def set(self, key: bytes, parts: Sequence[bytes | memoryview], ttl_ms: int, after: Command | None = None) -> Any:
+        """Write a value and return what the reply to `after`, sent right behind, says."""
+        node = self._topology.owner(key)
+        for turn in range(MAX_REDIRECTIONS + 1):
+            try:
+                answer = self._on(node, lambda connection: connection.set(key, parts, ttl_ms, after))
+                self._judge(node, None)
+                return answer
+            except ReplyError as error:
+                target = self._moved(node, error) if turn < MAX_REDIRECTIONS else None
+                if target is None:
+                    raise self._judged(node, error) from error
+                node = target
+        raise AssertionError("unreachable")
+
+    def get_into(
+        self, key: bytes, opening: Opening, before: Sequence[Command], accept: Callable[[Sequence[Any]], bool]
+    ) -> bool:
+        """Read a value, if `accept` takes what the replies to `before` say."""
+        node = self._topology.owner(key)
+        for turn in range(MAX_REDIRECTIONS + 1):
+            try:
+                there = self._on(node, lambda connection: connection.get_into(key, opening, before, accept))
+                self._judge(node, None)
+                return there
+            except ReplyError as error:
+                if error.code == "ASK" and self._topology.cluster:
+                    return self._get_apart(node, key, opening, before, accept)
+                target = self._moved(node, error) if turn < MAX_REDIRECTIONS else None
+                if target is None:
+                    raise self._judged(node, error) from error
+                node = target
+        raise AssertionError("unreachable")
+
+    def probe(self, node: Node, question: Command | None, give_up_after_s: float) -> None:
+        """See that a node answers, whatever its breaker says. Raises what stands in the way."""
+
+        def ping(connection: Connection) -> None:
+            connection.ping(give_up_after_s)
+            if question is not None:
+                (answer,) = connection.exchange([question], give_up_after_s=give_up_after_s)
+                if isinstance(answer, ReplyError) and answer.code not in NOT_THE_NODES_FAULT:
+                    raise answer
+
+        self._on(node, ping, probing=True)
+
+    def _get_apart(
+        self,
+        node: Node,
+        key: bytes,
+        opening: Opening,
+        before: Sequence[Command],
+        accept: Callable[[Sequence[Any]], bool],
+    ) -> bool:
+        """Read a value in a slot that moves key by key: what is asked before may be elsewhere than the value."""
+        if not accept(self.ask(before)):
+            return False
+        asking = False
+        for _ in range(2):
+            try:
+                return self._on(node, lambda c, asking=asking: c.get_into(key, opening, asking=asking))  # type: ignore[misc]
+            except ReplyError as error:
+                told = redirection(error, node.address, self._topology.known())
+                target = None if told is None else self._topology.follow(told, strangers=self._strangers)
+                if target is None or told is None:
+                    raise self._judged(node, error) from error
+                node, asking = target, not told.for_good
+        raise SlotMovingError("a block is redirected without end")
+
+    def _round(self, todo: dict[tuple[Node, bool], list[int]], asked: list[Command], answers: list[Any]) -> None:
+        """Ask each node its part, all at the same time."""
+        if len(todo) == 1 or any(len(indices) > PIPELINE_COMMANDS for indices in todo.values()):
+            for (node, asking), indices in todo.items():
+                mine = [asked[index] for index in indices]
+                self._note(answers, indices, lambda: self._on(node, lambda c: c.exchange(mine, asking=asking)))  # noqa: B023
+            return
+        begun: list[tuple[Node, bool, list[int], Connection]] = []
+        try:
+            for (node, asking), indices in todo.items():
+                outcome = self._note(answers, indices, self._starting(node, [asked[i] for i in indices], asking))
+                if isinstance(outcome, Connection):
+                    begun.append((node, asking, indices, outcome))
+            while begun:
+                node, asking, indices, connection = begun[0]
+                self._note(answers, indices, self._finishing(node, connection, [asked[i] for i in indices], asking))
+                begun.pop(0)
+        finally:
+            for *_, connection in begun:  # whose answers nobody has read
+                connection.close()
+
+    def _starting(self, node: Node, mine: list[Command], asking: bool) -> Callable[[], Connection]:
+        def start(connection: Connection) -> Connection:
+            connection.start(mine, asking=asking)
+            return connection
+
+        return lambda: self._on(node, start, keep=True)
+
+    def _finishing(
+        self, node: Node, connection: Connection, mine: list[Command], asking: bool
+    ) -> Callable[[], list[Any]]:
+        return lambda: self._finish(node, connection, mine, asking=asking)
+
+    def _finish(self, node: Node, connection: Connection, mine: list[Command], *, asking: bool) -> list[Any]:
+        try:
+            answers = connection.finish(mine, asking=asking)
+        except TransportError as error:
+            raise self._blamed(node, error) from error
+        finally:
+            with self._lock:
+                self._in_use.discard(connection)
+        return answers
+
+    @staticmethod
+    def _note(answers: list[Any], indices: list[int], do: Callable[[], Any]) -> Any:
+        """Do it; enter what came of it for each of `indices`."""
+        try:
+            outcome = do()
+        except (TransportError, ReplyError) as error:
+            outcome = error
+            for index in indices:
+                answers[index] = error
+        if isinstance(outcome, list):
+            for index, answer in zip(indices, outcome, strict=True):
+                answers[index] = answer
+        return outcome
+
+    def _next(
+        self, node: Node, asking: bool, asked: list[Command], index: int, answer: ReplyError
+    ) -> tuple[Node, bool] | None:
+        """Return whom to ask again after an error reply, None if that is all there is to say."""
+        one = asked[index]
+        if unknown_script(one, answer):
+            asked[index] = spelled_out(one)
+            return node, asking
+        told = redirection(answer, node.address, self._topology.known()) if self._topology.cluster else None
+        if told is None or told.slot != slot_of(one.key):
+            return None
+        if not told.for_good and (asking or one.arguments[0] in WRITES):
+            return None
+        target = self._topology.follow(told, strangers=self._strangers)
+        return None if target is None else (target, not told.for_good)
+
+    def _moved(self, node: Node, error: ReplyError) -> Node | None:
+        told = redirection(error, node.address, self._topology.known()) if self._topology.cluster else None
+        if told is None or not told.for_good:
+            return None
+        return self._topology.follow(told, strangers=self._strangers)
+
+    def _judged(self, node: Node, error: ReplyError) -> Exception:
+        """Return what an error reply means for whoever asked, and blame the node if it says that it cannot serve."""
+        meaning = self._meaning(node, error)
+        if meaning is error:
+            self._judge(node, error)
+        return meaning
+
+    def _judge(self, node: Node, fault: ReplyError | None) -> None:
+        if fault is None:
+            self._topology.succeeded(node)
+        elif fault.code not in NOT_THE_NODES_FAULT:
+            self._topology.blame(node, fault)
+
+    def _meaning(self, node: Node, error: ReplyError) -> Exception:
+        """Return what an error reply means for whoever asked."""
+        if self._topology.cluster and (
+            error.code in ("MOVED", "ASK", "TRYAGAIN") or str(error).startswith(FOREIGN_KEY)
+        ):
+            self._topology.want()
+            return SlotMovingError(f"{node}: {error}")
+        return error
+
+    def _on(self, node: Node, use: Callable[[Connection], T], *, probing: bool = False, keep: bool = False) -> T:
+        """Use the connection to a node, and note how that went; with `keep` it stays in use."""
+        if not probing and not node.breaker.closed:
+            raise NodeAwayError(f"{node}: {node.breaker.detail}")
+        try:
+            connection = self._connected(node)
+            self._begin(connection)
+            kept = False
+            try:
+                result = use(connection)
+                kept = keep
+            finally:
+                if not kept:
+                    with self._lock:
+                        self._in_use.discard(connection)
+        except TransportError as error:
+            if probing:
+                raise
+            raise self._blamed(node, error) from error
+        return result
+
+    def _blamed(self, node: Node, error: TransportError) -> TransportError:
+        """Return the error to raise; a node is blamed unless others cut it off, or an idle connection had ended."""
+        with self._lock:
+            aborted = self._aborted
+        if aborted is not None:
+            if aborted:
+                self._topology.blame(node, aborted)
+            return error
+        if isinstance(error, PeerClosedError) and node not in self._new:
+            error.reused = True
+            self._topology.want()
+            return error
+        self._topology.blame(node, error)
+        return error
+
+    def _begin(self, one: Connection | Dialing) -> None:
+        with self._lock:
+            if self._aborted is None and not self._closed:
+                self._in_use.add(one)
+                return
+        raise PeerClosedError("it was given up")
+
+    def _connected(self, node: Node) -> Connection:
+        connection = self._connections.get(node)
+        if connection is not None and connection.usable:
+            return connection
+        self._drop(node)
+        dialing = self._dialing.get(node)
+        if dialing is not None and not dialing.over:
+            raise TransportError(f"{node}: an earlier attempt to connect has not ended yet")
+        self._new.add(node)
+        dialing = self._dialing[node] = Dialing(lambda: self._dial(node))
+        try:
+            self._begin(dialing)
+            connection = dialing.wait(self._dial_timeout_s)
+        except PeerClosedError:
+            dialing.give_up("it was given up")
+            raise
+        finally:
+            with self._lock:
+                self._in_use.discard(dialing)
+        del self._dialing[node]
+        self._connections[node] = connection
+        return connection
+
+    def _drop(self, node: Node) -> None:
+        connection = self._connections.pop(node, None)
+        if connection is not None:
+            connection.close()
+
+
+def key_of(node: Node, topology: Topology, prefix: str) -> bytes | None:
+    """Return a name that begins with `prefix` in one of a node's slots, None if it has none."""
+    candidates = (f"{prefix}:{{probe-{number}}}:#p".encode() for number in range(200_000))
+    return next((key for key in candidates if topology.node_of(key) is node), None)
