@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import bucket_prefix
-from kvstrata_sidecar.adapter.slots import slot_of
+from kvstrata.contract.keys import bucket_prefix, revoked_key
+from kvstrata_sidecar.adapter.slots import SLOTS, slot_of
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_cluster import ClusterNode, RedisCluster, until
+from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
 
 pytestmark = pytest.mark.redis
@@ -123,3 +125,224 @@ class TestAllIsWell:
         store_all(driver)
         assert len(driver.tier.delete(BLOCKS)) == len(BLOCKS)
         assert sum(driver.lookup(BLOCKS)) == 0
+
+
+class TestSlotsMove:
+    def test_blocks_are_read_and_written_while_all_slots_of_a_server_move_to_another(
+        self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
+    ) -> None:
+        driver = begin(start, gate, cluster)
+        store_all(driver)
+        source, target = (
+            node_of(cluster, NUMBERS[0]),
+            next(one for one in cluster.primaries if one is not node_of(cluster, NUMBERS[0])),
+        )
+        slots = sorted({slot_of_bucket(n) for n in NUMBERS if node_of(cluster, n) is source})
+        problems: list[BaseException] = []
+
+        def migrate() -> None:
+            try:
+                for slot in slots:
+                    cluster.move(slot, source, target)
+            except BaseException as problem:
+                problems.append(problem)
+
+        moving = threading.Thread(target=migrate)
+        moving.start()
+        while moving.is_alive():
+            load_right(driver)
+            store_all(driver, BLOCKS[::7])
+        moving.join()
+        assert not problems, problems
+        until(lambda: load_right(driver) == [1] * len(BLOCKS), driver.tier.counters)
+        assert driver.lookup(BLOCKS) == [1] * len(BLOCKS)
+        assert driver.tier.state().errors == 0
+        assert driver.tier.state().nodes_away == 0
+        driver.tier.delete(BLOCKS[:4])
+        assert store_all(driver, BLOCKS[:4]) == 4, "stores go on where the slots are now"
+
+    def test_a_slot_that_has_moved_half_is_read_at_both_ends_and_takes_no_stores(
+        self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
+    ) -> None:
+        driver = begin(start, gate, cluster)
+        mine = [block(KEYSPACE_A, number) for number in range(16)]
+        store_all(driver, mine)
+        slot, source = slot_of_bucket(0), node_of(cluster, 0)
+        target = next(one for one in cluster.primaries if one is not source)
+        cluster.begin_move(slot, source, target)
+        went = 0
+        while went < 24:
+            went += cluster.move_keys(slot, source, target, 1)
+            assert driver.lookup(mine) == [1] * 16, went
+            assert load_right(driver, mine) == [1] * 16, went
+            new = [block(KEYSPACE_A, 0)]
+            assert driver.tier.delete([block(KEYSPACE_A, 255)]) == []
+            store_all(driver, new)
+            if not cluster.move_keys(slot, source, target, 0):
+                break
+        before = driver.tier.state().errors
+        assert before == 0, driver.tier.counters()
+        while cluster.move_keys(slot, source, target):
+            pass
+        cluster.end_move(slot, target)
+        assert driver.lookup(mine) == [1] * 16
+        assert load_right(driver, mine) == [1] * 16
+        assert store_all(driver, mine) == 0, "they are there"
+
+    def test_a_server_that_joined_and_got_slots_is_used_without_a_restart(
+        self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster, tmp_path: Path
+    ) -> None:
+        driver = begin(start, gate, cluster)
+        store_all(driver)
+        (tmp_path / "new").mkdir()
+        added = cluster.add(tmp_path / "new")
+        slot, source = slot_of_bucket(0), node_of(cluster, 0)
+        cluster.move(slot, source, added)
+        until(lambda: driver.lookup(BLOCKS) == [1] * len(BLOCKS), driver.tier.counters)
+        assert load_right(driver) == [1] * len(BLOCKS)
+        until(lambda: driver.tier.state().nodes == 4, driver.tier.state)
+        cluster.move(slot, added, source)
+        added.kill()
+        until(lambda: load_right(driver) == [1] * len(BLOCKS), driver.tier.counters)
+        until(lambda: driver.tier.state().nodes == 3, driver.tier.state)
+
+
+class TestServersDie:
+    def test_a_dead_server_costs_its_own_blocks_only_and_is_named(
+        self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
+    ) -> None:
+        driver = begin(start, gate, cluster)
+        store_all(driver)
+        dead = node_of(cluster, NUMBERS[0])
+        left = [1 - gone for gone in on(cluster, dead)]
+        dead.kill()
+        for _ in range(5):
+            assert driver.lookup(BLOCKS) == left
+            assert load_right(driver) == left
+        until(lambda: driver.tier.state().nodes_away == 1, driver.tier.state)
+        state = driver.tier.state()
+        assert state.breaker == "closed"
+        assert f"127.0.0.1:{dead.port}" in state.detail
+        assert driver.tier.nodes()[f"127.0.0.1:{dead.port}"] != "closed"
+        others = [one for one, there in zip(BLOCKS, left, strict=True) if there]
+        driver.tier.delete(others)
+        assert store_all(driver, others) == len(others)
+        dead.start()
+        all_closed(driver, 3)
+        until(lambda: store_all(driver) >= 0 and driver.lookup(BLOCKS) == [1] * len(BLOCKS), driver.tier.counters)
+
+    def test_a_limited_scope_stores_on_while_a_server_that_has_not_its_ledger_is_dead(
+        self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
+    ) -> None:
+        driver = begin(start, gate, cluster)
+        limit = 30 * (BLOCK_BYTES + 40)
+        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=limit),))
+        store_all(driver)
+        home = cluster.owner(f"{{{KEYSPACE_A}}}".encode())
+        dead = next(one for one in cluster.primaries if one is not home and any(on(cluster, one)))
+        dead.kill()
+        until(lambda: load_right(driver) is not None and driver.tier.state().nodes_away == 1, driver.tier.state)
+        there = [block(KEYSPACE_A, n) for n in range(256) if node_of_alive(cluster, n, dead)]
+        stored = sum(store_all(driver, [one]) for one in there[:60])
+        assert stored > 30, driver.tier.counters()
+
+    def test_a_frozen_server_delays_nobody_beyond_the_deadline_and_costs_its_own_blocks_only(
+        self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
+    ) -> None:
+        driver = begin(start, gate, cluster)
+        store_all(driver)
+        frozen = node_of(cluster, NUMBERS[0])
+        left = [1 - gone for gone in on(cluster, frozen)]
+        frozen.freeze()
+        for _ in range(4):
+            started_s = time.monotonic()
+            assert driver.lookup(BLOCKS) == left
+            assert time.monotonic() - started_s < 0.2 + SLACK_S
+        load_right(driver)
+        until(lambda: driver.tier.state().nodes_away == 1, driver.tier.state)
+        assert load_right(driver) == left
+        frozen.thaw()
+        until(lambda: load_right(driver) == [1] * len(BLOCKS), driver.tier.state)
+
+    def test_a_promoted_replica_is_found_without_a_restart(
+        self, start: Callable[..., Driver], gate: GateStandIn, replicated: RedisCluster
+    ) -> None:
+        cluster = replicated
+        driver = begin(start, gate, cluster)
+        store_all(driver)
+        primary, replica = cluster.primaries[0], cluster.replicas[0]
+        until(lambda: replica.admin().dbsize() == primary.admin().dbsize())
+        lost = on(cluster, primary)
+        assert sum(lost) > 0
+        primary.kill()
+        deaf_until_s = time.monotonic() + 40
+        while load_right(driver) != [1] * len(BLOCKS):
+            assert time.monotonic() < deaf_until_s, driver.tier.state()
+            time.sleep(0.1)
+        assert driver.lookup(BLOCKS) == [1] * len(BLOCKS)
+        gone = [one for one, was in zip(BLOCKS, lost, strict=True) if was]
+        driver.tier.delete(gone)
+        assert store_all(driver, gone) == len(gone), "and it takes stores"
+        primary.start()
+        all_closed(driver, 3)
+        assert load_right(driver) == [1] * len(BLOCKS)
+
+    def test_a_cluster_that_is_down_at_the_start_is_used_once_it_is_up(
+        self, start: Callable[..., Driver], gate: GateStandIn, tmp_path: Path
+    ) -> None:
+        cluster = RedisCluster(tmp_path)
+        driver = start(cluster.nodes[1].port, cluster=True)
+        gate.allow(KEYSPACE_A, KEYSPACE_B)
+        started_s = time.monotonic()
+        assert driver.lookup(BLOCKS) == [0] * len(BLOCKS)
+        assert time.monotonic() - started_s < 0.1
+        until(lambda: "refused" in driver.tier.state().detail.lower(), driver.tier.state)
+        cluster.start()
+        all_closed(driver, 3)
+        until(lambda: store_all(driver) == 0 and driver.lookup(BLOCKS) == [1] * len(BLOCKS), driver.tier.counters)
+        cluster.kill()
+
+    def test_a_server_that_is_no_cluster_is_said_so(
+        self, start: Callable[..., Driver], gate: GateStandIn, redis_server: RedisProcess
+    ) -> None:
+        driver = start(redis_server.port, cluster=True)
+        until(lambda: "cluster support disabled" in driver.tier.state().detail, driver.tier.state)
+        assert driver.tier.state().breaker == "open"
+        assert driver.tier.state().nodes == 0
+
+
+class TestRevocation:
+    def test_a_keyspace_that_was_never_cleared_is_refused_while_the_set_of_revoked_ones_cannot_be_asked(
+        self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
+    ) -> None:
+        driver = begin(start, gate, cluster)
+        home = cluster.owner(revoked_key(DOMAIN).encode())
+        elsewhere = [n for n in range(256) if node_of(cluster, n) is not home]
+        known = [block(KEYSPACE_A, n) for n in elsewhere[:20]]
+        assert store_all(driver, known) == len(known)
+        home.kill()
+        until(lambda: load_right(driver) is not None and driver.tier.state().nodes_away == 1, driver.tier.state)
+        assert driver.lookup(known) == [1] * len(known), "it was cleared before"
+        new = [block(KEYSPACE_B, n) for n in range(256) if node_of_alive(cluster, n, home, KEYSPACE_B)]
+        assert store_all(driver, new[:20]) == 0
+        assert driver.lookup(new[:20]) == [0] * 20
+        home.start()
+        all_closed(driver, 3)
+        until(lambda: store_all(driver, new[:20]) == 20, driver.tier.counters)
+
+    def test_a_revoked_keyspace_is_refused_from_the_first_use_on(
+        self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
+    ) -> None:
+        home = cluster.owner(revoked_key(DOMAIN).encode())
+        home.ask("ZADD", revoked_key(DOMAIN), 1, KEYSPACE_A)
+        driver = begin(start, gate, cluster)
+        assert store_all(driver) == 0
+        assert driver.lookup(BLOCKS) == [0] * len(BLOCKS)
+        assert driver.refused("revoked") >= len(BLOCKS)
+
+
+def node_of_alive(cluster: RedisCluster, number: int, dead: ClusterNode, keyspace: str = KEYSPACE_A) -> bool:
+    """Whether a block's server is another than the dead one."""
+    slot = slot_of(bucket_prefix(DOMAIN, keyspace, number // 16).encode())
+    index = cluster.primaries.index(dead)
+    return not SLOTS * index // 3 <= slot < SLOTS * (index + 1) // 3

@@ -1,7 +1,8 @@
 """The circuit breaker of one server of a tier: a pure state machine.
 
 It starts open, so that nothing waits for a server that was never seen. Only probes, which nobody waits for, go to a
-server whose breaker is not closed; the first that succeeds closes it. Each probe that fails doubles the pause, up to a maximum.
+server whose breaker is not closed; the first that succeeds closes it. Each probe that fails doubles the pause, up to a
+maximum.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from enum import StrEnum
-
 
 NEVER_SEEN = "not connected yet"
 

@@ -192,7 +192,7 @@ class ClusterTransport:
         asking = False
         for _ in range(2):
             try:
-                return self._on(node, lambda c, asking=asking: c.get_into(key, opening, asking=asking))  # type: ignore[misc]
+                return self._on(node, _reading(key, opening, asking))
             except ReplyError as error:
                 told = redirection(error, node.address, self._topology.known())
                 target = None if told is None else self._topology.follow(told, strangers=self._strangers)
@@ -378,3 +378,7 @@ def key_of(node: Node, topology: Topology, prefix: str) -> bytes | None:
     """Return a name that begins with `prefix` in one of a node's slots, None if it has none."""
     candidates = (f"{prefix}:{{probe-{number}}}:#p".encode() for number in range(200_000))
     return next((key for key in candidates if topology.node_of(key) is node), None)
+
+
+def _reading(key: bytes, opening: Opening, asking: bool) -> Callable[[Connection], bool]:
+    return lambda connection: connection.get_into(key, opening, asking=asking)

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvstrata.contract.keys import BUCKETS, bucket_prefix, ledger_key
 
@@ -58,7 +59,8 @@ LEDGER_KEEP_MS = 7 * 86_400_000
 class BucketView:
     """A bucket's accounting, in bytes, and when its least recently used block was used (None without any).
 
-    `longest_ms` is the longest life that a block in it may have been given.
+    `longest_ms` is the longest life that a block in it may have been given. A bucket whose server is away is not
+    `known`: what the ledger charges for it counts as in use.
     """
 
     bucket: int
@@ -67,6 +69,7 @@ class BucketView:
     lease: int
     longest_ms: int
     oldest_ms: float | None
+    known: bool = True
 
     @property
     def in_use(self) -> int:
@@ -179,11 +182,13 @@ class Ledgers:
         for bucket in range(BUCKETS):
             commands += _ask_bucket(self._domain, keyspace, bucket)
         commands.append(Command(commands[0].key, (b"TIME",), read_moment_ms))
-        answers = transport.ask(commands)
+        answers = transport.ask_each(commands)
+        for answer in (answers[0], answers[-1]):
+            if isinstance(answer, Exception):
+                raise answer
         thirds = zip(answers[1:-1:3], answers[2:-1:3], answers[3:-1:3], strict=True)
         buckets = tuple(
-            BucketView(bucket, used, held, lease, longest_ms, min((o for o in oldest if o is not None), default=None))
-            for bucket, ((used, held, lease, longest_ms), *oldest) in enumerate(thirds)
+            _bucket_view(bucket, third, answers[0].by_bucket[bucket]) for bucket, third in enumerate(thirds)
         )
         return ScopeView(answers[-1], answers[0], buckets)
 
@@ -335,7 +340,7 @@ class Ledgers:
 
         Return the bytes.
         """
-        others = [bucket for bucket in scope.buckets if bucket.bucket != exclude and bucket.lease > 0]
+        others = [bucket for bucket in scope.buckets if bucket.known and bucket.bucket != exclude and bucket.lease > 0]
         taken = 0
         for bucket in sorted(others, key=lambda b: -b.slack):
             if bucket.slack > 0 and taken < amount:
@@ -388,6 +393,14 @@ def _ask_bucket(domain: str, keyspace: str, bucket: int) -> Sequence[Command]:
         Command(key, (b"ZRANGE", base + b":#a", b"0", b"0", b"WITHSCORES"), _read_oldest),
         Command(key, (b"ZRANGE", base + b":#f", b"0", b"0", b"WITHSCORES"), _read_oldest),
     )
+
+
+def _bucket_view(bucket: int, answers: Sequence[Any], charged: int) -> BucketView:
+    if any(isinstance(answer, Exception) for answer in answers):
+        return BucketView(bucket, charged, 0, charged, 0, None, known=False)
+    (used, held, lease, longest_ms), *oldest = answers
+    first = min((moment for moment in oldest if moment is not None), default=None)
+    return BucketView(bucket, used, held, lease, longest_ms, first)
 
 
 def _read_ledger(reply: Reply) -> LedgerView:

@@ -35,7 +35,10 @@ class Transport(Protocol):
     """What carries commands to the server, or to that server of a cluster which has the slot of their key."""
 
     def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """Return what the replies say, in order. Raises ReplyError for the first that is an error."""
+        """Return what the replies say, in order. Raises the first that is an error, or why there is none."""
+
+    def ask_each(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what each reply says, or the error that it is; of a server that is away, the error that says so."""
 
     def set(self, key: bytes, parts: Sequence[bytes | memoryview], ttl_ms: int, after: Command | None = None) -> Any:
         """Write a value and return what the reply to `after`, sent right behind, says."""

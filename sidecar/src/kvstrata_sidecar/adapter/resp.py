@@ -92,14 +92,19 @@ class Connection:
 
     def ask(self, commands: Sequence[Command]) -> list[Any]:
         """Return what the replies say, in order. Raises ReplyError for the first that is an error."""
+        answers = self.ask_each(commands)
+        for answer in answers:
+            if isinstance(answer, ReplyError):
+                raise answer
+        return answers
+
+    def ask_each(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what each reply says, or the ReplyError that it is."""
         answers = self.exchange(commands)
         unknown = [index for index, answer in enumerate(answers) if unknown_script(commands[index], answer)]
         if unknown:
             for index, answer in zip(unknown, self.exchange([spelled_out(commands[i]) for i in unknown]), strict=True):
                 answers[index] = answer
-        for answer in answers:
-            if isinstance(answer, ReplyError):
-                raise answer
         return answers
 
     def exchange(

@@ -207,7 +207,9 @@ class Sweeper(threading.Thread):
             turns = self._sweeps.get(keyspace, 0)
             self._sweeps[keyspace] = turns + 1
             buckets = self._ledgers.view(transport, keyspace).buckets
-            self._expire(transport, keyspace, [one.bucket for one in buckets if one.in_use or self._arc])
+            self._expire(
+                transport, keyspace, [one.bucket for one in buckets if one.known and (one.in_use or self._arc)]
+            )
             life_ms, bounds = self._hooks.life_ms(keyspace), self._hooks.bounds(keyspace)
             if life_ms is not None:
                 self._clamp(transport, keyspace, life_ms, [b.bucket for b in buckets if b.longest_ms > life_ms])
