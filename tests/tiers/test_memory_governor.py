@@ -50,6 +50,8 @@ class Server:
     high_percent: int = 100
     tier: str | None = TIER
     view: CacheView | None = None
+    eviction: str = "LRU"
+    gone: list[Any] = field(default_factory=list)
     manager: Manager = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +63,8 @@ class Server:
             self.enforcement,
             tier=self.tier,
             high_watermark_percent=self.high_percent,
+            eviction=self.eviction,
+            gone=self.gone.append,
             clock=lambda: self.now_s,
         )
         self.pool.guard()
@@ -260,6 +264,47 @@ class TestTurns:
         server.manager.delete([Key(B, 1)])
         server.turn()
         assert [row.scope for row in server.governor.usage()[0]] == [A[:SCOPE_DIGITS]]
+
+    def test_whatever_left_the_memory_is_told_once_it_is_gone_also_if_its_event_was_lost(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.allow(a=TierBudget(TIER, limit_bytes=BLOCK_BYTES))
+        server.manager.store(*keys_of(A, 2))
+        server.turn()
+        server.turn()
+        assert server.gone == [Key(A, 1)], "evicted: of a prompt the last goes first"
+        monkeypatch.setattr(governing, "MAX_NOTES", 0)
+        server.manager.delete([Key(A, 0)])
+        server.turn()
+        assert server.gone == [Key(A, 1), Key(A, 0)]
+
+    def test_a_block_that_comes_back_from_a_tier_has_its_age_before_it_has_arrived(self, server: Server) -> None:
+        server.allow(a=None)
+        server.governor.inherit_age(Key(A, 1), age_s=40)
+        assert server.governor.age_s(Key(A, 1)) == pytest.approx(40), "its copy may go to another tier at once"
+        server.manager.store(Key(A, 1))
+        server.now_s += 1
+        server.turn()
+        assert server.governor.age_s(Key(A, 1)) == pytest.approx(41)
+
+    def test_arc_keeps_what_was_read_again_and_a_purge_forgets_what_went(self, start: Callable[..., Server]) -> None:
+        server = start(eviction="ARC")
+        server.allow(a=TierBudget(TIER, limit_bytes=6 * BLOCK_BYTES))
+        server.manager.store(*keys_of(A, 3))
+        for _ in range(2):  # LMCache reports them when the storing request ends, and when another has read them
+            server.governor.note(Note.USED, keys_of(A, 3))
+        for number in range(10, 40):
+            server.manager.store(Key(A, number))
+            server.turn()
+        assert set(keys_of(A, 3)) <= set(server.resident())
+        scope = server.governor._book.scope(A)
+        assert scope is not None
+        assert scope.order.gone_once  # type: ignore[attr-defined]
+        server.manager.read(Key(A, 0))
+        server.governor.purge([A], BOOT)
+        server.turn()
+        assert server.governor._book.scope(A) is scope, "one is in use"
+        assert not scope.order.gone_once  # type: ignore[attr-defined]
 
     def test_usage_names_no_keyspace_in_full_and_sums_up_what_no_policy_names(self, server: Server) -> None:
         server.allow(a=TierBudget(TIER, limit_bytes=10**9, guaranteed_bytes=7), b=None)

@@ -1,9 +1,9 @@
 """Which blocks have to go now. Pure.
 
-In this order: blocks of keyspaces outside of the policy; blocks that are too old; the least recently used of a scope
-that is above its limit; and, when the memory is above its mark, the least recently used of all scopes that are above
-their guarantee. So one scope's scan costs nobody else a guaranteed block. Memory goes by whole blocks: a scope may end
-up below its guarantee by less than one of its blocks.
+In this order: blocks of keyspaces outside of the policy; blocks that are too old; of a scope that is above its limit
+those that come first in its order, LRU or ARC; and, when the memory is above its mark, the least recently used of what
+comes first in the scopes that are above their guarantee. So one scope's scan costs nobody else a guaranteed block.
+Memory goes by whole blocks: a scope may end up below its guarantee by less than one of its blocks.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _bound(choice: Choice, keyspace: str, scope: Scope, situation: Situation) ->
     if bound.limit_bytes is not None:
         excess_bytes = scope.used_bytes + situation.staged.get(keyspace, 0) - taken_bytes - bound.limit_bytes
         if excess_bytes > 0:
-            taken_bytes += _take(choice, scope.blocks.items(), Cause.LIMIT, situation.locked, excess_bytes)
+            taken_bytes += _take(choice, scope.victims(), Cause.LIMIT, situation.locked, excess_bytes)
     return taken_bytes
 
 
@@ -119,7 +119,7 @@ def _take(
 
 def _make_room(choice: Choice, book: Book, situation: Situation, left: Mapping[str, int], need_bytes: float) -> None:
     def candidates(scope: Scope) -> Iterator[tuple[Hashable, Kept]]:
-        for key, kept in scope.blocks.items():
+        for key, kept in scope.victims():
             if key not in choice.victims and not situation.locked(key):
                 yield key, kept
 

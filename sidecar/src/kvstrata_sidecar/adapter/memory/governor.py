@@ -66,8 +66,8 @@ class Note(Enum):
 class Governor:
     """Keeps one pool within the policy in force. `start` and `close` it; the rest may be called from any thread.
 
-    `tier` names the CPU tier, None without one. `residue` says why copies may be left elsewhere, or is empty. `gone` is
-    told of every block that has left the memory.
+    `tier` names the CPU tier, None without one, `eviction` the order in which a scope's blocks make room. `residue`
+    says why copies may be left elsewhere, or is empty. `gone` is told of every block that has left the memory.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Governor:
         *,
         tier: str | None,
         high_watermark_percent: int,
+        eviction: str = "LRU",
         residue: str = "",
         gone: Callable[[Hashable], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
@@ -88,7 +89,7 @@ class Governor:
         self._residue = residue
         self._gone = gone
         self._clock = clock
-        self._book = Book()
+        self._book = Book(arc=eviction == "ARC")
         self._purges = Purges(pool)
         self._counts: Counter[str] = Counter()
         self._notes: deque[tuple[Note, Sequence[Any]]] = deque()
@@ -157,9 +158,15 @@ class Governor:
             self._ages[key] = self._clock() - max(0.0, age_s)
 
     def age_s(self, key: Hashable) -> float:
-        """Return how long ago a block's tokens were computed, 0 for one that is not (or not yet) in the book."""
+        """Return how long ago a block's tokens were computed, 0 for one of which nothing is known."""
         kept = self._book.find(key)
-        return max(0.0, self._clock() - kept.computed_s) if kept is not None else 0.0
+        with self._ages_lock:
+            coming_s = self._ages.get(key)
+        # One that is being loaded again may go to another tier before its arrival has been entered.
+        known = [
+            moment_s for moment_s in (kept.computed_s if kept is not None else None, coming_s) if moment_s is not None
+        ]
+        return max(0.0, self._clock() - min(known)) if known else 0.0
 
     def purge(self, keyspaces: Sequence[str], boot: str) -> PurgeAnswer:
         """Delete and overwrite all that these keyspaces hold now; what is in use goes when it is let go.
@@ -168,6 +175,8 @@ class Governor:
         """
         self._purges.doom(set(keyspaces))
         self._purges.advance()
+        with self._turn_lock:
+            self._book.forget(keyspaces)
         gone_bytes, gone_blocks, waiting_bytes, waiting_blocks = self._purges.sums(keyspaces)
         if not self._pool.settle(PURGE_TIMEOUT_S):
             raise ContractError("the memory of purged blocks has not been overwritten yet")
@@ -226,8 +235,10 @@ class Governor:
             everything = self._take_view() or now_s >= self._look_at_s
             if everything:
                 self._reclaim_abandoned()
+                self._forget_names(now_s)
             self._purges.advance()
             self._evict(self._choose(now_s, None if everything else changed))
+            self._book.settle()
             if everything:
                 expiry_s = next_expiry_s(self._book, self._bounds)
                 # Something too old that is in use goes when it is let go; looking at it all the time would not help.
@@ -295,9 +306,10 @@ class Governor:
         for key in self._book:
             if key not in resident:
                 self._book.remove(key)
-        for key, entry in resident.items():
+                self._gone(key)
+        for key in resident:
             if self._book.find(key) is None:
-                self._book.add(key, key.cache_salt, self._pool.size(entry), now_s)
+                self._enter(key, now_s)
 
     def _take_view(self) -> bool:
         view = self._enforcement.view
@@ -317,6 +329,12 @@ class Governor:
             self._purges.watch(before - now)
             self._purges.forget(now - before)
             self._watched = now
+
+    def _forget_names(self, now_s: float) -> None:
+        """Keep no name of an evicted block for longer than the block could have been kept."""
+        for keyspace, bound in self._bounds.items():
+            if bound.retention_s is not None:
+                self._book.forget((keyspace,), now_s - bound.retention_s)
 
     def _reclaim_abandoned(self) -> None:
         """Free what a writer reserved and never wrote: LMCache leaves that to eviction, and this is the only one."""
@@ -359,6 +377,8 @@ class Governor:
             else:
                 others.append(key)
         deleted = self._purges.delete(removed) | self._pool.delete(others)[0]
+        now_s = self._clock()
         for key in deleted:
-            self._book.remove(key)
-            self._counts[f"evicted_{choice.victims[key]}"] += 1
+            cause = choice.victims[key]
+            self._book.remove(key, now_s if cause in (Cause.LIMIT, Cause.ROOM) else None)
+            self._counts[f"evicted_{cause}"] += 1

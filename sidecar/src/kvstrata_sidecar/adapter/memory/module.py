@@ -57,6 +57,7 @@ class MemoryModule:
             self._runtime.enforcement,
             tier=params.tier,
             high_watermark_percent=params.high_watermark_percent,
+            eviction=params.eviction,
             residue=_residue(build_context),
             gone=self._runtime.enforcement.ages.forget,
         )
