@@ -68,6 +68,21 @@ def test_a_pod_without_redis_still_has_an_adapter_that_enforces() -> None:
     assert (params.domain, params.identity, params.tier) == (DOMAIN_ID, IDENTITY, None)
 
 
+@pytest.mark.parametrize("order", ["LRU", "ARC"])
+def test_adapter_and_memory_understand_the_order_in_which_blocks_go(order: str) -> None:
+    chosen: dict[str, Any] = {"eviction": {"policy": order}}
+    servers = {"external": {"endpoints": ["r:1"], "cluster": True}}
+    shared = tier("shared", medium="Redis", capacity="1Gi", redis=servers, **chosen)
+    cache = containers(cpu_tier(**chosen), shared)["cache"]
+    (adapter,) = adapters(cache)
+    params = AdapterParams.from_json(adapter["adapter_params"]).tier
+    assert params is not None
+    assert (params.eviction, params.cluster, params.encryption) == (order, True, "Required")
+    assert params.capacity_bytes == (1 << 30) * 65 // 100
+    module = json.loads(cache["args"][cache["args"].index("--server-module") + 1])
+    assert MemoryParams.from_json(module["config"]).eviction == order
+
+
 def test_the_adapter_understands_its_parameters_and_finds_its_files() -> None:
     cache = containers(cpu_tier(), redis_tier("one"), redis_tier("two", tls={"mode": "Disabled"}))["cache"]
     first, second = (AdapterParams.from_json(adapter["adapter_params"]).tier for adapter in adapters(cache))

@@ -71,20 +71,45 @@ def test_the_end_of_the_pod_that_did_not_say_so_is_noticed() -> None:
     assert within(simulation) == ("True", "BudgetsEnforced")
 
 
-@pytest.mark.parametrize(
-    "budgets",
-    [
-        [{"name": "shared", "limit": "1Mi"}],
-        [{"name": "cpu", "limit": "1Mi"}, {"name": "shared", "guaranteed": "1Mi"}],
-        [{"name": "hbm", "retention": "1h"}],
-    ],
-)
-def test_budgets_of_other_media_are_reported_by_nobody(budgets: list[dict[str, str]]) -> None:
+def test_budgets_of_other_media_are_reported_by_nobody() -> None:
+    budgets = [{"name": "hbm", "retention": "1h"}]
     assert within(settled(hbm_tier(), policy("acme", tiers=budgets))) == ("Unknown", "BudgetsNotEnforced")
 
 
-def test_a_retention_on_redis_is_no_limit() -> None:
-    assert within(settled(policy("acme", tiers=[{"name": "shared", "retention": "1h"}]))) == ("True", "NoBudget")
+class TestTheTiersLongestRetention:
+    def test_holds_for_every_tenant_whatever_its_policy_names(self) -> None:
+        simulation = settled(
+            policy("silent"),
+            policy("strict", tiers=[{"name": "cpu", "retention": "10m"}]),
+            policy("limited", tiers=[{"name": "cpu", "limit": "1Mi"}, {"name": "shared", "limit": "1Mi"}]),
+            policy("shared", isolation="Public"),
+            maxRetention="1h",
+        )
+        kept = {
+            tenant: {budget.tier: budget.retention_s for budget in simulation.entry(tenant).budgets}
+            for tenant in ("silent", "strict", "limited", "shared")
+        }
+        assert kept == {
+            "silent": {"cpu": 3600},
+            "strict": {"cpu": 600},
+            "limited": {"cpu": 3600, "shared": None},
+            "shared": {"cpu": 3600},
+        }
+        assert within(simulation, name="silent") == ("True", "NoBudget")
+
+    def test_is_kept_when_every_pod_says_so_and_followed_when_it_changes(self) -> None:
+        simulation = settled(policy("acme"), maxRetention="1h")
+        assert simulation.condition("CacheTier", "cpu", "RetentionKept") == ("True", "RemovedInTime")
+        simulation.edit("CacheTier", "cpu", maxRetention="2h")
+        simulation.come_to_rest()
+        assert simulation.entry("acme").budgets[0].retention_s == 7200
+        simulation.ack("pod-0", tiers=FAILS)
+        simulation.settle()
+        assert simulation.condition("CacheTier", "cpu", "RetentionKept") == ("Unknown", "BudgetsNotEnforced")
+        simulation.edit("CacheTier", "cpu", maxRetention=None)
+        simulation.come_to_rest()
+        assert simulation.entry("acme").budgets == ()
+        assert simulation.unsettled() == {}
 
 
 def test_a_tier_that_no_pod_has_holds_nothing() -> None:

@@ -76,23 +76,8 @@ def test_a_password_that_is_no_text_is_told_with_its_secret() -> None:
 @pytest.mark.parametrize(
     ("tier", "expected"),
     [
-        (redis_tier("t"), ("False", "EvictionNotReconciled")),
-        (redis_tier("t", eviction={"highWatermarkPercent": 80}), ("False", "EvictionNotReconciled")),
-        (redis_tier("t", redis=external("one:6379")), ("Unknown", "EvictionNotReconciled")),
-        (cpu_tier("t"), ("", "")),
-    ],
-)
-def test_a_redis_tier_says_that_it_does_not_evict(tier: Any, expected: tuple[str, str]) -> None:
-    simulation = at_rest(tier)
-    assert simulation.condition("CacheTier", "t", "EvictsWhenFull") == expected
-    assert simulation.condition("CacheTier", "t", "Ready")[0] == "True"
-
-
-@pytest.mark.parametrize(
-    ("tier", "expected"),
-    [
         (redis_tier("t", maxRetention="1h"), ("True", "ExpiresByItself")),
-        (cpu_tier("t", maxRetention="1h"), ("False", "RetentionNotReconciled")),
+        (cpu_tier("t", maxRetention="1h"), ("Unknown", "NoLivePods")),
         (hbm_tier("t", maxRetention="1h"), ("False", "RetentionNotReconciled")),
         (redis_tier("t"), ("", "")),
     ],

@@ -56,7 +56,8 @@ class Eviction(ApiModel):
     """LRU, ARC, or None: a full tier refuses new blocks. Absent means LRU."""
 
     high_watermark_percent: Annotated[int, Field(ge=10, le=100)] | None = None
-    """Share of the capacity at which eviction starts. Absent means 90."""
+    """Share of the capacity at which eviction starts, and up to which guarantees are possible. Absent means 90. On
+    Redis 80 at the most (in a cluster 65), because index and allocator take room, too."""
 
 
 class RedisManaged(ApiModel):
@@ -238,7 +239,8 @@ class CacheTierSpec(ApiModel):
     """Bytes in each pod; for CPU and NVMe."""
 
     capacity: Annotated[Quantity, Positive()] | None = None
-    """Bytes in total; for Redis."""
+    """Bytes in total; for Redis: of all servers together, of external ones what they may hold for this tier. Another
+    capacity restarts the models' pods."""
 
     eviction: Eviction | None = None
     """How the tier makes room; not for HBM, where the engine evicts."""
@@ -252,9 +254,8 @@ class CacheTierSpec(ApiModel):
     """Classifications of data that may be stored here. Absent means all."""
 
     max_retention: Duration | None = None
-    """Longest life of any block on this tier; kept on Redis tiers, and on CPU tiers for tenants whose policies name the
-    tier, as condition RetentionKept says. Absent means no limit of the tier's own; on Redis, blocks without a retention
-    then expire after 24 h."""
+    """Longest life of any block on this tier; kept on Redis and CPU tiers, as condition RetentionKept says. Absent
+    means no limit of the tier's own; on Redis, blocks without a retention then expire after 24 h."""
 
     redis: Redis | None = None
     """Servers; for Redis."""
@@ -313,6 +314,12 @@ class CacheTierSpec(ApiModel):
         return self.medium is not Medium.REDIS
 
     @property
+    def is_cluster(self) -> bool:
+        """Whether the servers of a Redis tier form a Redis Cluster."""
+        external = self.redis.external if self.redis is not None else None
+        return external is not None and bool(external.cluster)
+
+    @property
     def eviction_policy(self) -> EvictionPolicy:
         """eviction.policy, or its default."""
         return (self.eviction.policy if self.eviction is not None else None) or EvictionPolicy.LRU
@@ -348,7 +355,7 @@ class CacheTierStatus(Status):
     """Share of the capacity that is in use, in steps of five percent (~45%); for Redis, as its server says."""
 
     guaranteed: ShortText | None = None
-    """Sum of the guarantees that were admitted, in each pod; for CPU."""
+    """Sum of the guarantees that were admitted: in each pod for CPU, in total for Redis."""
 
     shards: Annotated[int, Field(ge=0, le=1024)] | None = None
     """Shards that there should be; for Redis."""

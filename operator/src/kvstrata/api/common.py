@@ -136,9 +136,9 @@ class TierBudget(ApiModel):
     """Bytes that this scope never exceeds. Absent means no limit besides the tier's capacity; 0 stores nothing."""
 
     retention: Duration | None = None
-    """How long a block may live after it was stored, at most the tier's maxRetention. Absent means the tier's
-    maxRetention, or 24 h where it has none. Kept on Redis tiers; this version does not keep it on other media. On a
-    tier of medium HBM this is the only field allowed."""
+    """How long a block may live after it was computed, at most the tier's maxRetention. Absent means the tier's
+    maxRetention; without one 24 h on Redis, and no end in memory of pods. Kept on Redis and CPU tiers. On a tier of
+    medium HBM this is the only field allowed."""
 
     RULES = (
         Rule(

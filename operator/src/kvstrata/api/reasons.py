@@ -40,16 +40,17 @@ _CHILD_REFUSED = (
 _SECRET_NOT_ALLOWED = ("SecretNotAllowed", "A Secret that is named belongs to the operator.")
 _BUDGETS_NOT_ENFORCED = (
     "BudgetsNotEnforced",
-    "Budgets are declared on a tier whose medium is not CPU, and this version does not report whether they are kept.",
+    "Nobody says that budgets are kept: this version keeps none on this medium, or a pod does not say so.",
 )
-_BUDGETS_ENFORCED = ("BudgetsEnforced", "Every serving pod keeps its memory within the budgets.")
+_BUDGETS_ENFORCED = ("BudgetsEnforced", "Every serving pod keeps within the budgets.")
 _MEMORY_NOT_GOVERNED = (
     "MemoryNotGoverned",
     "A pod does not say that it keeps its memory within budgets; it may run an older version.",
 )
 _GUARANTEES_EXCEED_CAPACITY = (
     "GuaranteesExceedCapacity",
-    "All guarantees on a CPU tier together are more than pods can keep; each is cut by the same share.",
+    "All guarantees on a tier together are more than it can keep: in pods each is cut by the same share, on Redis the "
+    "server refuses blocks for want of memory.",
 )
 _BUDGET_NOT_SUPPORTED = (
     "BudgetNotSupported",
@@ -57,7 +58,7 @@ _BUDGET_NOT_SUPPORTED = (
 )
 _GUARANTEE_EXCEEDS_CAPACITY = (
     "GuaranteeExceedsCapacity",
-    "A guarantee is more than the whole capacity of its tier.",
+    "A guarantee is more than blocks may take of its tier's capacity.",
 )
 _RETENTION_EXCEEDS_TIER = ("RetentionExceedsTier", "A retention is longer than the tier's maxRetention.")
 _NO_BUDGET = ("NoBudget", "No limit is set.")
@@ -104,7 +105,7 @@ class TierReason(Reason):
         "AwaitingKeys",
         "A serving pod has not said that it encrypts and has the keys of all keyspaces of its policy.",
     )
-    NO_LIVE_PODS = "NoLivePods", "No pod serves a model that lists the tier."
+    NO_LIVE_PODS = _NO_LIVE_PODS
     ENCRYPTION_DISABLED = "EncryptionDisabled", "The spec says encryption: Disabled."
     NOT_AT_REST = "NotAtRest", "The medium is memory of a pod, which is not encrypted."
     MEDIUM_NOT_RECONCILED = "MediumNotReconciled", "This version does not provide tiers of this medium."
@@ -119,9 +120,12 @@ class TierReason(Reason):
     NAME_CONFLICT = "NameConflict", "An object that would belong to this one exists and belongs to someone else."
     CHILD_REFUSED = _CHILD_REFUSED
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
-    GUARANTEES_FIT = "GuaranteesFit", "All guarantees together fit below the high watermark of each pod's memory."
+    GUARANTEES_FIT = "GuaranteesFit", "All guarantees together fit into what blocks may take of the capacity."
     GUARANTEES_EXCEED_CAPACITY = _GUARANTEES_EXCEED_CAPACITY
+    EVICTS_OWN_BLOCKS = "EvictsOwnBlocks", "A scope that finds no room makes it among its own blocks."
+    SERVER_TOO_SMALL = "ServerTooSmall", "The server may hold less than blocks may take of the tier's capacity."
     EVICTION_NOT_RECONCILED = "EvictionNotReconciled", "This version does not evict from this medium or in this order."
+    REMOVED_IN_TIME = "RemovedInTime", "Pods remove blocks that have reached the tier's maxRetention."
     RETENTION_NOT_RECONCILED = "RetentionNotReconciled", "This version does not keep maxRetention on this medium."
     EXPIRES_BY_ITSELF = "ExpiresByItself", "Each block gets its time to live when it is stored."
     ROOM_LEFT = "RoomLeft", "The server has memory for new blocks, or makes room itself."
@@ -159,7 +163,10 @@ class ModelReason(Reason):
     TIERS_BOUND = "TiersBound", "Every tier exists and can be used."
     TIER_NOT_FOUND = _TIER_NOT_FOUND
     TIER_NOT_READY = "TierNotReady", "A CacheTier of the model is not ready; the model serves without it."
-    TIERS_CONFLICT = "TiersConflict", "Two tiers are of a medium of which a pod can have only one."
+    TIERS_CONFLICT = (
+        "TiersConflict",
+        "Two tiers are of a medium of which a pod can have only one, or on one Redis server.",
+    )
     AUTHENTICATION_NOT_RECONCILED = (
         "AuthenticationNotReconciled",
         "This version authenticates callers by API keys only.",

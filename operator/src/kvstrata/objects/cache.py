@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
 from kvstrata.api.podtemplate import PodTemplate
 from kvstrata.contract.canonical import canonical_json
 
@@ -112,6 +112,8 @@ def memory_config(domain_id: str, tiers: Sequence[CacheTier], identity: str) -> 
     config: dict[str, Any] = {"domain": domain_id, "identity": identity, "tier": memory.name if memory else None}
     if memory is not None:
         config["high_watermark_percent"] = memory.spec.high_watermark_percent
+        if memory.spec.eviction_policy is EvictionPolicy.ARC:
+            config["eviction"] = "ARC"
     return config
 
 
@@ -130,8 +132,13 @@ def _tier_params(tier: CacheTier) -> dict[str, Any]:
         params["username"] = link.username
     if link.password is not None:
         params["password_file"] = f"{folder}/{PASSWORD_FILE}"
+    if tier.spec.is_cluster:
+        params["cluster"] = True
     if tier.spec.encryption_required:
         params["encryption"] = "Required"
+    if tier.spec.eviction_policy is EvictionPolicy.ARC:
+        params["eviction"] = "ARC"
+    params["capacity_bytes"] = sizing.stored_bytes(tier.spec)
     if tier.spec.max_retention_s is not None:
         params["default_ttl_s"] = tier.spec.max_retention_s
     return params

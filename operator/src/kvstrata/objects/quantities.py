@@ -57,6 +57,11 @@ def binary(size_bytes: int) -> str:
     return f"{size_bytes}{_BINARY[power]}"
 
 
+def readable(size_bytes: int) -> str:
+    """Return a size for readers: whole mebibytes, where it has any."""
+    return binary(size_bytes // MIB * MIB or size_bytes)
+
+
 def round_up(size_bytes: int, unit_bytes: int = MIB) -> int:
     """Return the size rounded up to whole units."""
     return -(-size_bytes // unit_bytes) * unit_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstrata.api.cachedmodel import CachedModel, Transfer
-from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.cachetier import CacheTier, CacheTierSpec, Medium
 
 from .quantities import GIB, MIB, round_up
 
@@ -29,6 +29,12 @@ KEYS_OF_A_SHARD_BYTES = MIB
 
 GATE_REQUEST_BYTES = 96 * MIB
 GATE_LIMIT_BYTES = 384 * MIB
+
+REDIS_STORED_PERCENT = 80
+"""How much of a Redis tier's capacity blocks may take: the rest is for their index and the allocator's rounding."""
+
+CLUSTER_STORED_PERCENT = 65
+"""The same in a cluster, where a scope's sixteen buckets fall on servers by chance: some hold more than their share."""
 
 REDIS_MARGIN_BYTES = 64 * MIB
 REDIS_MARGIN_DIVISOR = 4
@@ -56,6 +62,19 @@ def l1_bytes(tiers: Sequence[CacheTier]) -> int:
     """Return the size of the cache server's memory: the CPU tier's, or a staging area without one."""
     sizes = [tier.spec.capacity_bytes or 0 for tier in tiers if tier.spec.medium is Medium.CPU]
     return sum(sizes) or STAGING_BYTES
+
+
+def stored_bytes(spec: CacheTierSpec) -> int | None:
+    """Return how much of a tier all blocks together may take: in each pod, or in all of a Redis tier.
+
+    None for a medium without a capacity. It is what can be guaranteed, too.
+    """
+    if spec.capacity_bytes is None or spec.medium is Medium.NVME:
+        return spec.capacity_bytes
+    percent = spec.high_watermark_percent
+    if spec.medium is Medium.REDIS:
+        percent = min(percent, CLUSTER_STORED_PERCENT if spec.is_cluster else REDIS_STORED_PERCENT)
+    return spec.capacity_bytes * percent // 100
 
 
 def shared_memory_bytes(model: CachedModel, tiers: Sequence[CacheTier]) -> int:

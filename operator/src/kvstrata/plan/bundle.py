@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachetier import Medium
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.bundle import (
     MAX_SHARD_BYTES,
@@ -24,6 +23,7 @@ from kvstrata.model.facts import CommittedBundle
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
+from .capacity import BUDGETED
 from .compile import Compiled, compile_policy, rules_of, selects, still_allowed
 from .datakeys import as_held
 from .scopes import current_epoch
@@ -55,15 +55,15 @@ def plan_bundle(world: World, name: str) -> Plan:
     revision = 1 + max(committed.bundle.root.revision if committed else 0, model.status.bundle_revision or 0)
     dated = _dated(entries, current, revision)
     commit = _commit(world, model, committed, current, dated, revision)
-    return Plan(actions=(commit,), enqueue=_tiers_in_pods(world, model))
+    return Plan(actions=(commit,), enqueue=_tiers_with_budgets(world, model))
 
 
-def _tiers_in_pods(world: World, model: CachedModel) -> tuple[Key, ...]:
+def _tiers_with_budgets(world: World, model: CachedModel) -> tuple[Key, ...]:
     """Return the tiers that say how much of them this bundle guarantees."""
     return tuple(
         Key("CacheTier", world.namespace, name)
         for name in model.spec.tier_names
-        if name in world.tiers and world.tiers[name].spec.medium is Medium.CPU
+        if name in world.tiers and world.tiers[name].spec.medium in BUDGETED
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel, ReuseMode
+from kvstrata.api.cachetier import Medium
 from kvstrata.api.common import TierBudget as ApiBudget
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
 from kvstrata.contract.bundle import Entry, Rules, TierBudget
@@ -55,6 +56,7 @@ def _inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
         _keys_now(world, policy),
         shared,
         tiers,
+        _caps(world),
         # A refusal lists the tiers that there are.
         tuple(sorted(world.tiers)) if None in tiers else (),
         tuple(world.policies[name] for name in rivals) if len(rivals) > 1 else (),
@@ -108,14 +110,25 @@ def budgets_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[T
             declared = world.domain_spec.public_tiers
         case _:
             declared = policy.spec.tiers if policy.spec.isolation is Isolation.ISOLATED else ()
-    return tuple(
-        TierBudget(
+    named = {
+        budget.name: TierBudget(
             tier=budget.name,
             limit_bytes=budget.limit_bytes,
             guaranteed_bytes=budget.guaranteed_bytes or None,
             retention_s=_shorter(budget.retention_s, world, budget.name),
         )
-        for budget in sorted(declared, key=lambda budget: budget.name)
+        for budget in declared
+    }
+    capped = {name: TierBudget(tier=name, retention_s=longest_s) for name, longest_s in _caps(world)}
+    return tuple(budget for _, budget in sorted((capped | named).items()))
+
+
+def _caps(world: World) -> tuple[tuple[str, int], ...]:
+    """Return how long anybody's blocks may live in CPU tiers; pods know it of Redis tiers by their parameters."""
+    return tuple(
+        (name, tier.spec.max_retention_s)
+        for name, tier in sorted(world.tiers.items())
+        if tier.spec.medium is Medium.CPU and tier.spec.max_retention_s is not None
     )
 
 

@@ -14,11 +14,11 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 
+from .capacity import within_budget
 from .chains import budgets
 from .conditions import Finding, false, kstatus, write_status
 from .datakeys import plan_data_keys
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, rules_are_committed
-from .memory import within_budget
 from .scopes import fresh_epoch, held
 from .types import Create, Decision, EnsureSecret, Material, Plan
 

@@ -13,12 +13,12 @@ from kvstrata.contract.bundle import Entry
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
+from .capacity import within_budget
 from .chains import budgets
 from .compile import compile_policy, selects
 from .conditions import Finding, false, kstatus, true, unknown, write_status
 from .datakeys import as_held
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, needed_revision
-from .memory import within_budget
 from .scopes import fresh_epoch, group_scope, held
 from .types import Decision, Plan
 

@@ -10,12 +10,12 @@ from kvstrata.contract.keyspace import ScopeKind
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
+from .capacity import within_budget
 from .chains import first
 from .chains import policy as chain
 from .compile import compile_policy, selects
 from .conditions import Finding, false, kstatus, true, write_status
 from .enforcement import ENFORCED, Enforcement, holds, policy_enforcement
-from .memory import within_budget
 from .scopes import Epoch, current_epoch, former_scopes, fresh_epoch, held, scope_in_force
 from .types import Decision, Plan
 

@@ -5,17 +5,29 @@ from __future__ import annotations
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
-from kvstrata.model.facts import Pod
+from kvstrata.model.facts import BackendReport, Pod
 from kvstrata.model.world import World
+from kvstrata.objects.quantities import readable
+from kvstrata.objects.sizing import stored_bytes
 
+from .capacity import BUDGETED, capacity_committed, silent_pods
 from .conditions import Finding, false, true, unknown
-from .memory import capacity_committed
 from .types import Decision
 
 
-def promises(world: World, tier: CacheTier, stalled: Decision | None = None) -> tuple[Finding, ...]:
-    """Return the conditions of a tier that tell what holds of its blocks; no pod uses a stalled one."""
-    return (_encrypted(world, tier, stalled), _committed(world, tier, stalled), *_eviction(tier), *_retention(tier))
+def promises(
+    world: World, tier: CacheTier, stalled: Decision | None = None, report: BackendReport | None = None
+) -> tuple[Finding, ...]:
+    """Return the conditions of a tier that tell what holds of its blocks; no pod uses a stalled one.
+
+    `report` is what its server answered last.
+    """
+    return (
+        _encrypted(world, tier, stalled),
+        _committed(world, tier, stalled),
+        *_eviction(world, tier, stalled, report),
+        *_retention(world, tier, stalled),
+    )
 
 
 def _encrypted(world: World, tier: CacheTier, stalled: Decision | None) -> Finding:
@@ -64,51 +76,66 @@ def _has_keys(world: World, pod: Pod, tier: str) -> bool:
 
 
 def _committed(world: World, tier: CacheTier, stalled: Decision | None) -> Finding:
-    if tier.spec.medium is Medium.CPU and not stalled:
+    if tier.spec.medium in BUDGETED and not stalled:
         return capacity_committed(world, tier)
     return unknown(
         ConditionType.CAPACITY_COMMITTED,
-        TierReason.BUDGETS_NOT_ENFORCED,
-        "this version tells so of CPU tiers that are in use only",
+        stalled.reason if stalled else TierReason.BUDGETS_NOT_ENFORCED,
+        "no pod uses the tier while it is stalled" if stalled else "this version keeps no budgets on this medium",
     )
 
 
-def _eviction(tier: CacheTier) -> tuple[Finding, ...]:
-    """Return whether a full Redis tier makes room; in pods the cache server evicts."""
-    redis = tier.spec.redis
-    if tier.spec.medium is not Medium.REDIS or redis is None:
+def _eviction(
+    world: World, tier: CacheTier, stalled: Decision | None, report: BackendReport | None
+) -> tuple[Finding, ...]:
+    """Return whether a full Redis tier makes room; in pods the cache server does."""
+    kind = ConditionType.EVICTS_WHEN_FULL
+    if tier.spec.medium is not Medium.REDIS:
         return ()
-    if redis.managed is not None:
+    if stalled:
+        return (unknown(kind, stalled.reason, "no pod uses the tier while it is stalled"),)
+    stored = stored_bytes(tier.spec) or 0
+    if report is not None and 0 < report.max_bytes < stored and not tier.spec.is_cluster:
         return (
             false(
-                ConditionType.EVICTS_WHEN_FULL,
-                TierReason.EVICTION_NOT_RECONCILED,
-                "a full tier refuses new blocks until old ones expire: this version does not evict from Redis",
+                kind,
+                TierReason.SERVER_TOO_SMALL,
+                f"the server's maxmemory is {readable(report.max_bytes)}, and scopes make room when together they have "
+                f"{readable(stored)}: raise it, or lower capacity",
             ),
         )
-    return (
-        unknown(
-            ConditionType.EVICTS_WHEN_FULL,
-            TierReason.EVICTION_NOT_RECONCILED,
-            "what a full server does is up to its own maxmemory-policy: this version does not evict from Redis",
-        ),
-    )
+    pods, silent = silent_pods(world, tier, world.models.values())
+    if not pods:
+        return (unknown(kind, TierReason.NO_LIVE_PODS, "no pod serves a model with this tier"),)
+    if silent:
+        names = ", ".join(sorted(pod.name for pod in silent)[:3])
+        sentence = f"{len(silent)} pods do not say that they divide the tier's capacity among scopes: {names}"
+        return (unknown(kind, TierReason.BUDGETS_NOT_ENFORCED, sentence),)
+    sentence = f"each scope makes room among its own blocks when together they have {readable(stored)}"
+    return (true(kind, TierReason.EVICTS_OWN_BLOCKS, sentence),)
 
 
-def _retention(tier: CacheTier) -> tuple[Finding, ...]:
+def _retention(world: World, tier: CacheTier, stalled: Decision | None) -> tuple[Finding, ...]:
+    """Return whether nothing outlives the tier's maxRetention; every bundle entry says it to pods for a CPU tier."""
+    kind = ConditionType.RETENTION_KEPT
     if tier.spec.max_retention is None:
         return ()
     if tier.spec.medium is Medium.REDIS:
         sentence = f"each block expires {tier.spec.max_retention} after it was stored, or sooner"
-        return (true(ConditionType.RETENTION_KEPT, TierReason.EXPIRES_BY_ITSELF, sentence),)
-    return (
-        false(
-            ConditionType.RETENTION_KEPT,
-            TierReason.RETENTION_NOT_RECONCILED,
-            "spec.maxRetention is kept in pods for the tenants only whose policies name this tier: other blocks stay "
-            "until they are evicted or their pod ends"
-            if tier.spec.medium is Medium.CPU
-            else "spec.maxRetention is not kept on this medium by this version: blocks stay until they are evicted or "
-            "their pod ends",
-        ),
-    )
+        return (true(kind, TierReason.EXPIRES_BY_ITSELF, sentence),)
+    if tier.spec.medium is not Medium.CPU:
+        sentence = (
+            "spec.maxRetention is not kept on this medium by this version: blocks stay until they are evicted or "
+        )
+        return (false(kind, TierReason.RETENTION_NOT_RECONCILED, sentence + "their pod ends"),)
+    if stalled:
+        return (unknown(kind, stalled.reason, "no pod uses the tier while it is stalled"),)
+    pods, silent = silent_pods(world, tier, world.models.values())
+    if not pods:
+        return (unknown(kind, TierReason.NO_LIVE_PODS, "no pod serves a model with this tier"),)
+    if silent:
+        names = ", ".join(sorted(pod.name for pod in silent)[:3])
+        sentence = f"{len(silent)} pods do not say that they keep their memory under the policy: {names}"
+        return (unknown(kind, TierReason.BUDGETS_NOT_ENFORCED, sentence),)
+    sentence = f"pods remove each block {tier.spec.max_retention} after it was computed, or sooner"
+    return (true(kind, TierReason.REMOVED_IN_TIME, sentence),)

@@ -17,12 +17,12 @@ from kvstrata.objects import labels, names
 from kvstrata.objects.children import redis_tier_children
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.quantities import binary
-from kvstrata.objects.tierlinks import redis_link, redis_tls_secret
+from kvstrata.objects.tierlinks import RedisLink, redis_link, redis_tls_secret
 
+from .capacity import guaranteed_bytes
 from .chains import first
 from .chains import tier as chain
 from .conditions import Finding, false, kstatus, true, unknown, write_status
-from .memory import guaranteed_bytes
 from .ownership import no_longer_wanted, taken_by_someone_else
 from .promises import promises
 from .types import Action, Decision, EnsureSecret, Material, Plan, ProbeBackend
@@ -88,15 +88,33 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     room = _room(world, tier)
     full = room.reason == TierReason.OUT_OF_MEMORY
     ready = Decision(room.reason, room.message) if full else Decision(TierReason.READY, "the tier's server answers")
-    serving = 1 if reachable.status == "True" else 0
-    fields |= {"shards": 1, "shardsReady": serving, "used": _used(world, tier)}
-    findings = (*kstatus(None, pending, ready), reachable, room, *promises(world, tier))
+    shards, serving = _shards(world, tier, reachable)
+    fields["guaranteed"] = binary(guaranteed_bytes(world, tier))
+    fields |= {"shards": shards, "shardsReady": serving, "used": _used(world, tier)}
+    findings = (*kstatus(None, pending, ready), reachable, room, *promises(world, tier, report=_report(world, tier)))
     return Plan(
         actions=(*actions, *_probe(tier, now, world), *no_longer_wanted(world, tier, children)),
         apply=children,
         statuses=write_status(tier, now, findings, fields),
         wake_after_s=_interval_s(world, tier),
     )
+
+
+def _shards(world: World, tier: CacheTier, reachable: Finding) -> tuple[int | None, int | None]:
+    """Return how many servers there are and how many answer; of a cluster as pods see it, nothing without one."""
+    if not tier.spec.is_cluster:
+        return 1, 1 if reachable.status == "True" else 0
+    told = [
+        state
+        for one in world.states.values()
+        if one.in_contact
+        for state in one.state.tiers
+        if state.name == tier.name and state.medium == Medium.REDIS
+    ]
+    if not told:
+        return None, None
+    nodes = max(state.nodes for state in told)
+    return nodes, max(0, nodes - max(state.nodes_away for state in told))
 
 
 def _secrets(world: World, ctx: BuildContext, tier: CacheTier, domain_id: str) -> tuple[EnsureSecret, ...]:
@@ -138,15 +156,20 @@ def _restart_token(world: World, tier: CacheTier) -> str | None:
     return digest([world.secrets[name].fingerprint for name in own])[:12]
 
 
-def _order(tier: CacheTier) -> ProbeBackend | None:
-    """Return how the tier's server is asked, or None if it has none."""
+def _order(world: World, tier: CacheTier) -> ProbeBackend | None:
+    """Return how the tier's server is asked, or None if it has none; of a cluster the next one, if one is away."""
     link = redis_link(tier)
     if link is None:
         return None
-    host, port = link.endpoints[0]
+    addresses = _addresses(link)
+    asked = world.backends.get(tier.name)
+    number = addresses.index(asked.endpoint) if asked is not None and asked.endpoint in addresses else 0
+    if asked is not None and not asked.reachable:
+        number = (number + 1) % len(addresses)
+    host, _ = link.endpoints[number]
     return ProbeBackend(
         tier=tier.name,
-        endpoint=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        endpoint=addresses[number],
         server_name=host,
         username=link.operator_username or link.username,
         password_secret=link.operator_password or link.password,
@@ -155,16 +178,20 @@ def _order(tier: CacheTier) -> ProbeBackend | None:
 
 
 def _report(world: World, tier: CacheTier) -> BackendReport | None:
-    """Return the last answer of the server that the spec names now; what another one answered says nothing of it."""
-    report, order = world.backends.get(tier.name), _order(tier)
-    if report is None or order is None or (report.endpoint, report.username) != (order.endpoint, order.username):
+    """Return the last answer of a server that the spec names now; what another one answered says nothing of it."""
+    report, link = world.backends.get(tier.name), redis_link(tier)
+    if report is None or link is None or report.username != (link.operator_username or link.username):
         return None
-    return report
+    return report if report.endpoint in _addresses(link) else None
+
+
+def _addresses(link: RedisLink) -> list[str]:
+    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in link.endpoints]
 
 
 def _probe(tier: CacheTier, now: datetime, world: World) -> tuple[ProbeBackend, ...]:
     """Ask again when the last answer is older than the interval, and not on every plan that an answer causes."""
-    report, order = _report(world, tier), _order(tier)
+    report, order = _report(world, tier), _order(world, tier)
     if order is None or (report and (now - report.at).total_seconds() < _interval_s(world, tier) - 0.5):
         return ()
     return (order,)
@@ -249,7 +276,8 @@ def _room(world: World, tier: CacheTier) -> Finding:
     if not report.reachable:
         return unknown(ConditionType.HAS_ROOM, report.reason, report.message)
     refused = _pods_refused(world, tier)
-    bounded = report.max_bytes > 0
+    # What one server of a cluster says of its memory says nothing of the others'.
+    bounded = report.max_bytes > 0 and not tier.spec.is_cluster
     if bounded and not report.evicts:
         share = 100 * report.used_bytes / report.max_bytes
         full = share >= 100 or (bool(refused) and share >= FULL_PERCENT)
@@ -262,7 +290,9 @@ def _room(world: World, tier: CacheTier) -> Finding:
             "the server refuses new blocks: it holds all that it may, and serves that until it expires; "
             "raise the tier's capacity or store for a shorter time",
         )
-    if not report.version:
+    if tier.spec.is_cluster:
+        sentence = "no pod was refused a block"
+    elif not report.version:
         sentence = "no pod was refused a block; the server's user may not ask for figures"
     elif not bounded:
         sentence = "the server sets no bound to its memory"
@@ -273,7 +303,7 @@ def _room(world: World, tier: CacheTier) -> Finding:
 
 def _used(world: World, tier: CacheTier) -> str | None:
     report, capacity = _report(world, tier), tier.spec.capacity_bytes
-    if report is not None and not report.version:
+    if tier.spec.is_cluster or (report is not None and not report.version):
         return None
     if report is None or not capacity:
         return tier.status.used if _told(tier) else None

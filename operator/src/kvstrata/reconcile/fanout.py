@@ -6,15 +6,16 @@ acknowledgement concerns only the policies that waited for it.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from kvstrata.api.base import Resource
-from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.conditions import ConditionType
 from kvstrata.model.facts import Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
-from kvstrata.plan.memory import keeps_budgets
+from kvstrata.plan.capacity import BUDGETED, keeps_budgets
 
 
 def concerned_by_object(world: World, key: Key, before: Resource | None, after: Resource | None) -> frozenset[Key]:
@@ -76,9 +77,9 @@ def concerned_by_pod(world: World, before: Pod | None, after: Pod | None, model:
         found = world.models.get(name)
         keys |= {Key("CacheTier", world.namespace, tier) for tier in (found.spec.tier_names if found else ())}
         said = world.states.get(pod.uid) if pod else None
-        memories = _memories(world, name)
-        if not all(keeps_budgets(said.state if said else None, tier) for tier in memories):
-            keys |= _with_budgets_in(world, memories)
+        tiers = _budgeted(world, name)
+        if not all(keeps_budgets(said.state if said else None, tier) for tier in tiers):
+            keys |= _with_budgets_in(world, tiers)
     return frozenset(keys)
 
 
@@ -99,21 +100,22 @@ def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, aft
     if old is None or old.acked != new.acked:
         keys |= _waiting_policies(world, pod.model, old.acked if old else 0)
         keys |= set(_open_invalidations(world)) | set(_groups(world))
-    memories = _memories(world, pod.model)
-    if any(keeps_budgets(old, tier) != keeps_budgets(new, tier) for tier in memories):
-        keys |= _with_budgets_in(world, memories)
-    return frozenset(keys)
+    changed = [t for t in _budgeted(world, pod.model) if keeps_budgets(old, t) != keeps_budgets(new, t)]
+    return frozenset(keys | _with_budgets_in(world, changed))
 
 
-def _memories(world: World, model: str) -> frozenset[str]:
-    """Return the CPU tiers of a model, whose budgets its pods speak of."""
+def _budgeted(world: World, model: str) -> list[CacheTier]:
+    """Return the tiers of a model whose budgets its pods speak of."""
     found = world.models.get(model)
     listed = found.spec.tier_names if found is not None else ()
-    return frozenset(name for name in listed if name in world.tiers and world.tiers[name].spec.medium is Medium.CPU)
+    return [world.tiers[name] for name in listed if name in world.tiers and world.tiers[name].spec.medium in BUDGETED]
 
 
-def _with_budgets_in(world: World, tiers: frozenset[str]) -> set[Key]:
+def _with_budgets_in(world: World, tiers: Iterable[CacheTier]) -> set[Key]:
     """Return who declares budgets on one of these tiers, but for the domain, which hears of every state."""
+    names = {tier.name for tier in tiers}
+    if not names:
+        return set()
     declared = (
         *(("TenantCachePolicy", name, policy.spec.tiers) for name, policy in world.policies.items()),
         *(("TenantGroup", name, group.spec.tiers) for name, group in world.groups.items()),
@@ -121,7 +123,7 @@ def _with_budgets_in(world: World, tiers: frozenset[str]) -> set[Key]:
     return {
         Key(kind, world.namespace, name)
         for kind, name, budgets in declared
-        if any(budget.name in tiers for budget in budgets)
+        if any(budget.name in names for budget in budgets)
     }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstrata.api.cachetier import CacheTier, CacheTierSpec, Medium
+from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.common import TierBudget
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.model.world import World
+from kvstrata.objects.quantities import readable
+from kvstrata.objects.sizing import stored_bytes
 from kvstrata.plan.types import Decision
 
 
@@ -42,14 +44,12 @@ def misfit(budget: TierBudget, tier: CacheTier, field: str) -> Decision | None:
             PolicyReason.BUDGET_NOT_SUPPORTED,
             f"CacheTier {tier.name} is HBM, where the engine knows no budgets: leave only retention in {field}",
         )
-    room_bytes = reservable_bytes(tier.spec)
+    room_bytes = stored_bytes(tier.spec)
     if room_bytes is not None and budget.guaranteed_bytes > room_bytes:
-        whole = "its whole capacity"
-        if tier.spec.medium is Medium.CPU:
-            whole = f"{tier.spec.high_watermark_percent}% of its capacity, above which pods make room"
         return Decision(
             PolicyReason.GUARANTEE_EXCEEDS_CAPACITY,
-            f"guaranteed {budget.guaranteed} on CacheTier {tier.name} is more than {whole}: lower it",
+            f"guaranteed {budget.guaranteed} on CacheTier {tier.name} is more than the {readable(room_bytes)} of its "
+            "capacity that blocks may take: lower it",
         )
     longest_s = tier.spec.max_retention_s
     if longest_s is not None and budget.retention_s is not None and budget.retention_s > longest_s:
@@ -59,10 +59,3 @@ def misfit(budget: TierBudget, tier: CacheTier, field: str) -> Decision | None:
             f"{tier.spec.max_retention}: shorten it",
         )
     return None
-
-
-def reservable_bytes(spec: CacheTierSpec) -> int | None:
-    """Return how much of a tier can be guaranteed: of a CPU tier what lies below its mark; None without a capacity."""
-    if spec.capacity_bytes is None or spec.medium is not Medium.CPU:
-        return spec.capacity_bytes
-    return spec.capacity_bytes * spec.high_watermark_percent // 100

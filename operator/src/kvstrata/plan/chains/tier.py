@@ -35,18 +35,13 @@ def classifications_can_be_kept(world: World, tier: CacheTier) -> Decision | Non
 
 
 def is_one_server(world: World, tier: CacheTier) -> Decision | None:
-    """A Redis tier is a single primary."""
+    """A managed Redis tier is a single primary."""
     redis = tier.spec.redis
     managed = redis.managed if redis else None
     if managed and (managed.effective_shards > 1 or managed.effective_replicas_per_shard > 0):
         return Decision(
             TierReason.SHARDING_NOT_RECONCILED,
             "this version runs one Redis server a tier: set redis.managed.shards to 1 and replicasPerShard to 0",
-        )
-    if redis and redis.external and redis.external.cluster:
-        return Decision(
-            TierReason.SHARDING_NOT_RECONCILED,
-            "this version speaks to one Redis server, not to a Redis Cluster: name a server without cluster: true",
         )
     return None
 
@@ -64,13 +59,13 @@ def names_own_secrets(world: World, tier: CacheTier) -> Decision | None:
     return Decision(TierReason.SECRET_NOT_ALLOWED, sentence(name, "the tier")) if name else None
 
 
-def eviction_is_lru(world: World, tier: CacheTier) -> Decision | None:
-    """Blocks leave in the order of their last use, or by age."""
-    if tier.spec.eviction_policy is EvictionPolicy.LRU:
+def eviction_is_provided(world: World, tier: CacheTier) -> Decision | None:
+    """Blocks leave in the order of their last use or in ARC's, or by age; a full tier always makes room."""
+    if tier.spec.eviction_policy is not EvictionPolicy.NONE:
         return None
     return Decision(
         TierReason.EVICTION_NOT_RECONCILED,
-        f"this version does not evict by {tier.spec.eviction_policy}: set spec.eviction.policy to LRU or remove it",
+        "this version always makes room in a full tier: set spec.eviction.policy to LRU or ARC, or remove it",
     )
 
 
@@ -78,6 +73,6 @@ RULES = (
     medium_is_provided,
     classifications_can_be_kept,
     is_one_server,
-    eviction_is_lru,
+    eviction_is_provided,
     names_own_secrets,
 )

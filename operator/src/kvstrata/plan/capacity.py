@@ -1,0 +1,169 @@
+"""What is promised of tiers with budgets, memory of pods and Redis: whether it fits, and whether pods keep to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.common import TierBudget
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import PolicyReason, TierReason
+from kvstrata.contract.ack import PodState
+from kvstrata.contract.bundle import Bundle
+from kvstrata.model.facts import Pod
+from kvstrata.model.world import World
+from kvstrata.objects.quantities import readable
+from kvstrata.objects.sizing import stored_bytes
+
+from .conditions import Finding, false, true, unknown
+
+BUDGETED = (Medium.CPU, Medium.REDIS)
+"""Media whose pods keep budgets and say so."""
+
+
+def guaranteed_bytes(world: World, tier: CacheTier) -> int:
+    """Return how much of the tier is guaranteed: by what pods were told, in the pod of most, or in all of Redis."""
+    using = {
+        name: committed
+        for name, committed in world.bundles.items()
+        if name in world.models and tier.name in world.models[name].spec.tier_names
+    }
+    versions = tuple((name, committed.resource_version) for name, committed in sorted(using.items()))
+
+    def add_up() -> int:
+        promised = [_promised(committed.bundle, tier.name) for committed in using.values()]
+        if tier.spec.per_pod:
+            return max((sum(by_scope.values()) for by_scope in promised), default=0)
+        # Models share the tier, and tenants' scopes are the same in each.
+        together: dict[str, int] = {}
+        for by_scope in promised:
+            for keyspace, amount in by_scope.items():
+                together[keyspace] = max(amount, together.get(keyspace, 0))
+        return sum(together.values())
+
+    return world.memo.get((guaranteed_bytes, tier.name), (tier.spec.per_pod, versions), add_up)
+
+
+def _promised(bundle: Bundle, tier: str) -> Mapping[str, int]:
+    return {
+        entry.keyspace: budget.guaranteed_bytes or 0
+        for entry in bundle.entries.values()
+        if not entry.suspended
+        for budget in entry.budgets
+        if budget.tier == tier
+    }
+
+
+def capacity_committed(world: World, tier: CacheTier) -> Finding:
+    """Return whether a tier has room for all guarantees that pods were told of.
+
+    Nobody is refused for what others were promised, because who came first does not survive a restore or a new
+    cluster; each policy that has a guarantee there says so instead.
+    """
+    room, promised = stored_bytes(tier.spec) or 0, guaranteed_bytes(world, tier)
+    whose, remedy = ("of each pod", "capacityPerPod") if tier.spec.per_pod else ("of it", "capacity")
+    if promised > room:
+        return false(
+            ConditionType.CAPACITY_COMMITTED,
+            TierReason.GUARANTEES_EXCEED_CAPACITY,
+            f"{readable(promised)} are guaranteed and {readable(room)} {whose} can be: {_consequence(tier)}; raise "
+            f"{remedy} or eviction.highWatermarkPercent, or lower guarantees",
+        )
+    return true(
+        ConditionType.CAPACITY_COMMITTED,
+        TierReason.GUARANTEES_FIT,
+        f"all guarantees fit into the {readable(room)} {whose} that blocks may take",
+    )
+
+
+def keeps_budgets(state: PodState | None, tier: CacheTier) -> bool:
+    """Whether a pod says that it keeps this tier's budgets; one without a cache server stores nothing.
+
+    Of a Redis tier the capacity that it divides is the word: an adapter of the version before tells of none.
+    """
+    if state is None or not state.cache_boot:
+        return state is not None
+    told = next((one for one in state.tiers if one.name == tier.name and one.medium == tier.spec.medium), None)
+    if told is None:
+        return False
+    return told.breaker == "closed" if tier.spec.medium is Medium.CPU else told.capacity_bytes > 0
+
+
+def silent_pods(world: World, tier: CacheTier, models: Iterable[CachedModel]) -> tuple[list[Pod], list[Pod]]:
+    """Return the pods that serve one of the models with this tier, and those of them that do not keep its budgets."""
+    serving = [pod for model in models if tier.name in model.spec.tier_names for pod in world.serving_pods(model.name)]
+    return serving, [pod for pod in serving if not keeps_budgets(_said(world, pod.uid), tier)]
+
+
+def within_budget(world: World, budgets: Sequence[TierBudget], models: Iterable[CachedModel], nothing: str) -> Finding:
+    """Return the condition WithinBudget of whoever declares `budgets` for `models`; `nothing` says that there are none.
+
+    It is True only if every serving pod says of itself that it enforces what is declared. What is declared for media
+    without such a word is nobody's knowledge.
+    """
+    kind = ConditionType.WITHIN_BUDGET
+    known = [(budget, world.tiers[budget.name]) for budget in budgets if budget.name in world.tiers and _bounds(budget)]
+    if not known:
+        return true(kind, PolicyReason.NO_BUDGET, nothing)
+    untold = sorted({budget.name for budget, tier in known if tier.spec.medium not in BUDGETED})
+    if untold:
+        return unknown(
+            kind,
+            PolicyReason.BUDGETS_NOT_ENFORCED,
+            f"budgets on CacheTier {', '.join(untold)} are declared; this version keeps none on that medium",
+        )
+    concerned = list(models)
+    serving = 0
+    silent: dict[Medium, set[str]] = {medium: set() for medium in BUDGETED}
+    for _, tier in known:
+        pods, without = silent_pods(world, tier, concerned)
+        serving += len(pods)
+        silent[tier.spec.medium] |= {pod.name for pod in without}
+    if not serving:
+        return unknown(
+            kind, PolicyReason.NO_LIVE_PODS, "no pod serves a model with these tiers, so nothing is stored there"
+        )
+    if silent[Medium.CPU]:
+        return unknown(
+            kind, PolicyReason.MEMORY_NOT_GOVERNED, _named(silent[Medium.CPU], "keep their memory within budgets")
+        )
+    if silent[Medium.REDIS]:
+        return unknown(
+            kind, PolicyReason.BUDGETS_NOT_ENFORCED, _named(silent[Medium.REDIS], "divide the capacity of Redis tiers")
+        )
+    cut = sorted(
+        {tier.name: tier for budget, tier in known if budget.guaranteed_bytes and _overcommitted(tier)}.items()
+    )
+    if cut:
+        return false(
+            kind,
+            PolicyReason.GUARANTEES_EXCEED_CAPACITY,
+            f"all guarantees on CacheTier {', '.join(name for name, _ in cut)} together are more than it can keep: "
+            f"{_consequence(cut[0][1])}",
+        )
+    return true(kind, PolicyReason.BUDGETS_ENFORCED, "every serving pod keeps within the budgets that it acknowledged")
+
+
+def _named(pods: set[str], what: str) -> str:
+    return f"{len(pods)} pods do not say that they {what}: {', '.join(sorted(pods)[:3])}"
+
+
+def _consequence(tier: CacheTier) -> str:
+    if tier.spec.medium is Medium.CPU:
+        return "every guarantee is cut by the same share"
+    return "the server refuses blocks for want of memory, also some that are guaranteed"
+
+
+def _bounds(budget: TierBudget) -> bool:
+    return budget.limit is not None or budget.guaranteed is not None or budget.retention is not None
+
+
+def _said(world: World, uid: str) -> PodState | None:
+    verified = world.states.get(uid)
+    return verified.state if verified is not None else None
+
+
+def _overcommitted(tier: CacheTier) -> bool:
+    told = tier.status.condition(ConditionType.CAPACITY_COMMITTED)
+    return told is not None and told.reason == TierReason.GUARANTEES_EXCEED_CAPACITY

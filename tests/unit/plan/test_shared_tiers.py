@@ -1,0 +1,237 @@
+"""Redis tiers: budgets by pods' word, several of them in order, clusters, and the order in which blocks go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvstrata.contract.link import TierState
+from kvstrata.model.refs import Key
+from kvstrata.objects.quantities import MIB
+from tests.support.objects import NAMESPACE, cpu_tier, domain, group, model, pod, policy, redis_tier
+from tests.support.worlds import Simulation
+
+TCP = "TenantCachePolicy"
+CLOSED = TierState("shared", "Redis", "closed", capacity_bytes=64 * MIB * 80 // 100)
+OLD = TierState("shared", "Redis", "closed")
+
+
+def external(*endpoints: str, **more: Any) -> Mapping[str, Any]:
+    return {"external": {"endpoints": list(endpoints), **more}}
+
+
+def at_rest(*objects: Any, said: tuple[TierState, ...] = (CLOSED,)) -> Simulation:
+    """A model on memory and Redis of 64Mi, one pod, and what it says."""
+    base = [redis_tier(), cpu_tier(), model(tiers=("cpu", "shared"))]
+    given = {(raw["kind"], raw["metadata"]["name"]) for raw in objects}
+    base = [raw for raw in base if (raw["kind"], raw["metadata"]["name"]) not in given]
+    simulation = Simulation(*base, pod("pod-0"), *objects)
+    simulation.come_to_rest()
+    simulation.ack("pod-0", tiers=said)
+    simulation.come_to_rest()
+    assert simulation.unsettled() == {}
+    return simulation
+
+
+def within(simulation: Simulation, kind: str = TCP, name: str = "acme") -> tuple[str, str]:
+    return simulation.condition(kind, name, "WithinBudget")
+
+
+def adapters(simulation: Simulation) -> list[dict[str, Any]]:
+    """The tiers of the cache server's adapters, in the order of its arguments."""
+    template = simulation.kube.objects[("Deployment", NAMESPACE, "kvs-tiny")]["spec"]["template"]["spec"]
+    (cache,) = [one for one in template["initContainers"] if one["name"] == "cache"]
+    flags = zip(cache["args"], cache["args"][1:], strict=False)
+    return [json.loads(value)["adapter_params"]["tier"] for flag, value in flags if flag == "--l2-adapter"]
+
+
+class TestBudgets:
+    @pytest.mark.parametrize("budget", [{"limit": "1Mi"}, {"guaranteed": "1Mi"}, {"retention": "1h"}])
+    def test_are_kept_when_every_pod_says_that_it_divides_the_capacity(self, budget: dict[str, str]) -> None:
+        simulation = at_rest(policy("acme", tiers=[{"name": "shared", **budget}]))
+        assert within(simulation) == ("True", "BudgetsEnforced")
+        for said, expected in ((OLD, ("Unknown", "BudgetsNotEnforced")), (CLOSED, ("True", "BudgetsEnforced"))):
+            simulation.ack("pod-0", tiers=(said,))
+            simulation.settle()
+            assert within(simulation) == expected
+
+    def test_hold_while_the_server_is_away_because_nothing_is_stored_then(self) -> None:
+        simulation = at_rest(
+            policy("acme", tiers=[{"name": "shared", "limit": "1Mi"}]), said=(replace(CLOSED, breaker="open"),)
+        )
+        assert within(simulation) == ("True", "BudgetsEnforced")
+
+    def test_of_groups_and_the_public_scope_say_the_same(self) -> None:
+        budget = [{"name": "shared", "limit": "1Mi"}]
+        simulation = at_rest(domain(publicBudget={"tiers": budget}), group("lab", "a", tiers=budget))
+        assert within(simulation, "TenantGroup", "lab") == ("True", "BudgetsEnforced")
+        assert within(simulation, "CacheDomain", "default") == ("True", "BudgetsEnforced")
+
+    def test_need_the_word_of_memory_and_of_redis_where_both_have_one(self) -> None:
+        memory = TierState("cpu", "CPU", "closed")
+        both = [{"name": "cpu", "limit": "1Mi"}, {"name": "shared", "limit": "1Mi"}]
+        simulation = at_rest(policy("acme", tiers=both))
+        assert within(simulation) == ("Unknown", "MemoryNotGoverned")
+        simulation.ack("pod-0", tiers=(memory, OLD))
+        simulation.settle()
+        assert within(simulation) == ("Unknown", "BudgetsNotEnforced")
+        simulation.ack("pod-0", tiers=(memory, CLOSED))
+        simulation.settle()
+        assert within(simulation) == ("True", "BudgetsEnforced")
+
+    def test_a_guarantee_above_what_blocks_may_take_is_refused(self) -> None:
+        simulation = at_rest(policy("acme", tiers=[{"name": "shared", "guaranteed": "52Mi"}]))
+        assert simulation.condition(TCP, "acme", "Stalled") == ("True", "GuaranteeExceedsCapacity")
+        simulation.edit(TCP, "acme", tiers=[{"name": "shared", "guaranteed": "51Mi"}])
+        simulation.come_to_rest()
+        assert simulation.condition("CacheTier", "shared", "CapacityCommitted") == ("True", "GuaranteesFit")
+        assert simulation.status("CacheTier", "shared")["guaranteed"] == "51Mi"
+
+    def test_guarantees_of_a_scope_count_once_however_many_models_share_the_tier(self) -> None:
+        simulation = at_rest(
+            model("other", tiers=("shared",)),
+            policy("both", tiers=[{"name": "shared", "guaranteed": "20Mi"}]),
+            policy("one", tiers=[{"name": "shared", "guaranteed": "20Mi"}], models={"names": ["tiny"]}),
+        )
+        assert simulation.status("CacheTier", "shared")["guaranteed"] == "40Mi"
+
+    def test_guarantees_that_do_not_fit_together_are_told_on_the_tier_and_to_everyone_who_has_one(self) -> None:
+        simulation = at_rest(
+            policy("acme", tiers=[{"name": "shared", "guaranteed": "30Mi"}]),
+            policy("globex", tiers=[{"name": "shared", "guaranteed": "30Mi"}]),
+            policy("modest", tiers=[{"name": "shared", "limit": "30Mi"}]),
+        )
+        assert simulation.condition("CacheTier", "shared", "CapacityCommitted") == ("False", "GuaranteesExceedCapacity")
+        assert within(simulation) == within(simulation, name="globex") == ("False", "GuaranteesExceedCapacity")
+        assert within(simulation, name="modest") == ("True", "BudgetsEnforced")
+        simulation.delete(TCP, "globex")
+        simulation.come_to_rest()
+        simulation.ack("pod-0", tiers=(CLOSED,))
+        simulation.come_to_rest()
+        assert within(simulation) == ("True", "BudgetsEnforced")
+
+
+class TestMakingRoom:
+    def test_a_tier_says_so_when_every_pod_does(self) -> None:
+        simulation = at_rest()
+        assert simulation.condition("CacheTier", "shared", "EvictsWhenFull") == ("True", "EvictsOwnBlocks")
+        simulation.ack("pod-0", tiers=(OLD,))
+        simulation.settle()
+        assert simulation.condition("CacheTier", "shared", "EvictsWhenFull") == ("Unknown", "BudgetsNotEnforced")
+        simulation.delete("Pod", "pod-0")
+        simulation.come_to_rest()
+        simulation.advance(20)
+        assert simulation.condition("CacheTier", "shared", "EvictsWhenFull") == ("Unknown", "NoLivePods")
+
+    def test_a_server_that_may_hold_less_is_full_before(self) -> None:
+        simulation = at_rest(redis_tier(redis=external("one:6379")))
+        backends = simulation.store.domain(NAMESPACE).backends
+        for max_bytes, expected in ((MIB, ("False", "ServerTooSmall")), (64 * MIB, ("True", "EvictsOwnBlocks"))):
+            backends["shared"] = replace(backends["shared"], max_bytes=max_bytes)
+            simulation.queue.add(Key("CacheTier", NAMESPACE, "shared"))
+            simulation.settle()
+            assert simulation.condition("CacheTier", "shared", "EvictsWhenFull") == expected
+
+    @pytest.mark.parametrize(
+        ("percent", "cluster", "expected"), [(None, False, 80), (100, False, 80), (50, False, 50), (None, True, 65)]
+    )
+    def test_pods_are_told_what_blocks_may_take(self, percent: int | None, cluster: bool, expected: int) -> None:
+        servers = external("one:6379", cluster=cluster)
+        simulation = at_rest(redis_tier(capacity="100Mi", redis=servers, eviction={"highWatermarkPercent": percent}))
+        (tier,) = adapters(simulation)
+        assert tier["capacity_bytes"] == 100 * MIB * expected // 100
+
+    @pytest.mark.parametrize(("chosen", "rendered"), [("LRU", None), ("ARC", "ARC")])
+    def test_pods_are_told_the_order_in_which_blocks_go(self, chosen: str, rendered: str | None) -> None:
+        simulation = at_rest(redis_tier(eviction={"policy": chosen}))
+        assert simulation.condition("CacheTier", "shared", "Stalled")[0] == "False"
+        assert adapters(simulation)[0].get("eviction") == rendered
+
+
+class TestSeveral:
+    TIERS = (
+        redis_tier("near", capacity="32Mi", maxRetention="1h"),
+        redis_tier("far", redis=external("far:6379"), encryption="Required", eviction={"policy": "ARC"}),
+        cpu_tier(),
+    )
+
+    def test_are_rendered_from_fast_to_slow_each_with_its_own_parameters(self) -> None:
+        simulation = at_rest(*self.TIERS, model(tiers=("cpu", "near", "far")))
+        near, far = adapters(simulation)
+        assert (near["name"], near["default_ttl_s"], near["capacity_bytes"]) == ("near", 3600, 32 * MIB * 80 // 100)
+        assert (far["name"], far["encryption"], far["eviction"]) == ("far", "Required", "ARC")
+        assert "encryption" not in near
+        simulation.edit("CachedModel", "tiny", tiers=[{"name": "cpu"}, {"name": "far"}, {"name": "near"}])
+        simulation.come_to_rest()
+        assert [tier["name"] for tier in adapters(simulation)] == ["far", "near"]
+
+    def test_have_budgets_and_conditions_of_their_own(self) -> None:
+        budgets = [
+            {"name": "far", "guaranteed": "2Mi"},
+            {"name": "near", "limit": "1Mi", "retention": "10m"},
+        ]
+        said = tuple(TierState(name, "Redis", "closed", capacity_bytes=1) for name in ("near", "far"))
+        simulation = at_rest(*self.TIERS, model(tiers=("cpu", "near", "far")), policy("acme", tiers=budgets), said=said)
+        told = {b.tier: (b.limit_bytes, b.guaranteed_bytes, b.retention_s) for b in simulation.entry("acme").budgets}
+        assert told == {"far": (None, 2 * MIB, None), "near": (MIB, None, 600)}
+        assert within(simulation) == ("True", "BudgetsEnforced")
+        assert simulation.status("CacheTier", "far")["guaranteed"] == "2Mi"
+        assert simulation.status("CacheTier", "near")["guaranteed"] == "0"
+        simulation.ack("pod-0", tiers=(replace(said[0], breaker="open"), said[1]))
+        simulation.advance(20)
+        assert simulation.condition("CacheTier", "near", "Ready")[0] == "False"
+        assert simulation.condition("CacheTier", "far", "Ready")[0] == "True"
+
+    def test_one_that_is_not_ready_or_stalled_does_not_hold_up_the_others(self) -> None:
+        simulation = Simulation(*self.TIERS, model(tiers=("cpu", "near", "far")), pod("pod-0"))
+        simulation.backends_up = False
+        simulation.come_to_rest()
+        assert simulation.condition("CacheTier", "far", "Ready")[0] == "False"
+        assert [tier["name"] for tier in adapters(simulation)] == ["near", "far"]
+        assert simulation.condition("CachedModel", "tiny", "Ready")[0] == "True"
+        assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierNotReady")
+        simulation.edit("CacheTier", "near", allowedClassifications=["Public"])
+        simulation.come_to_rest()
+        assert [tier["name"] for tier in adapters(simulation)] == ["far"]
+        assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierStalled")
+
+    def test_two_on_one_server_are_refused(self) -> None:
+        simulation = at_rest(
+            redis_tier("one", redis=external("r:6379")),
+            redis_tier("other", redis=external("r:6379")),
+            model(tiers=("one", "other")),
+        )
+        assert simulation.condition("CachedModel", "tiny", "Stalled") == ("True", "TiersConflict")
+
+
+class TestClusters:
+    TIER = redis_tier(redis=external("a:6379", "b:6379", cluster=True))
+
+    def test_are_used_with_all_their_addresses(self) -> None:
+        simulation = at_rest(self.TIER)
+        assert simulation.condition("CacheTier", "shared", "Stalled")[0] == "False"
+        (tier,) = adapters(simulation)
+        assert tier["cluster"] is True
+        assert tier["endpoints"] == [{"host": "a", "port": 6379}, {"host": "b", "port": 6379}]
+
+    def test_count_their_servers_as_pods_see_them(self) -> None:
+        simulation = at_rest(self.TIER, said=(replace(CLOSED, nodes=3, nodes_away=1),))
+        status = simulation.status("CacheTier", "shared")
+        assert (status["shards"], status["shardsReady"]) == (3, 2)
+        assert "used" not in status
+
+    def test_are_asked_at_another_address_when_one_is_away(self) -> None:
+        simulation = at_rest(self.TIER)
+        simulation.backends_up = False
+        simulation.advance(20)
+        simulation.backends_up, simulation.asked[:] = True, []
+        simulation.advance(10)
+        assert simulation.condition("CacheTier", "shared", "Ready")[0] == "True"
+        assert set(simulation.asked) <= {"a:6379", "b:6379"}
+        settled = simulation.asked[-1]
+        simulation.advance(60)
+        assert simulation.asked[-1] == settled
