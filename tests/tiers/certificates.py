@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import ipaddress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,21 +31,32 @@ class Certificates:
         return [*files, "--tls-key-file", str(self.key), "--tls-auth-clients", "no"]
 
 
+class Authority:
+    """A CA whose certificate is `ca.crt` in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"test CA of {directory.name}")])
+        self.file = directory / "ca.crt"
+        ca = _certificate(self._name, self._name, self._key, self._key, (SERVER_NAME,), is_ca=True)
+        self.file.write_bytes(ca.public_bytes(serialization.Encoding.PEM))
+
+    def issue(self, *names: str, stem: str = "tls") -> Certificates:
+        """Write a certificate for host names and IP addresses."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
+        certificate = _certificate(subject, self._name, key, self._key, names, is_ca=False)
+        paths = Certificates(self.file, self._directory / f"{stem}.crt", self._directory / f"{stem}.key")
+        paths.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        encoding = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        paths.key.write_bytes(key.private_bytes(*encoding))
+        return paths
+
+
 def issue(directory: Path) -> Certificates:
     """Write a CA and a certificate for SERVER_NAME into `directory`."""
-    ca_key = ec.generate_private_key(ec.SECP256R1())
-    ca_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"test CA of {directory.name}")])
-    ca = _certificate(ca_name, ca_name, ca_key, ca_key, is_ca=True)
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
-    certificate = _certificate(name, ca_name, key, ca_key, is_ca=False)
-    paths = Certificates(directory / "ca.crt", directory / "tls.crt", directory / "tls.key")
-    paths.ca.write_bytes(ca.public_bytes(serialization.Encoding.PEM))
-    paths.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    paths.key.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return paths
+    return Authority(directory).issue(SERVER_NAME)
 
 
 def _certificate(
@@ -51,6 +64,7 @@ def _certificate(
     issuer: x509.Name,
     key: ec.EllipticCurvePrivateKey,
     signer: ec.EllipticCurvePrivateKey,
+    names: Sequence[str],
     *,
     is_ca: bool,
 ) -> x509.Certificate:
@@ -64,7 +78,7 @@ def _certificate(
         .not_valid_before(now - datetime.timedelta(minutes=5))
         .not_valid_after(now + datetime.timedelta(days=1))
         .add_extension(x509.BasicConstraints(ca=is_ca, path_length=None), critical=True)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_general_name(name) for name in names]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
     )
@@ -82,3 +96,10 @@ def _certificate(
         )
         builder = builder.add_extension(usage, critical=True)
     return builder.sign(signer, hashes.SHA256())
+
+
+def _general_name(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)

@@ -40,13 +40,21 @@ class ClusterNode(RedisProcess):
 
 
 class RedisCluster:
-    """Primaries that share the slots evenly, and replicas, each of one primary."""
+    """Primaries that share the slots evenly, and replicas, each of one primary.
 
-    def __init__(self, directory: Path, primaries: int = 3, replicas: int = 0, **options: Any) -> None:
-        self.nodes = [
-            ClusterNode(directory, *options.get("options", ()), tls=options.get("tls", ()))
-            for _ in range(primaries + replicas)
-        ]
+    `options` and `tls` return a server's own, by its number.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        primaries: int = 3,
+        replicas: int = 0,
+        *,
+        options: Callable[[int], Sequence[str]] = lambda _: (),
+        tls: Callable[[int], Sequence[str]] = lambda _: (),
+    ) -> None:
+        self.nodes = [ClusterNode(directory, *options(n), tls=tls(n)) for n in range(primaries + replicas)]
         self.primaries, self.replicas = self.nodes[:primaries], self.nodes[primaries:]
 
     def start(self) -> None:

@@ -51,6 +51,9 @@ def dial(
         raise AccessError(f"{endpoint}: {error}") from error
     except TransportError as error:
         raw.close()
+        # With TLS 1.3 a server says that it refuses a client's certificate after the handshake.
+        if isinstance(error.__cause__, ssl.SSLError) and "ALERT" in str(error):
+            raise AccessError(f"{endpoint}: the server refuses this client or its certificate: {error}") from error
         raise TransportError(f"{endpoint}: {error}") from error
     except (OSError, ValueError) as error:
         raw.close()
