@@ -131,7 +131,7 @@ def test_a_change_that_was_decided_in_an_earlier_turn_comes_too_late(division: D
     rooms = division.driver.tier._shared.ledgers._rooms
     bounds = division.driver.tier._bounds(KEYSPACE_B)
     assert bounds is not None
-    connection = division.driver.tier._connect()
+    connection = division.driver.tier._transport()
     room, turn, _ = rooms._ask(connection, b"mark", KEYSPACE_B, bounds, 0)
     rooms.grow(connection, KEYSPACE_B, bounds, room + VALUE_BYTES)
     assert rooms._ask(connection, b"set", KEYSPACE_B, bounds, 1, turn)[0] >= room + VALUE_BYTES

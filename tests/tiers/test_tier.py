@@ -79,7 +79,7 @@ class TestRetention:
     def test_a_block_lives_as_long_as_the_policy_says(
         self, driver: Driver, redis_server: RedisProcess, gate: GateStandIn
     ) -> None:
-        driver.store([block(KEYSPACE_A, 1)])
+        driver.store([block(KEYSPACE_B, 1)])
         gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", retention_s=60), TierBudget("other", retention_s=1)))
         driver.store([block(KEYSPACE_A, 2)])
         lives_s = sorted(redis_server.admin().ttl(name) for name in stored(redis_server))

@@ -3,6 +3,7 @@
 Gate: `{"op":"apply","revision":R,"term":T}` after it wrote policy.json; the adapter answers once it refuses every
 keyspace outside of that revision at each socket operation and the I/O that was under way on them has ended.
 Gate: `{"op":"state"}`; the adapter answers with what it holds.
+Gate: `{"op":"metrics"}`; the adapter answers with a page in Prometheus' text format.
 Gate: `{"op":"purge","keyspaces":[…]}`; the adapter deletes all blocks of these keyspaces from the cache server's own
 memory, overwrites their bytes, and answers with what is done and what readers and writers still hold. It goes on with
 the rest by itself; asked again it tells the sum.
@@ -24,6 +25,9 @@ MAX_LINE_BYTES = 1 << 20
 MAX_PURGED_KEYSPACES = 4096
 """How many keyspaces one purge may name."""
 
+MAX_TIER_USAGE_ROWS = 2048
+"""How many scopes in shared tiers a state shows, those with most bytes first."""
+
 MAX_USAGE_ROWS = 4096
 """How many scopes and tiers a state shows, those with most bytes first: an answer has to fit into one line."""
 
@@ -39,6 +43,25 @@ def apply_request(revision: int, term: int) -> bytes:
 def state_request() -> bytes:
     """Return the line that asks the adapter for its state."""
     return _line({"op": "state"})
+
+
+def metrics_request() -> bytes:
+    """Return the line that asks the adapter for its metrics."""
+    return _line({"op": "metrics"})
+
+
+def metrics_answer(page: str) -> bytes:
+    """Return the line that holds a page of metrics; one that does not fit is left out."""
+    line = _line({"metrics": page})
+    return line if len(line) <= MAX_LINE_BYTES else _line({"metrics": ""})
+
+
+def decode_metrics_answer(line: bytes) -> str:
+    """Read a page of metrics. Raises ContractError for an error answer or anything malformed."""
+    page = _object(line).get("metrics")
+    if not isinstance(page, str):
+        raise ContractError("the adapter told no metrics")
+    return page
 
 
 def purge_request(keyspaces: Iterable[str]) -> bytes:
@@ -67,7 +90,8 @@ class TierState:
     `encrypted` is whether blocks are encrypted there, and `keyless` how many of the policy's keyspaces it is not used
     for because they have no key. In a cluster `nodes` is how many servers have slots and `nodes_away` how many of them
     are not used now; the breaker is open when all are away. `capacity_bytes` is what all scopes may store there
-    together, so that guarantees hold; 0 where nobody bounds it.
+    together, so that guarantees hold; 0 where nobody bounds it. `settling` is for how many scopes a limit or retention
+    that the policy changed is not put through yet.
     """
 
     name: str
@@ -84,6 +108,7 @@ class TierState:
     nodes: int = 1
     nodes_away: int = 0
     capacity_bytes: int = 0
+    settling: int = 0
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> TierState:
@@ -148,7 +173,9 @@ class PurgeAnswer:
 class AdapterState:
     """What the adapter holds now. `revision` 0 means that it has no policy and answers every lookup with a miss.
 
-    `usage` names the scopes that hold something, largest first; `usage_left_out` is how many did not fit.
+    `usage` names the scopes that hold something in the server's own memory, largest first; `usage_left_out` is how many
+    did not fit. `tier_usage` is what scopes hold in shared tiers, as this pod's sweeps last saw it: pods share the
+    sweeps, so each pod tells of some scopes, and several may tell of the same.
     """
 
     boot: str
@@ -160,6 +187,7 @@ class AdapterState:
     counters: Mapping[str, int] = field(default_factory=dict)
     usage: tuple[ScopeUsage, ...] = ()
     usage_left_out: int = 0
+    tier_usage: tuple[ScopeUsage, ...] = ()
 
     def encode(self) -> bytes:
         """Return the line."""
@@ -177,6 +205,7 @@ class AdapterState:
                     "counters": dict(self.counters),
                     "usage": [row.to_json() for row in self.usage],
                     "usageLeftOut": self.usage_left_out,
+                    "tierUsage": [row.to_json() for row in self.tier_usage],
                 }
             }
         )
@@ -187,7 +216,7 @@ def decode_request(line: bytes) -> dict[str, Any]:
     raw = _object(line)
     if raw.get("op") == "apply" and isinstance(raw.get("revision"), int) and isinstance(raw.get("term"), int):
         return raw
-    if raw.get("op") == "state":
+    if raw.get("op") in ("state", "metrics"):
         return raw
     if raw.get("op") == "purge":
         return {"op": "purge", "keyspaces": _keyspaces(raw.get("keyspaces"))}
@@ -214,6 +243,7 @@ def decode_answer(line: bytes) -> AdapterAck | AdapterState:
             # An adapter of the version before tells no usage.
             usage=tuple(ScopeUsage.from_json(row) for row in state.get("usage", ())),
             usage_left_out=int(state.get("usageLeftOut", 0)),
+            tier_usage=tuple(ScopeUsage.from_json(row) for row in state.get("tierUsage", ())),
         )
     except MALFORMED as error:
         if isinstance(error, ContractError):

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 
 from .cluster import Node, Topology
 from .cluster_transport import ClusterTransport
+from .counts import Counters
 from .enforcement import Enforcement, Refusal
 from .lanes import Lane
 from .params import TierParams
 from .part import Part
-from .parts import Counters, ProbePart
+from .parts import ProbePart
 from .tasks import TaskTable
 from .wire import TransportError
 from .workers import Worker

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
 from kvstrata.contract.keys import BUCKETS, bucket_prefix, ledger_key
 
@@ -28,7 +27,6 @@ from .protocol import (
     Transport,
     call,
     read_list,
-    read_moment_ms,
     read_number,
     read_numbers,
     read_text,
@@ -36,7 +34,8 @@ from .protocol import (
     state_key,
 )
 from .rooms import Rooms
-from .wire import Command, FramingError, Reply
+from .scope import BucketView, ScopeView, view
+from .wire import FramingError, Reply
 
 ATTEMPTS = 6
 """How often a store asks for room that others take before it: each time it found some."""
@@ -53,76 +52,6 @@ REBUILD_PATIENCE_MS = 200
 
 LEDGER_KEEP_MS = 7 * 86_400_000
 """How long a ledger lives that nobody asks any more; one that is gone is rebuilt from its buckets."""
-
-
-@dataclass(frozen=True, slots=True)
-class BucketView:
-    """A bucket's accounting, in bytes, and when its least recently used block was used (None without any).
-
-    `longest_ms` is the longest life that a block in it may have been given. A bucket whose server is away is not
-    `known`: what the ledger charges for it counts as in use.
-    """
-
-    bucket: int
-    used: int
-    held: int
-    lease: int
-    longest_ms: int
-    oldest_ms: float | None
-    known: bool = True
-
-    @property
-    def in_use(self) -> int:
-        """What is stored or reserved."""
-        return self.used + self.held
-
-    @property
-    def slack(self) -> int:
-        """What is leased and not in use."""
-        return max(0, self.lease - self.in_use)
-
-    @property
-    def unleased(self) -> int:
-        """What is in use beyond the lease, as after a limit was set where there was none."""
-        return max(0, self.in_use - self.lease)
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerView:
-    """A ledger as stored; `version` 0 if there is none."""
-
-    version: int
-    void: bool
-    leased: int
-    given: int
-    by_bucket: tuple[int, ...]
-
-    def room(self, bounds: Bounds) -> int:
-        """Return what the ledger may lease out, the limit apart."""
-        return self.given if bounds.divided else bounds.limit_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ScopeView:
-    """A scope's ledger and buckets, read in one pipeline but not at one instant."""
-
-    now_ms: int
-    ledger: LedgerView
-    buckets: tuple[BucketView, ...]
-
-    @property
-    def leases(self) -> tuple[int, ...]:
-        """The leases that the buckets have."""
-        return tuple(bucket.lease for bucket in self.buckets)
-
-    @property
-    def evict_before_ms(self) -> int:
-        """Before which moment the last use of a block lies that is about the least recently used of the scope."""
-        oldest = min((b.oldest_ms for b in self.buckets if b.oldest_ms is not None), default=None)
-        if oldest is None:
-            return FOR_EVER_MS
-        # An eighth of the whole span: taking a block of one's own bucket costs nothing, another's four exchanges.
-        return int(oldest + max(0.0, self.now_ms - oldest) / 8) + 1
 
 
 class Ledgers:
@@ -178,19 +107,7 @@ class Ledgers:
 
     def view(self, transport: Transport, keyspace: str) -> ScopeView:
         """Read a scope's ledger and buckets."""
-        commands = [_ask_ledger(self._domain, keyspace)]
-        for bucket in range(BUCKETS):
-            commands += _ask_bucket(self._domain, keyspace, bucket)
-        commands.append(Command(commands[0].key, (b"TIME",), read_moment_ms))
-        answers = transport.ask_each(commands)
-        for answer in (answers[0], answers[-1]):
-            if isinstance(answer, Exception):
-                raise answer
-        thirds = zip(answers[1:-1:3], answers[2:-1:3], answers[3:-1:3], strict=True)
-        buckets = tuple(
-            _bucket_view(bucket, third, answers[0].by_bucket[bucket]) for bucket, third in enumerate(thirds)
-        )
-        return ScopeView(answers[-1], answers[0], buckets)
+        return view(transport, self._domain, keyspace)
 
     def rebuild(self, transport: Transport, keyspace: str, seen_version: int) -> None:
         """Make the ledger anew from its buckets, unless another did since `seen_version` was seen."""
@@ -377,45 +294,6 @@ class Ledgers:
 
     def _base(self, keyspace: str, bucket: int) -> bytes:
         return bucket_prefix(self._domain, keyspace, bucket).encode()
-
-
-def _ask_ledger(domain: str, keyspace: str) -> Command:
-    key = ledger_key(domain, keyspace).encode()
-    names = (b"v", b"void", b"leased", b"room", *(b"b:%d" % bucket for bucket in range(BUCKETS)))
-    return Command(key, (b"HMGET", key, *names), _read_ledger)
-
-
-def _ask_bucket(domain: str, keyspace: str, bucket: int) -> Sequence[Command]:
-    base = bucket_prefix(domain, keyspace, bucket).encode()
-    key = state_key(base)
-    return (
-        Command(key, (b"HMGET", key, b"used", b"held", b"lease", b"retention"), _read_accounting),
-        Command(key, (b"ZRANGE", base + b":#a", b"0", b"0", b"WITHSCORES"), _read_oldest),
-        Command(key, (b"ZRANGE", base + b":#f", b"0", b"0", b"WITHSCORES"), _read_oldest),
-    )
-
-
-def _bucket_view(bucket: int, answers: Sequence[Any], charged: int) -> BucketView:
-    if any(isinstance(answer, Exception) for answer in answers):
-        return BucketView(bucket, charged, 0, charged, 0, None, known=False)
-    (used, held, lease, longest_ms), *oldest = answers
-    first = min((moment for moment in oldest if moment is not None), default=None)
-    return BucketView(bucket, used, held, lease, longest_ms, first)
-
-
-def _read_ledger(reply: Reply) -> LedgerView:
-    values = [0 if one is None else read_number(one) for one in read_list(reply, 4 + BUCKETS)]
-    return LedgerView(values[0], bool(values[1]), values[2], values[3], tuple(values[4:]))
-
-
-def _read_accounting(reply: Reply) -> tuple[int, int, int, int]:
-    used, held, lease, longest_ms = (0 if one is None else read_number(one) for one in read_list(reply, 4))
-    return used, held, lease, longest_ms
-
-
-def _read_oldest(reply: Reply) -> float | None:
-    words = read_list(reply, 0, 2)
-    return float(read_number(words[1])) if words else None
 
 
 def _read_status_and_number(reply: Reply) -> tuple[str, int]:

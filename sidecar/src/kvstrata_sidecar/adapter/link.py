@@ -1,4 +1,4 @@
-"""The gate's line into the cache server: a unix socket that takes `apply`, `state` and `purge`.
+"""The gate's line into the cache server: a unix socket that takes `apply`, `state`, `metrics` and `purge`.
 
 See kvstrata.contract.link for the messages. An `apply` reads policy.json, puts it in force, and is acknowledged only
 when the I/O on the keyspaces that it dropped has ended.
@@ -26,6 +26,7 @@ from kvstrata.contract.link import (
     PurgeAnswer,
     decode_request,
     error_answer,
+    metrics_answer,
 )
 
 from .enforcement import Enforcement
@@ -44,6 +45,9 @@ class Server(Protocol):
 
     def state(self) -> AdapterState:
         """Return what is held now."""
+
+    def metrics(self) -> str:
+        """Return the process' metrics as a page."""
 
     def purge(self, keyspaces: Sequence[str]) -> PurgeAnswer:
         """Erase keyspaces from the server's own memory. Raises ContractError when it cannot be told to be done."""
@@ -106,6 +110,8 @@ class PolicyLink:
             request = decode_request(line)
             if request["op"] == "state":
                 return self._server.state().encode()
+            if request["op"] == "metrics":
+                return metrics_answer(self._server.metrics())
             if request["op"] == "purge":
                 return self._server.purge(request["keyspaces"]).encode()
             return self._apply(request["revision"], request["term"]).encode()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +10,7 @@ from . import protocol
 from .ages import Ages
 from .cluster import Node, Topology
 from .cluster_transport import ClusterTransport, key_of
+from .counts import Counters
 from .enforcement import Refusal
 from .ledger import Ledgers
 from .part import Gain, Part
@@ -20,30 +20,6 @@ from .sealer import Sealer
 from .sweeper import Sweeper
 from .tasks import Key, Task
 from .wire import Command, ReplyError
-
-
-class Counters:
-    """Named counts of one tier, for status and metrics. Safe to share between threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._counts: Counter[str] = Counter()
-
-    def add(self, name: str, amount: int = 1, keyspace: str = "") -> None:  # noqa: ARG002
-        """Add to a count."""
-        with self._lock:
-            self._counts[name] += amount
-
-    def refuse(self, refusal: Refusal, amount: int = 1) -> None:
-        """Count blocks that were neither stored nor looked for, by reason."""
-        with self._lock:
-            self._counts["refused"] += amount
-            self._counts[f"refused_{refusal}"] += amount
-
-    def snapshot(self) -> dict[str, int]:
-        """Return all counts."""
-        with self._lock:
-            return dict(self._counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +44,7 @@ class Shared:
 
     def refuse(self, keyspace: str, refusal: Refusal, amount: int = 1) -> None:
         """Count blocks that the tier may not be used for, and have the scope looked at if it can be repaired."""
-        self.counters.refuse(refusal, amount)
+        self.counters.refuse(refusal, amount, keyspace)
         if refusal is Refusal.RETENTION:
             self.sweeper.urge(keyspace)
 
@@ -93,11 +69,16 @@ class LookupPart(Part):
         sight = protocol.lookup(transport, self.places, self.shared.retention_ms(self.keyspace))
         for refusal, amount in sight.refused.items():
             self.shared.refuse(self.keyspace, refusal, amount)
-        return Gain(hits=tuple(index for index, there in zip(self.indices, sight.found, strict=True) if there))
+        hits = tuple(index for index, there in zip(self.indices, sight.found, strict=True) if there)
+        misses = len(self.places) - len(hits) - sum(sight.refused.values())
+        for name, amount in (("lookup_hits", len(hits)), ("lookup_misses", misses)):
+            if amount:
+                self.shared.counters.add(name, amount, self.keyspace)
+        return Gain(hits=hits)
 
     def refused(self, refusal: Refusal) -> None:
         """Count the blocks."""
-        self.shared.counters.refuse(refusal, len(self.places))
+        self.shared.counters.refuse(refusal, len(self.places), self.keyspace)
 
 
 @dataclass(slots=True, eq=False)
@@ -137,13 +118,13 @@ class LoadPart(Part):
             return Gain()
         self.shared.ages.inherit(self.key, loaded.age_ms / 1000)
         self.shared.sweeper.touch(self.place)
-        self.shared.counters.add("loaded")
-        self.shared.counters.add("loaded_bytes", len(self.view))
+        self.shared.counters.add("loaded", 1, self.keyspace)
+        self.shared.counters.add("loaded_bytes", len(self.view), self.keyspace)
         return Gain(hits=(self.index,), key=self.key, size=len(self.view))
 
     def refused(self, refusal: Refusal) -> None:
         """Count the block."""
-        self.shared.counters.refuse(refusal)
+        self.shared.counters.refuse(refusal, 1, self.keyspace)
 
 
 @dataclass(slots=True, eq=False)
@@ -178,11 +159,11 @@ class StorePart(Part):
             refusal = Refusal.TIER_FULL
             self.shared.room(self.place, False)
         if refusal is True:
-            self.shared.counters.add("stored")
-            self.shared.counters.add("stored_bytes", len(self.view))
+            self.shared.counters.add("stored", 1, self.keyspace)
+            self.shared.counters.add("stored_bytes", len(self.view), self.keyspace)
             return Gain(key=self.key, size=len(self.view))
         if refusal is not False:
-            self.shared.counters.refuse(refusal)
+            self.shared.counters.refuse(refusal, 1, self.keyspace)
         return Gain()
 
     def _store(self, transport: ClusterTransport, sealer: Sealer) -> Refusal | bool:
@@ -209,7 +190,7 @@ class StorePart(Part):
 
     def refused(self, refusal: Refusal) -> None:
         """Count the block."""
-        self.shared.counters.refuse(refusal)
+        self.shared.counters.refuse(refusal, 1, self.keyspace)
 
     def over(self, error: Exception | None) -> None:  # noqa: ARG002
         """Give up what was reserved in vain. Not before: a second attempt goes on with the first one's token."""
@@ -236,7 +217,7 @@ class DeletePart(Part):
 
     def refused(self, refusal: Refusal) -> None:
         """Count the blocks."""
-        self.counters.refuse(refusal, len(self.places))
+        self.counters.refuse(refusal, len(self.places), self.keyspace)
 
     def over(self, error: Exception | None) -> None:  # noqa: ARG002
         """Release whoever waits."""

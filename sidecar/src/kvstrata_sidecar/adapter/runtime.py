@@ -14,11 +14,12 @@ from dataclasses import replace
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.cacheview import FRESHNESS_FILE
-from kvstrata.contract.link import AdapterState, PurgeAnswer
+from kvstrata.contract.link import MAX_TIER_USAGE_ROWS, AdapterState, PurgeAnswer
 
 from .enforcement import Enforcement, FreshnessFile
 from .link import PolicyLink
 from .memory.governor import Governor
+from .metrics import page
 from .params import AdapterParams
 from .tier import Tier
 
@@ -63,6 +64,7 @@ class Runtime:
         memory = self.memory
         if memory is not None:
             counters |= {f"memory.{name}": count for name, count in sorted(memory.counters().items())}
+        tier_usage = [row for tier in tiers for row in tier.usage()]
         usage, left_out = memory.usage() if memory is not None else ((), 0)
         return AdapterState(
             boot=self._boot,
@@ -74,7 +76,13 @@ class Runtime:
             counters=counters,
             usage=usage,
             usage_left_out=left_out,
+            tier_usage=tuple(sorted(tier_usage, key=lambda row: -row.used_bytes)[:MAX_TIER_USAGE_ROWS]),
         )
+
+    def metrics(self) -> str:
+        """Return a page in Prometheus' text format."""
+        memory = self.memory
+        return page(self.state(), self._tiers, memory.evictions() if memory is not None else {})
 
     def purge(self, keyspaces: Sequence[str]) -> PurgeAnswer:
         """Erase keyspaces from the server's own memory. Raises ContractError where nobody governs it."""
@@ -84,7 +92,9 @@ class Runtime:
         return memory.purge(keyspaces, self._boot)
 
     def policy_applied(self) -> None:
-        """Let the memory follow a new view at once."""
+        """Let tiers and memory follow a new view at once."""
+        for tier in self._tiers:
+            tier.policy_changed()
         memory = self.memory
         if memory is not None:
             memory.policy_changed()

@@ -1,6 +1,7 @@
 """The thread that keeps a shared tier's books in order, on a connection of its own.
 
 Every second it passes on what others left to it: touches of blocks that were read, reservations of stores that failed.
+When a policy changes what scopes may use, it puts that through at once, scope by scope, and tells how many are left.
 Once an interval, with jitter, it sweeps the scopes of the policy: what expired and what dead writers reserved leaves
 index and accounting, a shortened retention and a lowered limit are put through, ledgers whose leases are lost are
 rebuilt. Now and then it compares the index with the values and the accounting with the index; a difference is a drift,
@@ -15,14 +16,18 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from kvstrata.contract.cacheview import CacheView
 from kvstrata.contract.keys import BUCKETS, bucket_prefix, claim_key
 
+from .audit import audit_bucket
 from .enforcement import Enforcement, Permit
-from .ledger import Ledgers, ScopeView
+from .ledger import Ledgers
 from .protocol import Bounds, Place, Transport, call, read_list, read_number, read_numbers, read_text, state_key
+from .scope import ScopeView
+from .settling import Settling
 from .wire import Command, Reply, ReplyError, TransportError
 
 logger = logging.getLogger(__name__)
@@ -31,11 +36,6 @@ TICK_S = 1.0
 MAX_PENDING = 65_536
 MEMBERS_PER_TOUCH = 500
 ENTRIES_PER_CALL = 256
-RECOUNT_AT_ONCE = 4_000
-"""Entries of a bucket above which they are added up in steps: one script would keep the server for too long."""
-
-RECOUNT_STEP = 1_000
-
 AUDIT_EVERY = 10
 """Sweeps of a scope between two comparisons of its index with its values."""
 
@@ -51,7 +51,7 @@ class SweeperHooks:
     usable: Callable[[], bool]
     life_ms: Callable[[str], int | None]
     bounds: Callable[[str], Bounds | None]
-    count: Callable[[str, int], None]
+    count: Callable[[str, int, str], None]
     learn: Callable[[Transport, Collection[str]], None]
 
 
@@ -110,6 +110,9 @@ class Sweeper(threading.Thread):
         self._closed = False
         self._connection: SweeperConnection | None = None
         self._seen: CacheView | None = None
+        self._followed: CacheView | None = None
+        self._settling = Settling()
+        self._usage: dict[str, tuple[float, int, int]] = {}
         self._sweep_at_s = 0.0
         self._sweeps: dict[str, int] = {}
         self._mismatched: dict[str, ScopeView] = {}
@@ -131,6 +134,29 @@ class Sweeper(threading.Thread):
             if keyspace not in self._pending.urgent and len(self._pending.urgent) < MAX_PENDING:
                 self._pending.urgent[keyspace] = None
 
+    @property
+    def settling(self) -> int:
+        """How many scopes' bounds were changed by the policy and are not put through yet."""
+        return len(self._settling)
+
+    def follow(self) -> None:
+        """Note what the view in force changes for whom, and have it put through soon."""
+        with self._lock:
+            view = self._enforcement.view
+            if view is None or view is self._followed:
+                return
+            self._followed = view
+            bounds, life_ms = self._hooks.bounds, self._hooks.life_ms
+            self._settling.follow({keyspace: (bounds(keyspace), life_ms(keyspace)) for keyspace in view.keyspaces})
+        self._wake.set()
+
+    def usage(self) -> list[tuple[str, int, int]]:
+        """Return keyspace, bytes and blocks of the scopes that this process has seen within the last two intervals."""
+        since_s = self._clock() - 2 * self._interval_s
+        with self._lock:
+            seen = list(self._usage.items())
+        return [(keyspace, used, blocks) for keyspace, (at_s, used, blocks) in seen if at_s >= since_s and blocks]
+
     def close(self) -> None:
         """End the thread soon."""
         self._closed = True
@@ -146,12 +172,14 @@ class Sweeper(threading.Thread):
                 if self._hooks.usable():
                     self.turn()
             except (TransportError, ReplyError) as error:
-                self._hooks.count("sweep_errors", 1)
+                self._hooks.count("sweep_errors", 1, "")
                 logger.info("The sweep was interrupted: %s", error)
             except Exception:
-                self._hooks.count("sweep_errors", 1)
+                self._hooks.count("sweep_errors", 1, "")
                 logger.exception("The sweep failed")
             self._wake.wait(TICK_S)
+            if not self._closed:
+                self._wake.clear()
         self._drop_connection()
 
     def turn(self) -> None:
@@ -174,19 +202,24 @@ class Sweeper(threading.Thread):
         if view is None:
             return
         changed, self._seen = view is not self._seen, view
+        self.follow()
         self._pass_on(pending)
+        for keyspace, terms in self._settling.pending():
+            with self._each():
+                if not self._closed and self._settle(keyspace, *terms):
+                    self._settling.done(keyspace, terms)
         due = self._clock() >= self._sweep_at_s
         if due or changed:
             self._sweep_at_s = self._clock() + self._interval_s * (0.8 + 0.4 * self._jitter())
             with self._each():
                 self._hooks.learn(self._connected(), view.keyspaces)
-            # After a change all that have a bound are looked at once, whoever's turn it is.
-            urgent = [keyspace for keyspace, budgets in view.keyspaces.items() if changed and budgets]
-            pending.urgent |= dict.fromkeys(urgent)
+            if self._settling.take_guarantees_changed():
+                pending.urgent |= dict.fromkeys(keyspace for keyspace, budgets in view.keyspaces.items() if budgets)
         if changed:
-            for book in (self._sweeps, self._mismatched):
-                for gone in book.keys() - view.keyspaces.keys():
-                    del book[gone]
+            with self._lock:
+                for book in (self._sweeps, self._mismatched, self._usage):
+                    for gone in book.keys() - view.keyspaces.keys():
+                        del book[gone]
         for keyspace in pending.urgent:
             with self._each():
                 self.sweep(keyspace)
@@ -206,7 +239,9 @@ class Sweeper(threading.Thread):
                 return
             turns = self._sweeps.get(keyspace, 0)
             self._sweeps[keyspace] = turns + 1
-            buckets = self._ledgers.view(transport, keyspace).buckets
+            scope = self._ledgers.view(transport, keyspace)
+            buckets = scope.buckets
+            self._note_usage(keyspace, scope)
             self._expire(
                 transport, keyspace, [one.bucket for one in buckets if one.known and (one.in_use or self._arc)]
             )
@@ -214,9 +249,27 @@ class Sweeper(threading.Thread):
             if life_ms is not None:
                 self._clamp(transport, keyspace, life_ms, [b.bucket for b in buckets if b.longest_ms > life_ms])
             if audit or (audit is None and turns % AUDIT_EVERY == AUDIT_EVERY - 1):
-                self._audit(transport, keyspace)
+                for bucket in range(BUCKETS):
+                    audit_bucket(transport, self._state(keyspace, bucket), partial(self._count, keyspace=keyspace))
             if bounds is not None:
                 self._balance(transport, keyspace, bounds)
+        finally:
+            permit.release()
+
+    def _settle(self, keyspace: str, bounds: Bounds | None, life_ms: int | None) -> bool:
+        """Put changed bounds of one scope through; whether they hold now."""
+        permit = self._enforcement.enter(keyspace, self._abort)
+        if not isinstance(permit, Permit):
+            return False
+        try:
+            transport = self._connected()
+            scope = self._ledgers.view(transport, keyspace)
+            self._note_usage(keyspace, scope)
+            if life_ms is not None:
+                self._clamp(transport, keyspace, life_ms, [b.bucket for b in scope.buckets if b.longest_ms > life_ms])
+            above = bounds is not None and scope.above(bounds.limit_bytes)
+            settled = bounds is None or not above or self._ledgers.settle(transport, keyspace, bounds) == 0
+            return settled and all(bucket.known for bucket in scope.buckets)
         finally:
             permit.release()
 
@@ -235,7 +288,7 @@ class Sweeper(threading.Thread):
                     for bucket in buckets
                 ]
             )
-            self._count("expired", sum(expired for expired, _, _ in answers))
+            self._count("expired", sum(expired for expired, _, _ in answers), keyspace)
             self._count("reservations_reaped", sum(dead for _, dead, _ in answers))
             buckets = [bucket for bucket, (_, _, more) in zip(buckets, answers, strict=True) if more]
 
@@ -250,35 +303,10 @@ class Sweeper(threading.Thread):
             answers = zip(steps, transport.ask(commands), strict=True)
             steps = [(step[0], cursor, since) for step, (status, cursor, since) in answers if status != "done"]
 
-    def _audit(self, transport: Transport, keyspace: str) -> None:
-        """Take out entries without their value, and correct accounting that differs from the index."""
-        for bucket in range(BUCKETS):
-            state, cursor = self._state(keyspace, bucket), 0
-            while True:
-                command = call("audit", state, cursor, ENTRIES_PER_CALL, read=lambda r: read_numbers(r, 3))
-                ((cursor, lost, lost_bytes),) = transport.ask([command])
-                self._count("drift_entries", lost)
-                self._count("drift_bytes", lost_bytes)
-                if cursor == 0:
-                    break
-            self._recount(transport, state)
-
-    def _recount(self, transport: Transport, state: bytes) -> None:
-        """Add a bucket up, in steps if it is large; what is begun and not ended goes on with the next comparison."""
-        status = "more"
-        while status == "more" and not self._closed:
-            command = call("recount", state, RECOUNT_AT_ONCE, RECOUNT_STEP, read=_read_recount)
-            ((status, used, held, strays),) = transport.ask([command])
-            self._count("drift_entries", strays)
-            self._count("drift_bytes", abs(used) + abs(held))
-        if status == "again":
-            self._count("recounts_repeated", 1)
-
     def _balance(self, transport: Transport, keyspace: str, bounds: Bounds) -> None:
         """Put a lowered limit through, and rebuild a ledger that charges for leases which no bucket has."""
         scope = self._ledgers.view(transport, keyspace)
-        above = scope.ledger.leased > bounds.limit_bytes or any(bucket.unleased for bucket in scope.buckets)
-        if above and self._ledgers.settle(transport, keyspace, bounds) > 0:
+        if scope.above(bounds.limit_bytes) and self._ledgers.settle(transport, keyspace, bounds) > 0:
             self.urge(keyspace)
         if bounds.divided:
             self._ledgers.give_back(transport, keyspace, bounds)
@@ -289,7 +317,7 @@ class Sweeper(threading.Thread):
         before = self._mismatched.pop(keyspace, None)
         if before is not None and before.ledger == scope.ledger and before.leases == scope.leases:
             # Twice the same in two sweeps: nobody is in the middle of a grant, somebody died in one.
-            self._count("drift_leases", 1)
+            self._count("drift_leases", 1, keyspace)
             self._ledgers.rebuild(transport, keyspace, scope.ledger.version)
         else:
             self._mismatched[keyspace] = scope
@@ -307,7 +335,7 @@ class Sweeper(threading.Thread):
         try:
             yield
         except (TransportError, ReplyError) as error:
-            self._hooks.count("sweep_errors", 1)
+            self._hooks.count("sweep_errors", 1, "")
             logger.info("The sweep was interrupted: %s", error)
 
     def _pass_on(self, pending: _Pending) -> None:
@@ -335,9 +363,14 @@ class Sweeper(threading.Thread):
             finally:
                 permit.release()
 
-    def _count(self, name: str, amount: int) -> None:
+    def _note_usage(self, keyspace: str, scope: ScopeView) -> None:
+        with self._lock:
+            used, blocks = sum(one.used for one in scope.buckets), sum(one.blocks for one in scope.buckets)
+            self._usage[keyspace] = (self._clock(), used, blocks)
+
+    def _count(self, name: str, amount: int, keyspace: str = "") -> None:
         if amount:
-            self._hooks.count(name, amount)
+            self._hooks.count(name, amount, keyspace)
 
     def _state(self, keyspace: str, bucket: int) -> bytes:
         return state_key(bucket_prefix(self._domain, keyspace, bucket).encode())
@@ -362,8 +395,3 @@ class Sweeper(threading.Thread):
 def _read_clamp(reply: Reply) -> tuple[str, int, int]:
     status, cursor, since = read_list(reply, 3)
     return read_text(status), read_number(cursor), read_number(since)
-
-
-def _read_recount(reply: Reply) -> tuple[str, int, int, int]:
-    status, used, held, strays = read_list(reply, 4)
-    return read_text(status), read_number(used), read_number(held), read_number(strays)

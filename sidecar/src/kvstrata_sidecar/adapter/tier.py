@@ -10,23 +10,24 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvstrata.contract.bundle import TierBudget
 from kvstrata.contract.keys import KEY_PREFIX, BlockKey
-from kvstrata.contract.link import TierState
+from kvstrata.contract.link import SCOPE_DIGITS, ScopeUsage, TierState
 
 from .cluster import Node, Topology
 from .cluster_scout import Scout
 from .cluster_transport import ClusterTransport
+from .counts import Counters, Histogram
 from .crew import CLOSE_TIMEOUT_S, Crew
 from .dial import dial
 from .enforcement import Enforcement, Refusal
 from .ledger import Ledgers
 from .params import AdapterParams, TierParams
 from .part import Part
-from .parts import Counters, DeletePart, LoadPart, LookupPart, Shared, StorePart
+from .parts import DeletePart, LoadPart, LookupPart, Shared, StorePart
 from .protocol import WRITE_WINDOW_MS, Bounds, Place, Terms
 from .resp import Connection
 from .revoked import RevokedSet
@@ -80,8 +81,14 @@ class Tier:
         self._params = tier
         self._enforcement = enforcement
         self._clock = clock
-        self._tasks = TaskTable(answered)
+        self._answered = answered
+        self._tasks = TaskTable(self._answer)
         self._counters = Counters()
+        self._deadlines_ms = {
+            TaskKind.STORE: tier.store_deadline_ms,
+            TaskKind.LOOKUP: tier.lookup_deadline_ms,
+            TaskKind.LOAD: tier.load_deadline_ms,
+        }
         self._full: dict[Node | None, float] = {}
         seeds = [Address(endpoint.host, endpoint.port) for endpoint in tier.endpoints]
         self._topology = topology = Topology(seeds, cluster=tier.cluster, clock=clock)
@@ -210,7 +217,35 @@ class Tier:
             keyless=self._enforcement.keyless() if self._params.encrypts else 0,
             nodes=len(self._topology.primaries),
             nodes_away=len(self._topology.away()),
+            capacity_bytes=self._params.capacity_bytes or 0,
+            settling=self._sweeper.settling,
         )
+
+    def policy_changed(self) -> None:
+        """Put what another view changes for stored blocks through soon."""
+        self._sweeper.follow()
+        view = self._enforcement.view
+        if view is not None:
+            self._counters.retain(view.keyspaces.keys())
+
+    def usage(self) -> list[ScopeUsage]:
+        """Return what scopes held here when this pod's sweeps last saw them."""
+        rows = []
+        for keyspace, used_bytes, blocks in self._sweeper.usage():
+            bounds = self._bounds(keyspace)
+            limit_bytes, guaranteed_bytes = (bounds.limit_bytes, bounds.guaranteed_bytes) if bounds else (None, 0)
+            scope = keyspace[:SCOPE_DIGITS]
+            row = ScopeUsage(scope, self._params.name, used_bytes, blocks, limit_bytes, guaranteed_bytes or None)
+            rows.append(row)
+        return rows
+
+    def by_scope(self) -> dict[str, Mapping[str, int]]:
+        """Return the counts that belong to scopes."""
+        return self._counters.by_scope()
+
+    def latencies(self) -> dict[str, Histogram]:
+        """Return how long LMCache waited for answers."""
+        return self._counters.latencies()
 
     def counters(self) -> dict[str, int]:
         """Return all counts of this tier."""
@@ -240,11 +275,18 @@ class Tier:
                 thread.join(CLOSE_TIMEOUT_S)
 
     def _open(self, kind: TaskKind, key_count: int, parts: int, deadline_ms: int) -> Task:
-        deadline_s = self._clock() + deadline_ms / 1000
+        # What nobody works on has no deadline, by which `_answer` knows it.
+        deadline_s = self._clock() + deadline_ms / 1000 if parts else float("inf")
         task = self._tasks.open(kind, key_count, parts, deadline_s)
         if parts:
             self._crew.wake_by(deadline_s)
         return task
+
+    def _answer(self, task: Task) -> None:
+        lasted_s = self._clock() - task.deadline_s + self._deadlines_ms[task.kind] / 1000
+        if lasted_s >= 0:
+            self._counters.observe(str(task.kind), lasted_s)
+        self._answered(task)
 
     def _put(self, put: Callable[[Part, Node], Refusal | None], part: Part, node: Node) -> None:
         refusal = put(part, node)
@@ -270,7 +312,7 @@ class Tier:
                 else:
                     yield index, place, node
                     continue
-            self._counters.refuse(refusal)
+            self._counters.refuse(refusal, 1, block.keyspace)
 
     def _place(self, block: Block) -> Place:
         key = BlockKey(self._domain, block.keyspace, self._identity, block.rank, block.group, block.chunk_hash)

@@ -18,6 +18,7 @@ from typing import Any
 from kvstrata.contract import ContractError
 from kvstrata.contract.cacheview import CacheView
 from kvstrata.contract.link import MAX_USAGE_ROWS, SCOPE_DIGITS, PurgeAnswer, ScopeUsage, TierState
+from kvstrata_sidecar.adapter.counts import NOBODY, Counters
 from kvstrata_sidecar.adapter.enforcement import Enforcement
 
 from .book import Book
@@ -92,6 +93,7 @@ class Governor:
         self._book = Book(arc=eviction == "ARC")
         self._purges = Purges(pool)
         self._counts: Counter[str] = Counter()
+        self._evictions = Counters()
         self._notes: deque[tuple[Note, Sequence[Any]]] = deque()
         self._notes_lost = False
         self._allocation_failed = False
@@ -216,6 +218,11 @@ class Governor:
         detail = "" if healthy else "the policy of the memory cannot be enforced; see the cache server's log"
         return (TierState(self._tier, "CPU", "closed" if healthy else "open", detail),)
 
+    def evictions(self) -> dict[tuple[str, str], int]:
+        """Return how many blocks had to go, by scope and cause; scopes of no policy together."""
+        scopes = self._evictions.by_scope().items()
+        return {(scope, cause): count for scope, counts in scopes for cause, count in counts.items()}
+
     def counters(self) -> dict[str, int]:
         """Return counts since the start, and some figures: see docs/guides/adapter.md."""
         return dict(self._counts) | {
@@ -318,6 +325,7 @@ class Governor:
         self._watch_view()
         self._bounds = bounds_of(view, self._tier)
         self._guarantees = (0.0, {})
+        self._evictions.retain(self._bounds)
         self._view = view
         return True
 
@@ -380,5 +388,8 @@ class Governor:
         now_s = self._clock()
         for key in deleted:
             cause = choice.victims[key]
-            self._book.remove(key, now_s if cause in (Cause.LIMIT, Cause.ROOM) else None)
+            kept = self._book.remove(key, now_s if cause in (Cause.LIMIT, Cause.ROOM) else None)
             self._counts[f"evicted_{cause}"] += 1
+            if kept is not None:
+                scope = kept.keyspace if kept.keyspace in self._bounds else NOBODY
+                self._evictions.add(str(cause), keyspace=scope)

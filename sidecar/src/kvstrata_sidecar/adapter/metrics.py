@@ -1,0 +1,163 @@
+"""The cache server's metrics in Prometheus' text format, for the gate to show beside its own.
+
+Scopes appear under the first digits of their keyspace, which names nobody. Their number is bounded (`counts`), so the
+page is, too; it has to fit into one line of the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from kvstrata.contract.link import MAX_LINE_BYTES, AdapterState, ScopeUsage, TierState
+
+from .counts import LATENCY_BUCKETS_S, MAX_SCOPES, Histogram
+
+Row = tuple[Mapping[str, str], float]
+
+OPERATIONS = ("stored", "loaded", "evicted")
+FAILURES = (
+    "errors", "late_lookup", "late_load", "late_store", "load_misses", "unreadable", "stores_present", "sweep_errors",
+    "reservations_reaped", "ledgers_rebuilt", "recounts_repeated",
+)  # fmt: skip
+DRIFTS = ("drift_entries", "drift_bytes", "drift_leases")
+
+
+class CountedTier(Protocol):
+    """What is asked of a tier."""
+
+    def state(self) -> TierState:
+        """Return what the pod reports about it."""
+
+    def nodes(self) -> dict[str, str]:
+        """Return each server's breaker state, by address."""
+
+    def counters(self) -> dict[str, int]:
+        """Return all counts."""
+
+    def by_scope(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the counts that belong to scopes."""
+
+    def latencies(self) -> Mapping[str, Histogram]:
+        """Return how long answers took."""
+
+
+def page(state: AdapterState, tiers: Sequence[CountedTier], memory_evictions: Mapping[tuple[str, str], int]) -> str:
+    """Return the page. `memory_evictions` counts blocks that left the server's own memory, by scope and cause.
+
+    A page that is too long, as only very many tiers could make it, comes without the series of scopes.
+    """
+    whole = "\n".join(_lines(state, tiers, memory_evictions, scopes=True)) + "\n"
+    if len(whole) + whole.count('"') + whole.count("\n") < MAX_LINE_BYTES - 1024:
+        return whole
+    return "\n".join(_lines(state, tiers, memory_evictions, scopes=False)) + "\n"
+
+
+def _lines(
+    state: AdapterState,
+    tiers: Sequence[CountedTier],
+    memory_evictions: Mapping[tuple[str, str], int],
+    *,
+    scopes: bool,
+) -> Iterator[str]:
+    yield from _family(
+        "policy_revision", "gauge", "The revision that the cache server enforces.", [({}, state.revision)]
+    )
+    yield from _family("policy_fresh", "gauge", "1 while the policy is fresh, else 0.", [({}, int(state.fresh))])
+    yield from _family("policy_scopes", "gauge", "Keyspaces of the policy in force.", [({}, state.keyspaces)])
+    named = [(tier.state(), tier) for tier in tiers]
+    yield from _family(
+        "tier_servers", "gauge", "Servers of a tier by the state of their breaker.",
+        (row for one, tier in named for row in _servers(one.name, tier.nodes())),
+    )  # fmt: skip
+    yield from _family(
+        "tier_settling_scopes", "gauge", "Scopes for which a changed limit or retention is not put through yet.",
+        [({"tier": one.name}, one.settling) for one, _ in named],
+    )  # fmt: skip
+    for name, figure, text in (
+        ("tier_used_bytes", "used_bytes", "What a scope holds in a tier, as last seen by this pod's sweeps."),
+        ("tier_limit_bytes", "limit_bytes", "What a scope may hold in a tier, where that is bounded."),
+    ):
+        yield from _family(name, "gauge", text, _usage(state.tier_usage[:MAX_SCOPES] if scopes else (), figure))
+    scoped = [
+        (one.name, scope, counts) for one, tier in named for scope, counts in sorted(tier.by_scope().items()) if scopes
+    ]
+    yield from _family(
+        "lookups_total", "counter", "Blocks that a tier was asked for, by result.",
+        _by_scope(scoped, "result", {"lookup_hits": "hit", "lookup_misses": "miss"}),
+    )  # fmt: skip
+    yield from _family(
+        "blocks_total", "counter", "Blocks that came to or left a tier.",
+        _by_scope(scoped, "operation", {name: name for name in (*OPERATIONS, "expired")}),
+    )  # fmt: skip
+    yield from _family(
+        "bytes_total", "counter", "Bytes of these blocks.",
+        _by_scope(scoped, "operation", {f"{name}_bytes": name for name in OPERATIONS}),
+    )  # fmt: skip
+    reasons = sorted({name for _, _, counts in scoped for name in counts if name.startswith("refused_")})
+    yield from _family(
+        "refused_total", "counter", "Blocks that a tier was not used for, by reason.",
+        _by_scope(scoped, "reason", {name: name.removeprefix("refused_") for name in reasons}),
+    )  # fmt: skip
+    counted = [(one.name, tier.counters()) for one, tier in named]
+    for family, kinds, text in (
+        ("tier_events_total", FAILURES, "Failures and repairs of a tier, by kind."),
+        ("tier_drift_total", DRIFTS, "Differences between values, index and accounting that were repaired."),
+    ):
+        rows = [({"tier": name, "kind": kind}, counts.get(kind, 0)) for name, counts in counted for kind in kinds]
+        yield from _family(family, "counter", text, rows)
+    yield from _family("operation_seconds", "histogram", "From LMCache's question to the answer.", ())
+    for one, tier in named:
+        for operation, histogram in sorted(tier.latencies().items()):
+            yield from _histogram({"tier": one.name, "operation": operation}, histogram)
+    yield from _family(
+        "memory_evicted_total", "counter", "Blocks that had to leave the cache server's own memory, by cause.",
+        [({"scope": scope, "cause": cause}, count) for (scope, cause), count in sorted(memory_evictions.items())],
+    )  # fmt: skip
+
+
+def _servers(tier: str, nodes: Mapping[str, str]) -> Iterator[Row]:
+    states = [text.partition(":")[0] for text in nodes.values()]
+    for state in ("closed", "half-open", "open"):
+        yield {"tier": tier, "breaker": state}, states.count(state)
+
+
+def _usage(rows: Sequence[ScopeUsage], figure: str) -> Iterator[Row]:
+    for row in rows:
+        value = getattr(row, figure)
+        if value is not None:
+            yield {"tier": row.tier, "scope": row.scope}, value
+
+
+def _by_scope(
+    scoped: Sequence[tuple[str, str, Mapping[str, int]]], label: str, names: Mapping[str, str]
+) -> Iterator[Row]:
+    for tier, scope, counts in scoped:
+        for name, shown in names.items():
+            if name in counts:
+                yield {"tier": tier, "scope": scope, label: shown}, counts[name]
+
+
+def _histogram(labels: Mapping[str, str], histogram: Histogram) -> Iterator[str]:
+    total = 0
+    for bound, count in zip((*map(str, LATENCY_BUCKETS_S), "+Inf"), histogram.buckets, strict=True):
+        total += count
+        yield _line("operation_seconds_bucket", {**labels, "le": bound}, total)
+    yield _line("operation_seconds_sum", labels, round(histogram.sum_s, 6))
+    yield _line("operation_seconds_count", labels, total)
+
+
+def _family(name: str, kind: str, text: str, rows: Iterable[Row]) -> Iterator[str]:
+    yield f"# HELP kvstrata_cache_{name} {text}"
+    yield f"# TYPE kvstrata_cache_{name} {kind}"
+    for labels, value in rows:
+        yield _line(name, labels, value)
+
+
+def _line(name: str, labels: Mapping[str, str], value: float) -> str:
+    told = ",".join(f'{label}="{_escape(text)}"' for label, text in labels.items())
+    return f"kvstrata_cache_{name}{{{told}}} {value}" if told else f"kvstrata_cache_{name} {value}"
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,157 @@
+"""The cache server's metrics: what is counted for whom, how many series there can be, and a well-formed page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.link import (
+    MAX_LINE_BYTES,
+    AdapterState,
+    ScopeUsage,
+    TierState,
+    decode_answer,
+    decode_metrics_answer,
+    metrics_answer,
+    metrics_request,
+)
+from kvstrata.contract.value import value_bytes
+from kvstrata_sidecar.adapter.counts import MAX_SCOPES, NOBODY, OTHER, Counters
+from kvstrata_sidecar.adapter.enforcement import Refusal
+from kvstrata_sidecar.adapter.metrics import page
+from tests.support.redis_binary import needs_redis
+from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
+from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
+
+pytestmark = needs_redis
+VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
+REFERENCE = Path(__file__).resolve().parents[2] / "docs/reference/metrics.md"
+LINE = re.compile(r'kvstrata_cache_[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [0-9.e+-]+')
+
+
+def series(text: str) -> dict[str, float]:
+    """The page's samples by name and labels; every line has to be well formed."""
+    lines = [line for line in text.splitlines() if not line.startswith("# ")]
+    assert all(LINE.fullmatch(line) for line in lines), lines
+    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+
+
+class CountedTier:
+    """A tier that has counted as much as one can."""
+
+    def __init__(self, name: str, scopes: int) -> None:
+        self._name = name
+        self.counts = Counters()
+        for number in range(scopes):
+            for reason in Refusal:
+                self.counts.refuse(reason, 10**9, f"{number:032x}"[::-1])
+            for name in ("lookup_hits", "lookup_misses", "stored", "stored_bytes", "loaded", "evicted", "expired"):
+                self.counts.add(name, 10**12, f"{number:032x}"[::-1])
+        for operation in ("store", "lookup", "load"):
+            self.counts.observe(operation, 0.003)
+        self.counters, self.by_scope, self.latencies = self.counts.snapshot, self.counts.by_scope, self.counts.latencies
+
+    def state(self) -> TierState:
+        return TierState(self._name, "Redis", "closed")
+
+    def nodes(self) -> dict[str, str]:
+        return {"10.0.0.1:6379": "closed", "10.0.0.2:6379": "open: away"}
+
+
+class TestCounts:
+    def test_scopes_are_bounded_and_the_rest_is_counted_together(self) -> None:
+        counts = Counters(max_scopes=2)
+        for keyspace in ("a" * 32, "b" * 32, "c" * 32, "d" * 32):
+            counts.add("stored", 1, keyspace)
+        assert counts.by_scope() == {"a" * 12: {"stored": 1}, "b" * 12: {"stored": 1}, OTHER: {"stored": 2}}
+        assert counts.snapshot() == {"stored": 4}
+
+    def test_keyspaces_of_no_policy_get_no_series(self) -> None:
+        counts = Counters()
+        for number in range(1000):
+            counts.refuse(Refusal.UNKNOWN_KEYSPACE, 1, f"{number:032x}")
+        assert counts.by_scope() == {NOBODY: {"refused_unknown_keyspace": 1000}}
+
+    def test_a_scope_that_left_the_policy_makes_room_for_another(self) -> None:
+        counts = Counters(max_scopes=1)
+        counts.add("stored", 1, "a" * 32)
+        counts.retain(["b" * 32])
+        counts.add("stored", 1, "b" * 32)
+        assert counts.by_scope() == {"b" * 12: {"stored": 1}}
+
+
+class TestThePage:
+    def test_the_largest_there_can_be_fits_into_a_line(self) -> None:
+        tiers = [CountedTier(f"a-tier-with-a-name-of-forty-characters-{n}", 2 * MAX_SCOPES) for n in range(1)]
+        rows = tuple(ScopeUsage(f"{number:012x}", "shared", 10**12, 1, 10**12) for number in range(2048))
+        text = page(AdapterState("b", 1, 1, True, 5000, tier_usage=rows), tiers, {})
+        assert len(series(text)) > 20 * MAX_SCOPES
+        assert len(metrics_answer(text)) <= MAX_LINE_BYTES
+        assert decode_metrics_answer(metrics_answer(text)) == text
+        text = page(AdapterState("b", 1, 1, True, 5000, tier_usage=rows), [*tiers] * 9, {})
+        assert len(metrics_answer(text)) <= MAX_LINE_BYTES
+        assert decode_metrics_answer(metrics_answer(text)) == text, "then without scopes"
+        assert "scope=" not in text
+
+    def test_histograms_are_cumulative_and_servers_are_counted_by_state(self) -> None:
+        found = series(page(AdapterState("b", 7, 1, True, 2), [CountedTier("shared", 1)], {("a" * 12, "limit"): 3}))
+        lookups = {name: value for name, value in found.items() if 'operation="lookup"' in name and "_bucket" in name}
+        assert list(lookups.values()) == sorted(lookups.values())
+        assert found['kvstrata_cache_operation_seconds_bucket{tier="shared",operation="lookup",le="0.0025"}'] == 0
+        assert found['kvstrata_cache_operation_seconds_bucket{tier="shared",operation="lookup",le="0.005"}'] == 1
+        assert found['kvstrata_cache_operation_seconds_count{tier="shared",operation="lookup"}'] == 1
+        assert found['kvstrata_cache_tier_servers{tier="shared",breaker="closed"}'] == 1
+        assert found['kvstrata_cache_tier_servers{tier="shared",breaker="open"}'] == 1
+        assert found[f'kvstrata_cache_memory_evicted_total{{scope="{"a" * 12}",cause="limit"}}'] == 3
+        assert found["kvstrata_cache_policy_revision"] == 7
+
+    def test_every_family_is_in_the_reference(self) -> None:
+        text = page(AdapterState("b", 7, 1, True, 2), [CountedTier("shared", 1)], {})
+        families = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
+        assert families == set(re.findall(r"`(kvstrata_cache_\w+)`", REFERENCE.read_text()))
+
+
+class TestARealTier:
+    @pytest.fixture
+    def used(self, driver: Driver, gate: GateStandIn) -> Driver:
+        budgets = (TierBudget("shared", limit_bytes=8 * VALUE_BYTES),)
+        gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=budgets)
+        for first in range(0, 24, 8):
+            driver.store([block(KEYSPACE_A, number * 10) for number in range(first, first + 8)])
+        driver.store([block("f" * 32, 1)])
+        hits = driver.lookup([block(KEYSPACE_A, number * 10) for number in range(24)])
+        self.hits = sum(hits)
+        driver.load([block(KEYSPACE_A, number * 10) for number, hit in enumerate(hits) if hit])
+        driver.lookup([block(KEYSPACE_B, 1)])
+        driver.tier._sweeper.sweep(KEYSPACE_A)
+        return driver
+
+    def test_scopes_appear_by_what_they_did(self, used: Driver, gate: GateStandIn) -> None:
+        text = decode_metrics_answer(used.runtime.link.answer(metrics_request()))
+        found = series(text)
+        a, b = KEYSPACE_A[:12], KEYSPACE_B[:12]
+        assert found[f'kvstrata_cache_lookups_total{{tier="shared",scope="{a}",result="hit"}}'] == self.hits
+        assert found[f'kvstrata_cache_lookups_total{{tier="shared",scope="{a}",result="miss"}}'] == 24 - self.hits
+        assert found[f'kvstrata_cache_lookups_total{{tier="shared",scope="{b}",result="miss"}}'] == 1
+        assert found[f'kvstrata_cache_blocks_total{{tier="shared",scope="{a}",operation="stored"}}'] == 24
+        assert found[f'kvstrata_cache_bytes_total{{tier="shared",scope="{a}",operation="loaded"}}'] == (
+            self.hits * BLOCK_BYTES
+        )
+        evicted = found[f'kvstrata_cache_blocks_total{{tier="shared",scope="{a}",operation="evicted"}}']
+        assert evicted == 24 - self.hits
+        assert found['kvstrata_cache_refused_total{tier="shared",scope="_none",reason="unknown_keyspace"}'] == 1
+        assert found[f'kvstrata_cache_tier_used_bytes{{tier="shared",scope="{a}"}}'] == self.hits * VALUE_BYTES
+        assert found[f'kvstrata_cache_tier_limit_bytes{{tier="shared",scope="{a}"}}'] == 8 * VALUE_BYTES
+        assert found['kvstrata_cache_operation_seconds_count{tier="shared",operation="store"}'] == 3
+        assert KEYSPACE_A not in text
+
+    def test_the_state_tells_use_and_limit_of_scopes_in_the_tier(self, used: Driver) -> None:
+        state = decode_answer(used.runtime.link.answer(b'{"op":"state"}\n'))
+        assert isinstance(state, AdapterState)
+        row = ScopeUsage(KEYSPACE_A[:12], "shared", self.hits * VALUE_BYTES, self.hits, 8 * VALUE_BYTES)
+        assert state.tier_usage == (row,)
+        assert state.usage == ()
+        assert state.boot
