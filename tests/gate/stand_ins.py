@@ -24,6 +24,7 @@ from kvstrata.contract.link import (
     TierState,
     decode_request,
     error_answer,
+    metrics_answer,
 )
 
 Handler = Callable[["EngineRequest", asyncio.StreamWriter], Awaitable[None]]
@@ -187,10 +188,16 @@ class StandInAdapter:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
-        self.links += 1
+        counted = False
         try:
             while line := await reader.readline():
                 question = decode_request(line)
+                if question["op"] == "metrics":
+                    writer.write(metrics_answer("kvstrata_cache_policy_fresh 1\n"))
+                    await writer.drain()
+                    continue
+                self.links += not counted
+                counted = True
                 if question["op"] == "apply":
                     self.applied.append(question["revision"])
                     await self.gate.wait()

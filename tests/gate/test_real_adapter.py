@@ -55,6 +55,20 @@ async def test_the_adapter_enforces_what_the_gate_writes(real: World) -> None:
     await until(lambda: real.gate.state().cache_boot == "")
 
 
+async def test_the_cache_servers_metrics_are_on_the_gates_page_for_as_long_as_it_answers(real: World) -> None:
+    real.gate.link.metrics = ""
+    watching = asyncio.create_task(real.gate.link.watch_metrics(every_s=0.02))
+    adapter = await asyncio.to_thread(runtime, real)
+    try:
+        await real.acked(1)
+        await until(lambda: b"kvstrata_cache_policy_revision 1\n" in real.gate.metrics_page())
+        assert b"kvstrata_gate_acked_revision 1\n" in real.gate.metrics_page()
+    finally:
+        await asyncio.to_thread(adapter.close)
+    await until(lambda: b"kvstrata_cache_" not in real.gate.metrics_page())
+    watching.cancel()
+
+
 async def test_data_keys_come_with_the_bundle_and_are_overwritten_before_the_gate_acknowledges_that_they_went(
     real: World, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,9 @@ from kvstrata.contract.link import (
     TierState,
     apply_request,
     decode_answer,
+    decode_metrics_answer,
     decode_purge_answer,
+    metrics_request,
     purge_request,
     state_request,
 )
@@ -35,6 +37,7 @@ MEMORY_COUNTER = "memory.enforced"
 
 _GOVERNED_PAUSE_S = 0.05
 _STATE_TIMEOUT_S = 5.0
+METRICS_EVERY_S = 15.0
 _REFUSED_PAUSE_S = 0.5
 _RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0)
 
@@ -59,6 +62,7 @@ class AdapterLink:
         self.tiers: tuple[TierState, ...] = ()
         self.usage: tuple[ScopeUsage, ...] = ()
         self.usage_left_out = 0
+        self.metrics = ""
         self.problem = "the cache server has not answered yet"
         self._socket_path = socket_path
         self._enforcement = enforcement
@@ -87,6 +91,23 @@ class AdapterLink:
                 self._enforcement.adapter_lost()
             await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
             failures += 1
+
+    async def watch_metrics(self, every_s: float = METRICS_EVERY_S) -> None:
+        """Fetch the cache server's metrics for ever, in conversations of their own; without an answer, none."""
+        while True:
+            try:
+                async with asyncio.timeout(_STATE_TIMEOUT_S):
+                    self.metrics = await self._fetch_metrics()
+            except (OSError, ContractError, TimeoutError, ValueError, EOFError):
+                self.metrics = ""  # away, or of a version that counts nothing: the link itself says what is wrong
+            await asyncio.sleep(every_s)
+
+    async def _fetch_metrics(self) -> str:
+        reader, writer = await asyncio.open_unix_connection(str(self._socket_path), limit=MAX_LINE_BYTES)
+        try:
+            return decode_metrics_answer(await _line(reader, writer, metrics_request()))
+        finally:
+            writer.close()
 
     async def purge(self, keyspaces: Collection[str], *, timeout_s: float = PURGE_TIMEOUT_S) -> PurgeAnswer:
         """Have the cache server erase keyspaces from its own memory, and return what it says of them together.

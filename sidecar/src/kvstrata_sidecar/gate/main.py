@@ -148,14 +148,14 @@ class Gate:
             kvstrata_gate_api_keys_current=not self.key_watch.problem,
         )
         self.metrics.usage, self.metrics.usage_left_out = self.link.usage, self.link.usage_left_out
-        return self.metrics.page()
+        return self.metrics.page() + self.link.metrics.encode()
 
     async def run(self) -> None:
         """Listen and work until stopped; background work that fails ends the process, to be started afresh."""
         await self._listen()
         background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = (
-            self.bundles.run, self.bundles.watch, self.key_watch.run, self.link.run, self._watch_engine,
-            self._watch_drain, self._watch_certificates,
+            self.bundles.run, self.bundles.watch, self.key_watch.run, self.link.run,
+            self.link.watch_metrics, self._watch_engine, self._watch_drain, self._watch_certificates,
         )  # fmt: skip
         tasks = [self.loop.create_task(start(), name=start.__qualname__) for start in background]
         stopping = self.loop.create_task(self._stopping.wait())
