@@ -21,7 +21,16 @@ Raw = Mapping[str, Any]
 Objects = Mapping[tuple[str, str, str], Raw]
 HOLDERS = ("CacheDomain", "TenantGroup", "TenantCachePolicy")
 _TIMES = frozenset(
-    {"lastTransitionTime", "creationTimestamp", "startTime", "completionTime", "rolledTime", "took", "fencedBy"}
+    {
+        "lastTransitionTime",
+        "creationTimestamp",
+        "startTime",
+        "completionTime",
+        "rolledTime",
+        "took",
+        "fencedBy",
+        "observedAt",
+    }
 )
 _COUNTERS = frozenset({"resourceVersion", "bundleRevision", "revision", "digest"})
 _DIGESTS = frozenset({APPLIED, labels.TLS_REVISION})

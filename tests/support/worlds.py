@@ -16,7 +16,7 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.ack import PodState
 from kvstrata.contract.bundle import Bundle, Entry
 from kvstrata.contract.canonical import digest_bytes
-from kvstrata.contract.link import TierState
+from kvstrata.contract.link import ScopeUsage, TierState
 from kvstrata.model.facts import BackendReport, Pod, SecretFacts, VerifiedState
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
@@ -127,7 +127,14 @@ class Simulation:
         self._deliver()
 
     def ack(
-        self, pod: str, revision: int | None = None, *, problem: str = "", tiers: tuple[TierState, ...] = ()
+        self,
+        pod: str,
+        revision: int | None = None,
+        *,
+        problem: str = "",
+        tiers: tuple[TierState, ...] = (),
+        usage: tuple[ScopeUsage, ...] = (),
+        usage_left_out: int = 0,
     ) -> None:
         """Let a pod acknowledge a revision, by default its bundle's newest, and say what else it has to say."""
         found = self.pod(pod)
@@ -136,7 +143,7 @@ class Simulation:
         state = PodState(
             pod=pod, pod_uid=found.uid, namespace=NAMESPACE, model=found.model, identity="", gate_boot="g",
             cache_boot="c", term=1, acked=acked, seen=newest, fresh=True, fresh_age_ms=0, engine_ready=True,
-            problem=problem, tiers=tiers,
+            problem=problem, tiers=tiers, usage=usage, usage_left_out=usage_left_out,
         )  # fmt: skip
         self.acks[found.uid] = state
         self._say(found, state)

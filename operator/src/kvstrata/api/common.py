@@ -307,7 +307,7 @@ class TierUsage(StatusModel):
     """Name of the CacheTier."""
 
     used: ShortText | None = None
-    """Bytes in use, rounded."""
+    """Bytes in use, rounded (~14Mi): of a CPU tier in the pod that holds most."""
 
     limit: ShortText | None = None
     """The limit in force."""

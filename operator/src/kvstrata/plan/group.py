@@ -9,7 +9,8 @@ from datetime import datetime
 from kvstrata.api.reasons import GroupReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
-from kvstrata.contract.bundle import Entry
+from kvstrata.contract.bundle import Entry, TierBudget
+from kvstrata.contract.keyspace import derive_keyspace
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
@@ -21,6 +22,7 @@ from .datakeys import as_held
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, needed_revision
 from .scopes import fresh_epoch, group_scope, held
 from .types import Decision, Plan
+from .usage import usage_status
 
 MEMBERS_RESOLVED = "MembersResolved"
 
@@ -43,9 +45,10 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         enforced = false(ENFORCED, waiting.reason, waiting.message)
         stalled = _stalled(world, group)
         drawn = (*kstatus(stalled, waiting, waiting), enforced, _members(world, group), _within_budget(world, group))
-        fields = {"scope": epoch.to_status(), "cacheGeneration": group.spec.effective_cache_generation}
+        generation = group.spec.effective_cache_generation
+        of_epoch = {"scope": epoch.to_status(), "cacheGeneration": generation, "usage": None}
         return Plan(
-            statuses=write_status(group, now, drawn, fields),
+            statuses=write_status(group, now, drawn, of_epoch),
             enqueue=(Key(group.INFO.kind, world.namespace, name), *followers),
         )
     enforced, total = _enforced(world, group)
@@ -58,7 +61,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         _members(world, group),
         _within_budget(world, group),
     )
-    fields = {"joined": len(_joined(world, group))}
+    fields: dict[str, object] = {"joined": len(_joined(world, group)), "usage": _usage(world, group, now)}
     if enforced.status == "True" and not stalled:
         fields["enforcedGeneration"] = group.generation
     claims = group.status.is_true(ENFORCED) and group.status.observed_generation == group.generation
@@ -108,6 +111,13 @@ def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | Non
 
 def _within_budget(world: World, group: TenantGroup) -> Finding:
     return within_budget(world, group.spec.tiers, world.models.values(), "the group sets no limit")
+
+
+def _usage(world: World, group: TenantGroup, now: datetime) -> dict[str, object] | None:
+    scope, told = group_scope(group.name), group.status.scope
+    keyspace = derive_keyspace(world.domain_key, scope, told.epoch) if told and world.domain_key else None
+    budgets = [TierBudget(b.name, b.limit_bytes, b.guaranteed_bytes or None) for b in group.spec.tiers]
+    return usage_status(world, keyspace, budgets, world.models, group.status.usage, now)
 
 
 def _joined(world: World, group: TenantGroup) -> frozenset[str]:

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
+from kvstrata.contract.bundle import Entry
 from kvstrata.contract.keyspace import ScopeKind
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
@@ -18,6 +19,7 @@ from .conditions import Finding, false, kstatus, true, write_status
 from .enforcement import ENFORCED, Enforcement, holds, policy_enforcement
 from .scopes import Epoch, current_epoch, former_scopes, fresh_epoch, held, scope_in_force
 from .types import Decision, Plan
+from .usage import usage_status
 
 ADMITTED = "Admitted"
 POOLS_RESOLVED = "PoolsResolved"
@@ -75,6 +77,7 @@ def _scope_fields(world: World, policy: TenantCachePolicy, epoch: Epoch) -> dict
         "scope": epoch.to_status(),
         "cacheGeneration": policy.spec.effective_cache_generation,
         "formerScopes": _former(world, policy),
+        "usage": None,
     }
 
 
@@ -86,7 +89,10 @@ def _report(
     world: World, policy: TenantCachePolicy, now: datetime, epoch: Epoch | None, blocked: Decision | None
 ) -> Plan:
     compiled = compile_policy(world, policy)
-    fields: dict[str, object] = {"enforcedGeneration": policy.status.enforced_generation}
+    fields: dict[str, object] = {
+        "enforcedGeneration": policy.status.enforced_generation,
+        "usage": _usage(world, policy, compiled.entry, now),
+    }
     if not blocked:
         fields["formerScopes"] = _former(world, policy)
     stalled = blocked or first(chain.ISOLATING, world, policy)
@@ -116,6 +122,16 @@ def _report(
     can_wait = pending is not None and stalled is None and not claims
     statuses = write_status(policy, now, findings, fields, can_wait=can_wait)
     return Plan(statuses=statuses, enqueue=bundles)
+
+
+def _usage(world: World, policy: TenantCachePolicy, entry: Entry | None, now: datetime) -> dict[str, object] | None:
+    """Return what the tenant's own scope holds; of a shared one the group tells."""
+    if entry is None or entry.scope.kind is not ScopeKind.TENANT:
+        return None
+    declared = {budget.name for budget in policy.spec.tiers}
+    budgets = [budget for budget in entry.budgets if budget.tier in declared]
+    models = [name for name, model in world.models.items() if selects(policy, model)]
+    return usage_status(world, entry.keyspace, budgets, models, policy.status.usage, now)
 
 
 def _waiting(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> tuple[Finding, ...]:

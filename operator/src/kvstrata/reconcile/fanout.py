@@ -16,6 +16,7 @@ from kvstrata.model.facts import Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.plan.capacity import BUDGETED, keeps_budgets
+from kvstrata.plan.usage import holders_of_news
 
 
 def concerned_by_object(world: World, key: Key, before: Resource | None, after: Resource | None) -> frozenset[Key]:
@@ -86,14 +87,15 @@ def concerned_by_pod(world: World, before: Pod | None, after: Pod | None, model:
 def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, after: VerifiedState) -> frozenset[Key]:
     """Return the keys to plan when a pod told the operator something new."""
     old, new = before.state if before else None, after.state
+    news = holders_of_news(world, pod.model, after.at) if old is None or old.usage != new.usage else frozenset()
     if old is not None and (old.acked, old.problem, old.fresh, old.tiers) == (
         new.acked,
         new.problem,
         new.fresh,
         new.tiers,
     ):
-        return frozenset()
-    keys = {Key("CachedModel", world.namespace, pod.model), Key("CacheDomain", world.namespace, "default")}
+        return news
+    keys = {*news, Key("CachedModel", world.namespace, pod.model), Key("CacheDomain", world.namespace, "default")}
     told_before = old.tiers if old and old.acked else ()
     if told_before != new.tiers:
         keys |= {Key("CacheTier", world.namespace, tier.name) for tier in (*told_before, *new.tiers)}

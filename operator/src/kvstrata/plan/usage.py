@@ -1,0 +1,184 @@
+"""What scopes hold on each tier, as their pods say, beside what they may: rounded, and told again rarely.
+
+Pods tell it every minute or so, and thousands of statuses must not follow each time: one is written when a figure is
+off by a good part of what was told last, and not within `TOLD_EVERY_S` of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import chain
+from typing import Any
+
+from kvstrata.api.cachetier import Medium
+from kvstrata.api.common import Usage
+from kvstrata.api.scalars import Quantity, format_timestamp
+from kvstrata.contract.ack import PodState
+from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.keyspace import ScopeKind
+from kvstrata.contract.link import SCOPE_DIGITS, ScopeUsage
+from kvstrata.model.refs import Key
+from kvstrata.model.world import World
+from kvstrata.objects.quantities import binary
+
+TOLD_EVERY_S = 300.0
+FORGOTTEN_AFTER_S = 3600.0
+"""After this long without a word what was told last is no use any more."""
+
+OFF_PERCENT = 25
+SMALLEST_BYTES = 1 << 16
+MOST_TIERS = 64
+
+Held = Mapping[str, Mapping[str, int]]
+"""By the digits of a scope and by tier, in bytes."""
+
+
+def usage_status(
+    world: World,
+    keyspace: str | None,
+    budgets: Sequence[TierBudget],
+    models: Iterable[str],
+    shown: Usage | None,
+    now: datetime,
+) -> dict[str, Any] | None:
+    """Return the usage that a scope's status has from now on: what it has already, unless that is off.
+
+    `keyspace` is the scope's, None while it has none; `models` are those whose pods may hold its blocks.
+    """
+    concerned = tuple(models)
+    told = _told(shown)
+    held: Mapping[str, int] = _held(world, concerned).get(keyspace[:SCOPE_DIGITS], {}) if keyspace else {}
+    held = {**_emptied(world, concerned, told.keys() - held.keys()), **held}
+    seen_at = shown.observed_at if shown else None
+    age_s = (now - seen_at).total_seconds() if seen_at is not None else None
+    known = {name: held.get(name, told.get(name)) for name in {*held, *told, *(budget.tier for budget in budgets)}}
+    if age_s is not None and age_s > FORGOTTEN_AFTER_S:
+        known = {name: held.get(name) for name in known}
+    elif not _is_off(told, held) or (age_s is not None and age_s < TOLD_EVERY_S):
+        known, held = {name: told.get(name) for name in known}, {}
+    by_tier = {budget.tier: budget for budget in budgets}
+    rows = [
+        _row(name, known[name], by_tier.get(name))
+        for name in sorted(known)[:MOST_TIERS]
+        if known[name] is not None or name in by_tier
+    ]
+    rows = [row for row in rows if len(row) > 1]
+    if not rows:
+        return None
+    used = [size for size in known.values() if size is not None]
+    observed_at = now if held else (seen_at if used else None)
+    return {
+        "used": _rounded(sum(used)) if used else None,
+        "limit": _total(budget.limit_bytes for budget in budgets),
+        "guaranteed": _total(budget.guaranteed_bytes for budget in budgets),
+        "observedAt": format_timestamp(observed_at) if observed_at is not None else None,
+        "tiers": rows,
+    }
+
+
+def holders_of_news(world: World, model: str, now: datetime) -> frozenset[Key]:
+    """Return the policies and groups whose usage in status is off by what the pods of a model say."""
+    committed = world.bundles.get(model)
+    if committed is None:
+        return frozenset()
+    held = _held(world, (model,))
+    found = set()
+    for entry in committed.bundle.entries.values():
+        sizes = held.get(entry.keyspace[:SCOPE_DIGITS])
+        if not sizes:
+            continue
+        holder: Any = None
+        if entry.scope.kind is ScopeKind.TENANT:
+            holder = world.policies.get(world.policy_names.get(entry.policy, ""))
+        elif entry.scope.kind is ScopeKind.GROUP:
+            holder = world.groups.get(entry.scope.name)
+        shown: Usage | None = holder.status.usage if holder is not None else None
+        at = shown.observed_at if shown else None
+        due = at is None or (now - at).total_seconds() >= TOLD_EVERY_S
+        if holder is not None and due and _is_off(_told(shown), sizes):
+            found.add(Key(holder.INFO.kind, world.namespace, holder.name))
+    return frozenset(found)
+
+
+def _held(world: World, models: Iterable[str]) -> Held:
+    """Return what scopes hold: of memory in the pod that holds most of it, of Redis by the highest word.
+
+    Pods look at a scope on Redis in turns, so what another one says may be some minutes old.
+    """
+    total: dict[str, dict[str, int]] = {}
+    for model in models:
+        for scope, by_tier in _of_model(world, model).items():
+            mine = total.setdefault(scope, {})
+            for tier, size in by_tier.items():
+                mine[tier] = max(size, mine.get(tier, 0))
+    return total
+
+
+def _of_model(world: World, model: str) -> Held:
+    told = tuple(state.usage for state in _states(world, model))
+
+    def add_up() -> Held:
+        most: dict[str, dict[str, int]] = {}
+        for row in chain.from_iterable(told):
+            if row.scope and row.tier:
+                by_tier = most.setdefault(row.scope, {})
+                by_tier[row.tier] = max(row.used_bytes, by_tier.get(row.tier, 0))
+        return most
+
+    return world.memo.get((ScopeUsage, model), told, add_up)
+
+
+def _states(world: World, model: str) -> list[PodState]:
+    return [world.states[pod.uid].state for pod in world.serving_pods(model) if pod.uid in world.states]
+
+
+def _emptied(world: World, models: Iterable[str], tiers: Iterable[str]) -> dict[str, int]:
+    """Return which of these tiers hold nothing of a scope that no row names: memory, if all rows were told."""
+    memory = [name for name in tiers if name in world.tiers and world.tiers[name].spec.medium is Medium.CPU]
+    states = list(chain.from_iterable(_states(world, model) for model in models)) if memory else []
+    whole = bool(states) and all(state.cache_boot and not state.usage_left_out for state in states)
+    return dict.fromkeys(memory, 0) if whole else {}
+
+
+def _told(shown: Usage | None) -> dict[str, int]:
+    tiers = shown.tiers if shown is not None else ()
+    return {tier.name: size for tier in tiers if (size := _size(tier.used)) is not None}
+
+
+def _is_off(told: Mapping[str, int], held: Mapping[str, int]) -> bool:
+    """Whether what is held differs by a good part from what was told; a tier without news is as it was told."""
+    return any(
+        (before := told.get(tier)) is None or abs(size - before) * 100 > max(before, SMALLEST_BYTES) * OFF_PERCENT
+        for tier, size in held.items()
+    )
+
+
+def _row(tier: str, used: int | None, budget: TierBudget | None) -> dict[str, Any]:
+    fields = {
+        "used": _rounded(used) if used is not None else None,
+        "limit": binary(budget.limit_bytes) if budget and budget.limit_bytes is not None else None,
+        "guaranteed": binary(budget.guaranteed_bytes) if budget and budget.guaranteed_bytes else None,
+    }
+    return {"name": tier} | {name: value for name, value in fields.items() if value is not None}
+
+
+def _total(amounts: Iterable[int | None]) -> str | None:
+    known = [amount for amount in amounts if amount is not None]
+    return binary(sum(known)) if known else None
+
+
+def _rounded(size_bytes: int) -> str:
+    """Return a size to an eighth or less of itself, as `~14Mi`."""
+    if size_bytes < SMALLEST_BYTES:
+        return f"~{binary(SMALLEST_BYTES)}" if size_bytes else "~0"
+    step = max(SMALLEST_BYTES, 1 << (size_bytes.bit_length() - 3))
+    return f"~{binary((size_bytes + step // 2) // step * step)}"
+
+
+def _size(text: str | None) -> int | None:
+    """Return a size that a status tells; None for what this version did not write."""
+    try:
+        return Quantity(text.removeprefix("~")).in_bytes if text else None
+    except ValueError:
+        return None

@@ -1,0 +1,145 @@
+"""What scopes hold, in status: as pods say, rounded, and rewritten rarely."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from kvstrata.contract.link import SCOPE_DIGITS, ScopeUsage
+from kvstrata.objects.quantities import MIB
+from kvstrata.plan.usage import TOLD_EVERY_S, _rounded, _size
+from tests.support.objects import cpu_tier, group, invalidation, model, pod, policy, redis_tier
+from tests.support.worlds import Simulation
+
+TCP = "TenantCachePolicy"
+BUDGETS = [{"name": "cpu", "limit": "64Mi"}, {"name": "shared", "guaranteed": "8Mi", "limit": "32Mi"}]
+
+
+def at_rest(*objects: Any) -> Simulation:
+    """A model on memory and Redis, and two pods."""
+    base = (cpu_tier(), redis_tier(), model(tiers=("cpu", "shared")), pod("pod-0"), pod("pod-1"))
+    simulation = Simulation(*base, *objects)
+    simulation.come_to_rest()
+    return simulation
+
+
+def holds(simulation: Simulation, tenant: str, **tiers: int) -> tuple[ScopeUsage, ...]:
+    scope = simulation.entry(tenant).keyspace[:SCOPE_DIGITS]
+    return tuple(ScopeUsage(scope, tier, used, 1) for tier, used in tiers.items())
+
+
+def usage(simulation: Simulation, name: str = "acme", kind: str = TCP) -> dict[str, Any]:
+    found: dict[str, Any] = simulation.status(kind, name).get("usage") or {}
+    return found
+
+
+def tell(simulation: Simulation, pod_name: str, *rows: ScopeUsage, left_out: int = 0) -> int:
+    """Have a pod tell its use; return how many writes follow."""
+    before = simulation.kube.writes
+    simulation.ack(pod_name, usage=rows, usage_left_out=left_out)
+    simulation.settle()
+    return simulation.kube.writes - before
+
+
+def test_a_policy_tells_what_its_scope_holds_and_may_hold_on_each_tier() -> None:
+    simulation = at_rest(policy("acme", tiers=BUDGETS))
+    assert usage(simulation)["tiers"] == [
+        {"name": "cpu", "limit": "64Mi"},
+        {"name": "shared", "limit": "32Mi", "guaranteed": "8Mi"},
+    ]
+    tell(simulation, "pod-0", *holds(simulation, "acme", cpu=3 * MIB, shared=16 * MIB))
+    told = usage(simulation)
+    assert (told["used"], told["limit"], told["guaranteed"]) == ("~20Mi", "96Mi", "8Mi")
+    assert told["observedAt"]
+    assert told["tiers"] == [
+        {"name": "cpu", "used": "~3Mi", "limit": "64Mi"},
+        {"name": "shared", "used": "~16Mi", "limit": "32Mi", "guaranteed": "8Mi"},
+    ]
+    assert simulation.unsettled() == {}
+
+
+def test_of_several_pods_the_highest_word_counts_and_models_that_are_not_selected_do_not() -> None:
+    other = (model("other", tiers=("cpu",)), pod("pod-9", "other"))
+    simulation = at_rest(policy("acme", tiers=BUDGETS, models={"names": ["tiny"]}), *other)
+    tell(simulation, "pod-9", *holds(simulation, "acme", cpu=32 * MIB))
+    tell(simulation, "pod-1", *holds(simulation, "acme", cpu=4 * MIB))
+    simulation.now += timedelta(seconds=TOLD_EVERY_S)
+    tell(simulation, "pod-0", *holds(simulation, "acme", cpu=8 * MIB))
+    assert usage(simulation)["tiers"][0]["used"] == "~8Mi"
+
+
+def test_it_is_rewritten_for_a_good_part_only_and_not_at_once() -> None:
+    simulation = at_rest(policy("acme", tiers=BUDGETS))
+    assert tell(simulation, "pod-0", *holds(simulation, "acme", shared=16 * MIB)) == 1
+    assert tell(simulation, "pod-0", *holds(simulation, "acme", shared=30 * MIB)) == 0
+    simulation.now += timedelta(seconds=TOLD_EVERY_S)
+    for close in (14, 18, 16):
+        assert tell(simulation, "pod-0", *holds(simulation, "acme", shared=close * MIB)) == 0
+    assert tell(simulation, "pod-0", *holds(simulation, "acme", shared=30 * MIB)) == 1
+    assert usage(simulation)["used"] == "~32Mi"
+    assert simulation.unsettled() == {}
+
+
+def test_other_budgets_are_told_at_once() -> None:
+    simulation = at_rest(policy("acme", tiers=BUDGETS))
+    tell(simulation, "pod-0", *holds(simulation, "acme", shared=16 * MIB))
+    simulation.edit(TCP, "acme", tiers=[{"name": "shared", "limit": "20Mi"}])
+    simulation.settle()
+    assert usage(simulation)["tiers"] == [{"name": "shared", "used": "~16Mi", "limit": "20Mi"}]
+
+
+def test_memory_that_no_pod_names_is_empty_and_redis_is_as_it_was_told_last_for_an_hour() -> None:
+    simulation = at_rest(policy("acme", tiers=BUDGETS))
+    both = holds(simulation, "acme", cpu=16 * MIB, shared=16 * MIB)
+    tell(simulation, "pod-1")
+    tell(simulation, "pod-0", *both)
+    for left_out, expected in ((1, "~16Mi"), (0, "~0")):
+        simulation.now += timedelta(seconds=TOLD_EVERY_S)
+        tell(simulation, "pod-0", left_out=left_out)
+        simulation.enqueue_all()
+        simulation.settle()
+        assert [row["used"] for row in usage(simulation)["tiers"]] == [expected, "~16Mi"]
+    simulation.now += timedelta(hours=2)
+    simulation.enqueue_all()
+    simulation.settle()
+    assert "used" not in usage(simulation)["tiers"][1]
+    assert usage(simulation)["tiers"][1]["limit"] == "32Mi"
+
+
+def test_a_group_tells_what_its_members_hold_together_and_they_do_not() -> None:
+    simulation = at_rest(group("lab", "a", "b", tiers=BUDGETS), policy("a", group="lab"), policy("b", group="lab"))
+    tell(simulation, "pod-0", *holds(simulation, "a", cpu=8 * MIB))
+    assert usage(simulation, "lab", "TenantGroup")["used"] == "~8Mi"
+    assert usage(simulation, "a") == usage(simulation, "b") == {}
+
+
+@pytest.mark.parametrize("kind", ["generation", "invalidation"])
+def test_what_was_held_under_an_old_epoch_is_told_no_more(kind: str) -> None:
+    simulation = at_rest(policy("acme"))
+    tell(simulation, "pod-0", *holds(simulation, "acme", shared=8 * MIB))
+    assert usage(simulation)["used"] == "~8Mi"
+    if kind == "generation":
+        simulation.edit(TCP, "acme", cacheGeneration=1)
+    else:
+        simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.come_to_rest()
+    assert usage(simulation) == {}
+    assert simulation.unsettled() == {}
+
+
+def test_an_operator_that_starts_anew_writes_nothing() -> None:
+    simulation = at_rest(policy("acme", tiers=BUDGETS))
+    tell(simulation, "pod-0", *holds(simulation, "acme", shared=13 * MIB))
+    writes = simulation.kube.writes
+    simulation.restart()
+    simulation.settle()
+    assert simulation.kube.writes == writes
+
+
+def test_figures_are_an_eighth_off_at_the_most() -> None:
+    for size in [0, 1, 70_000, *(n * MIB // 7 for n in range(1, 5000, 13))]:
+        told = _size(_rounded(size))
+        assert told is not None
+        assert abs(told - size) <= max(1 << 16, size // 8)
