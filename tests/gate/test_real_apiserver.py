@@ -7,12 +7,13 @@ import base64
 import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 import yaml
 from kubernetes import client, config
-from kubernetes.client.rest import ApiException
+from kubernetes.client.exceptions import ApiException
 
 from e2e.cluster.control_plane import ControlPlane
 from kvstrata_sidecar.gate.kubeapi import ApiError
@@ -39,8 +40,9 @@ class RealApi:
         else:
             self.ca_file.write_bytes(Path(cluster["certificate-authority"]).read_bytes())
         self._client = config.new_client_from_config(str(kubeconfig))
-        self.core = client.CoreV1Api(self._client)
-        self.rbac = client.RbacAuthorizationV1Api(self._client)
+        # Bodies are written as dictionaries, which the client takes and its types do not.
+        self.core: Any = client.CoreV1Api(self._client)
+        self.rbac: Any = client.RbacAuthorizationV1Api(self._client)
 
     async def put(self, name: str, data: dict[str, bytes]) -> None:
         """Create or replace a Secret."""

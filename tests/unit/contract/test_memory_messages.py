@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
@@ -51,6 +51,7 @@ def test_what_a_later_version_adds_to_a_row_is_left_out() -> None:
     assert state.usage == (ScopeUsage("a", "dram", 1, 2, None, 3),)
 
 
+@settings(deadline=None)
 @given(junk)
 def test_a_row_of_anything_else_is_refused_or_of_the_declared_types(row: object) -> None:
     raw = json.loads(STATE.encode())
