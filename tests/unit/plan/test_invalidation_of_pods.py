@@ -1,0 +1,195 @@
+"""Whom an invalidation waits for: every pod that may still hold what is revoked, and none for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstrata.plan.custody import TOKEN_CACHE_S
+from tests.support.objects import NAMESPACE, invalidation, model, pod, policy
+
+from .invalidations import FENCE_S, KIND, at_rest, phase
+
+
+def test_a_pod_that_vanished_without_a_word_delays_until_it_has_fenced_itself_off() -> None:
+    simulation = at_rest(policy("acme"))
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.delete("Pod", "pod-1")
+    simulation.advance(FENCE_S - 10)
+    assert phase(simulation) == "AwaitingAcks"
+    simulation.advance(15)
+    assert phase(simulation) == "Complete"
+    assert simulation.status(KIND, "now")["pods"]["fenced"] == 1
+
+
+def test_a_live_pod_that_nobody_reaches_delays_until_it_has_fenced_itself_off() -> None:
+    simulation = at_rest(policy("acme"))
+    simulation.store.lose_contact(NAMESPACE, simulation.pod("pod-1").uid)
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.advance(FENCE_S - 10)
+    assert phase(simulation) == "AwaitingAcks"
+    assert "pod-1" in simulation.status(KIND, "now")["message"]
+    simulation.advance(15)
+    assert phase(simulation) == "Complete"
+    assert simulation.status(KIND, "now")["pods"] == {"acked": 1, "live": 2, "fenced": 1}
+    assert "1 could not be reached" in simulation.status(KIND, "now")["message"]
+
+
+def test_a_pod_that_says_that_its_policy_is_fresh_has_not_fenced_itself_off() -> None:
+    simulation = at_rest(policy("acme"))
+    before = simulation.bundle().root.revision
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.ack("pod-1", before)
+    simulation.advance(FENCE_S + 600)
+    assert phase(simulation) == "AwaitingAcks"
+    simulation.ack("pod-1")
+    simulation.settle()
+    assert phase(simulation) == "Complete"
+    assert simulation.status(KIND, "now")["pods"]["fenced"] == 0
+
+
+def test_a_pod_that_vanished_just_before_is_counted_too() -> None:
+    simulation = at_rest(policy("acme"))
+    simulation.delete("Pod", "pod-1")
+    simulation.advance(20)
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.settle()
+    assert phase(simulation) == "AwaitingAcks"
+    simulation.advance(FENCE_S + 5)
+    assert phase(simulation) == "Complete"
+
+
+def test_a_pod_that_vanished_long_before_is_not() -> None:
+    simulation = at_rest(policy("acme"))
+    simulation.delete("Pod", "pod-1")
+    simulation.advance(FENCE_S + TOKEN_CACHE_S + 5)
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.settle()
+    assert phase(simulation) == "Complete"
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_pod_whose_containers_ended_delays_nothing(gone: bool) -> None:
+    simulation = at_rest(policy("acme"))
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.put(pod("pod-1", state="terminated", ready=False))
+    if gone:
+        simulation.delete("Pod", "pod-1")
+    simulation.settle()
+    assert phase(simulation) == "Complete"
+    assert simulation.status(KIND, "now")["pods"]["fenced"] == 0
+
+
+def test_a_pod_that_was_deleted_before_its_engine_started_delays_nothing() -> None:
+    simulation = at_rest(policy("acme"))
+    starting = pod("pod-2", ready=False)
+    gate = {"name": "gate", "state": {"running": {}}}
+    starting["status"] |= {"initContainerStatuses": [gate], "containerStatuses": [_waiting("engine")]}
+    simulation.put(starting)
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    for name in ("pod-0", "pod-1"):
+        simulation.ack(name)
+    simulation.settle()
+    assert phase(simulation) == "AwaitingAcks"
+    ended = {"name": "gate", "state": {"terminated": {}}}
+    starting["status"] |= {"initContainerStatuses": [ended]}
+    simulation.put(starting)
+    assert not simulation.pod("pod-2").finished  # kubelet may start its gate again
+    last = simulation.kube.objects[("Pod", NAMESPACE, "pod-2")]
+    last = {**last, "metadata": {**last["metadata"], "deletionTimestamp": "2026-01-01T00:00:09Z"}}
+    for key in simulation.store.forget("Pod", NAMESPACE, "pod-2", last):
+        simulation.queue.add(key)
+    simulation.settle()
+    assert phase(simulation) == "Complete"
+
+
+def _waiting(container: str) -> dict[str, Any]:
+    return {"name": container, "state": {"waiting": {"reason": "PodInitializing"}}}
+
+
+def test_with_serve_stale_a_silent_pod_is_never_counted_as_fenced() -> None:
+    simulation = at_rest(policy("acme"), onStale="ServeStale")
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.advance(24 * 3600)
+    assert phase(simulation) == "AwaitingAcks"
+    simulation.ack("pod-1")
+    simulation.settle()
+    assert phase(simulation) == "Complete"
+
+
+def test_without_pods_an_invalidation_completes_at_once() -> None:
+    simulation = at_rest(policy("acme"), pods=0)
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    assert phase(simulation) == "Complete"
+
+
+def test_a_pod_that_vanished_while_no_operator_ran_is_counted_too() -> None:
+    simulation = at_rest(policy("acme"))
+    simulation.kube.remove("Pod", NAMESPACE, "pod-1")
+    simulation.restart()
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.settle()
+    assert phase(simulation) == "AwaitingAcks"
+    simulation.advance(FENCE_S + TOKEN_CACHE_S + 5)
+    assert phase(simulation) == "Complete"
+
+
+def test_a_silent_pod_fences_itself_by_the_rules_that_it_knows_not_by_todays() -> None:
+    simulation = at_rest(policy("acme"), staleAfter="24h")
+    simulation.edit("CacheDomain", "default", staleAfter="10s")
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    simulation.advance(3600)
+    assert phase(simulation) == "AwaitingAcks"
+    simulation.ack("pod-1")
+    simulation.settle()
+    assert phase(simulation) == "Complete"
+
+
+def test_pods_of_a_model_that_was_deleted_are_waited_for_until_they_end() -> None:
+    simulation = at_rest(policy("acme"), model("gone"), pod("pod-g", "gone"))
+    simulation.come_to_rest()
+    simulation.delete("CachedModel", "gone")
+    simulation.put(invalidation("now", scope={"all": True}))
+    simulation.settle()
+    for name in ("pod-0", "pod-1"):
+        simulation.ack(name)
+    simulation.advance(FENCE_S + 5)
+    assert phase(simulation) == "AwaitingAcks"
+    simulation.put(pod("pod-g", "gone", state="terminated", ready=False))
+    simulation.settle()
+    assert phase(simulation) == "Complete"
+
+
+def test_a_pod_that_the_control_plane_calls_failed_is_not_ended() -> None:
+    simulation = at_rest(policy("acme"))
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.ack("pod-0")
+    lost = pod("pod-1", ready=False)
+    lost["status"]["phase"] = "Failed"
+    simulation.put(lost)
+    simulation.settle()
+    assert phase(simulation) == "AwaitingAcks"

@@ -1,0 +1,118 @@
+"""What an invalidation reaches: the scopes that it names, shared ones by choice, and no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.objects import cpu_tier, domain, group, invalidation, model, pod, policy
+from tests.support.worlds import Simulation
+
+from .invalidations import KIND, at_rest, phase
+
+
+def test_all_leaves_no_keyspace_as_it_was() -> None:
+    simulation = at_rest(
+        group("lab", "a", "b"), policy("a", group="lab"), policy("b", group="lab"), policy("c"),
+        policy("d", isolation="Public"),
+    )  # fmt: skip
+    before = simulation.bundle().keyspaces
+    simulation.put(invalidation("now", scope={"all": True}))
+    simulation.come_to_rest()
+    assert phase(simulation) == "Complete"
+    assert not before & simulation.bundle().keyspaces
+    assert len(before) == len(simulation.bundle().keyspaces) == 3
+
+
+def test_a_groups_invalidation_leaves_the_others_alone() -> None:
+    simulation = at_rest(group("lab", "a", "b"), policy("a", group="lab"), policy("b", group="lab"), policy("c"))
+    before = {tenant: simulation.entry(tenant).keyspace for tenant in "abc"}
+    simulation.put(invalidation("now", scope={"group": "lab"}))
+    simulation.come_to_rest()
+    after = {tenant: simulation.entry(tenant).keyspace for tenant in "abc"}
+    assert phase(simulation) == "Complete"
+    assert after["a"] == after["b"] != before["a"]
+    assert after["c"] == before["c"]
+
+
+@pytest.mark.parametrize(("choice", "rolled"), [("Roll", True), ("Exclude", False)])
+def test_a_sharing_tenants_scope_is_rolled_or_left_and_named(choice: str, rolled: bool) -> None:
+    simulation = at_rest(group("lab", "a", "b"), policy("a", group="lab"), policy("b", group="lab"))
+    before = simulation.entry("a").keyspace
+    simulation.put(invalidation("now", scope={"tenant": "a"}, sharedScopes=choice))
+    simulation.come_to_rest()
+    assert phase(simulation) == "Complete"
+    assert (simulation.entry("a").keyspace != before) == rolled
+    assert simulation.entry("a").keyspace == simulation.entry("b").keyspace
+    assert ("shared" in simulation.status(KIND, "now")["message"]) == (not rolled)
+
+
+def test_of_two_policies_for_a_tenant_the_one_in_force_is_invalidated() -> None:
+    simulation = at_rest(policy("acme", name="zz-older"), policy("acme", name="aa-younger"))
+    before = simulation.entry("acme").keyspace
+    simulation.put(invalidation("now", scope={"tenant": "acme"}))
+    simulation.come_to_rest()
+    assert phase(simulation) == "Complete"
+    assert simulation.entry("acme").keyspace != before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tiers": [{"name": "gone", "limit": "1Mi"}]},
+        {"models": {"names": ["gone"]}},
+        {"isolation": "Public", "models": {"names": ["gone"]}},
+    ],
+)
+def test_an_invalid_spec_does_not_shield_a_tenant_from_invalidation(change: dict[str, Any]) -> None:
+    simulation = at_rest(policy("acme"))
+    simulation.edit("TenantCachePolicy", "acme", **change)
+    simulation.come_to_rest()
+    before = simulation.entry("acme").keyspace
+    choice = {"sharedScopes": "Roll"} if "isolation" in change else {}
+    simulation.put(invalidation("now", scope={"tenant": "acme"}, **choice))
+    simulation.come_to_rest()
+    assert phase(simulation) == "Complete"
+    assert before not in simulation.bundle().keyspaces
+    assert simulation.unsettled() == {}
+
+
+def test_a_groups_invalidation_reaches_a_member_whose_spec_is_invalid() -> None:
+    simulation = at_rest(group("lab", "a"), policy("a", group="lab"))
+    simulation.edit("TenantCachePolicy", "a", models={"names": ["tiny", "gone"]})
+    simulation.come_to_rest()
+    before = simulation.entry("a").keyspace
+    simulation.put(invalidation("now", scope={"group": "lab"}))
+    simulation.come_to_rest()
+    assert phase(simulation) == "Complete"
+    assert before not in simulation.bundle().keyspaces
+
+
+def test_two_invalidations_of_one_tenant_at_once_both_complete_and_agree_on_one_epoch() -> None:
+    for seed in range(10):
+        simulation = Simulation(domain(), cpu_tier(), model(), policy("acme"), pod("pod-0"), seed=seed, shuffle=True)
+        simulation.come_to_rest()
+        before = simulation.entry("acme").keyspace
+        simulation.put(invalidation("one", scope={"tenant": "acme"}), invalidation("two", scope={"tenant": "acme"}))
+        simulation.come_to_rest()
+        assert (phase(simulation, "one"), phase(simulation, "two")) == ("Complete", "Complete")
+        assert simulation.entry("acme").keyspace != before
+        assert simulation.status("TenantCachePolicy", "acme")["scope"]["rolls"] in (1, 2)
+        assert simulation.unsettled() == {}
+
+
+@pytest.mark.parametrize(("choice", "rolled"), [("Roll", True), ("Exclude", False)])
+def test_a_scope_that_the_tenant_has_left_counts_as_shared(choice: str, rolled: bool) -> None:
+    simulation = Simulation(model(), group("lab", "a", "b"), policy("a", group="lab"), policy("b", group="lab"))
+    simulation.put(pod("pod-0"))
+    simulation.come_to_rest()
+    simulation.edit("TenantGroup", "lab", members=["b"])
+    simulation.come_to_rest()
+    before = simulation.status("TenantGroup", "lab")["scope"]["epoch"]
+    simulation.put(invalidation("unsaid", scope={"tenant": "a"}))
+    simulation.put(invalidation("said", scope={"tenant": "a"}, sharedScopes=choice))
+    simulation.come_to_rest()
+    assert simulation.condition("CacheInvalidation", "unsaid", "Failed") == ("True", "SharedScopeChoiceRequired")
+    assert simulation.status("CacheInvalidation", "said")["phase"] == "Complete"
+    assert (simulation.status("TenantGroup", "lab")["scope"]["epoch"] != before) is rolled
