@@ -153,6 +153,7 @@ class StandInAdapter:
         self.tier: dict[str, Any] = {}
         """More of what its tier's state says."""
         self.usage: tuple[ScopeUsage, ...] = ()
+        self.tier_usage: tuple[ScopeUsage, ...] = ()
         self.counters: dict[str, int] = {}
         self.purged: list[list[str]] = []
         self.purging = asyncio.Event()
@@ -217,8 +218,9 @@ class StandInAdapter:
                 else:
                     tier = TierState("shared", "Redis", self.breaker, **self.tier)
                     state = AdapterState(
-                        self.boot, self.revision, self.term, True, 0, (tier,), self.counters, self.usage
-                    )
+                        self.boot, self.revision, self.term, True, 0, (tier,), self.counters, self.usage,
+                        tier_usage=self.tier_usage,
+                    )  # fmt: skip
                     writer.write(state.encode())
                 await writer.drain()
         except ConnectionError:

@@ -16,16 +16,19 @@ from .world import World, entry, keyspace, until
 
 USAGE = (ScopeUsage("a1b2c3", "dram", 500, 5, 800, 100), ScopeUsage("", "dram", 7, 1, 0, None))
 
+SHARED = (ScopeUsage("a1b2c3", "shared", 900, 9, None, None),)
+
 
 async def test_the_operator_is_told_what_scopes_hold_and_not_woken_for_it(gate: World) -> None:
     first = await poll(gate, 0, 0)
-    gate.adapter.usage = USAGE
+    gate.adapter.usage, gate.adapter.tier_usage = USAGE, SHARED
     await until(lambda: gate.gate.link.usage == USAGE)
     second = await poll(gate, 1, 0)
-    assert PodState.decode(second.body).usage == USAGE
+    told = PodState.decode(second.body)
+    assert (told.usage, told.tier_usage) == (USAGE, SHARED)
     assert second.headers["etag"] == first.headers["etag"]
     await gate.adapter.stop()
-    await until(lambda: gate.gate.link.usage == ())
+    await until(lambda: gate.gate.link.usage == gate.gate.link.tier_usage == ())
 
 
 async def test_the_metrics_tell_what_scopes_hold(gate: World) -> None:

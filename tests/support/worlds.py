@@ -135,6 +135,7 @@ class Simulation:
         tiers: tuple[TierState, ...] = (),
         usage: tuple[ScopeUsage, ...] = (),
         usage_left_out: int = 0,
+        tier_usage: tuple[ScopeUsage, ...] = (),
     ) -> None:
         """Let a pod acknowledge a revision, by default its bundle's newest, and say what else it has to say."""
         found = self.pod(pod)
@@ -144,6 +145,7 @@ class Simulation:
             pod=pod, pod_uid=found.uid, namespace=NAMESPACE, model=found.model, identity="", gate_boot="g",
             cache_boot="c", term=1, acked=acked, seen=newest, fresh=True, fresh_age_ms=0, engine_ready=True,
             problem=problem, tiers=tiers, usage=usage, usage_left_out=usage_left_out,
+            tier_usage=tier_usage,
         )  # fmt: skip
         self.acks[found.uid] = state
         self._say(found, state)

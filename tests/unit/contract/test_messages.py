@@ -39,7 +39,7 @@ usages = st.lists(
 ).map(tuple)
 pod_states = st.builds(
     PodState, names, names, names, names, names, names, names, counts, counts, counts, st.booleans(), counts,
-    st.booleans(), names, tiers, usages, counts,
+    st.booleans(), names, tiers, usages, counts, usages,
 )  # fmt: skip
 adapter_states = st.builds(
     AdapterState, names, counts, counts, st.booleans(), counts, tiers, st.dictionaries(names, counts, max_size=3)
@@ -135,13 +135,13 @@ def test_a_pods_state_is_of_the_declared_types_or_refused(state: PodState, field
 
 def test_a_gate_of_the_version_before_tells_no_use_and_is_believed() -> None:
     raw = json.loads(STATE.encode())
-    del raw["usage"], raw["usage_left_out"]
+    del raw["usage"], raw["usage_left_out"], raw["tier_usage"]
     assert PodState.decode(json.dumps(raw).encode()) == STATE
 
 
 def test_an_operator_of_the_version_before_finds_all_that_it_reads() -> None:
     told = replace(STATE, usage=(ScopeUsage("a1", "dram", 5, 1),))
-    before = {"contract", *PodState.__dataclass_fields__} - {"usage", "usage_left_out"}
+    before = {"contract", *PodState.__dataclass_fields__} - {"usage", "usage_left_out", "tier_usage"}
     raw, known = json.loads(told.encode()), json.loads(STATE.encode())
     assert {name: raw[name] for name in before} == {name: known[name] for name in before}
 
@@ -168,8 +168,9 @@ def test_a_pod_tells_of_so_many_scopes_and_counts_the_rest() -> None:
         "a1",
     ],
 )
-def test_a_use_that_is_no_use_is_refused(row: object) -> None:
-    raw = json.loads(STATE.encode()) | {"usage": [row]}
+@pytest.mark.parametrize("rows", ["usage", "tier_usage"])
+def test_a_use_that_is_no_use_is_refused(rows: str, row: object) -> None:
+    raw = json.loads(STATE.encode()) | {rows: [row]}
     with pytest.raises(ContractError):
         PodState.decode(json.dumps(raw).encode())
 

@@ -38,7 +38,9 @@ def usage(simulation: Simulation, name: str = "acme", kind: str = TCP) -> dict[s
 def tell(simulation: Simulation, pod_name: str, *rows: ScopeUsage, left_out: int = 0) -> int:
     """Have a pod tell its use; return how many writes follow."""
     before = simulation.kube.writes
-    simulation.ack(pod_name, usage=rows, usage_left_out=left_out)
+    memory = tuple(row for row in rows if row.tier == "cpu")
+    shared = tuple(row for row in rows if row.tier != "cpu")
+    simulation.ack(pod_name, usage=memory, usage_left_out=left_out, tier_usage=shared)
     simulation.settle()
     return simulation.kube.writes - before
 
@@ -127,6 +129,12 @@ def test_what_was_held_under_an_old_epoch_is_told_no_more(kind: str) -> None:
     simulation.come_to_rest()
     assert usage(simulation) == {}
     assert simulation.unsettled() == {}
+
+
+def test_a_tier_that_the_model_has_not_is_not_told_whatever_a_pod_says() -> None:
+    simulation = at_rest(policy("acme"))
+    assert tell(simulation, "pod-0", *holds(simulation, "acme", **{"<b>": 8 * MIB})) == 0
+    assert usage(simulation) == {}
 
 
 def test_an_operator_that_starts_anew_writes_nothing() -> None:

@@ -30,7 +30,7 @@ MAX_TOLD_USAGE = 512
 
 MAX_TIER_CHARACTERS = 253
 _SCOPE = re.compile(rf"[0-9a-f]{{0,{SCOPE_DIGITS}}}")
-_ROWS = ("tiers", "usage")
+_ROWS = ("tiers", "usage", "tier_usage")
 
 
 def gate_server_name(model: str, namespace: str) -> str:
@@ -47,7 +47,8 @@ class PodState:
     `cache_boot` is empty while the cache server does not answer; an ack counts for the boots named here only.
     `tiers` names the tiers that the cache server has under its policy; the one of medium CPU is its own memory, and its
     breaker is closed while the memory's policy is enforced. `usage` is what scopes hold in that memory, largest first,
-    `MAX_TOLD_USAGE` of them; `usage_left_out` is how many more hold something.
+    `MAX_TOLD_USAGE` of them; `usage_left_out` is how many more hold something. `tier_usage` is what scopes hold in
+    shared tiers, as many at the most: pods look at them in turns, so each tells of some, and several of the same.
     """
 
     pod: str
@@ -67,6 +68,7 @@ class PodState:
     tiers: tuple[TierState, ...] = ()
     usage: tuple[ScopeUsage, ...] = ()
     usage_left_out: int = 0
+    tier_usage: tuple[ScopeUsage, ...] = ()
 
     def encode(self) -> bytes:
         """Return the wire form, canonical JSON."""
@@ -74,7 +76,9 @@ class PodState:
         tiers = [{n: getattr(tier, n) for n in TierState.__dataclass_fields__} for tier in self.tiers]
         fields["usage_left_out"] += len(self.usage[MAX_TOLD_USAGE:])
         usage = [row.to_json() for row in self.usage[:MAX_TOLD_USAGE]]
-        return canonical_json({"contract": CONTRACT_VERSION, **fields, "tiers": tiers, "usage": usage})
+        shared = [row.to_json() for row in self.tier_usage[:MAX_TOLD_USAGE]]
+        rows = {"tiers": tiers, "usage": usage, "tier_usage": shared}
+        return canonical_json({"contract": CONTRACT_VERSION, **fields, **rows})
 
     @classmethod
     def decode(cls, data: bytes) -> PodState:
@@ -83,13 +87,15 @@ class PodState:
             raw: dict[str, Any] = json.loads(data)
             require_version(raw, "a pod's state")
             # A gate of the version before tells no usage.
-            raw = {"usage": [], "usage_left_out": 0, **raw}
+            raw = {"usage": [], "usage_left_out": 0, "tier_usage": [], **raw}
             fields = {name: raw[name] for name in cls.__dataclass_fields__ if name not in _ROWS}
             fields["problem"] = shown(fields["problem"])
             if type(fields["usage_left_out"]) is int:
                 fields["usage_left_out"] += len(raw["usage"][MAX_TOLD_USAGE:])
             usage = tuple(_use(row) for row in raw["usage"][:MAX_TOLD_USAGE])
-            state = cls(**fields, tiers=tuple(TierState.from_json(tier) for tier in raw["tiers"]), usage=usage)
+            shared = tuple(_use(row) for row in raw["tier_usage"][:MAX_TOLD_USAGE])
+            tiers = tuple(TierState.from_json(tier) for tier in raw["tiers"])
+            state = cls(**fields, tiers=tiers, usage=usage, tier_usage=shared)
             if not (_well_typed(state) and all(map(_well_typed, state.tiers)) and state.acked >= 0):
                 raise ContractError("a pod's state has a field of the wrong type")
             return state

@@ -116,17 +116,19 @@ def _held(world: World, models: Iterable[str]) -> Held:
 
 
 def _of_model(world: World, model: str) -> Held:
-    told = tuple(state.usage for state in _states(world, model))
+    told = tuple(rows for state in _states(world, model) for rows in (state.usage, state.tier_usage))
+
+    tiers = frozenset(world.models[model].spec.tier_names) if model in world.models else frozenset()
 
     def add_up() -> Held:
         most: dict[str, dict[str, int]] = {}
         for row in chain.from_iterable(told):
-            if row.scope and row.tier:
+            if row.scope and row.tier in tiers:  # a pod's word is shown
                 by_tier = most.setdefault(row.scope, {})
                 by_tier[row.tier] = max(row.used_bytes, by_tier.get(row.tier, 0))
         return most
 
-    return world.memo.get((ScopeUsage, model), told, add_up)
+    return world.memo.get((ScopeUsage, model), (tiers, *told), add_up)
 
 
 def _states(world: World, model: str) -> list[PodState]:

@@ -87,7 +87,8 @@ def concerned_by_pod(world: World, before: Pod | None, after: Pod | None, model:
 def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, after: VerifiedState) -> frozenset[Key]:
     """Return the keys to plan when a pod told the operator something new."""
     old, new = before.state if before else None, after.state
-    news = holders_of_news(world, pod.model, after.at) if old is None or old.usage != new.usage else frozenset()
+    same_use = old is not None and (old.usage, old.tier_usage) == (new.usage, new.tier_usage)
+    news = frozenset() if same_use else holders_of_news(world, pod.model, after.at)
     if old is not None and (old.acked, old.problem, old.fresh, old.tiers) == (
         new.acked,
         new.problem,

@@ -62,6 +62,7 @@ class AdapterLink:
         self.tiers: tuple[TierState, ...] = ()
         self.usage: tuple[ScopeUsage, ...] = ()
         self.usage_left_out = 0
+        self.tier_usage: tuple[ScopeUsage, ...] = ()
         self.metrics = ""
         self.problem = "the cache server has not answered yet"
         self._socket_path = socket_path
@@ -87,7 +88,7 @@ class AdapterLink:
                     log.warning("the link to the cache server broke", problem=self.problem)
                 finally:
                     writer.close()
-                self.tiers, self.usage, self.usage_left_out = (), (), 0
+                self.tiers, self.usage, self.usage_left_out, self.tier_usage = (), (), 0, ()
                 self._enforcement.adapter_lost()
             await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
             failures += 1
@@ -206,6 +207,7 @@ class AdapterLink:
             raise ContractError("the adapter answered a question about its state with something else")
         changed = list(map(_told, answer.tiers)) != list(map(_told, self.tiers))
         self.tiers, self.usage, self.usage_left_out = answer.tiers, answer.usage, answer.usage_left_out
+        self.tier_usage = answer.tier_usage
         self.problem = ""
         if changed:
             for callback in tuple(self._enforcement.changed):

@@ -115,6 +115,7 @@ class Gate:
             tiers=self.link.tiers,
             usage=self.link.usage,
             usage_left_out=self.link.usage_left_out,
+            tier_usage=self.link.tier_usage,
         )
 
     def not_ready(self) -> str:
