@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md lists exactly the metrics that operator and gates have."""
+"""docs/reference/metrics.md lists exactly the metrics that operator, gates and cache servers have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from pathlib import Path
 
 from prometheus_client.metrics import MetricWrapperBase
 
+from kvstrata.contract.link import AdapterState
 from kvstrata.reconcile import metrics as operator_metrics
+from kvstrata_sidecar.adapter import metrics as cache_metrics
 from kvstrata_sidecar.adapter.enforcement import Refusal
 from kvstrata_sidecar.gate.errors import Reason
 from kvstrata_sidecar.gate.metrics import Metrics
@@ -36,6 +38,12 @@ def gate_families() -> set[str]:
     return on_page | named
 
 
+def cache_families() -> set[str]:
+    """Names of what a cache server's page can show: all families are on an empty one."""
+    page = cache_metrics.page(AdapterState("boot", 1, 1, True, 0), [], {})
+    return set(re.findall(r"^# TYPE (\w+)", page, re.MULTILINE))
+
+
 def documented() -> dict[str, tuple[str, ...]]:
     """Labels by metric, as the page says."""
     return {name: tuple(re.findall(r"`(\w+)`", labels)) for name, labels in ROW.findall(PAGE.read_text())}
@@ -53,7 +61,12 @@ def test_every_metric_of_the_gate_is_documented() -> None:
 
 
 def test_no_metric_is_documented_that_does_not_exist() -> None:
-    assert documented().keys() - gate_families() - dict(operator_families()).keys() == set()
+    assert documented().keys() - gate_families() - cache_families() - dict(operator_families()).keys() == set()
+
+
+def test_every_metric_of_the_cache_server_is_documented() -> None:
+    assert len(cache_families()) > 10
+    assert cache_families() - documented().keys() == set()
 
 
 def test_every_reason_that_is_a_label_is_documented() -> None:

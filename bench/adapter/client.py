@@ -1,0 +1,220 @@
+"""The process that is measured: it holds the adapters and LMCache's memory, and does what it is told, a line each way.
+
+    python -m bench.adapter.client DIRECTORY
+
+Runs with the interpreter that has LMCache. Questions and answers are JSON objects, one a line, on standard input and
+output. All adapters live in this one process and use the same buffers, so that they differ in nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+import select
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from lmcache.lmcache_redis import LMCacheRedisClient
+from lmcache.v1.distributed.api import ObjectKey
+from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import NativeConnectorL2Adapter
+from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
+
+from bench.adapter.policy import DOMAIN, IDENTITY, MAIN, Policy
+from kvstrata_sidecar.adapter.plugin import PolicyAdapter
+
+ANSWER_TIMEOUT_S = 120.0
+
+
+class Client:
+    """Answers questions until standard input ends."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._policy = Policy(directory)
+        self._adapters: dict[str, Any] = {}
+        self._buffers: tuple[int, list[Any], list[Any]] = (0, [], [])
+        self._lookups: dict[str, list[list[Any]]] = {}
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to one question."""
+        operation: Callable[..., dict[str, Any]] = getattr(self, f"_{question.pop('op')}")
+        return operation(**question)
+
+    def _native(self, name: str, port: int, workers: int) -> dict[str, Any]:
+        """Open LMCache's own client, as its `resp` adapter does."""
+        self._adapters[name] = NativeConnectorL2Adapter(LMCacheRedisClient("127.0.0.1", port, workers, "", ""))
+        return {}
+
+    def _policy_adapter(self, name: str, ports: Sequence[int], workers: int, **options: Any) -> dict[str, Any]:
+        """Open the policy adapter on a tier, and wait until it is in use."""
+        endpoints = [{"host": "127.0.0.1", "port": port} for port in ports]
+        tier = {"name": name, "endpoints": endpoints, "workers": workers, **options}
+        parameters = {"domain": DOMAIN, "identity": IDENTITY, "tier": tier, **self._policy.directories}
+        adapter = self._adapters[name] = PolicyAdapter(parameters)
+        give_up_at_s = time.monotonic() + 20
+        while adapter.report_status()["breaker"] != "closed":
+            if time.monotonic() > give_up_at_s:
+                raise TimeoutError(str(adapter.report_status()))
+            time.sleep(0.01)
+        return {}
+
+    def _allow(self, scopes: int) -> dict[str, Any]:
+        """Put a policy in force with this many scopes besides the main one, all with keys."""
+        self._policy.enforce(scopes)
+        return {}
+
+    def _status(self, name: str) -> dict[str, Any]:
+        status: dict[str, Any] = self._adapters[name].report_status()
+        return {"breaker": status["breaker"], "counters": status["counters"]}
+
+    def _limits(self, size: int) -> dict[str, Any]:
+        """Return how fast this machine copies and encrypts, in GB/s on one processor."""
+        source, target = _buffer(size), bytearray(size + 16)
+        view = memoryview(source.byte_array).cast("B")
+        address = (ctypes.c_char * len(target)).from_buffer(target)
+        cipher, nonce = AESGCM(bytes(32)), bytes(12)
+        figures = {}
+        for name, do in (
+            ("memcpy", lambda: ctypes.memmove(address, source.raw_data.data_ptr(), size)),
+            ("aes_gcm", lambda: cipher.encrypt_into(nonce, view, b"", target)),
+        ):
+            times = []
+            for _ in range(9):
+                begun_s = time.perf_counter()
+                do()
+                times.append(time.perf_counter() - begun_s)
+            figures[name] = size / sorted(times)[len(times) // 2] / 1e9
+        return figures
+
+    def _transfer(self, name: str, size: int, count: int, check: bool = False) -> dict[str, Any]:
+        """Store and load `count` blocks of `size` bytes; return bytes, seconds and processor seconds of either."""
+        adapter = self._adapters[name]
+        if self._buffers[0] != size or len(self._buffers[1]) != count:
+            self._buffers = (0, [], [])
+            self._buffers = size, [_buffer(size) for _ in range(count)], [_buffer(size) for _ in range(count)]
+        _, sources, targets = self._buffers
+        if check:
+            for target in targets:
+                target.raw_data.zero_()
+        keys = [_key(MAIN) for _ in range(count)]
+
+        def store() -> None:
+            task = adapter.submit_store_task(keys, sources)
+            done = _wait(adapter.get_store_event_fd(), adapter.pop_completed_store_tasks)[task]
+            if not done.is_successful():
+                raise RuntimeError(f"{name} did not store")
+
+        def load() -> None:
+            task = adapter.submit_load_task(keys, targets)
+            found = _wait(adapter.get_load_event_fd(), lambda: adapter.query_load_result(task))
+            if found.popcount() != count:
+                raise RuntimeError(f"{name} loaded {found.popcount()} of {count}")
+
+        store_s, store_cpu_s = _timed(store)
+        load_s, load_cpu_s = _timed(load)
+        if check and not all(torch.equal(a.raw_data, b.raw_data) for a, b in zip(sources, targets, strict=True)):
+            raise RuntimeError(f"{name} loaded something else than was stored")
+        adapter.delete(keys)
+        return {
+            "bytes": size * count,
+            "store_s": store_s, "store_cpu_s": store_cpu_s, "load_s": load_s, "load_cpu_s": load_cpu_s,
+        }  # fmt: skip
+
+    def _fill(self, name: str, label: str, size: int, keys: int, scopes: int) -> dict[str, Any]:
+        """Store `keys` blocks in each of `scopes` scopes, to be looked up under `label`."""
+        adapter = self._adapters[name]
+        batches = []
+        for salt in self._policy.salts(scopes):
+            batch = [_key(salt) for _ in range(keys)]
+            task = adapter.submit_store_task(batch, [_buffer(size) for _ in batch])
+            done = _wait(adapter.get_store_event_fd(), adapter.pop_completed_store_tasks)[task]
+            if not done.is_successful():
+                raise RuntimeError(f"{name} did not store")
+            batches.append(batch)
+        self._lookups[label] = batches
+        return {}
+
+    def _lookup(self, name: str, label: str, times: int) -> dict[str, Any]:
+        """Look up all keys of one scope after the other; return seconds of each, processor seconds of all, hits."""
+        adapter = self._adapters[name]
+        batches = self._lookups[label]
+        order = [batches[secrets.randbelow(len(batches))] for _ in range(times)]
+        seconds, hits = [], 0
+        begun_cpu_s = time.process_time()
+        for batch in order:
+            begun_s = time.perf_counter()
+            task = adapter.submit_lookup_and_lock_task(batch, {})
+            found = _wait(
+                adapter.get_lookup_and_lock_event_fd(), lambda t=task: adapter.query_lookup_and_lock_result(t)
+            )
+            seconds.append(time.perf_counter() - begun_s)
+            hits += found.popcount()
+            adapter.submit_unlock(batch)
+        return {"seconds": seconds, "cpu_s": time.process_time() - begun_cpu_s, "hits": hits}
+
+    def _delete(self, name: str, label: str) -> dict[str, Any]:
+        for batch in self._lookups.pop(label):
+            self._adapters[name].delete(batch)
+        return {}
+
+
+def _key(salt: str) -> Any:
+    return ObjectKey(chunk_hash=os.urandom(32), model_name="bench/model", kv_rank=0x01000100, cache_salt=salt)
+
+
+def _buffer(size: int) -> Any:
+    raw = torch.empty(size, dtype=torch.uint8)
+    raw.random_(0, 255)
+    metadata = MemoryObjMetadata(
+        shape=torch.Size([size]), dtype=torch.uint8, address=raw.data_ptr(), phy_size=size,
+        fmt=MemoryFormat.KV_2LTD, ref_count=1,
+    )  # fmt: skip
+    return TensorMemoryObj(raw, metadata, parent_allocator=None)
+
+
+def _wait(descriptor: int, fetch: Callable[[], Any]) -> Any:
+    """Return what `fetch` returns once `descriptor` was signalled, as LMCache's loops do."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    give_up_at_s = time.monotonic() + ANSWER_TIMEOUT_S
+    while time.monotonic() < give_up_at_s:
+        if poll.poll(500):
+            try:
+                os.eventfd_read(descriptor)
+            except BlockingIOError:
+                pass
+            if result := fetch():
+                return result
+    raise TimeoutError("no answer")
+
+
+def _timed(do: Callable[[], None]) -> tuple[float, float]:
+    begun_cpu_s, begun_s = time.process_time(), time.perf_counter()
+    do()
+    return time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
+
+
+def main() -> None:
+    """Answer questions; an error is an answer, too."""
+    client = Client(Path(sys.argv[1]))
+    # Whatever libraries print goes to the log, not among the answers.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        try:
+            answer = client.answer(json.loads(line))
+        except Exception as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
