@@ -14,13 +14,16 @@ from typing import Any
 
 from kvstrata.api.base import InvalidObjectError, Resource
 from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.contract.link import ScopeUsage
 from kvstrata.model.facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
 from kvstrata.model.memo import Memo
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects.applied import memo_names
 from kvstrata.objects.identity import cache_identity
+from kvstrata.plan.capacity import guaranteed_bytes
 from kvstrata.plan.ownership import controllers
 
 from .fanout import concerned_by_object, concerned_by_pod, concerned_by_state
@@ -155,7 +158,9 @@ class Store:
             if isinstance(before, CachedModel):
                 d.bundles.pop(name, None)
                 d.suspected_bundles.pop(name, None)
-                d.memo.forget((CachedModel, name), (cache_identity, name), (BUNDLE, name))
+                d.memo.forget((CachedModel, name), (cache_identity, name), (BUNDLE, name), (ScopeUsage, name))
+            if isinstance(before, CacheTier):
+                d.memo.forget((guaranteed_bytes, name))
             return concerned_by_object(self.world(namespace), Key(kind, namespace, name), before, None)
         if kind == "Pod":
             return self._forget_pod(d, name, parse_pod(last) if last else None)

@@ -246,4 +246,4 @@ def _together(one: PurgeAnswer, other: PurgeAnswer) -> PurgeAnswer:
 
 def _told(tier: TierState) -> TierState:
     """Return what the operator is told of at once when it changes: all but counts, and words about them."""
-    return replace(tier, detail="", stored=0, loaded=0, refused=0, errors=0)
+    return replace(tier, detail="", stored=0, loaded=0, refused=0, errors=0, settling=0)
