@@ -184,17 +184,21 @@ def lookup(transport: Transport, places: Sequence[Place], retention_ms: int | No
         for base, indices in by_bucket.items()
         for start in range(0, len(indices), MEMBERS_PER_COMMAND)
     ]
-    commands: list[Command] = []
+    sight = Sight([False] * len(places))
+    if not groups:
+        return sight
+    # One clock for all: should a bucket turn out to have moved to another server, its own decides when it is loaded.
+    commands = [_now(state_key(groups[0][0]))]
     for base, indices in groups:
         members = [places[index].member for index in indices]
+        state = state_key(base)
         commands += [
-            *_about(base),
-            Command(state_key(base), (b"ZMSCORE", base + b":#x", *members), _read_scores(len(members))),
+            _allowed(state),
+            Command(state, (b"ZMSCORE", base + b":#x", *members), _read_scores(len(members))),
         ]
-    answers = transport.ask(commands)
-    sight = Sight([False] * len(places))
+    now_ms, *answers = transport.ask(commands)
     for number, (_, indices) in enumerate(groups):
-        now_ms, state, scores = answers[3 * number : 3 * number + 3]
+        state, scores = answers[2 * number : 2 * number + 2]
         refusal = _bucket_refusal(state, retention_ms)
         if refusal is not None:
             sight.refused[refusal] += len(indices)
@@ -208,7 +212,8 @@ def load(transport: Transport, place: Place, opening: Opening, retention_ms: int
     """Read a block if it is committed and alive, in one pipeline."""
     loaded = Loaded()
     before = [
-        *_about(place.base),
+        _now(state_key(place.base)),
+        _allowed(state_key(place.base)),
         Command(place.name, (b"ZSCORE", place.base + b":#x", place.member), _read_score),
         Command(place.name, (b"HGET", place.base + b":#m", place.member), _read_computed),
     ]
@@ -268,13 +273,14 @@ def read_moment_ms(reply: Reply) -> int:
     return seconds * 1000 + micros // 1000
 
 
-def _about(base: bytes) -> tuple[Command, Command]:
-    """Ask for the server's time and for what decides whether a bucket may be read."""
-    state = state_key(base)
-    return (
-        Command(state, (b"TIME",), read_moment_ms),
-        Command(state, (b"HMGET", state, b"retention", b"tombstone"), _read_optional_pair),
-    )
+def _now(key: bytes) -> Command:
+    """Ask the server that has `key` for its time."""
+    return Command(key, (b"TIME",), read_moment_ms)
+
+
+def _allowed(state: bytes) -> Command:
+    """Ask for what decides whether a bucket may be read."""
+    return Command(state, (b"HMGET", state, b"retention", b"tombstone"), _read_optional_pair)
 
 
 def _bucket_refusal(state: tuple[int | None, int | None], retention_ms: int | None) -> Refusal | None:
@@ -301,14 +307,16 @@ def _read_optional_pair(reply: Reply) -> tuple[int | None, int | None]:
 def _read_score(reply: Reply) -> float | None:
     if reply is None:
         return None
+    if not isinstance(reply, bytes):
+        raise FramingError("a score is not a string")
     try:
-        return float(read_text(reply))
+        return float(reply)
     except ValueError as error:
         raise FramingError("a score is no number") from error
 
 
 def _read_scores(count: int) -> Callable[[Reply], list[float | None]]:
-    return lambda reply: [_read_score(one) for one in read_list(reply, count)]
+    return lambda reply: list(map(_read_score, read_list(reply, count)))
 
 
 def _read_computed(reply: Reply) -> int | None:

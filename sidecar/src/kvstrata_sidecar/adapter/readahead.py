@@ -45,6 +45,14 @@ class ReadAhead:
         self._advance(length)
         return taken
 
+    def peek(self) -> bytes:
+        """Return a copy of what is there: for replies, which are no secret."""
+        return bytes(self._view[self._start : self._end])
+
+    def skip(self, length: int) -> None:
+        """Leave out the next `length` bytes, which are there and are no secret."""
+        self._advance(length)
+
     def pour(self, target: memoryview) -> int:
         """Move the next bytes into `target`; return how many there were."""
         count = min(len(self), len(target))

@@ -41,6 +41,7 @@ from .wire import (
     TransportError,
     command,
     integer,
+    parse,
     read_ok,
     reason,
     spelled_out,
@@ -133,9 +134,10 @@ class Connection:
             raise PeerClosedError("the connection was closed")
         answers: list[Any] = []
         with self._in_step():
+            if not asking:
+                return self._answers(commands)
             for one in commands:
-                if asking:
-                    self._answer(Command(one.key, (), read_ok))
+                self._answer(Command(one.key, (), read_ok))
                 answers.append(self._answer(one))
         return answers
 
@@ -179,7 +181,7 @@ class Connection:
         with self._exchange():
             prefix = ASKING if asking else b""
             self._send([b"".join(command(*one.arguments) for one in before) + prefix + command(b"GET", key)])
-            answers = [self._answer(one) for one in before]
+            answers = self._answers(before)
             if asking:
                 self._answer(Command(key, (), read_ok))
             refused = next((answer for answer in answers if isinstance(answer, ReplyError)), None)
@@ -329,6 +331,23 @@ class Connection:
         if line[:1] == b"-":
             raise ReplyError(line[1:].decode("utf-8", "replace"))
         return line
+
+    def _answers(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what the next replies say, or the errors that they are; what has come is read in one go."""
+        answers: list[Any] = []
+        while len(answers) < len(commands):
+            lines = self._buffer.peek().split(CRLF)
+            behind, index = 0, 0
+            for one in commands[len(answers) :]:
+                reply, index = parse(lines, index)
+                if index < 0:
+                    break
+                behind = index
+                answers.append(one.read(reply))
+            self._buffer.skip(sum(map(len, lines[:behind])) + len(CRLF) * behind)
+            if len(answers) < len(commands):
+                answers.append(self._answer(commands[len(answers)]))
+        return answers
 
     def _answer(self, one: Command) -> Any:
         """Return what the next reply says, or the error that it is if the connection stays in step."""

@@ -5,13 +5,14 @@ No socket is touched here; `resp` moves the bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 CRLF = b"\r\n"
 MAX_LINE_BYTES = 16 * 1024
 MAX_ELEMENTS = 16_384
+MAX_DEPTH = 3
 MAX_REPLY_BYTES = 4 << 20
 """The longest answer that is read whole. Blocks, which can be longer, are read into the caller's memory instead."""
 
@@ -77,9 +78,9 @@ class SlotMovingError(TransportError):
 
 
 ACCESS_CODES = frozenset({"NOAUTH", "WRONGPASS"})
-FOREIGN_KEY = "ERR Script attempted to access a non local key"
+FOREIGN_KEY = "ttempted to access a non local key in a cluster node"
 """What a script is told in the middle of its work when a key that it needs is at another server, or not there, in a
-slot that is on its way. The connection stays in step."""
+slot that is on its way; Redis and Valkey begin differently. The connection stays in step."""
 
 
 class ReplyError(Exception):
@@ -92,7 +93,7 @@ class ReplyError(Exception):
     @property
     def in_frame(self) -> bool:
         """Whether the connection stays in step behind it."""
-        return self.code in IN_FRAME_ERRORS or str(self).startswith(FOREIGN_KEY)
+        return self.code in IN_FRAME_ERRORS or (self.code == "ERR" and FOREIGN_KEY in str(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,9 @@ class Command:
 
 def command(*arguments: bytes) -> bytes:
     """Return a command in RESP."""
-    return b"*%d\r\n" % len(arguments) + b"".join(b"$%d\r\n%b\r\n" % (len(a), a) for a in arguments)
+    parts = [b"*%d\r\n" % len(arguments)]
+    parts += [b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments]
+    return b"".join(parts)
 
 
 ASKING = command(b"ASKING")
@@ -125,6 +128,37 @@ def unknown_script(asked: Command, answer: Any) -> bool:
 def spelled_out(asked: Command) -> Command:
     """Return the command that sends a script's text in place of its digest."""
     return asked if asked.otherwise is None else replace(asked, arguments=asked.otherwise, otherwise=None)
+
+
+def parse(lines: Sequence[bytes], index: int, depth: int = 0) -> tuple[Reply, int]:
+    """Return the reply that begins with `lines[index]`, and the index behind it, -1 if it needs a closer look.
+
+    That is whatever is not whole yet, an error, negative or malformed: what is taken here cannot mean anything else.
+    The last line is not whole.
+    """
+    if index >= len(lines) - 1:
+        return None, -1
+    line = lines[index]
+    kind, rest = line[:1], line[1:]
+    if kind == b"+":
+        return rest, index + 1
+    if not rest.isdigit() or len(rest) > 16:
+        return (None, index + 1) if line == b"$-1" else (None, -1)
+    number = int(rest)
+    if kind == b":":
+        return number, index + 1
+    if kind == b"$" and index + 1 < len(lines) - 1 and len(lines[index + 1]) == number <= MAX_LINE_BYTES:
+        return lines[index + 1], index + 2
+    if kind != b"*" or number > MAX_ELEMENTS or depth >= MAX_DEPTH:
+        return None, -1
+    elements: list[Reply] = []
+    index += 1
+    for _ in range(number):
+        element, index = parse(lines, index, depth + 1)
+        if index < 0:
+            return None, -1
+        elements.append(element)
+    return elements, index
 
 
 def read_ok(reply: Reply) -> None:
