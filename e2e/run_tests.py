@@ -19,6 +19,7 @@ from e2e.product.install import install
 from e2e.product.kubectl import CommandError, Kubectl
 
 ENGINE_PYTHON = REPOSITORY / ".local" / "venv-engine" / "bin" / "python"
+SERVERS_INSTALLER = REPOSITORY / "tests" / "tiers" / "install_servers.py"
 LMCACHE_INSTALLER = REPOSITORY / "tests" / "dataplane" / "install_lmcache.py"
 
 
@@ -36,6 +37,12 @@ def prepare_lmcache(_: Progress) -> str | None:
     return None if done.returncode == 0 else "LMCache could not be installed; its message is above"
 
 
+def prepare_servers(_: Progress) -> str | None:
+    """Install the further servers that shared tiers are tested on."""
+    done = subprocess.run([sys.executable, str(SERVERS_INSTALLER)], check=False)
+    return None if done.returncode == 0 else "the servers could not be installed; the message is above"
+
+
 def prepare_product(progress: Progress) -> str | None:
     """Bring the cluster up and install the product as the demo does."""
     if cluster(["up"]):
@@ -49,6 +56,7 @@ def prepare_product(progress: Progress) -> str | None:
 
 STAGES: tuple[tuple[str, Callable[[Progress], str | None], Sequence[str]], ...] = (
     ("the control plane and Redis", prepare_control_plane, ()),
+    ("shared tiers on Redis 8 and Valkey", prepare_servers, ()),
     ("LMCache", prepare_lmcache, ("tests",)),
     ("the cluster with the product", prepare_product, ("e2e/scenarios",)),
 )

@@ -15,12 +15,35 @@ from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.runtime import acquire, release
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.server_kinds import KINDS, REDIS_7, ServerKind
 from tests.tiers.tier_driver import Driver
+
+CORE = {
+    "test_tier.py": None,
+    "test_budget.py": ("TestTheLimit", "TestALedgerThatIsLost"),
+    "test_crash.py": ("TestWritersThatAreLate", "TestAServerThatForgets"),
+    "test_guarantees.py": None,
+    "test_revocation.py": None,
+    "test_interleavings.py": None,
+    "test_resp.py": ("TestARealRedis",),
+}
+"""The tests that run on every kind of server: whole files, or some of their classes."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "server_kind" not in metafunc.fixturenames or "server_kind" in own:
+        return
+    classes = CORE.get(metafunc.definition.path.name, ())
+    everywhere = classes is None or (metafunc.cls is not None and metafunc.cls.__name__ in classes)
+    marked = metafunc.definition.get_closest_marker("on_every_server") is not None
+    kinds = KINDS if everywhere or marked else (REDIS_7,)
+    metafunc.parametrize("server_kind", kinds, ids=str, scope="session")
 
 
 @pytest.fixture
-def redis_server(tmp_path: Path) -> Iterator[RedisProcess]:
-    server = RedisProcess(tmp_path)
+def redis_server(tmp_path: Path, server_kind: ServerKind) -> Iterator[RedisProcess]:
+    server = RedisProcess(tmp_path, command=server_kind.command())
     server.start()
     yield server
     server.kill()

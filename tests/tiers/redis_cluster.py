@@ -53,8 +53,10 @@ class RedisCluster:
         *,
         options: Callable[[int], Sequence[str]] = lambda _: (),
         tls: Callable[[int], Sequence[str]] = lambda _: (),
+        command: Sequence[str] | None = None,
     ) -> None:
-        self.nodes = [ClusterNode(directory, *options(n), tls=tls(n)) for n in range(primaries + replicas)]
+        numbers = range(primaries + replicas)
+        self.nodes = [ClusterNode(directory, *options(n), tls=tls(n), command=command) for n in numbers]
         self.primaries, self.replicas = self.nodes[:primaries], self.nodes[primaries:]
 
     def start(self) -> None:

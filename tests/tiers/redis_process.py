@@ -25,7 +25,15 @@ def free_port() -> int:
 class RedisProcess:
     """A redis-server on loopback without persistence. `options` are command line options of its own."""
 
-    def __init__(self, directory: Path, *options: str, port: int | None = None, tls: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *options: str,
+        port: int | None = None,
+        tls: Sequence[str] = (),
+        command: Sequence[str] | None = None,
+    ) -> None:
+        self._command = command
         self.port = port or free_port()
         self._directory = directory
         self._tls = tuple(tls)
@@ -38,7 +46,7 @@ class RedisProcess:
         common = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(self._directory)]
         common += ["--unixsocket", str(self.admin_socket)]
         self._process = subprocess.Popen(
-            [*redis_server(), *listen, *common, *self.options, *options],
+            [*(self._command or redis_server()), *listen, *common, *self.options, *options],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

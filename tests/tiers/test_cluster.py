@@ -14,8 +14,9 @@ from kvstrata.contract.bundle import TierBudget
 from kvstrata.contract.keys import bucket_prefix, revoked_key
 from kvstrata_sidecar.adapter.slots import SLOTS, slot_of
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
-from tests.tiers.redis_cluster import ClusterNode, RedisCluster, until
+from tests.tiers.redis_cluster import ClusterNode, RedisCluster, raw, until
 from tests.tiers.redis_process import RedisProcess
+from tests.tiers.server_kinds import VALKEY_9, ServerKind, on_every_server
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
 
 pytestmark = pytest.mark.redis
@@ -28,16 +29,16 @@ SLACK_S = 1.0
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[RedisCluster]:
-    cluster = RedisCluster(tmp_path)
+def cluster(tmp_path: Path, server_kind: ServerKind) -> Iterator[RedisCluster]:
+    cluster = RedisCluster(tmp_path, command=server_kind.command())
     cluster.start()
     yield cluster
     cluster.kill()
 
 
 @pytest.fixture
-def replicated(tmp_path: Path) -> Iterator[RedisCluster]:
-    cluster = RedisCluster(tmp_path, replicas=1)
+def replicated(tmp_path: Path, server_kind: ServerKind) -> Iterator[RedisCluster]:
+    cluster = RedisCluster(tmp_path, replicas=1, command=server_kind.command())
     cluster.start()
     yield cluster
     cluster.kill()
@@ -93,6 +94,7 @@ def slot_of_bucket(number: int) -> int:
     return slot_of(bucket_prefix(DOMAIN, KEYSPACE_A, number // 16).encode())
 
 
+@on_every_server
 class TestAllIsWell:
     def test_blocks_spread_over_all_servers_and_come_back(
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
@@ -128,6 +130,7 @@ class TestAllIsWell:
 
 
 class TestSlotsMove:
+    @on_every_server
     def test_blocks_are_read_and_written_while_all_slots_of_a_server_move_to_another(
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
     ) -> None:
@@ -188,6 +191,22 @@ class TestSlotsMove:
         assert driver.lookup(mine) == [1] * 16
         assert load_right(driver, mine) == [1] * 16
         assert store_all(driver, mine) == 0, "they are there"
+
+    @pytest.mark.parametrize("server_kind", [VALKEY_9], ids=str)
+    def test_slots_that_move_at_one_instant_cost_nothing_but_a_redirection(
+        self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
+    ) -> None:
+        driver = begin(start, gate, cluster)
+        store_all(driver)
+        source = node_of(cluster, NUMBERS[0])
+        target = next(one for one in cluster.primaries if one is not source)
+        slots = sorted({slot_of_bucket(n) for n in NUMBERS if node_of(cluster, n) is source})
+        for slot in slots:
+            source.ask("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.node_id)
+            until(lambda: load_right(driver) and node_of_slot(cluster, slot) is target)  # noqa: B023
+        assert load_right(driver) == [1] * len(BLOCKS)
+        assert driver.lookup(BLOCKS) == [1] * len(BLOCKS)
+        assert driver.tier.state().errors == 0
 
     def test_a_server_that_joined_and_got_slots_is_used_without_a_restart(
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster, tmp_path: Path
@@ -264,6 +283,7 @@ class TestServersDie:
         frozen.thaw()
         until(lambda: load_right(driver) == [1] * len(BLOCKS), driver.tier.state)
 
+    @on_every_server
     def test_a_promoted_replica_is_found_without_a_restart(
         self, start: Callable[..., Driver], gate: GateStandIn, replicated: RedisCluster
     ) -> None:
@@ -339,6 +359,15 @@ class TestRevocation:
         assert store_all(driver) == 0
         assert driver.lookup(BLOCKS) == [0] * len(BLOCKS)
         assert driver.refused("revoked") >= len(BLOCKS)
+
+
+def node_of_slot(cluster: RedisCluster, slot: int) -> ClusterNode | None:
+    """Which server says that a slot is its own."""
+    for node in cluster.nodes:
+        for first, last, (_, port, *_), *_ in raw(node, "CLUSTER", "SLOTS"):
+            if first <= slot <= last and port == node.port:
+                return node
+    return None
 
 
 def node_of_alive(cluster: RedisCluster, number: int, dead: ClusterNode, keyspace: str = KEYSPACE_A) -> bool:

@@ -57,7 +57,8 @@ garbage = st.binary(max_size=300).map(lambda data: lambda _, __, ___: data)
 errors = st.sampled_from(
     [b"ERR no", b"OOM no", b"LOADING", b"CLUSTERDOWN", b"TRYAGAIN", b"NOAUTH", b"NOSCRIPT", b"READONLY you", b"MOVED",
      b"MOVED 1", b"ASK x y:z", b"MOVED 99999 h:1", b"MOVED 1 :0", b"MOVED 1 h:99999", b"MOVED 1 ?:1", b"ASK 5 a b",
-     b"ERR Script attempted to access a non local key in a cluster node", b""]
+     b"ERR Script attempted to access a non local key in a cluster node",
+     b"ERR Attempted to access a non local key in a cluster node", b""]
 ).map(lambda text: lambda _, __, ___: b"-" + text + b"\r\n")  # fmt: skip
 lengths = st.sampled_from(
     [b"$-1", b"$-2", b"*-1", b"*5", b"$99999999999", b"*99999999", b"$5", b":", b"%2", b"_", b"~1"]

@@ -295,9 +295,7 @@ class ClusterTransport:
 
     def _meaning(self, node: Node, error: ReplyError) -> Exception:
         """Return what an error reply means for whoever asked."""
-        if self._topology.cluster and (
-            error.code in ("MOVED", "ASK", "TRYAGAIN") or str(error).startswith(FOREIGN_KEY)
-        ):
+        if self._topology.cluster and (error.code in ("MOVED", "ASK", "TRYAGAIN") or FOREIGN_KEY in str(error)):
             self._topology.want()
             return SlotMovingError(f"{node}: {error}")
         return error
