@@ -56,7 +56,7 @@ def test_a_reply_that_is_not_whole_is_never_taken(reply: Reply, data: st.DataObj
 @given(st.binary(max_size=60))
 def test_whatever_comes_is_taken_or_left_alone(data: bytes) -> None:
     lines = data.split(CRLF)
-    read, behind = parse(lines, 0)
+    _, behind = parse(lines, 0)
     if behind >= 0 and not data.startswith(b"+"):
         taken = CRLF.join(lines[:behind]) + CRLF
         assert data.startswith(taken)

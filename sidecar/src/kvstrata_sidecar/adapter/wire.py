@@ -12,7 +12,6 @@ from typing import Any
 CRLF = b"\r\n"
 MAX_LINE_BYTES = 16 * 1024
 MAX_ELEMENTS = 16_384
-MAX_DEPTH = 3
 MAX_REPLY_BYTES = 4 << 20
 """The longest answer that is read whole. Blocks, which can be longer, are read into the caller's memory instead."""
 
