@@ -203,7 +203,7 @@ class TestSlotsMove:
         slots = sorted({slot_of_bucket(n) for n in NUMBERS if node_of(cluster, n) is source})
         for slot in slots:
             source.ask("CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", slot, slot, "NODE", target.node_id)
-            until(lambda: load_right(driver) and node_of_slot(cluster, slot) is target)  # noqa: B023
+            until(lambda: bool(load_right(driver)) and node_of_slot(cluster, slot) is target)  # noqa: B023
         assert load_right(driver) == [1] * len(BLOCKS)
         assert driver.lookup(BLOCKS) == [1] * len(BLOCKS)
         assert driver.tier.state().errors == 0

@@ -105,7 +105,8 @@ def redirection(error: ReplyError, asked: Address, known: Iterable[Address]) -> 
     The address is one of `known` if it names one, so that its announced name is kept.
     """
     words = str(error).split(" ")
-    if len(words) != 3 or words[0] not in ("MOVED", "ASK"):
+    # Other digits than ASCII's are digits to `str`, too, and numbers of no kind.
+    if len(words) != 3 or words[0] not in ("MOVED", "ASK") or not str(error).isascii():
         return None
     host, separator, port = words[2].rpartition(":")
     if not separator or not words[1].isdigit() or not port.isdigit() or len(port) > 5 or len(words[1]) > 5:
