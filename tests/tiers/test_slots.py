@@ -100,7 +100,8 @@ class TestRedirections:
     @pytest.mark.parametrize(
         "text",
         ["", "MOVED", "MOVED 1", "MOVED 1 h", "MOVED x h:1", "MOVED 16384 h:1", "MOVED 1 h:0", "MOVED 1 h:65536",
-         "MOVED -1 h:1", "MOVED 1 ?:1", "MOVED 1 h h:1", "MOVED 1 a/b:1", "ERR 1 h:1", "MOVED 1 h:\u0661", "MOVED \u00b2 h:1"],
+         "MOVED -1 h:1", "MOVED 1 ?:1", "MOVED 1 h h:1", "MOVED 1 a/b:1", "ERR 1 h:1", "MOVED 1 h:\u0661",
+         "MOVED \u00b2 h:1"],
     )  # fmt: skip
     def test_what_is_none_is_none(self, text: str) -> None:
         assert redirection(ReplyError(text), ASKED, []) is None
