@@ -336,6 +336,8 @@ class TestRevocation:
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
     ) -> None:
         driver = begin(start, gate, cluster)
+        gate.allow(KEYSPACE_A)
+        until(lambda: KEYSPACE_B not in driver.tier._revoked._cleared)
         home = cluster.owner(revoked_key(DOMAIN).encode())
         elsewhere = [n for n in range(256) if node_of(cluster, n) is not home]
         known = [block(KEYSPACE_A, n) for n in elsewhere[:20]]
@@ -343,6 +345,7 @@ class TestRevocation:
         home.kill()
         until(lambda: load_right(driver) is not None and driver.tier.state().nodes_away == 1, driver.tier.state)
         assert driver.lookup(known) == [1] * len(known), "it was cleared before"
+        gate.allow(KEYSPACE_A, KEYSPACE_B)
         new = [block(KEYSPACE_B, n) for n in range(256) if node_of_alive(cluster, n, home, KEYSPACE_B)]
         assert store_all(driver, new[:20]) == 0
         assert driver.lookup(new[:20]) == [0] * 20
