@@ -201,6 +201,7 @@ class TestALedgerThatIsLost:
     ) -> None:
         limited(gate, 20 * VALUE_BYTES)
         driver.store([block(KEYSPACE_A, 1)])
+        driver.tier._sweeper.turn()
         connection, ledger = connect_to(redis_server.port), books.ledger.encode()
         state = state_key(bucket_prefix(DOMAIN, KEYSPACE_A, 0).encode())
         commands = [

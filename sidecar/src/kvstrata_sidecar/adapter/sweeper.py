@@ -242,13 +242,14 @@ class Sweeper(threading.Thread):
             scope = self._ledgers.view(transport, keyspace)
             buckets = scope.buckets
             self._note_usage(keyspace, scope)
-            self._expire(
-                transport, keyspace, [one.bucket for one in buckets if one.known and (one.in_use or self._arc)]
-            )
+            thorough = audit or (audit is None and turns % AUDIT_EVERY == AUDIT_EVERY - 1)
+            # A bucket without blocks may still hold names of evicted ones.
+            all_of_them = thorough or self._arc
+            self._expire(transport, keyspace, [b.bucket for b in buckets if b.known and (b.in_use or all_of_them)])
             life_ms, bounds = self._hooks.life_ms(keyspace), self._hooks.bounds(keyspace)
             if life_ms is not None:
                 self._clamp(transport, keyspace, life_ms, [b.bucket for b in buckets if b.longest_ms > life_ms])
-            if audit or (audit is None and turns % AUDIT_EVERY == AUDIT_EVERY - 1):
+            if thorough:
                 for bucket in range(BUCKETS):
                     audit_bucket(transport, self._state(keyspace, bucket), partial(self._count, keyspace=keyspace))
             if bounds is not None:
