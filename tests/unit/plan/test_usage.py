@@ -137,13 +137,26 @@ def test_a_tier_that_the_model_has_not_is_not_told_whatever_a_pod_says() -> None
     assert usage(simulation) == {}
 
 
-def test_an_operator_that_starts_anew_writes_nothing() -> None:
+@pytest.mark.parametrize("hours", [0, 2])
+def test_an_operator_that_starts_anew_writes_nothing(hours: int) -> None:
     simulation = at_rest(policy("acme", tiers=BUDGETS))
     tell(simulation, "pod-0", *holds(simulation, "acme", shared=13 * MIB))
+    simulation.now += timedelta(hours=hours)
     writes = simulation.kube.writes
     simulation.restart()
     simulation.settle()
     assert simulation.kube.writes == writes
+
+
+def test_what_was_told_stays_while_the_pod_that_may_hold_it_cannot_be_asked() -> None:
+    simulation = at_rest(policy("acme", tiers=BUDGETS))
+    tell(simulation, "pod-0", *holds(simulation, "acme", cpu=16 * MIB, shared=16 * MIB))
+    before = usage(simulation)
+    simulation.now += timedelta(hours=2)
+    del simulation.acks[simulation.pod("pod-0").uid]
+    simulation.restart()
+    simulation.settle()
+    assert usage(simulation) == before
 
 
 def test_figures_are_an_eighth_off_at_the_most() -> None:

@@ -24,7 +24,7 @@ from kvstrata.objects.quantities import binary
 
 TOLD_EVERY_S = 300.0
 FORGOTTEN_AFTER_S = 3600.0
-"""After this long without a word what was told last is no use any more."""
+"""What was told this long ago, and no pod speaks of any more although all do speak, is forgotten."""
 
 OFF_PERCENT = 25
 SMALLEST_BYTES = 1 << 16
@@ -52,11 +52,15 @@ def usage_status(
     held = {**_emptied(world, concerned, told.keys() - held.keys()), **held}
     seen_at = shown.observed_at if shown else None
     age_s = (now - seen_at).total_seconds() if seen_at is not None else None
-    known = {name: held.get(name, told.get(name)) for name in {*held, *told, *(budget.tier for budget in budgets)}}
-    if age_s is not None and age_s > FORGOTTEN_AFTER_S:
-        known = {name: held.get(name) for name in known}
-    elif not _is_off(told, held) or (age_s is not None and age_s < TOLD_EVERY_S):
-        known, held = {name: told.get(name) for name in known}, {}
+    gone: frozenset[str] = frozenset()
+    if age_s is not None and age_s > FORGOTTEN_AFTER_S and _all_speak(world, concerned):
+        gone = frozenset(told.keys() - held.keys())
+    if not (gone or _is_off(told, held)) or (age_s is not None and age_s < TOLD_EVERY_S):
+        held = {}
+    known = {
+        name: held.get(name, None if name in gone else told.get(name))
+        for name in {*held, *told, *(budget.tier for budget in budgets)}
+    }
     by_tier = {budget.tier: budget for budget in budgets}
     rows = [
         _row(name, known[name], by_tier.get(name))
@@ -135,12 +139,21 @@ def _states(world: World, model: str) -> list[PodState]:
     return [world.states[pod.uid].state for pod in world.serving_pods(model) if pod.uid in world.states]
 
 
-def _emptied(world: World, models: Iterable[str], tiers: Iterable[str]) -> dict[str, int]:
+def _emptied(world: World, models: Sequence[str], tiers: Iterable[str]) -> dict[str, int]:
     """Return which of these tiers hold nothing of a scope that no row names: memory, if all rows were told."""
     memory = [name for name in tiers if name in world.tiers and world.tiers[name].spec.medium is Medium.CPU]
     states = list(chain.from_iterable(_states(world, model) for model in models)) if memory else []
-    whole = bool(states) and all(state.cache_boot and not state.usage_left_out for state in states)
+    whole = bool(states) and not any(state.usage_left_out for state in states) and _all_speak(world, models)
     return dict.fromkeys(memory, 0) if whole else {}
+
+
+def _all_speak(world: World, models: Iterable[str]) -> bool:
+    """Whether every serving pod was heard, with its cache server: of the others nobody knows what they hold."""
+    return all(
+        (said := world.states.get(pod.uid)) is not None and said.state.cache_boot
+        for model in models
+        for pod in world.serving_pods(model)
+    )
 
 
 def _told(shown: Usage | None) -> dict[str, int]:
