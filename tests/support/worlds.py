@@ -23,6 +23,7 @@ from kvstrata.model.world import World
 from kvstrata.objects import names
 from kvstrata.objects.applied import is_applied, stamped
 from kvstrata.objects.context import BuildContext
+from kvstrata.objects.redisusers import what_users_may
 from kvstrata.plan.types import EnsureSecret, Material, Plan, ProbeBackend
 from kvstrata.reconcile.controllers import plan
 from kvstrata.reconcile.queue import WorkQueue
@@ -67,12 +68,13 @@ class MemoryKeeper(Keeper):
             frozenset(values),
             raw["metadata"]["resourceVersion"],
             fingerprint=digest_bytes(certificate + values.get(names.ACL_FILE_KEY, b""))[:12],
+            users=what_users_may(values.get(names.ACL_FILE_KEY, b"")),
             renewal_due=bool(certificate) and format_timestamp(self._now()) >= certificate.decode().split()[0],
         )
 
-    def _material(self, order: EnsureSecret) -> dict[str, bytes]:
+    def _material(self, order: EnsureSecret, there: Mapping[str, bytes]) -> dict[str, bytes]:
         if order.material is not Material.SERVER_CERTIFICATE:
-            return super()._material(order)
+            return super()._material(order, there)
         renewed_at = format_timestamp(self._now() + CERTIFICATE_LIFE)
         return {
             names.CERTIFICATE_KEY: f"{renewed_at} {self._entropy(8).hex()}".encode(),

@@ -224,6 +224,12 @@ class TestClusters:
         assert (status["shards"], status["shardsReady"]) == (3, 2)
         assert "used" not in status
 
+    @pytest.mark.parametrize(("nodes", "away"), [(10**9, 0), (3, -(10**9)), (-5, -5), (2, 10**9)])
+    def test_a_pod_that_tells_nonsense_leaves_the_status_one_that_can_be_written(self, nodes: int, away: int) -> None:
+        simulation = at_rest(self.TIER, said=(replace(CLOSED, nodes=nodes, nodes_away=away),))
+        status = simulation.status("CacheTier", "shared")
+        assert 0 <= status["shardsReady"] <= status["shards"] <= 1024
+
     def test_are_asked_at_another_address_when_one_is_away(self) -> None:
         simulation = at_rest(self.TIER)
         simulation.backends_up = False

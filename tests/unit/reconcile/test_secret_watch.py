@@ -64,6 +64,46 @@ def test_a_deleted_secret_comes_back_at_once(name: str) -> None:
     assert simulation.unsettled() == {}
 
 
+def test_users_of_an_earlier_version_or_another_domain_are_written_anew_and_keep_their_passwords() -> None:
+    simulation = at_rest()
+    slot = ("Secret", NAMESPACE, names.redis_auth("shared"))
+    server = ("StatefulSet", NAMESPACE, names.redis("shared"))
+    before = dict(decode(simulation.kube.objects[slot]))
+    acl = before[names.ACL_FILE_KEY]
+    domain = simulation.world.domain_id
+    assert domain is not None
+    for earlier in (
+        acl.replace(b" +evalsha", b""),
+        acl.replace(domain.encode(), b"0" * 16),
+        b"",
+    ):
+        raw, template = simulation.kube.objects[slot], simulation.kube.objects[server]["spec"]["template"]
+        simulation.put({**raw, "data": raw["data"] | {names.ACL_FILE_KEY: _base64(earlier)}})
+        assert simulation.kube.objects[server]["spec"]["template"] == template
+        simulation.come_to_rest()
+        assert decode(simulation.kube.objects[slot]) == before
+        assert simulation.unsettled() == {}
+
+
+def test_an_operator_that_starts_over_users_of_an_earlier_version_has_their_server_read_new_ones() -> None:
+    simulation = at_rest()
+    slot, server = ("Secret", NAMESPACE, names.redis_auth("shared")), ("StatefulSet", NAMESPACE, names.redis("shared"))
+    raw = simulation.kube.objects[slot]
+    acl = decode(raw)[names.ACL_FILE_KEY]
+    simulation.put({**raw, "data": raw["data"] | {names.ACL_FILE_KEY: _base64(acl.replace(b" +evalsha", b""))}})
+    simulation.restart()
+    read = simulation.kube.objects[server]["spec"]["template"]
+    simulation.come_to_rest()
+    assert decode(simulation.kube.objects[slot])[names.ACL_FILE_KEY] == acl
+    assert simulation.kube.objects[server]["spec"]["template"] == read
+    assert any(
+        made["kind"] == "StatefulSet" and made["spec"]["template"] != read
+        for _, plan in simulation.plans
+        for made in plan.apply
+    )
+    assert simulation.unsettled() == {}
+
+
 def test_a_deleted_domain_key_is_drawn_anew_and_every_tenant_gets_another_keyspace() -> None:
     simulation = at_rest()
     before, key = keyspaces(simulation), simulation.world.domain_key
@@ -99,13 +139,14 @@ def test_a_deleted_root_comes_back_with_a_higher_revision_and_the_same_keyspaces
 
 def test_a_shard_that_was_deleted_or_damaged_comes_back_in_the_other_slot() -> None:
     simulation = at_rest()
-    for damage in (
-        lambda raw: simulation.delete("Secret", raw["metadata"]["name"]),
-        lambda raw: simulation.put({**raw, "data": {"shard.json": "e30="}}),
-    ):
+    for damaged in (None, {"shard.json": "e30="}):
         before = simulation.bundle()
         ref = before.root.shards[0]
-        damage(simulation.kube.objects[("Secret", NAMESPACE, names.bundle_shard("tiny", 0, ref.slot))])
+        raw = simulation.kube.objects[("Secret", NAMESPACE, names.bundle_shard("tiny", 0, ref.slot))]
+        if damaged is None:
+            simulation.delete("Secret", raw["metadata"]["name"])
+        else:
+            simulation.put({**raw, "data": damaged})
         simulation.settle()
         after = stored(simulation).bundle
         assert after == simulation.bundle()

@@ -23,6 +23,7 @@ from kvstrata.api.podtemplate import PodTemplate, ResourceRequirements
 from kvstrata.api.scalars import AbsolutePath, ForeignName, Image, LabelKey, LabelValue, ShortText
 
 DEFAULT_HIGH_WATERMARK_PERCENT = 90
+MAX_SHOWN_SHARDS = 1024
 
 
 class Medium(StrEnum):
@@ -357,10 +358,10 @@ class CacheTierStatus(Status):
     guaranteed: ShortText | None = None
     """Sum of the guarantees that were admitted: in each pod for CPU, in total for Redis."""
 
-    shards: Annotated[int, Field(ge=0, le=1024)] | None = None
+    shards: Annotated[int, Field(ge=0, le=MAX_SHOWN_SHARDS)] | None = None
     """Shards that there should be; for Redis."""
 
-    shards_ready: Annotated[int, Field(ge=0, le=1024)] | None = None
+    shards_ready: Annotated[int, Field(ge=0, le=MAX_SHOWN_SHARDS)] | None = None
     """Shards that answer; for Redis. Absent while the tier is stalled."""
 
 

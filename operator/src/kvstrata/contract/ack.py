@@ -29,6 +29,9 @@ MAX_TOLD_USAGE = 512
 """How many scopes and tiers a pod tells the operator of, those with most bytes first: pods are many."""
 
 MAX_TIER_CHARACTERS = 253
+MAX_FIGURE = 1 << 62
+"""More bytes than anything holds: what is shown in status has to stay short, whatever a pod says."""
+
 _SCOPE = re.compile(rf"[0-9a-f]{{0,{SCOPE_DIGITS}}}")
 _ROWS = ("tiers", "usage", "tier_usage")
 
@@ -119,7 +122,7 @@ def _use(raw: Any) -> ScopeUsage:
     if not named or len(tier) > MAX_TIER_CHARACTERS or not tier.isprintable():
         raise ContractError("a pod's state tells the use of something that is no scope or no tier")
     counted, bounds = figures[:2], [bound for bound in figures[2:4] if bound is not None]
-    if not all(type(figure) is int and figure >= 0 for figure in (*counted, *bounds)):
+    if not all(type(figure) is int and 0 <= figure <= MAX_FIGURE for figure in (*counted, *bounds)):
         raise ContractError("a pod's state tells a use that is no number of bytes or blocks")
     return ScopeUsage.from_json(raw)
 

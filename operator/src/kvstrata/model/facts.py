@@ -123,13 +123,15 @@ class BackendReport:
 class SecretFacts:
     """A Secret that the operator made: which keys it has, whether its certificate is due; never its values.
 
-    `fingerprint` changes when the certificate or the list of users does, and with nothing else.
+    `fingerprint` changes when the certificate or the list of users does, and with nothing else. `users` is what the
+    users of a Redis server may, without their passwords' digests.
     """
 
     name: str
     keys: frozenset[str]
     resource_version: str
     fingerprint: str = ""
+    users: str = ""
     renewal_due: bool = False
     issued_by_current_ca: bool = True
 

@@ -29,5 +29,12 @@ def users_acl(domain_id: str, password: str, operator_password: str) -> bytes:
     return ("\n".join(" ".join(line) for line in lines) + "\n").encode()
 
 
+def what_users_may(acl: bytes) -> str:
+    """Return what an ACL file allows to whom, without the digests: it differs when another version, or for another
+    domain, would write another file."""
+    lines = acl.decode(errors="replace").splitlines()
+    return "\n".join(" ".join(word for word in line.split() if not word.startswith("#")) for line in lines)
+
+
 def _digest(password: str) -> str:
     return "#" + hashlib.sha256(password.encode()).hexdigest()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.cachetier import MAX_SHOWN_SHARDS, CacheTier, Medium
 from kvstrata.api.common import Condition
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
@@ -17,6 +17,7 @@ from kvstrata.objects import labels, names
 from kvstrata.objects.children import redis_tier_children
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.quantities import binary
+from kvstrata.objects.redisusers import users_acl, what_users_may
 from kvstrata.objects.tierlinks import RedisLink, redis_link, redis_tls_secret
 
 from .capacity import guaranteed_bytes
@@ -113,14 +114,17 @@ def _shards(world: World, tier: CacheTier, reachable: Finding) -> tuple[int | No
     ]
     if not told:
         return None, None
-    nodes = max(state.nodes for state in told)
-    return nodes, max(0, nodes - max(state.nodes_away for state in told))
+    nodes = min(MAX_SHOWN_SHARDS, max(0, *(state.nodes for state in told)))
+    away = max(0, *(state.nodes_away for state in told))
+    return nodes, max(0, nodes - away)
 
 
 def _secrets(world: World, ctx: BuildContext, tier: CacheTier, domain_id: str) -> tuple[EnsureSecret, ...]:
     wanted = []
     users = world.secrets.get(names.redis_auth(tier.name))
-    if users is None:
+    # An earlier version allowed its pods less, and a domain that was made anew has other keys.
+    outdated = users is not None and users.users != what_users_may(users_acl(domain_id, "", ""))
+    if users is None or outdated:
         wanted.append(
             EnsureSecret(
                 name=names.redis_auth(tier.name),
@@ -128,6 +132,7 @@ def _secrets(world: World, ctx: BuildContext, tier: CacheTier, domain_id: str) -
                 labels=labels.of_tier(tier.name),
                 owner=tier.owner_reference(),
                 domain=domain_id,
+                renew=outdated,
             )
         )
     if redis_tls_secret(tier) == names.redis_tls(tier.name):

@@ -44,6 +44,7 @@ class Material(StrEnum):
 @dataclass(frozen=True, slots=True)
 class EnsureSecret:
     """Make a Secret with fresh material; one that exists is overwritten only with `renew`, for what cannot be used.
+    Passwords are kept even then.
 
     `dns_names` are the subject alternative names of a certificate; `domain` is the domain id whose keys the users of a
     Redis tier may reach. A Secret of data keys gets a fresh one for each of `epochs` that it has none for, and loses

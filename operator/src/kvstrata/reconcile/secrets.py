@@ -20,6 +20,7 @@ from kvstrata.contract.datakey import DATA_KEY_BYTES
 from kvstrata.contract.keyspace import DOMAIN_KEY_BYTES, is_epoch
 from kvstrata.model.facts import SecretFacts
 from kvstrata.objects import names
+from kvstrata.objects.redisusers import what_users_may
 from kvstrata.objects.secret import redis_auth_data
 from kvstrata.plan.types import EnsureSecret, Material
 
@@ -111,16 +112,17 @@ class Keeper:
         return True
 
     async def ensure(self, domain: DomainStore, order: EnsureSecret) -> None:
-        """Create the Secret of `order`, or renew its certificate. Keys and passwords that exist are left alone.
+        """Create the Secret of `order`, or renew certificate or users. Keys and passwords that exist are left alone.
 
         Raises KubeError if somebody else wrote a Secret of data keys meanwhile: its keys must be seen first.
         """
         stored = await self._kube.get(SECRET, domain.namespace, order.name)
+        there = decode(stored or {})
         values: Mapping[str, bytes] | None
         if order.material is Material.DATA_KEYS:
-            values = self._data_keys(order, decode(stored or {}))
+            values = self._data_keys(order, there)
         else:
-            values = self._material(order) if stored is None or order.renew else None
+            values = self._material(order, there) if stored is None or order.renew else None
         if values is None:
             if stored is not None:
                 self.observe(domain, stored)
@@ -146,27 +148,32 @@ class Keeper:
         return None if kept == there and not drawn else kept | drawn
 
     def _facts(self, raw: Mapping[str, Any], values: Mapping[str, bytes]) -> SecretFacts:
-        certificate = values.get(names.CERTIFICATE_KEY)
+        certificate, users = values.get(names.CERTIFICATE_KEY), values.get(names.ACL_FILE_KEY, b"")
         return SecretFacts(
             name=raw["metadata"]["name"],
             keys=frozenset(values),
             resource_version=raw["metadata"].get("resourceVersion", ""),
-            fingerprint=digest_bytes((certificate or b"") + values.get(names.ACL_FILE_KEY, b""))[:12],
+            fingerprint=digest_bytes((certificate or b"") + users)[:12],
+            users=what_users_may(users),
             renewal_due=bool(certificate) and pki.needs_renewal(certificate or b"", self._now()),
             issued_by_current_ca=values.get(names.AUTHORITY_KEY) in (None, self.authority.certificate_pem),
         )
 
-    def _password(self) -> str:
+    def _password(self, kept: bytes = b"") -> str:
+        """Return the password that is kept, or a fresh one: pods have read it, and other users need no other."""
+        if kept.isascii() and kept:
+            return kept.decode()
         return base64.urlsafe_b64encode(self._entropy(32)).rstrip(b"=").decode()
 
-    def _material(self, order: EnsureSecret) -> dict[str, bytes]:
+    def _material(self, order: EnsureSecret, there: Mapping[str, bytes]) -> dict[str, bytes]:
         match order.material:
             case Material.DOMAIN_KEY:
                 return {names.DOMAIN_KEY_DATA_KEY: self._entropy(DOMAIN_KEY_BYTES)}
             case Material.DATA_KEYS:
-                return self._data_keys(order, {}) or {}  # What there is already, only `ensure` knows.
+                return self._data_keys(order, there) or {}
             case Material.REDIS_USERS:
-                return redis_auth_data(order.domain, self._password(), self._password())
+                passwords = (there.get(key, b"") for key in (names.PASSWORD_KEY, names.OPERATOR_PASSWORD_KEY))
+                return redis_auth_data(order.domain, *map(self._password, passwords))
             case Material.SERVER_CERTIFICATE:
                 pair = pki.issue_server(self.authority, order.dns_names, self._now(), pki.generate_key())
                 return {
