@@ -158,7 +158,7 @@ def test_an_object_that_is_made_anew_while_a_list_is_read_is_not_forgotten() -> 
         for found in snapshot:
             yield found
 
-    simulation.kube.list = slow  # type: ignore[method-assign]
+    simulation.kube.list = slow  # type: ignore[method-assign,assignment]
     finish(simulation.resync.objects(simulation.queue.add))
     simulation.come_to_rest()
     assert "acme" in simulation.world.policies

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
@@ -101,7 +101,7 @@ class _Share:
     entry: Entry | None
     absent: bool
     epoch: str = ""
-    secret: bytes | None = None
+    secret: bytes | None = field(default=None, repr=False)
     _same: Entry | None = None
 
     def stands(self, world: World, policy: TenantCachePolicy) -> bool:
