@@ -91,7 +91,9 @@ class TierState:
     for because they have no key. In a cluster `nodes` is how many servers have slots and `nodes_away` how many of them
     are not used now; the breaker is open when all are away. `capacity_bytes` is what all scopes may store there
     together, so that guarantees hold; 0 where nobody bounds it. `settling` is for how many scopes a limit or retention
-    that the policy changed is not put through yet.
+    that the policy changed is not put through yet. A tier that encrypts may hold plaintext of before: `unseen` is how
+    many of the scopes that the policy had when the pod began it has not looked through, `plaintext` in how many scopes
+    it found some that may not all be gone.
     """
 
     name: str
@@ -109,6 +111,8 @@ class TierState:
     nodes_away: int = 0
     capacity_bytes: int = 0
     settling: int = 0
+    unseen: int = 0
+    plaintext: int = 0
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> TierState:

@@ -1,13 +1,14 @@
 """The scripts of a shared tier: what has to happen at one instant in one slot.
 
 Each runs on the server with one key, a bucket's `#s` or a scope's `#l`; the names of everything else follow from that
-key and lie in its slot. Values never pass through scripts: they only name, count, expire and unlink them. The server's
-clock is the only clock. `arc` is 1 where blocks are evicted in ARC's order, 0 for LRU. `redis.call`s of writes that could take memory never come first where a script has to work on
-a server that is full: there the first write decides whether the rest is allowed.
+key and lie in its slot. Values never pass through scripts: they only name, count, expire and unlink them, and read the
+one byte that says whether a value is encrypted. The server's clock is the only clock. `arc` is 1 where
+blocks are evicted in ARC's order, 0 for LRU. `redis.call`s of writes that could take memory never come first where a
+script has to work on a server that is full: there the first write decides whether the rest is allowed.
 
 | script | arguments | answer |
 |---|---|---|
-| reserve | member, bytes, token, window, keep, retention, limited, evict_before, arc | `ok`, evicted, their bytes; `present`; `tombstone`; `short`, missing, evicted, their bytes |
+| reserve | member, bytes, token, window, keep, retention, limited, evict_before, arc, encrypts | `ok`, evicted, their bytes; `present`; `tombstone`; `sealed`; `short`, missing, evicted, their bytes |
 | commit | member, token, ttl, age, keep, arc | `ok` or `gone` |
 | abandon | member, token | 1 if the reservation stood |
 | touch | arc, members | how many there were |
@@ -17,6 +18,7 @@ a server that is full: there the first write decides whether the rest is allowed
 | recount | entries that are added up at once, step | `ok`, `more` or `again`, drift of used, drift of held, strays |
 | clamp | retention, since, cursor, count | `done`, `more` or `again`, next cursor, since |
 | drop | count, keep | removed, left |
+| oust | window, keep, patience, since, cursor, count | `done`, `more` or `wait`, since, next cursor, removed |
 | yield | bytes, evict_before, count, arc | bytes yielded, ledger version, bytes evicted, how many |
 | raise | bytes, version | `ok` or `void` |
 | adopt | version | `ok` or `newer`, lease or version |
@@ -37,21 +39,21 @@ from importlib import resources
 from typing import Literal
 
 Name = Literal[
-    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "recount", "clamp", "drop", "yield", "raise",
-    "adopt", "grant", "return", "rebuild", "share", "room", "revoke",
+    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "recount", "clamp", "drop", "oust", "yield",
+    "raise", "adopt", "grant", "return", "rebuild", "share", "room", "revoke",
 ]  # fmt: skip
 
 BUCKET_SCRIPTS: tuple[Name, ...] = (
-    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "recount", "clamp", "drop", "yield", "raise",
-    "adopt",
+    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "recount", "clamp", "drop", "oust", "yield",
+    "raise", "adopt",
 )  # fmt: skip
 LEDGER_SCRIPTS: tuple[Name, ...] = ("grant", "return", "rebuild", "share")
 DOMAIN_SCRIPTS: tuple[Name, ...] = ("room", "revoke")
 
 COMMANDS: tuple[str, ...] = (
-    "asking", "auth", "cluster|slots", "eval", "evalsha", "get", "hdel", "hexists", "hget", "hgetall", "hincrby",
-    "hlen", "hmget", "hscan", "hset", "hvals", "info", "persist", "pexpireat", "ping", "pttl", "set", "strlen", "time", "unlink", "zadd",
-    "zcard", "zmscore", "zrange", "zrem", "zscore",
+    "asking", "auth", "cluster|slots", "eval", "evalsha", "get", "getrange", "hdel", "hexists", "hget", "hgetall",
+    "hincrby", "hlen", "hmget", "hscan", "hset", "hvals", "info", "persist", "pexpireat", "ping", "pttl", "set",
+    "strlen", "time", "unlink", "zadd", "zcard", "zmscore", "zrange", "zrem", "zscore",
 )  # fmt: skip
 """Every command that the data plane's user runs, by itself or in scripts; the server checks both alike."""
 

@@ -45,6 +45,7 @@ class Refusal(StrEnum):
     LATE = "late"
     NO_KEY = "no_key"
     KEY_SPENT = "key_spent"
+    PLAINTEXT = "plaintext"
 
 
 class FreshnessFile:

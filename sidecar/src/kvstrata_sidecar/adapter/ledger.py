@@ -97,6 +97,8 @@ class Ledgers:
                 return False
             if answer.status == "tombstone":
                 return Refusal.TOMBSTONE
+            if answer.status == "sealed":
+                return Refusal.PLAINTEXT
             if bounds is None:
                 raise FramingError("a scope without a limit ran short of it")
             room = self._make_room(transport, place, size, answer.missing_bytes, bounds)

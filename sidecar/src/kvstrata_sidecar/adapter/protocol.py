@@ -87,13 +87,15 @@ class Bounds:
 class Terms:
     """Under what policy a block is stored: the life of a new one, how old this one is, and the scope's bounds.
 
-    `arc` is whether the tier evicts in ARC's order rather than in that of the last use.
+    `arc` is whether the tier evicts in ARC's order rather than in that of the last use, `encrypts` whether it takes
+    encrypted blocks alone.
     """
 
     life_ms: int
     age_ms: int = 0
     bounds: Bounds | None = None
     arc: bool = False
+    encrypts: bool = False
 
     @property
     def keep_ms(self) -> int:
@@ -103,7 +105,9 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """The answer to a reservation: `ok`, `present`, `tombstone`, or `short` of `missing_bytes`; and what it evicted."""
+    """The answer to a reservation: `ok`, `present`, `tombstone`, `sealed` against plaintext, or `short` of
+    `missing_bytes`; and what it evicted.
+    """
 
     status: str
     missing_bytes: int = 0
@@ -150,7 +154,7 @@ def reserve(place: Place, size: int, token: bytes, terms: Terms, evict_before_ms
     limited = b"0" if terms.bounds is None else b"1"
     return call(
         "reserve", state_key(place.base), place.member, size, token, window_ms, terms.keep_ms, terms.life_ms, limited,
-        evict_before_ms, int(terms.arc), read=_read_reserved,
+        evict_before_ms, int(terms.arc), int(terms.encrypts), read=_read_reserved,
     )  # fmt: skip
 
 

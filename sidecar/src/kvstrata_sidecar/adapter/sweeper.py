@@ -25,6 +25,7 @@ from kvstrata.contract.keys import BUCKETS, bucket_prefix, claim_key
 from .audit import audit_bucket
 from .enforcement import Enforcement, Permit
 from .ledger import Ledgers
+from .plaintext import Plaintext
 from .protocol import Bounds, Place, Transport, call, read_list, read_number, read_numbers, read_text, state_key
 from .scope import ScopeView
 from .settling import Settling
@@ -36,6 +37,9 @@ TICK_S = 1.0
 MAX_PENDING = 65_536
 MEMBERS_PER_TOUCH = 500
 ENTRIES_PER_CALL = 256
+LOOK_S = 0.5
+"""How long a turn looks for plaintext before it does what else is due."""
+
 AUDIT_EVERY = 10
 """Sweeps of a scope between two comparisons of its index with its values."""
 
@@ -92,6 +96,7 @@ class Sweeper(threading.Thread):
         clock: Callable[[], float],
         jitter: Callable[[], float],
         arc: bool = False,
+        plaintext: Plaintext | None = None,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._domain = domain
@@ -103,6 +108,7 @@ class Sweeper(threading.Thread):
         self._clock = clock
         self._jitter = jitter
         self._arc = arc
+        self._plaintext = plaintext
         self._lock = threading.Lock()
         self._at_work = threading.RLock()
         self._pending = _Pending()
@@ -208,6 +214,8 @@ class Sweeper(threading.Thread):
             with self._each():
                 if not self._closed and self._settle(keyspace, *terms):
                     self._settling.done(keyspace, terms)
+        if self._plaintext is not None:
+            self._look_for_plaintext(self._plaintext, view)
         due = self._clock() >= self._sweep_at_s
         if due or changed:
             self._sweep_at_s = self._clock() + self._interval_s * (0.8 + 0.4 * self._jitter())
@@ -246,6 +254,8 @@ class Sweeper(threading.Thread):
             # A bucket without blocks may still hold names of evicted ones.
             all_of_them = thorough or self._arc
             self._expire(transport, keyspace, [b.bucket for b in buckets if b.known and (b.in_use or all_of_them)])
+            if self._plaintext is not None:
+                self._plaintext.look(transport, keyspace)
             life_ms, bounds = self._hooks.life_ms(keyspace), self._hooks.bounds(keyspace)
             if life_ms is not None:
                 self._clamp(transport, keyspace, life_ms, [b.bucket for b in buckets if b.longest_ms > life_ms])
@@ -256,6 +266,20 @@ class Sweeper(threading.Thread):
                 self._balance(transport, keyspace, bounds)
         finally:
             permit.release()
+
+    def _look_for_plaintext(self, plaintext: Plaintext, view: CacheView) -> None:
+        plaintext.follow(view.keyspaces.keys())
+        until_s = self._clock() + LOOK_S
+        for keyspace in plaintext.todo():
+            if self._closed or self._clock() > until_s:
+                break
+            permit = self._enforcement.enter(keyspace, self._abort)
+            if isinstance(permit, Permit):
+                try:
+                    with self._each():
+                        plaintext.look(self._connected(), keyspace)
+                finally:
+                    permit.release()
 
     def _settle(self, keyspace: str, bounds: Bounds | None, life_ms: int | None) -> bool:
         """Put changed bounds of one scope through; whether they hold now."""

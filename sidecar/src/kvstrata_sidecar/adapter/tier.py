@@ -28,6 +28,7 @@ from .ledger import Ledgers
 from .params import AdapterParams, TierParams
 from .part import Part
 from .parts import DeletePart, LoadPart, LookupPart, Shared, StorePart
+from .plaintext import Plaintext
 from .protocol import WRITE_WINDOW_MS, Bounds, Place, Terms
 from .resp import Connection
 from .revoked import RevokedSet
@@ -95,6 +96,7 @@ class Tier:
         self._revoked = RevokedSet(self._domain)
         self._arc = tier.eviction == "ARC"
         ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms, arc=self._arc)
+        self._plaintext = Plaintext(self._domain, self._counters.add, window_ms=window_ms) if tier.encrypts else None
         self._sweeper = Sweeper(
             f"kvs-{tier.name}-sweeper",
             self._domain,
@@ -113,6 +115,7 @@ class Tier:
             clock=clock,
             jitter=random.random,
             arc=self._arc,
+            plaintext=self._plaintext,
         )
         self._shared = Shared(
             counters=self._counters,
@@ -203,6 +206,7 @@ class Tier:
     def state(self) -> TierState:
         """Return what the pod reports about this tier."""
         counts = self._counters.snapshot()
+        view, plaintext = self._enforcement.view, self._plaintext
         return TierState(
             name=self._params.name,
             medium=MEDIUM,
@@ -219,6 +223,8 @@ class Tier:
             nodes_away=len(self._topology.away()),
             capacity_bytes=self._params.capacity_bytes or 0,
             settling=self._sweeper.settling,
+            unseen=plaintext.unseen(view.keyspaces.keys()) if plaintext is not None and view is not None else 0,
+            plaintext=plaintext.found if plaintext is not None else 0,
         )
 
     def policy_changed(self) -> None:
@@ -332,6 +338,7 @@ class Tier:
             age_ms=int(1000 * self._enforcement.ages.age_s(key)),
             bounds=self._bounds(keyspace),
             arc=self._arc,
+            encrypts=self._params.encrypts,
         )
 
     def _retention_ms(self, keyspace: str) -> int | None:

@@ -58,6 +58,11 @@ local function size_of(record)
   return tonumber(string.match(record, '^(%d+):'))
 end
 
+-- Whether a value's body is encrypted, by the one byte of its header that says so: see contract/value.py.
+local function encrypted(member)
+  return redis.call('GETRANGE', base .. member, '4', '4') == '\1'
+end
+
 -- Takes a block out, value and index; returns its bytes, by which the caller lowers `used`.
 local function remove(member)
   redis.call('UNLINK', base .. member)

@@ -12,6 +12,11 @@ if holder ~= token then
   if expiry then
     -- The late SET of this writer wrote the same block over a committed one: its life is the committed one's.
     redis.call('PEXPIREAT', value, expiry)
+    local entry = redis.call('HGET', entries, member)
+    if not entry or redis.call('STRLEN', value) ~= size_of(entry) then
+      -- In another form: it had another key, or none.
+      add('used', -remove(member))
+    end
   elseif not record then
     redis.call('UNLINK', value)
   end
@@ -20,14 +25,15 @@ end
 
 redis.call('HDEL', reservations, member)
 add('held', -bytes)
-local longest, cap, cap_until, tombstone = fields('retention', 'cap', 'cap_until', 'tombstone')
+local longest, cap, cap_until, tombstone, sealed = fields('retention', 'cap', 'cap_until', 'tombstone', 'sealed')
+local unwanted = tombstone ~= 0 or (sealed > now and not encrypted(member))
 if longest > 0 then
   ttl = math.min(ttl, longest - age)
 end
 if cap > 0 and cap_until > now then
   ttl = math.min(ttl, cap - age)
 end
-if tombstone ~= 0 or ttl <= 0 or redis.call('STRLEN', value) ~= tonumber(bytes) then
+if unwanted or ttl <= 0 or redis.call('STRLEN', value) ~= tonumber(bytes) then
   redis.call('UNLINK', value)
   return 'gone'
 end

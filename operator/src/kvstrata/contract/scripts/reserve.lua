@@ -1,15 +1,22 @@
 local member, bytes, token = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local window, keep, retention = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local limited, evict_before, arc = ARGV[7] == '1', tonumber(ARGV[8]), ARGV[9] == '1'
+local encrypts = ARGV[10] == '1'
 
-local used, held, lease, longest, tombstone = fields('used', 'held', 'lease', 'retention', 'tombstone')
+local used, held, lease, longest, tombstone, sealed =
+  fields('used', 'held', 'lease', 'retention', 'tombstone', 'sealed')
 if tombstone ~= 0 then
   return {'tombstone'}
+end
+if sealed > now and not encrypts then
+  return {'sealed'}
 end
 
 local expiry = redis.call('ZSCORE', expiries, member)
 if expiry then
-  if tonumber(expiry) > now and redis.call('STRLEN', base .. member) > 0 then
+  -- What is there in another form, as before the tier required encryption, could not be read: it makes room.
+  local fits = redis.call('STRLEN', base .. member) == bytes and encrypted(member) == encrypts
+  if tonumber(expiry) > now and fits then
     use(member, arc)
     return {'present'}
   end
