@@ -46,6 +46,13 @@ def without_thread(driver: Driver) -> Driver:
     return driver
 
 
+def sweep_all(driver: Driver) -> None:
+    """Have a driver's sweeper make the turn that is due once an interval."""
+    sweeper = driver.tier._sweeper
+    sweeper._closed, sweeper._sweep_at_s = False, 0.0
+    sweeper.turn()
+
+
 class TestRetention:
     def test_after_it_was_shortened_a_bucket_is_not_read_until_it_was_clamped(
         self, idle: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
@@ -219,6 +226,18 @@ class TestAKeyspaceThatIsRevoked:
         assert idle.lookup(BLOCKS[:1]) == [0]
         assert idle.refused("revoked") == 2
         assert idle.store([block(KEYSPACE_B)]).stored_bytes == BLOCK_BYTES
+
+    def test_what_was_seen_as_revoked_stays_so_although_the_set_is_lost(
+        self, idle: Driver, redis_server: RedisProcess
+    ) -> None:
+        idle.store([block(KEYSPACE_A)])
+        redis_server.admin().zadd(revoked_key(DOMAIN), {KEYSPACE_A: 1})
+        sweep_all(idle)
+        redis_server.admin().delete(revoked_key(DOMAIN))
+        sweep_all(idle)
+        assert idle.lookup([block(KEYSPACE_A)]) == [0]
+        assert idle.refused("revoked") == 1
+        assert idle.store([block(KEYSPACE_B)]).stored_bytes > 0
 
     def test_the_highest_revision_that_revoked_is_kept(
         self, redis_server: RedisProcess, connect_to: Callable[..., Connection]

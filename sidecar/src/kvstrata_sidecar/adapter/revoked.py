@@ -3,7 +3,8 @@
 The set lives in the tier, so that a control plane restored from a backup cannot bring a keyspace back to life. In a
 cluster it is on one node. A keyspace is used only after that node has said that it is not in the set: once, before the
 first use since the keyspace came into the policy, and again with every sweep. While the node is away, keyspaces that
-were asked about before are used on, and those that were not are refused.
+were asked about before are used on, and those that were not are refused. A revocation that was seen holds for as long as the
+keyspace is in the policy, also if the set is lost.
 """
 
 from __future__ import annotations
@@ -49,8 +50,9 @@ class RevokedSet:
             self._cleared.intersection_update(keyspaces)
         revoked = self._ask(transport, keyspaces)
         with self._lock:
-            self.revoked = revoked
-            self._cleared = set(keyspaces) - revoked
+            # What was revoked stays so, also if the node that has the set came back without it.
+            self.revoked = self.revoked.intersection(keyspaces) | revoked
+            self._cleared = set(keyspaces) - self.revoked
 
     def _ask(self, transport: Transport, keyspaces: Iterable[str]) -> frozenset[str]:
         names = iter(keyspaces)
