@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -58,6 +60,26 @@ class TestWhatIsPending:
 
 
 class TestOnARealTier:
+    def test_a_policy_of_many_scopes_that_is_being_compared_holds_up_no_load(
+        self, driver: Driver, gate: GateStandIn, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver.store([block(KEYSPACE_A)])
+        sweeper, computing, go_on = driver.tier._sweeper, threading.Event(), threading.Event()
+
+        def bounds(_: str) -> None:
+            computing.set()
+            assert go_on.wait(30)
+
+        monkeypatch.setattr(sweeper, "_hooks", replace(sweeper._hooks, bounds=bounds))
+        changing = threading.Thread(target=gate.allow, args=(KEYSPACE_A, KEYSPACE_B))
+        changing.start()
+        try:
+            assert computing.wait(10)
+            assert driver.load([block(KEYSPACE_A)])[0] == [1]
+        finally:
+            go_on.set()
+            changing.join()
+
     def test_a_lowered_limit_holds_within_moments_of_the_acknowledgement_and_the_state_says_when(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess
     ) -> None:

@@ -110,6 +110,7 @@ class Sweeper(threading.Thread):
         self._arc = arc
         self._plaintext = plaintext
         self._lock = threading.Lock()
+        self._following = threading.Lock()
         self._at_work = threading.RLock()
         self._pending = _Pending()
         self._wake = threading.Event()
@@ -147,7 +148,8 @@ class Sweeper(threading.Thread):
 
     def follow(self) -> None:
         """Note what the view in force changes for whom, and have it put through soon."""
-        with self._lock:
+        # A lock of its own: thousands of scopes take a while, and workers note their touches meanwhile.
+        with self._following:
             view = self._enforcement.view
             if view is None or view is self._followed:
                 return
