@@ -90,9 +90,14 @@ def keeps_budgets(state: PodState | None, tier: CacheTier) -> bool:
     return told.breaker == "closed" if tier.spec.medium is Medium.CPU else told.capacity_bytes > 0
 
 
+def serving_with(world: World, tier: CacheTier, models: Iterable[CachedModel]) -> list[Pod]:
+    """Return the pods that serve one of the models with this tier."""
+    return [pod for model in models if tier.name in model.spec.tier_names for pod in world.serving_pods(model.name)]
+
+
 def silent_pods(world: World, tier: CacheTier, models: Iterable[CachedModel]) -> tuple[list[Pod], list[Pod]]:
     """Return the pods that serve one of the models with this tier, and those of them that do not keep its budgets."""
-    serving = [pod for model in models if tier.name in model.spec.tier_names for pod in world.serving_pods(model.name)]
+    serving = serving_with(world, tier, models)
     return serving, [pod for pod in serving if not keeps_budgets(_said(world, pod.uid), tier)]
 
 
@@ -126,11 +131,13 @@ def within_budget(world: World, budgets: Sequence[TierBudget], models: Iterable[
         )
     if silent[Medium.CPU]:
         return unknown(
-            kind, PolicyReason.MEMORY_NOT_GOVERNED, _named(silent[Medium.CPU], "keep their memory within budgets")
+            kind, PolicyReason.MEMORY_NOT_GOVERNED, do_not_say(silent[Medium.CPU], "keep their memory within budgets")
         )
     if silent[Medium.REDIS]:
         return unknown(
-            kind, PolicyReason.BUDGETS_NOT_ENFORCED, _named(silent[Medium.REDIS], "divide the capacity of Redis tiers")
+            kind,
+            PolicyReason.BUDGETS_NOT_ENFORCED,
+            do_not_say(silent[Medium.REDIS], "divide the capacity of Redis tiers"),
         )
     cut = sorted(
         {tier.name: tier for budget, tier in known if budget.guaranteed_bytes and _overcommitted(tier)}.items()
@@ -145,7 +152,8 @@ def within_budget(world: World, budgets: Sequence[TierBudget], models: Iterable[
     return true(kind, PolicyReason.BUDGETS_ENFORCED, "every serving pod keeps within the budgets that it acknowledged")
 
 
-def _named(pods: set[str], what: str) -> str:
+def do_not_say(pods: set[str], what: str) -> str:
+    """Return a sentence that names some of the pods that do not say that they do `what`."""
     return f"{len(pods)} pods do not say that they {what}: {', '.join(sorted(pods)[:3])}"
 
 

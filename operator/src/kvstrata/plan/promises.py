@@ -10,7 +10,7 @@ from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
 from kvstrata.objects.sizing import stored_bytes
 
-from .capacity import BUDGETED, capacity_committed, silent_pods
+from .capacity import BUDGETED, capacity_committed, do_not_say, serving_with, silent_pods
 from .conditions import Finding, false, true, unknown
 from .types import Decision
 
@@ -43,7 +43,7 @@ def _encrypted(world: World, tier: CacheTier, stalled: Decision | None) -> Findi
         return false(kind, TierReason.ENCRYPTION_DISABLED, "spec.encryption is Disabled")
     if stalled:
         return unknown(kind, stalled.reason, "no pod uses the tier while it is stalled")
-    pods = _serving(world, tier)
+    pods = serving_with(world, tier, world.models.values())
     if not pods:
         return unknown(kind, TierReason.NO_LIVE_PODS, "no pod serves a model with this tier, so nobody stores on it")
     lacking = sorted(pod.name for pod in pods if not _has_keys(world, pod, tier.name))
@@ -55,15 +55,6 @@ def _encrypted(world: World, tier: CacheTier, stalled: Decision | None) -> Findi
             f"their policy, without which they use the tier for none: {', '.join(lacking[:3])}",
         )
     return true(kind, TierReason.KEYS_HELD, f"{len(pods)} pods encrypt all that they store")
-
-
-def _serving(world: World, tier: CacheTier) -> list[Pod]:
-    return [
-        pod
-        for model in world.models.values()
-        if tier.name in model.spec.tier_names
-        for pod in world.serving_pods(model.name)
-    ]
 
 
 def _has_keys(world: World, pod: Pod, tier: str) -> bool:
@@ -92,10 +83,9 @@ def _eviction(
     kind = ConditionType.EVICTS_WHEN_FULL
     if tier.spec.medium is not Medium.REDIS:
         return ()
-    if stalled:
-        return (unknown(kind, stalled.reason, "no pod uses the tier while it is stalled"),)
     stored = stored_bytes(tier.spec) or 0
-    if report is not None and 0 < report.max_bytes < stored and not tier.spec.is_cluster:
+    too_small = report is not None and 0 < report.max_bytes < stored and not tier.spec.is_cluster
+    if report is not None and too_small and not stalled:
         return (
             false(
                 kind,
@@ -104,15 +94,9 @@ def _eviction(
                 f"{readable(stored)}: raise it, or lower capacity",
             ),
         )
-    pods, silent = silent_pods(world, tier, world.models.values())
-    if not pods:
-        return (unknown(kind, TierReason.NO_LIVE_PODS, "no pod serves a model with this tier"),)
-    if silent:
-        names = ", ".join(sorted(pod.name for pod in silent)[:3])
-        sentence = f"{len(silent)} pods do not say that they divide the tier's capacity among scopes: {names}"
-        return (unknown(kind, TierReason.BUDGETS_NOT_ENFORCED, sentence),)
     sentence = f"each scope makes room among its own blocks when together they have {readable(stored)}"
-    return (true(kind, TierReason.EVICTS_OWN_BLOCKS, sentence),)
+    kept = true(kind, TierReason.EVICTS_OWN_BLOCKS, sentence)
+    return (_if_pods_say(world, tier, stalled, "divide the tier's capacity among scopes", kept),)
 
 
 def _retention(world: World, tier: CacheTier, stalled: Decision | None) -> tuple[Finding, ...]:
@@ -128,14 +112,18 @@ def _retention(world: World, tier: CacheTier, stalled: Decision | None) -> tuple
             "spec.maxRetention is not kept on this medium by this version: blocks stay until they are evicted or "
         )
         return (false(kind, TierReason.RETENTION_NOT_RECONCILED, sentence + "their pod ends"),)
+    sentence = f"pods remove each block {tier.spec.max_retention} after it was computed, or sooner"
+    kept = true(kind, TierReason.REMOVED_IN_TIME, sentence)
+    return (_if_pods_say(world, tier, stalled, "keep their memory under the policy", kept),)
+
+
+def _if_pods_say(world: World, tier: CacheTier, stalled: Decision | None, what: str, kept: Finding) -> Finding:
+    """Return `kept` if every pod that serves with the tier says that it does `what`, else that nobody knows."""
     if stalled:
-        return (unknown(kind, stalled.reason, "no pod uses the tier while it is stalled"),)
+        return unknown(kept.type, stalled.reason, "no pod uses the tier while it is stalled")
     pods, silent = silent_pods(world, tier, world.models.values())
     if not pods:
-        return (unknown(kind, TierReason.NO_LIVE_PODS, "no pod serves a model with this tier"),)
+        return unknown(kept.type, TierReason.NO_LIVE_PODS, "no pod serves a model with this tier")
     if silent:
-        names = ", ".join(sorted(pod.name for pod in silent)[:3])
-        sentence = f"{len(silent)} pods do not say that they keep their memory under the policy: {names}"
-        return (unknown(kind, TierReason.BUDGETS_NOT_ENFORCED, sentence),)
-    sentence = f"pods remove each block {tier.spec.max_retention} after it was computed, or sooner"
-    return (true(kind, TierReason.REMOVED_IN_TIME, sentence),)
+        return unknown(kept.type, TierReason.BUDGETS_NOT_ENFORCED, do_not_say({pod.name for pod in silent}, what))
+    return kept
