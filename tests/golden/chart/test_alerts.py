@@ -36,6 +36,7 @@ def documented_metrics() -> set[str]:
         "kvstrata_acks_refused_total",
         "kvstrata_gate_policy_fresh",
         "kvstrata_gate_cache_linked",
+        "kvstrata_cache_tier_servers",
         "kvstrata_gate_acked_revision",
     ],
 )

@@ -129,7 +129,7 @@ class TierReason(Reason):
     RETENTION_NOT_RECONCILED = "RetentionNotReconciled", "This version does not keep maxRetention on this medium."
     EXPIRES_BY_ITSELF = "ExpiresByItself", "Each block gets its time to live when it is stored."
     ROOM_LEFT = "RoomLeft", "The server has memory for new blocks, or makes room itself."
-    OUT_OF_MEMORY = "OutOfMemory", "The server holds all that it may and refuses new blocks until old ones expire."
+    OUT_OF_MEMORY = "OutOfMemory", "The server holds all that it may and refuses new blocks for now."
     REACHABLE = "Reachable", "The tier's servers answer."
     PODS_DISCONNECTED = "PodsDisconnected", "The operator reaches the tier's server, and pods do not."
     UNREACHABLE = "Unreachable", "There is no route to the tier's server."

@@ -292,8 +292,9 @@ def _room(world: World, tier: CacheTier) -> Finding:
         return false(
             ConditionType.HAS_ROOM,
             TierReason.OUT_OF_MEMORY,
-            "the server refuses new blocks: it holds all that it may, and serves that until it expires; "
-            "raise the tier's capacity or store for a shorter time",
+            "the server refuses new blocks: it holds all that it may, and serves that; EvictsWhenFull and "
+            "CapacityCommitted tell why scopes do not make room in time. Raise the tier's capacity or lower its "
+            "eviction.highWatermarkPercent",
         )
     if tier.spec.is_cluster:
         sentence = "no pod was refused a block"
