@@ -19,16 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from .readahead import ReadAhead
+from .replies import Replies
 from .sealer import Opening
 from .wire import (
     ACCESS_CODES,
     ASKING,
     CRLF,
-    MAX_DEPTH,
-    MAX_ELEMENTS,
-    MAX_LINE_BYTES,
-    MAX_REPLY_BYTES,
     PIPELINE_COMMANDS,
     AccessError,
     AccessLostError,
@@ -41,12 +37,10 @@ from .wire import (
     TransportError,
     command,
     integer,
-    parse,
     read_ok,
     reason,
     spelled_out,
     unknown_script,
-    within,
 )
 
 __all__ = [
@@ -70,11 +64,9 @@ class Connection:
     def __init__(self, raw: socket.socket, io_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._socket = raw
         self._tls = isinstance(raw, ssl.SSLSocket)
-        self._buffer = ReadAhead(MAX_LINE_BYTES + 4096)
         self._clock = clock
-        self._give_up_at_s: float | None = None
+        self._replies = Replies(raw, clock, tls=self._tls)
         self._open = True
-        self._left_bytes = 0
         self.commands = 0
         if self._tls:
             raw.settimeout(io_timeout_s)
@@ -135,10 +127,10 @@ class Connection:
         answers: list[Any] = []
         with self._in_step():
             if not asking:
-                return self._answers(commands)
+                return self._replies.answers(commands)
             for one in commands:
-                self._answer(Command(one.key, (), read_ok))
-                answers.append(self._answer(one))
+                self._replies.answer(Command(one.key, (), read_ok))
+                answers.append(self._replies.answer(one))
         return answers
 
     def set(self, key: bytes, parts: Sequence[bytes | memoryview], ttl_ms: int, after: Command | None = None) -> Any:
@@ -154,9 +146,9 @@ class Connection:
             tail += command(*after.arguments)
         with self._exchange():
             self._send([head, *parts, tail])
-            answers = [self._answer(Command(key, (), read_ok))]
+            answers = [self._replies.answer(Command(key, (), read_ok))]
             if after is not None:
-                answers.append(self._answer(after))
+                answers.append(self._replies.answer(after))
         if after is not None and unknown_script(after, answers[1]):
             answers[1:] = self.exchange([spelled_out(after)])
         for answer in answers:
@@ -181,11 +173,11 @@ class Connection:
         with self._exchange():
             prefix = ASKING if asking else b""
             self._send([b"".join(command(*one.arguments) for one in before) + prefix + command(b"GET", key)])
-            answers = self._answers(before)
+            answers = self._replies.answers(before)
             if asking:
-                self._answer(Command(key, (), read_ok))
+                self._replies.answer(Command(key, (), read_ok))
             refused = next((answer for answer in answers if isinstance(answer, ReplyError)), None)
-            header = self._line()
+            header = self._replies.line()
             if header == b"$-1":
                 if refused is not None:
                     raise refused
@@ -200,13 +192,13 @@ class Connection:
                 # Draining would cost as much as a block; a new connection costs less than a millisecond.
                 self.close()
                 return False
-            self._receive_exactly(first)
+            self._replies.fill(first)
             if not opening.header_holds():
                 self.close()
                 return False
             for part in rest:
-                self._receive_exactly(part)
-            self._expect_end_of_value()
+                self._replies.fill(part)
+            self._replies.expect_end_of_value()
             return True
 
     def greet(self, username: str | None, password: bytes | None, give_up_after_s: float) -> None:
@@ -223,7 +215,7 @@ class Connection:
         """See that the peer answers."""
         with self._exchange(give_up_after_s):
             self._send([command(b"PING")])
-            if self._line() != b"+PONG":
+            if self._replies.line() != b"+PONG":
                 raise FramingError("PING was not answered with PONG")
 
     def abort(self) -> None:
@@ -237,7 +229,7 @@ class Connection:
     def close(self) -> None:
         """Close the connection."""
         self._open = False
-        self._buffer.clear()
+        self._replies.forget()
         try:
             self._socket.close()
         except OSError:
@@ -248,7 +240,7 @@ class Connection:
         """One command and its replies: closes the connection for every outcome but a whole, expected answer."""
         if not self._open:
             raise PeerClosedError("the connection was closed")
-        self._give_up_at_s = None if give_up_after_s is None else self._clock() + give_up_after_s
+        self._replies.give_up_at_s = None if give_up_after_s is None else self._clock() + give_up_after_s
         with self._in_step():
             self._require_silence()
             self.commands += 1
@@ -259,10 +251,10 @@ class Connection:
         """Close the connection unless what happens within leaves it in step."""
         try:
             yield
-            if self._buffer:
+            if self._replies.left_over:
                 raise FramingError("bytes are left over after a reply")
         except ReplyError as error:
-            if not error.in_frame or self._buffer:
+            if not error.in_frame or self._replies.left_over:
                 self.close()
             if error.code in ACCESS_CODES:
                 self.close()
@@ -312,100 +304,16 @@ class Connection:
             return
         views = [memoryview(part).cast("B") for part in parts if len(part)]
         while views:
-            self._check_time()
+            self._replies.check_time()
             sent = self._socket.sendmsg(views)
             while views and sent >= len(views[0]):
                 sent -= len(views.pop(0))
             if sent:
                 views[0] = views[0][sent:]
 
-    def _line(self) -> bytes:
-        """Return the next line without its end. Raises ReplyError if it is an error reply."""
-        while (end := self._buffer.find(CRLF)) < 0:
-            if len(self._buffer) > MAX_LINE_BYTES:
-                raise FramingError("a reply line has no end")
-            self._check_time()
-            if not self._buffer.receive(self._socket.recv_into):
-                raise PeerClosedError("the peer closed the connection")
-        line = self._buffer.take(end + len(CRLF))[: -len(CRLF)]
-        if line[:1] == b"-":
-            raise ReplyError(line[1:].decode("utf-8", "replace"))
-        return line
-
-    def _answers(self, commands: Sequence[Command]) -> list[Any]:
-        """Return what the next replies say, or the errors that they are; what has come is read in one go."""
-        answers: list[Any] = []
-        while len(answers) < len(commands):
-            lines = self._buffer.peek().split(CRLF)
-            behind, index = 0, 0
-            for one in commands[len(answers) :]:
-                reply, index = parse(lines, index)
-                if index < 0:
-                    break
-                behind = index
-                answers.append(one.read(reply))
-            self._buffer.skip(sum(map(len, lines[:behind])) + len(CRLF) * behind)
-            if len(answers) < len(commands):
-                answers.append(self._answer(commands[len(answers)]))
-        return answers
-
-    def _answer(self, one: Command) -> Any:
-        """Return what the next reply says, or the error that it is if the connection stays in step."""
-        self._left_bytes = MAX_REPLY_BYTES
-        try:
-            reply = self._reply(self._line())
-        except ReplyError as error:  # the other replies of the pipeline still come
-            if not error.in_frame:
-                raise
-            return error
-        return one.read(reply)
-
-    def _reply(self, line: bytes, depth: int = 0) -> Reply:
-        """Return the reply that begins with `line`."""
-        kind, rest = line[:1], line[1:]
-        self._left_bytes -= len(line) + len(CRLF)
-        if self._left_bytes < 0:
-            raise FramingError("an answer is larger than what was asked for can be")
-        if kind == b"+":
-            return rest
-        if kind == b":":
-            return -integer(rest[1:]) if rest[:1] == b"-" else integer(rest)
-        if kind == b"$":
-            if rest == b"-1":
-                return None
-            data = bytearray(within(rest, MAX_LINE_BYTES))
-            self._left_bytes -= len(data)
-            self._receive_exactly(memoryview(data))
-            self._expect_end_of_value()
-            return bytes(data)
-        if kind == b"*" and depth < MAX_DEPTH:
-            if rest == b"-1":
-                return None
-            try:
-                return [self._reply(self._line(), depth + 1) for _ in range(within(rest, MAX_ELEMENTS))]
-            except ReplyError as error:
-                raise FramingError(f"an error within an answer: {error}") from error
-        raise FramingError("an answer of an unknown kind")
-
-    def _receive_exactly(self, view: memoryview) -> None:
-        position = self._buffer.pour(view)
-        while position < len(view):
-            self._check_time()
-            rest = view[position:]
-            count = self._socket.recv_into(rest) if self._tls else self._socket.recv_into(rest, 0, socket.MSG_WAITALL)
-            if count == 0:
-                raise PeerClosedError("the peer closed the connection within a value")
-            position += count
-
-    def _expect_end_of_value(self) -> None:
-        end = bytearray(len(CRLF))
-        self._receive_exactly(memoryview(end))
-        if bytes(end) != CRLF:
-            raise FramingError("a value does not end where its length says")
-
     def _expect_access(self, expected: bytes) -> None:
         try:
-            line = self._line()
+            line = self._replies.line()
         except ReplyError as error:
             if error.in_frame and error.code != "NOPERM":
                 raise
@@ -418,7 +326,3 @@ class Connection:
         if header[:1] != b"$":
             raise FramingError("GET was not answered with a value")
         return integer(header[1:])
-
-    def _check_time(self) -> None:
-        if self._give_up_at_s is not None and self._clock() > self._give_up_at_s:
-            raise PeerTimeoutError("timed out")
