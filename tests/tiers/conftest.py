@@ -84,7 +84,7 @@ def start(gate: GateStandIn) -> Iterator[Callable[..., Driver]]:
             "store_deadline_ms": 1500,
         }
         # One worker, so that a test knows which connection is warm.
-        tier = TierParams("shared", endpoints, **{"workers": 1} | deadlines | options)
+        tier = TierParams("shared", **{"endpoints": endpoints, "workers": 1} | deadlines | options)
         params = AdapterParams(DOMAIN, IDENTITY, tier, gate.policy_dir, gate.link_dir)
         drivers.append(Driver(acquire(params), params, tier, window_ms=window_ms))
         return drivers[-1]

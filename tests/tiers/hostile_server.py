@@ -11,7 +11,7 @@ Answer = Callable[[socket.socket, list[bytes]], None]
 
 
 class HostileServer:
-    """Answers AUTH and PING properly and hands every other command to `answer(connection, arguments)`."""
+    """Answers AUTH, PING and INFO properly and hands every other command to `answer(connection, arguments)`."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -47,6 +47,8 @@ class HostileServer:
                     connection.sendall(b"+PONG\r\n")
                 elif arguments[0] == b"AUTH":
                     connection.sendall(b"+OK\r\n")
+                elif arguments[0] == b"INFO":
+                    connection.sendall(b"$13\r\nrole:master\r\n\r\n")
                 else:
                     self._answer(connection, arguments)
 

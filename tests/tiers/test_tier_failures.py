@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.value import Header, pack_header
+from kvstrata_sidecar.adapter.params import Endpoint
 from kvstrata_sidecar.adapter.tasks import StoreOutcome
 from tests.tiers.gate_stand_in import (
     KEYSPACE_A,
@@ -21,6 +22,13 @@ from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
 
 pytestmark = pytest.mark.redis
+
+
+def until(holds: Callable[[], bool]) -> None:
+    give_up_at_s = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < give_up_at_s
+        time.sleep(0.02)
 
 
 class TestFailures:
@@ -103,6 +111,39 @@ class TestFailures:
         redis_server.thaw()
         driver.until("closed")
         assert stored(redis_server) == []
+
+    def test_an_endpoint_that_becomes_a_replica_is_left_for_the_next_by_all_connections(
+        self, start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn, tmp_path: Path
+    ) -> None:
+        directory = tmp_path / "other"
+        directory.mkdir()
+        other = RedisProcess(directory)
+        other.start()
+        try:
+            endpoints = (Endpoint("127.0.0.1", redis_server.port), Endpoint("127.0.0.1", other.port))
+            driver = start(0, endpoints=endpoints)
+            driver.until("closed")
+            gate.allow(KEYSPACE_A)
+            assert driver.store([block(KEYSPACE_A, 1)]).stored_bytes == BLOCK_BYTES
+            assert driver.lookup([block(KEYSPACE_A, 1)]) == [1]
+            redis_server.admin().replicaof("127.0.0.1", 1)  # it answers with what it had
+            until(lambda: driver.store([block(KEYSPACE_A, 2)]).stored_bytes == BLOCK_BYTES)
+            assert len(stored(other)) == 1
+            until(lambda: driver.lookup([block(KEYSPACE_A, 1), block(KEYSPACE_A, 2)]) == [0, 1])
+        finally:
+            other.kill()
+
+    def test_a_tier_whose_only_server_is_a_replica_is_not_used_and_says_so(
+        self, start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn
+    ) -> None:
+        redis_server.admin().replicaof("127.0.0.1", 1)
+        driver = start(redis_server.port)
+        until(lambda: "it is a replica" in driver.tier.state().detail)
+        gate.allow(KEYSPACE_A)
+        assert driver.store([block(KEYSPACE_A)]).stored_bytes == 0
+        redis_server.admin().replicaof("NO", "ONE")
+        driver.until("closed")
+        until(lambda: driver.store([block(KEYSPACE_A)]).stored_bytes == BLOCK_BYTES)
 
     def test_a_full_tier_refuses_stores_and_serves_loads(self, driver: Driver, redis_server: RedisProcess) -> None:
         driver.store([block(KEYSPACE_A, 1)], fill=5)

@@ -18,13 +18,17 @@ Clock = Callable[[], float]
 
 
 class Node:
-    """One server, reached at the first of its addresses that answers, and its breaker."""
+    """One server, reached at the first of its addresses that answers, and its breaker.
 
-    __slots__ = ("addresses", "breaker")
+    `era` counts how often it turned out to have become a replica: connections of an earlier era lead to the wrong one.
+    """
+
+    __slots__ = ("addresses", "breaker", "era")
 
     def __init__(self, addresses: Sequence[Address], clock: Clock) -> None:
         self.addresses = tuple(addresses)
         self.breaker = Breaker(clock)
+        self.era = 0
 
     @property
     def address(self) -> Address:
@@ -141,6 +145,13 @@ class Topology:
         node.breaker.failed(str(error), fatal=isinstance(error, AccessError))
         self.want()
         self.failed()
+
+    def demoted(self, node: Node, era: int) -> None:
+        """Note that a connection of `era` led to a replica: all connections of that era are to be given up."""
+        with self._condition:
+            if node.era == era:
+                node.era += 1
+            self._want(None)
 
     def want(self, hint: Address | None = None) -> None:
         """Have the map asked for soon, of `hint` first."""

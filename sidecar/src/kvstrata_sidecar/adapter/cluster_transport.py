@@ -21,6 +21,7 @@ from .wire import (
     FOREIGN_KEY,
     PIPELINE_COMMANDS,
     Command,
+    DemotedError,
     NodeAwayError,
     PeerClosedError,
     ReplyError,
@@ -52,6 +53,7 @@ class ClusterTransport:
         self._strangers = strangers
         self._dial_timeout_s = dial_timeout_s
         self._connections: dict[Node, Connection] = {}
+        self._eras: dict[Node, int] = {}
         self._dialing: dict[Node, Dialing] = {}
         self._new: set[Node] = set()
         self._lock = threading.Lock()
@@ -329,6 +331,8 @@ class ClusterTransport:
             if aborted:
                 self._topology.blame(node, aborted)
             return error
+        if isinstance(error, DemotedError):
+            self._topology.demoted(node, self._eras.get(node, node.era))
         if isinstance(error, PeerClosedError) and node not in self._new:
             error.reused = True
             self._topology.want()
@@ -345,9 +349,10 @@ class ClusterTransport:
 
     def _connected(self, node: Node) -> Connection:
         connection = self._connections.get(node)
-        if connection is not None and connection.usable:
+        if connection is not None and connection.usable and self._eras[node] == node.era:
             return connection
         self._drop(node)
+        era = node.era
         dialing = self._dialing.get(node)
         if dialing is not None and not dialing.over:
             raise TransportError(f"{node}: an earlier attempt to connect has not ended yet")
@@ -363,10 +368,11 @@ class ClusterTransport:
             with self._lock:
                 self._in_use.discard(dialing)
         del self._dialing[node]
-        self._connections[node] = connection
+        self._connections[node], self._eras[node] = connection, era
         return connection
 
     def _drop(self, node: Node) -> None:
+        self._eras.pop(node, None)
         connection = self._connections.pop(node, None)
         if connection is not None:
             connection.close()

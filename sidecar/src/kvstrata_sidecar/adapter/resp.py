@@ -26,9 +26,11 @@ from .wire import (
     ASKING,
     CRLF,
     PIPELINE_COMMANDS,
+    REPLICA_CODE,
     AccessError,
     AccessLostError,
     Command,
+    DemotedError,
     FramingError,
     PeerClosedError,
     PeerTimeoutError,
@@ -56,6 +58,9 @@ __all__ = [
     "command",
     "reason",
 ]
+
+REPLICA_ROLE = b"role:slave"
+"""How Redis and Valkey say it in INFO."""
 
 
 class Connection:
@@ -218,6 +223,13 @@ class Connection:
             if self._replies.line() != b"+PONG":
                 raise FramingError("PING was not answered with PONG")
 
+    def expect_primary(self, give_up_after_s: float) -> None:
+        """Raise TransportError, and close, if the peer says that it is a replica; one that does not tell is taken."""
+        (told,) = self.exchange([Command(b"", (b"INFO", b"replication"))], give_up_after_s=give_up_after_s)
+        if isinstance(told, bytes) and REPLICA_ROLE in told.splitlines():
+            self.close()
+            raise TransportError("it is a replica, which takes no blocks")
+
     def abort(self) -> None:
         """Make whatever uses this connection fail at once; the next command on it fails too."""
         # The base class's method: SSLSocket's own would make a reader under way go on in clear text.
@@ -259,6 +271,8 @@ class Connection:
             if error.code in ACCESS_CODES:
                 self.close()
                 raise AccessLostError(f"access refused: {error}") from error
+            if error.code == REPLICA_CODE:
+                raise DemotedError(f"it has become a replica: {error}") from error
             raise
         except TransportError:
             self.close()

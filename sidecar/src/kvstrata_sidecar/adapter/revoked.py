@@ -3,8 +3,8 @@
 The set lives in the tier, so that a control plane restored from a backup cannot bring a keyspace back to life. In a
 cluster it is on one node. A keyspace is used only after that node has said that it is not in the set: once, before the
 first use since the keyspace came into the policy, and again with every sweep. While the node is away, keyspaces that
-were asked about before are used on, and those that were not are refused. A revocation that was seen holds for as long as
-the keyspace is in the policy, also if the set is lost.
+were asked about before are used on, and those that were not are refused. A revocation that was seen holds for as long
+as the keyspace is in the policy, also if the set is lost.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from .sealer_gcm import sealers
 from .slots import Address
 from .sweeper import Sweeper, SweeperHooks
 from .tasks import Key, StoreOutcome, Task, TaskKind, TaskTable
-from .wire import AccessError, TransportError
+from .wire import AccessError, ReplyError, TransportError
 
 MEDIUM = "Redis"
 FULL_PAUSE_S = 1.0
@@ -366,7 +366,7 @@ class Tier:
         return "the tier is out of memory: it refuses blocks" if self._full else ""
 
     def _transport(self) -> ClusterTransport:
-        timeout_s = (2 * self._params.connect_timeout_ms + self._params.io_timeout_ms) / 1000
+        timeout_s = 2 * (self._params.connect_timeout_ms + self._params.io_timeout_ms) / 1000
         return ClusterTransport(
             self._topology,
             self._connect,
@@ -375,11 +375,14 @@ class Tier:
         )
 
     def _connect(self, node: Node) -> Connection:
-        problems: list[TransportError] = []
+        problems: list[TransportError | ReplyError] = []
         for address in node.addresses:
             try:
-                return self._dial(address)
-            except TransportError as error:
+                connection = self._dial(address)
+                if not self._params.cluster:  # in a cluster the map tells
+                    connection.expect_primary(self._params.io_timeout_ms / 1000)
+                return connection
+            except (TransportError, ReplyError) as error:
                 problems.append(error)
         raise next((problem for problem in problems if isinstance(problem, AccessError)), problems[0])
 

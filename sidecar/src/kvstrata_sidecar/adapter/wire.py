@@ -34,7 +34,6 @@ IN_FRAME_ERRORS = frozenset(
         "NOREPLICAS",
         "NOSCRIPT",
         "OOM",
-        "READONLY",
         "TRYAGAIN",
         "WRONGTYPE",
     }
@@ -68,6 +67,10 @@ class AccessLostError(PeerClosedError):
     """The server wants credentials on a connection that had given them: a new one gives those of now."""
 
 
+class DemotedError(PeerClosedError):
+    """The server takes no writes because it has become a replica: a new connection finds who took its place."""
+
+
 class NodeAwayError(TransportError):
     """The server that has the slot is known to be away, or there is none; nothing was sent."""
 
@@ -77,6 +80,7 @@ class SlotMovingError(TransportError):
 
 
 ACCESS_CODES = frozenset({"NOAUTH", "WRONGPASS"})
+REPLICA_CODE = "READONLY"
 FOREIGN_KEY = "ttempted to access a non local key in a cluster node"
 """What a script is told in the middle of its work when a key that it needs is at another server, or not there, in a
 slot that is on its way; Redis and Valkey begin differently. The connection stays in step."""
