@@ -116,6 +116,21 @@ class TestDrawing:
         assert not set(stored(simulation).values()) & set(keys.values())
         assert simulation.entry("acme").keys[0].secret == stored(simulation)[epoch(simulation, "acme")]
 
+    def test_a_secret_that_lost_its_labels_gets_them_back_and_keeps_its_keys(self) -> None:
+        simulation = at_rest(SEALED, *OBJECTS)
+        keys, name = stored(simulation), names.data_keys_secret(epoch(simulation, "acme"))
+        raw = simulation.kube.objects[("Secret", NAMESPACE, name)]
+        simulation.put({**raw, "metadata": {**raw["metadata"], "labels": {"mine": "yes"}}})
+        simulation.restart()  # Its list has the Secret no more.
+        simulation.come_to_rest()
+        after = simulation.kube.objects[("Secret", NAMESPACE, name)]
+        assert after["metadata"]["labels"] == raw["metadata"]["labels"]
+        assert stored(simulation) == keys
+        revision = simulation.bundle().root.revision
+        simulation.restart()
+        simulation.come_to_rest()
+        assert simulation.bundle().root.revision == revision
+
     @pytest.mark.parametrize("damage", ["", "AAAA", base64.b64encode(bytes(32)).decode()])
     def test_a_damaged_key_is_drawn_anew_and_the_others_stay(self, damage: str) -> None:
         simulation = at_rest(SEALED, *OBJECTS)

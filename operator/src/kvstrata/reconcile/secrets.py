@@ -123,6 +123,8 @@ class Keeper:
             values = self._data_keys(order, there)
         else:
             values = self._material(order, there) if stored is None or order.renew else None
+        if values is None and stored is not None and not _has_labels(stored, order.labels):
+            values = there  # Lists and watches go by label: without, it would be missed again and again.
         if values is None:
             if stored is not None:
                 self.observe(domain, stored)
@@ -181,6 +183,10 @@ class Keeper:
                     names.PRIVATE_KEY_KEY: pair.key_pem,
                     names.AUTHORITY_KEY: self.authority.certificate_pem,
                 }
+
+
+def _has_labels(raw: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
+    return wanted.items() <= (raw["metadata"].get("labels") or {}).items()
 
 
 def _is_key(key: bytes) -> bool:
