@@ -105,6 +105,10 @@ class TierReason(Reason):
         "AwaitingKeys",
         "A serving pod has not said that it encrypts and has the keys of all keyspaces of its policy.",
     )
+    PLAINTEXT_LEFT = (
+        "PlaintextLeft",
+        "Blocks may be left that were stored before the tier required encryption; pods look for them and delete them.",
+    )
     NO_LIVE_PODS = _NO_LIVE_PODS
     ENCRYPTION_DISABLED = "EncryptionDisabled", "The spec says encryption: Disabled."
     NOT_AT_REST = "NotAtRest", "The medium is memory of a pod, which is not encrypted."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
+from kvstrata.contract.link import TierState
 from kvstrata.model.facts import BackendReport, Pod
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
@@ -34,7 +35,8 @@ def _encrypted(world: World, tier: CacheTier, stalled: Decision | None) -> Findi
     """Return whether what is stored is ciphertext, by the word of every serving pod of the models that list the tier.
 
     A pod that requires it stores nothing else, so its word counts at whichever revision it is. One that says nothing
-    of it may run an adapter of the version before.
+    of it may run an adapter of the version before. Where a pod has looked through a scope, no pod stores plaintext any
+    more, so one pod of a model is enough to say that nothing is left; what any pod found counts.
     """
     kind = ConditionType.ENCRYPTED
     if tier.spec.medium not in (Medium.REDIS, Medium.NVME):
@@ -54,6 +56,13 @@ def _encrypted(world: World, tier: CacheTier, stalled: Decision | None) -> Findi
             f"{len(lacking)} of {len(pods)} pods have not said that they encrypt and have a key for each keyspace of "
             f"their policy, without which they use the tier for none: {', '.join(lacking[:3])}",
         )
+    if _plaintext_left(world, tier):
+        return false(
+            kind,
+            TierReason.PLAINTEXT_LEFT,
+            "blocks that were stored before encryption was required may be left: pods look through the scopes of their "
+            "policy and delete them",
+        )
     return true(kind, TierReason.KEYS_HELD, f"{len(pods)} pods encrypt all that they store")
 
 
@@ -62,8 +71,21 @@ def _has_keys(world: World, pod: Pod, tier: str) -> bool:
     return (
         told is not None
         and told.state.acked > 0
-        and any(one.name == tier and one.encrypted and one.keyless == 0 for one in told.state.tiers)
+        and any(one.encrypted and one.keyless == 0 for one in _said(world, pod, tier))
     )
+
+
+def _plaintext_left(world: World, tier: CacheTier) -> bool:
+    for model in world.models.values():
+        said = [one for pod in serving_with(world, tier, (model,)) for one in _said(world, pod, tier.name)]
+        if any(one.plaintext for one in said) or (said and all(one.unseen for one in said)):
+            return True
+    return False
+
+
+def _said(world: World, pod: Pod, tier: str) -> list[TierState]:
+    told = world.states.get(pod.uid)
+    return [one for one in told.state.tiers if one.name == tier] if told is not None else []
 
 
 def _committed(world: World, tier: CacheTier, stalled: Decision | None) -> Finding:

@@ -130,6 +130,18 @@ class _LongPoll:
 
 def entity_tag(state: PodState) -> bytes:
     """Return a tag that changes with everything that is worth an answer: not with ages, counters and use."""
-    tiers = tuple(replace(tier, stored=0, loaded=0, refused=0, errors=0, settling=0) for tier in state.tiers)
+    tiers = tuple(
+        replace(
+            tier,
+            stored=0,
+            loaded=0,
+            refused=0,
+            errors=0,
+            settling=0,
+            unseen=min(1, tier.unseen),
+            plaintext=min(1, tier.plaintext),
+        )
+        for tier in state.tiers
+    )
     stable = replace(state, fresh_age_ms=0, tiers=tiers, usage=(), usage_left_out=0, tier_usage=())
     return b'"%s"' % hashlib.sha256(stable.encode()).hexdigest()[:16].encode()
