@@ -84,6 +84,16 @@ def test_it_is_rewritten_for_a_good_part_only_and_not_at_once() -> None:
     assert simulation.unsettled() == {}
 
 
+def test_a_model_whose_pods_hold_less_than_anothers_wakes_nobody() -> None:
+    simulation = at_rest(policy("acme", tiers=BUDGETS), model("other", tiers=("cpu",)), pod("pod-9", "other"))
+    tell(simulation, "pod-0", *holds(simulation, "acme", cpu=32 * MIB))
+    simulation.now += timedelta(seconds=TOLD_EVERY_S)
+    simulation.plans.clear()
+    for small in (4, 5, 6):
+        assert tell(simulation, "pod-9", *holds(simulation, "acme", cpu=small * MIB)) == 0
+    assert [key for key, _ in simulation.plans if key.kind == TCP] == []
+
+
 def test_other_budgets_are_told_at_once() -> None:
     simulation = at_rest(policy("acme", tiers=BUDGETS))
     tell(simulation, "pod-0", *holds(simulation, "acme", shared=16 * MIB))

@@ -86,12 +86,14 @@ def holders_of_news(world: World, model: str, now: datetime) -> frozenset[Key]:
     committed = world.bundles.get(model)
     if committed is None:
         return frozenset()
-    held = _held(world, (model,))
+    told_now, by_model = _of_model(world, model), [_of_model(world, name) for name in world.models]
     found = set()
     for entry in committed.bundle.entries.values():
-        sizes = held.get(entry.keyspace[:SCOPE_DIGITS])
-        if not sizes:
+        scope = entry.keyspace[:SCOPE_DIGITS]
+        if scope not in told_now:
             continue
+        # Status shows the highest word of all models, so one that holds less has no news.
+        sizes = _highest(held[scope] for held in by_model if scope in held)
         holder: Any = None
         if entry.scope.kind is ScopeKind.TENANT:
             holder = world.policies.get(world.policy_names.get(entry.policy, ""))
@@ -110,13 +112,19 @@ def _held(world: World, models: Iterable[str]) -> Held:
 
     Pods look at a scope on Redis in turns, so what another one says may be some minutes old.
     """
-    total: dict[str, dict[str, int]] = {}
+    by_scope: dict[str, list[Mapping[str, int]]] = {}
     for model in models:
         for scope, by_tier in _of_model(world, model).items():
-            mine = total.setdefault(scope, {})
-            for tier, size in by_tier.items():
-                mine[tier] = max(size, mine.get(tier, 0))
-    return total
+            by_scope.setdefault(scope, []).append(by_tier)
+    return {scope: _highest(words) for scope, words in by_scope.items()}
+
+
+def _highest(words: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    highest: dict[str, int] = {}
+    for by_tier in words:
+        for tier, size in by_tier.items():
+            highest[tier] = max(size, highest.get(tier, 0))
+    return highest
 
 
 def _of_model(world: World, model: str) -> Held:
