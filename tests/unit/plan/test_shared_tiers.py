@@ -11,6 +11,7 @@ import pytest
 
 from kvstrata.contract.link import TierState
 from kvstrata.model.refs import Key
+from kvstrata.objects import names
 from kvstrata.objects.quantities import MIB
 from tests.support.objects import NAMESPACE, cpu_tier, domain, group, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
@@ -199,13 +200,70 @@ class TestSeveral:
         assert [tier["name"] for tier in adapters(simulation)] == ["far"]
         assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierStalled")
 
-    def test_two_on_one_server_are_refused(self) -> None:
-        simulation = at_rest(
-            redis_tier("one", redis=external("r:6379")),
-            redis_tier("other", redis=external("r:6379")),
-            model(tiers=("one", "other")),
+
+class TestTwoOnOneServer:
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            (external("r:6379"), external("r:6379")),
+            (external("a:6379", "r:6379", cluster=True), external("R:6379", "b:6379", cluster=True)),
+            (external("redis:6379"), external(f"redis.{NAMESPACE}.svc:6379")),
+            (external(f"redis.{NAMESPACE}:6379"), external(f"redis.{NAMESPACE}.svc.cluster.local:6379")),
+            ({"managed": {}}, external(f"{names.redis('one')}:6379")),
+            ({"managed": {}}, external(f"{names.redis('one')}.{NAMESPACE}.svc.example.org:6379")),
+            ({"managed": {}}, external(f"{names.redis('one')}-0.{names.redis('one')}.{NAMESPACE}.svc:6379")),
+            (external("10.0.0.1:6379"), external("10.0.0.1:6379")),
+            (external("[2001:DB8::1]:6379"), external("[2001:db8::1]:6379")),
+        ],
+    )
+    def test_the_younger_is_stalled_whichever_models_list_them(
+        self, one: Mapping[str, Any], other: Mapping[str, Any]
+    ) -> None:
+        simulation = Simulation(
+            aged(redis_tier("one", redis=one), 1),
+            aged(redis_tier("aaa", redis=other), 2),
+            model(tiers=("one",)),
+            model("small", tiers=("aaa",)),
         )
-        assert simulation.condition("CachedModel", "tiny", "Stalled") == ("True", "TiersConflict")
+        simulation.come_to_rest()
+        assert simulation.condition("CacheTier", "one", "Stalled")[0] == "False"
+        assert simulation.condition("CacheTier", "aaa", "Stalled") == ("True", "TiersConflict")
+        assert simulation.condition("CachedModel", "small", "TiersBound") == ("False", "TierStalled")
+
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            (external("r:6379"), external("r:6380")),
+            (external("r:6379"), external("r.elsewhere.svc:6379")),
+            (external("redis-0.redis.ns.svc:6379"), external("redis-1.redis.ns.svc:6379")),
+            ({"managed": {}}, {"managed": {}}),
+            (external("10.0.0.1:6379"), external("10.0.0.2:6379")),
+        ],
+    )
+    def test_others_are_not(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
+        simulation = Simulation(redis_tier("one", redis=one), redis_tier("other", redis=other))
+        simulation.come_to_rest()
+        for name in ("one", "other"):
+            assert simulation.condition("CacheTier", name, "Stalled")[0] == "False"
+
+    def test_it_is_used_when_the_elder_goes_elsewhere(self) -> None:
+        simulation = Simulation(
+            aged(redis_tier("one", redis=external("r:6379")), 1),
+            aged(redis_tier("other", redis=external("r:6379")), 2),
+            model(tiers=("other",)),
+            pod("pod-0"),
+        )
+        simulation.come_to_rest()
+        assert adapters(simulation) == [None]
+        simulation.edit("CacheTier", "one", redis=external("s:6379"))
+        simulation.come_to_rest()
+        assert simulation.condition("CacheTier", "other", "Stalled")[0] == "False"
+        assert [tier["name"] for tier in adapters(simulation)] == ["other"]
+
+
+def aged(tier: dict[str, Any], second: int) -> dict[str, Any]:
+    """A tier that was created at this second."""
+    return {**tier, "metadata": {**tier["metadata"], "creationTimestamp": f"2026-01-01T00:00:{second:02d}Z"}}
 
 
 class TestClusters:

@@ -117,6 +117,7 @@ class TierReason(Reason):
         "ShardingNotReconciled",
         "This version runs one Redis server, without shards and replicas.",
     )
+    TIERS_CONFLICT = "TiersConflict", "An elder CacheTier of the namespace is on the same Redis server."
     CLASSIFICATION_NOT_RECONCILED = (
         "ClassificationNotReconciled",
         "This version does not keep data off a tier by its classification, so the tier is not used.",
@@ -167,10 +168,7 @@ class ModelReason(Reason):
     TIERS_BOUND = "TiersBound", "Every tier exists and can be used."
     TIER_NOT_FOUND = _TIER_NOT_FOUND
     TIER_NOT_READY = "TierNotReady", "A CacheTier of the model is not ready; the model serves without it."
-    TIERS_CONFLICT = (
-        "TiersConflict",
-        "Two tiers are of a medium of which a pod can have only one, or on one Redis server.",
-    )
+    TIERS_CONFLICT = "TiersConflict", "Two tiers are of a medium of which a pod can have only one."
     AUTHENTICATION_NOT_RECONCILED = (
         "AuthenticationNotReconciled",
         "This version authenticates callers by API keys only.",

@@ -71,6 +71,31 @@ def redis_link(tier: CacheTier) -> RedisLink | None:
     )
 
 
+def servers(tier: CacheTier) -> frozenset[tuple[tuple[str, ...], int]]:
+    """Return the servers that a tier names, as (labels of the host, port), so that equal ones are equal.
+
+    A Service of the cluster has several names: they are told from other hosts' by their form, since only a cluster
+    knows its own domain. A managed server's pod counts as its Service.
+    """
+    link = redis_link(tier)
+    if link is None:
+        return frozenset()
+    found = {(_labels(host, tier.namespace), port) for host, port in link.endpoints}
+    if tier.spec.redis is not None and tier.spec.redis.managed is not None:
+        found |= {((f"{labels[0]}-0", *labels), port) for labels, port in found}
+    return frozenset(found)
+
+
+def _labels(host: str, namespace: str) -> tuple[str, ...]:
+    """Return a host's labels; of a Service's names without what follows its namespace."""
+    if ":" in host or host.replace(".", "").isdigit():
+        return (host.lower(),)
+    labels = host.lower().rstrip(".").split(".")
+    if "svc" in labels[2:4]:
+        labels = labels[: labels.index("svc", 2)]
+    return tuple(labels) if len(labels) > 1 else (*labels, namespace)
+
+
 def redis_tls_secret(tier: CacheTier) -> str | None:
     """Return the Secret with the certificate of a managed tier's servers; None for plain text or other tiers."""
     managed = tier.spec.redis.managed if tier.spec.redis is not None else None

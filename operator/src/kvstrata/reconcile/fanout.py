@@ -15,6 +15,7 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.model.facts import Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
+from kvstrata.objects.tierlinks import servers
 from kvstrata.plan.capacity import BUDGETED, keeps_budgets
 from kvstrata.plan.usage import holders_of_news
 
@@ -44,7 +45,9 @@ def concerned_by_object(world: World, key: Key, before: Resource | None, after: 
                 for group in world.groups.values()
                 if any(budget.name == key.name for budget in group.spec.tiers)
             }
-            return frozenset(own | models | policies | groups | set(_bundles(world)))
+            return frozenset(
+                own | models | policies | groups | set(_bundles(world)) | _neighbours(world, before, after)
+            )
         case "CachedModel":
             return frozenset({*own, Key(BUNDLE, world.namespace, key.name), *_policies(world), *_groups(world)})
         case "TenantCachePolicy":
@@ -167,6 +170,17 @@ def _rivals(world: World, *policies: Resource | None) -> set[Key]:
         Key("TenantCachePolicy", world.namespace, name)
         for tenant in tenants
         for name in world.policies_of_tenant.get(tenant, ())
+    }
+
+
+def _neighbours(world: World, before: Resource | None, after: Resource | None) -> set[Key]:
+    """Return the tiers that may or may not be used now that another names other servers, and who lists them."""
+    named = [servers(tier) if isinstance(tier, CacheTier) else frozenset() for tier in (before, after)]
+    touched = {name for name, tier in world.tiers.items() if servers(tier) & (named[0] ^ named[1])}
+    models = (model for model in world.models.values() if touched.intersection(model.spec.tier_names))
+    return {
+        *(Key("CacheTier", world.namespace, name) for name in touched),
+        *(Key("CachedModel", world.namespace, model.name) for model in models),
     }
 
 

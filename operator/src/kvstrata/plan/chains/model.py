@@ -9,7 +9,6 @@ from kvstrata.api.cachetier import Medium
 from kvstrata.api.gate import TimingMode
 from kvstrata.api.reasons import ModelReason
 from kvstrata.model.world import World
-from kvstrata.objects.tierlinks import redis_link
 from kvstrata.plan.types import Decision
 
 from .secretrefs import reserved, sentence
@@ -37,22 +36,6 @@ def tiers_fit_a_pod(world: World, model: CachedModel) -> Decision | None:
                 ModelReason.TIERS_CONFLICT,
                 f"CacheTiers {' and '.join(names)} are both {medium}, of which a pod has one: leave one in spec.tiers",
             )
-    return None
-
-
-def shared_tiers_have_servers_of_their_own(world: World, model: CachedModel) -> Decision | None:
-    """Two tiers on one server would count each other's blocks: names of blocks tell no tier."""
-    known: dict[tuple[str, int], str] = {}
-    for name in model.spec.tier_names:
-        link = redis_link(world.tiers[name])
-        for endpoint in link.endpoints if link is not None else ():
-            other = known.setdefault(endpoint, name)
-            if other != name:
-                return Decision(
-                    ModelReason.TIERS_CONFLICT,
-                    f"CacheTiers {other} and {name} both name the server {endpoint[0]}:{endpoint[1]}: leave one in "
-                    "spec.tiers, or give one another server",
-                )
     return None
 
 
@@ -131,7 +114,6 @@ def _block_size(arguments: Sequence[str]) -> int | None:
 RULES = (
     tiers_exist,
     tiers_fit_a_pod,
-    shared_tiers_have_servers_of_their_own,
     callers_can_be_authenticated,
     reuse_is_by_prefix,
     timing_is_exact,

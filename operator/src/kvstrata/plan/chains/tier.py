@@ -8,6 +8,7 @@ from __future__ import annotations
 from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
 from kvstrata.api.reasons import TierReason
 from kvstrata.model.world import World
+from kvstrata.objects.tierlinks import servers
 from kvstrata.plan.types import Decision
 
 from .secretrefs import reserved, sentence
@@ -46,6 +47,30 @@ def is_one_server(world: World, tier: CacheTier) -> Decision | None:
     return None
 
 
+def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
+    """Two tiers on one server would count, bound and expire each other's blocks, whose names tell no tier.
+
+    All adapters use database 0. The elder keeps its servers, whichever models list it.
+    """
+    own = servers(tier)
+    for name in sorted(world.tiers):
+        other = world.tiers[name]
+        if name != tier.name and seniority(other) < seniority(tier) and (shared := own & servers(other)):
+            named = sorted(".".join(host) + f":{port}" for host, port in shared)
+            return Decision(
+                TierReason.TIERS_CONFLICT,
+                f"CacheTier {name} was there before and is on the same server ({named[0]}): give one another server, "
+                "or delete it and list the other in models",
+            )
+    return None
+
+
+def seniority(tier: CacheTier) -> tuple[float, str]:
+    """Return what orders tiers by age."""
+    created = tier.metadata.creation_timestamp
+    return (created.timestamp() if created else 0.0, tier.uid)
+
+
 def names_own_secrets(world: World, tier: CacheTier) -> Decision | None:
     """A tier may use its user's Secrets, not the operator's."""
     redis = tier.spec.redis
@@ -73,6 +98,7 @@ RULES = (
     medium_is_provided,
     classifications_can_be_kept,
     is_one_server,
+    has_servers_of_its_own,
     eviction_is_provided,
     names_own_secrets,
 )
