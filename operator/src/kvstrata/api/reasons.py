@@ -61,6 +61,10 @@ _GUARANTEE_EXCEEDS_CAPACITY = (
     "A guarantee is more than blocks may take of its tier's capacity.",
 )
 _RETENTION_EXCEEDS_TIER = ("RetentionExceedsTier", "A retention is longer than the tier's maxRetention.")
+_TIERS_CONFLICT = (
+    "TiersConflict",
+    "Two CacheTiers exclude each other: a pod can have only one of their medium, or both are on one Redis server.",
+)
 _NO_BUDGET = ("NoBudget", "No limit is set.")
 
 
@@ -117,7 +121,7 @@ class TierReason(Reason):
         "ShardingNotReconciled",
         "This version runs one Redis server, without shards and replicas.",
     )
-    TIERS_CONFLICT = "TiersConflict", "An elder CacheTier of the namespace is on the same Redis server."
+    TIERS_CONFLICT = _TIERS_CONFLICT
     CLASSIFICATION_NOT_RECONCILED = (
         "ClassificationNotReconciled",
         "This version does not keep data off a tier by its classification, so the tier is not used.",
@@ -168,7 +172,7 @@ class ModelReason(Reason):
     TIERS_BOUND = "TiersBound", "Every tier exists and can be used."
     TIER_NOT_FOUND = _TIER_NOT_FOUND
     TIER_NOT_READY = "TierNotReady", "A CacheTier of the model is not ready; the model serves without it."
-    TIERS_CONFLICT = "TiersConflict", "Two tiers are of a medium of which a pod can have only one."
+    TIERS_CONFLICT = _TIERS_CONFLICT
     AUTHENTICATION_NOT_RECONCILED = (
         "AuthenticationNotReconciled",
         "This version authenticates callers by API keys only.",
