@@ -113,12 +113,15 @@ class Manager:
     def commit(self, *keys: Key, tag: str = "w") -> None:
         with self._lock:
             for key in keys:
-                self._objects[key] = self._staging.pop(key)[tag]
+                writers = self._staging[key]
+                self._objects[key] = writers.pop(tag)
+                if not writers:
+                    del self._staging[key]
             self._tell("on_l1_keys_write_finished", list(keys))
 
     def store(self, *keys: Key) -> bool:
         done = self.reserve(*keys)
-        self.commit(*(key for key in keys if key in self._staging))
+        self.commit(*(key for key in keys if "w" in self._staging.get(key, {})))
         return done
 
     def read(self, *keys: Key) -> None:

@@ -255,6 +255,19 @@ class TestTurns:
         assert server.free_blocks() == 16
         assert not server.has_bytes_of(Key(A, 1))
 
+    def test_a_writer_that_never_wrote_takes_no_block_of_the_same_name_along(self, server: Server) -> None:
+        server.allow(a=None)
+        server.manager.reserve(Key(A, 1), tag="dead")
+        server.manager.store(Key(A, 1))
+        server.manager._staging[Key(A, 1)]["dead"].write_lock.count = 0
+        server.turn()
+        server.now_s += governing.LOOK_S
+        server.turn()
+        assert server.resident() == [Key(A, 1)]
+        server.allow()
+        server.turn()
+        assert server.free_blocks() == 16, "it goes with the block"
+
     def test_events_that_were_lost_are_made_up_for(self, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
         server.allow(a=None, b=None)
         server.manager.store(Key(B, 1))
@@ -286,6 +299,36 @@ class TestTurns:
         server.now_s += 1
         server.turn()
         assert server.governor.age_s(Key(A, 1)) == pytest.approx(41)
+
+    def test_a_block_that_comes_back_right_behind_its_forerunner_keeps_its_age(self, server: Server) -> None:
+        server.allow(a=TierBudget(TIER, retention_s=100))
+        server.manager.store(Key(A, 1))
+        server.manager.delete([Key(A, 1)])
+        server.governor.inherit_age(Key(A, 1), age_s=90)
+        server.manager.store(Key(A, 1))
+        server.turn()
+        assert server.governor.age_s(Key(A, 1)) == pytest.approx(90)
+        assert server.gone == [], "one of this name is there"
+        server.now_s += 11
+        server.turn()
+        assert server.resident() == []
+        server.turn()
+        assert server.gone == [Key(A, 1)]
+        server.manager.store(Key(A, 1))
+        server.turn()
+        assert server.governor.age_s(Key(A, 1)) == 0, "computed anew"
+
+    def test_a_block_that_is_being_loaded_while_its_forerunner_goes_keeps_its_age(self, server: Server) -> None:
+        server.allow(a=None)
+        server.manager.store(Key(A, 1))
+        server.turn()
+        server.manager.delete([Key(A, 1)])
+        server.manager.reserve(Key(A, 1))
+        server.governor.inherit_age(Key(A, 1), age_s=90)
+        server.turn()
+        server.manager.commit(Key(A, 1))
+        server.turn()
+        assert server.governor.age_s(Key(A, 1)) == pytest.approx(90)
 
     def test_arc_keeps_what_was_read_again_and_a_purge_forgets_what_went(self, start: Callable[..., Server]) -> None:
         server = start(eviction="ARC")

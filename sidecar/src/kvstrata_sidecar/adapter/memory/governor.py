@@ -62,6 +62,7 @@ class Note(Enum):
     RELEASED = auto()
     DELETED = auto()
     RESERVED = auto()
+    INHERITED = auto()
 
 
 class Governor:
@@ -99,6 +100,7 @@ class Governor:
         self._allocation_failed = False
         self._ages: dict[Hashable, float] = {}
         self._ages_lock = threading.Lock()
+        self._coming_s: dict[Hashable, float] = {}
         self._view: CacheView | None = None
         self._watched: frozenset[str] = frozenset()
         self._watch_lock = threading.Lock()
@@ -157,7 +159,12 @@ class Governor:
         with self._ages_lock:
             if len(self._ages) >= MAX_KNOWN_AGES:
                 del self._ages[next(iter(self._ages))]
-            self._ages[key] = self._clock() - max(0.0, age_s)
+            computed_s = self._ages[key] = self._clock() - max(0.0, age_s)
+        # In line with what happens: a block of this name may be leaving, and what comes next has this age.
+        if len(self._notes) < MAX_NOTES:
+            self._notes.append((Note.INHERITED, (key, computed_s)))
+        else:
+            self._notes_lost = True
 
     def age_s(self, key: Hashable) -> float:
         """Return how long ago a block's tokens were computed, 0 for one of which nothing is known."""
@@ -279,10 +286,13 @@ class Governor:
         book = self._book
         for _ in range(len(self._notes)):
             what, keys = self._notes.popleft()
+            if what is Note.INHERITED:
+                self._note_age(*keys)
+                continue
             if what is Note.DELETED:
                 for key in keys:
                     book.remove(key)
-                    self._gone(key)
+                    self._left(key)
                 continue
             if what is Note.USED:
                 # As LMCache's own LRU: of a prompt's blocks the last are to go first, or the rest could not be found.
@@ -295,9 +305,19 @@ class Governor:
                     self._enter(key, now_s)
         return changed
 
+    def _note_age(self, key: Hashable, computed_s: float) -> None:
+        if len(self._coming_s) >= MAX_KNOWN_AGES:
+            del self._coming_s[next(iter(self._coming_s))]
+        self._coming_s[key] = computed_s
+
     def _enter(self, key: Any, now_s: float) -> None:
+        computed_s = self._coming_s.pop(key, None)
         with self._ages_lock:
-            computed_s = self._ages.pop(key, now_s)
+            if computed_s is None and self._notes_lost:
+                computed_s = self._ages.get(key)
+            if computed_s is not None and self._ages.get(key) == computed_s:
+                del self._ages[key]
+        computed_s = now_s if computed_s is None else computed_s
         entry = self._pool.entry(key)
         if entry is None:
             return
@@ -306,17 +326,23 @@ class Governor:
         if bound is not None and bound.retention_s is not None:
             self._look_at_s = min(self._look_at_s, computed_s + bound.retention_s)
 
+    def _left(self, key: Hashable) -> None:
+        """Tell that a block left, unless another of its name has come since or is coming."""
+        if self._pool.entry(key) is None and not self._pool.coming(key):
+            self._gone(key)
+
     def _compare(self, now_s: float) -> None:
         """Make the book hold what LMCache holds, whatever was missed."""
-        self._compared_s, self._notes_lost = now_s, False
+        self._compared_s = now_s
         resident = dict(self._pool.resident())
         for key in self._book:
             if key not in resident:
                 self._book.remove(key)
-                self._gone(key)
+                self._left(key)
         for key in resident:
             if self._book.find(key) is None:
                 self._enter(key, now_s)
+        self._notes_lost = False
 
     def _take_view(self) -> bool:
         view = self._enforcement.view
@@ -345,8 +371,11 @@ class Governor:
                 self._book.forget((keyspace,), now_s - bound.retention_s)
 
     def _reclaim_abandoned(self) -> None:
-        """Free what a writer reserved and never wrote: LMCache leaves that to eviction, and this is the only one."""
-        abandoned = self._pool.abandoned()
+        """Free what a writer reserved and never wrote: LMCache leaves that to eviction, and this is the only one.
+
+        Where a block of that name has come all the same, it would go along: then it is left until that one goes.
+        """
+        abandoned = [key for key in self._pool.abandoned() if self._pool.entry(key) is None]
         if abandoned:
             deleted, _ = self._pool.delete(abandoned)
             self._counts["abandoned"] += len(deleted)

@@ -79,6 +79,10 @@ class Pool:
         """Return the entry of a block that readers can find, None without one."""
         return self._manager._objects.get(key)
 
+    def coming(self, key: Hashable) -> bool:
+        """Whether a block of this name is being written."""
+        return bool(self._manager._staging.get(key))
+
     def holds(self, key: Hashable, entry: Any) -> bool:
         """Whether this very entry is there, found by readers or still being written.
 
