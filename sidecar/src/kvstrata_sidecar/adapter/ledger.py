@@ -34,7 +34,7 @@ from .protocol import (
     state_key,
 )
 from .rooms import Rooms
-from .scope import BucketView, ScopeView, view
+from .scope import BucketView, ScopeView, Share, view
 from .wire import FramingError, Reply
 
 ATTEMPTS = 6
@@ -169,11 +169,11 @@ class Ledgers:
                 "grant", ledger, bucket, wanted, minimum, bounds.limit_bytes, LEDGER_KEEP_MS, int(bounds.divided),
                 read=_read_grant,
             )  # fmt: skip
-            status, amount, version = transport.ask([asked])[0]
+            status, amount, version, share = transport.ask([asked])[0]
             if status == "exhausted":
                 return 0
-            if status == "unshared":
-                if self._rooms.grow(transport, keyspace, bounds, amount + minimum):
+            if share is not None:
+                if self._rooms.grow(transport, keyspace, bounds, share, minimum):
                     continue
                 return 0
             if status == "ok":
@@ -207,6 +207,9 @@ class Ledgers:
     def give_back(self, transport: Transport, keyspace: str, bounds: Bounds) -> None:
         """Give a tier whose capacity is divided back what this scope does not need, or must not keep."""
         scope = self.view(transport, keyspace)
+        if (scope.ledger.version == 0 or scope.ledger.void) and any(scope.leases):
+            # The tier has to know what is leased out, also of a scope that nobody stores into.
+            self.rebuild(transport, keyspace, scope.ledger.version)
         spare = bounds.limit_bytes // LEASE_SHARE
         for bucket in scope.buckets:
             if bucket.slack > 2 * spare:
@@ -216,8 +219,8 @@ class Ledgers:
             self.settle(transport, keyspace, replace(bounds, limit_bytes=limit))
             return self.view(transport, keyspace).ledger.leased
 
-        leased = self.view(transport, keyspace).ledger.leased
-        self._rooms.shrink(transport, keyspace, bounds, leased, settle)
+        share = self.view(transport, keyspace).ledger.share
+        self._rooms.shrink(transport, keyspace, bounds, share, settle)
 
     def _make_room(self, transport: Transport, place: Place, size: int, missing: int, bounds: Bounds) -> int | None:
         """Find room for a block; return which blocks of its own bucket may go for it, None if there is no room."""
@@ -303,12 +306,14 @@ def _read_status_and_number(reply: Reply) -> tuple[str, int]:
     return read_text(status), read_number(number)
 
 
-def _read_grant(reply: Reply) -> tuple[str, int, int]:
-    """Return status, bytes and version of a grant; of a void ledger its version is all there is."""
-    words = read_list(reply, 2, 3)
-    status = read_text(words[0])
-    if status == "ok":
-        return status, read_number(words[1]), read_number(words[2])
-    if status == "void":
-        return status, 0, read_number(words[1])
-    return status, read_number(words[1]), 0
+def _read_grant(reply: Reply) -> tuple[str, int, int, Share | None]:
+    """Return status, bytes and version of a grant; of a void ledger its version is all there is. A ledger that needs
+    room from the tier says what it knows.
+    """
+    first, *rest = read_list(reply, 2, 3, 4)
+    status, numbers = read_text(first), [read_number(one) for one in rest]
+    if status == "unshared" and len(numbers) == 3:
+        return status, 0, 0, Share(*numbers)
+    if status == "ok" and len(numbers) == 2:
+        return status, numbers[0], numbers[1], None
+    return (status, 0, numbers[0], None) if status == "void" else (status, numbers[0], 0, None)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from kvstrata.contract.keys import ledger_key, rooms_key
 
 from .protocol import Bounds, Transport, call, read_list, read_number, read_numbers, read_text
+from .scope import Share
 from .wire import Reply
 
 ROOM_KEEP_MS = 7 * 86_400_000
@@ -20,6 +21,8 @@ ROOM_KEEP_MS = 7 * 86_400_000
 
 LOAN_SHARE = 256
 """A loan is this part of the capacity more than what is needed."""
+
+NO_SHARE = Share(0, 0, 0)
 
 
 class Rooms:
@@ -29,10 +32,14 @@ class Rooms:
         self._domain = domain
         self._key = rooms_key(domain).encode()
 
-    def grow(self, transport: Transport, keyspace: str, bounds: Bounds, needed: int) -> bool:
-        """Ask for room of `needed` bytes in all; whether the scope has it now."""
+    def grow(self, transport: Transport, keyspace: str, bounds: Bounds, share: Share, minimum: int) -> bool:
+        """Ask for room of `minimum` bytes more than is leased out; whether the scope has it now."""
+        needed = share.leased + minimum
         wanted = min(bounds.limit_bytes, needed + (bounds.capacity_bytes or 0) // LOAN_SHARE)
-        room, turn, _ = self._ask(transport, b"grow", keyspace, bounds, wanted)
+        room, turn, excess = self._ask(transport, b"grow", keyspace, bounds, wanted, share=share)
+        if excess > 0 and room > bounds.guaranteed_bytes:
+            # Charged, because it is in use, but not there to be leased out: the next sweeps bring it down.
+            return False
         self._tell(transport, keyspace, room, turn)
         return room >= needed
 
@@ -41,7 +48,7 @@ class Rooms:
         transport: Transport,
         keyspace: str,
         bounds: Bounds,
-        leased: int,
+        share: Share,
         settle: Callable[[int], int],
     ) -> None:
         """Give back what is lent and not used, or, of an overcommitted tier, what is lent at all.
@@ -49,7 +56,8 @@ class Rooms:
         `settle(limit)` brings the ledger under a limit, by eviction, and returns what it leases out then.
         """
         spare = (bounds.capacity_bytes or 0) // LOAN_SHARE
-        room, turn, excess = self._ask(transport, b"mark", keyspace, bounds, 0)
+        leased = share.leased
+        room, turn, excess = self._ask(transport, b"mark", keyspace, bounds, 0, share=share)
         target = min(room - excess, leased + spare, bounds.limit_bytes)
         target = max(target, min(bounds.guaranteed_bytes, bounds.limit_bytes))
         # A little more than needed is kept: it would be asked for again.
@@ -59,12 +67,20 @@ class Rooms:
             self._ask(transport, b"set", keyspace, bounds, target, turn)
 
     def _ask(
-        self, transport: Transport, operation: bytes, keyspace: str, bounds: Bounds, wanted: int, turn: int = 0
+        self,
+        transport: Transport,
+        operation: bytes,
+        keyspace: str,
+        bounds: Bounds,
+        wanted: int,
+        turn: int = 0,
+        share: Share = NO_SHARE,
     ) -> tuple[int, int, int]:
         capacity = bounds.capacity_bytes or 0
         guaranteed = min(bounds.guaranteed_bytes, bounds.limit_bytes)
         asked = call(
             "room", self._key, operation, keyspace.encode(), guaranteed, wanted, capacity, turn, ROOM_KEEP_MS,
+            share.leased, share.given, share.turn,
             read=lambda reply: read_numbers(reply, 3),
         )  # fmt: skip
         room, last, excess = transport.ask([asked])[0]

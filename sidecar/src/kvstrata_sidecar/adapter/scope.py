@@ -46,6 +46,15 @@ class BucketView:
 
 
 @dataclass(frozen=True, slots=True)
+class Share:
+    """What a ledger leases out, the room that it was given, and the turn in which it heard of that; 0 for none."""
+
+    leased: int
+    given: int
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerView:
     """A ledger as stored; `version` 0 if there is none."""
 
@@ -54,6 +63,12 @@ class LedgerView:
     leased: int
     given: int
     by_bucket: tuple[int, ...]
+    turn: int = 0
+
+    @property
+    def share(self) -> Share:
+        """What it knows of the tier's division."""
+        return Share(self.leased, self.given, self.turn)
 
     def room(self, bounds: Bounds) -> int:
         """Return what the ledger may lease out, the limit apart."""
@@ -107,7 +122,7 @@ def view(transport: Transport, domain: str, keyspace: str) -> ScopeView:
 
 def _ask_ledger(domain: str, keyspace: str) -> Command:
     key = ledger_key(domain, keyspace).encode()
-    names = (b"v", b"void", b"leased", b"room", *(b"b:%d" % bucket for bucket in range(BUCKETS)))
+    names = (b"v", b"void", b"leased", b"room", b"turn", *(b"b:%d" % bucket for bucket in range(BUCKETS)))
     return Command(key, (b"HMGET", key, *names), _read_ledger)
 
 
@@ -131,8 +146,8 @@ def _bucket_view(bucket: int, answers: Sequence[Any], charged: int) -> BucketVie
 
 
 def _read_ledger(reply: Reply) -> LedgerView:
-    values = [0 if one is None else read_number(one) for one in read_list(reply, 4 + BUCKETS)]
-    return LedgerView(values[0], bool(values[1]), values[2], values[3], tuple(values[4:]))
+    values = [0 if one is None else read_number(one) for one in read_list(reply, 5 + BUCKETS)]
+    return LedgerView(values[0], bool(values[1]), values[2], values[3], tuple(values[5:]), values[4])
 
 
 def _read_accounting(reply: Reply) -> tuple[int, int, int, int]:

@@ -4,9 +4,10 @@ if not live then
 end
 -- In a tier whose capacity is divided, a scope leases out no more than the tier gave it.
 if ARGV[6] == '1' then
-  local given = tonumber(redis.call('HGET', ledger, 'room') or 0)
+  local shared = redis.call('HMGET', ledger, 'room', 'turn')
+  local given = tonumber(shared[1] or 0)
   if given < limit and given - leased < minimum then
-    return {'unshared', whole(leased)}
+    return {'unshared', whole(leased), whole(given), shared[2] or '0'}
   end
   limit = math.min(limit, given)
 end
