@@ -77,13 +77,29 @@ class TestBounds:
 
     def test_the_next_expiry_is_that_of_the_eldest_block_with_a_retention(self) -> None:
         book = book_of((A, 1), (B, 1), (B, 1))
-        assert next_expiry_s(book, {A: Bounds(), B: Bounds(retention_s=10)}) == 11.0
+        scope = book.scope(B)
+        assert scope is not None
+        assert next_expiry_s(scope, Bounds(retention_s=10), 0.0, 1.0) == 11.0
         book.remove(1)
-        assert next_expiry_s(book, {A: Bounds(), B: Bounds(retention_s=10)}) == 12.0
-        assert next_expiry_s(book, {A: Bounds()}) is None
+        assert next_expiry_s(scope, Bounds(retention_s=10), 0.0, 1.0) == 12.0
+        assert next_expiry_s(scope, Bounds(retention_s=10), 12.0, 13.0) == 13.0, "it is in use"
+        assert next_expiry_s(scope, Bounds(), 0.0, 1.0) is None
 
 
 class TestRoom:
+    def test_scopes_that_lose_nothing_are_not_looked_into(self) -> None:
+        book = book_of(*((f"{number:032x}", 10) for number in range(100)))
+        asked: list[Hashable] = []
+
+        def locked(key: Hashable) -> bool:
+            asked.append(key)
+            return False
+
+        bounds = {keyspace: Bounds() for keyspace in book.keyspaces()}
+        choice = choose(book, Situation(bounds, {}, {}, locked, 0.0, 25), changed=())
+        assert list(choice.victims) == [0, 1, 2]
+        assert len(asked) <= 6
+
     def test_the_oldest_of_all_goes_first(self) -> None:
         book = book_of((A, 10), (B, 10), (A, 10))
         book.touch(0)

@@ -19,9 +19,11 @@ from kvstrata.contract import ContractError
 from kvstrata.contract.bundle import Rules, TierBudget
 from kvstrata.contract.cacheview import CacheView
 from kvstrata.contract.link import SCOPE_DIGITS, ScopeUsage
+from kvstrata_sidecar.adapter.memory import choice, notes
 from kvstrata_sidecar.adapter.memory import governor as governing
 from kvstrata_sidecar.adapter.memory import purge as purging
-from kvstrata_sidecar.adapter.memory.governor import Governor, Note
+from kvstrata_sidecar.adapter.memory.governor import Governor
+from kvstrata_sidecar.adapter.memory.notes import Note
 from kvstrata_sidecar.adapter.memory.pool import Pool
 from kvstrata_sidecar.adapter.memory.scrub import Scrubber, joined
 from tests.tiers.memory_stand_in import (
@@ -272,11 +274,65 @@ class TestTurns:
         server.allow(a=None, b=None)
         server.manager.store(Key(B, 1))
         server.turn()
-        monkeypatch.setattr(governing, "MAX_NOTES", 0)
+        monkeypatch.setattr(notes, "MAX_NOTES", 0)
         server.manager.store(Key(A, 1))
         server.manager.delete([Key(B, 1)])
         server.turn()
         assert [row.scope for row in server.governor.usage()[0]] == [A[:SCOPE_DIGITS]]
+
+    def test_what_was_lost_is_made_up_for_a_piece_at_a_time(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.allow(a=None, b=None)
+        server.manager.store(*keys_of(B, 5))
+        server.turn()
+        monkeypatch.setattr(notes, "MAX_NOTES", 0)
+        monkeypatch.setattr(governing, "COMPARED_AT_ONCE", 4)
+        server.manager.delete(keys_of(B, 5))
+        server.manager.store(*keys_of(A, 6))
+        turns = 1
+        while server.turn() == 0:
+            turns += 1
+        assert turns == 3, "eleven names, four at once"
+        assert [(row.scope, row.blocks) for row in server.governor.usage()[0]] == [(A[:SCOPE_DIGITS], 6)]
+
+    def test_a_scope_in_which_nothing_happens_is_looked_at_when_something_in_it_is_due(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        looked: list[str] = []
+        bounded = choice._bound
+
+        def bound(chosen: Any, keyspace: str, *rest: Any) -> int:
+            looked.append(keyspace)
+            return bounded(chosen, keyspace, *rest)
+
+        monkeypatch.setattr(choice, "_bound", bound)
+        server.allow(a=TierBudget(TIER, retention_s=100), b=TierBudget(TIER, retention_s=50), c=None)
+        for keyspace in (A, B, C):
+            server.manager.store(Key(keyspace, 1))
+        server.turn()
+        looked.clear()
+        for _ in range(3):
+            server.now_s += governing.LOOK_S
+            assert server.turn() == pytest.approx(governing.LOOK_S)
+        assert looked == []
+        server.now_s += 50 - 3 * governing.LOOK_S
+        server.turn()
+        assert looked == [B]
+        assert server.resident() == [Key(A, 1), Key(C, 1)]
+
+    def test_what_could_not_be_deleted_is_tried_again_although_nothing_tells_of_it(
+        self, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        server.allow(a=TierBudget(TIER, limit_bytes=BLOCK_BYTES))
+        delete = server.manager.delete
+        monkeypatch.setattr(server.manager, "delete", lambda keys: dict.fromkeys(keys, LOCKED))
+        server.manager.store(*keys_of(A, 2))
+        server.turn()
+        monkeypatch.setattr(server.manager, "delete", delete)
+        server.now_s += governing.LOOK_S
+        server.turn()
+        assert server.resident() == [Key(A, 0)]
 
     def test_whatever_left_the_memory_is_told_once_it_is_gone_also_if_its_event_was_lost(
         self, server: Server, monkeypatch: pytest.MonkeyPatch
@@ -286,7 +342,7 @@ class TestTurns:
         server.turn()
         server.turn()
         assert server.gone == [Key(A, 1)], "evicted: of a prompt the last goes first"
-        monkeypatch.setattr(governing, "MAX_NOTES", 0)
+        monkeypatch.setattr(notes, "MAX_NOTES", 0)
         server.manager.delete([Key(A, 0)])
         server.turn()
         assert server.gone == [Key(A, 1), Key(A, 0)]

@@ -69,6 +69,10 @@ class Scope:
         self._forget_stale()
         return self._by_age[0][0] if self._by_age else None
 
+    def least_used(self) -> int | None:
+        """Return when the least recently used block was used; None without any."""
+        return min((self.blocks[key].used for key in self.order.eldest()), default=None)
+
     def _forget_stale(self) -> None:
         while self._by_age and self.blocks.get(self._by_age[0][2]) is not self._by_age[0][3]:
             heapq.heappop(self._by_age)
@@ -139,6 +143,10 @@ class Book:
     def scope(self, keyspace: str) -> Scope | None:
         """Return a keyspace's blocks, None without any."""
         return self._scopes.get(keyspace)
+
+    def keyspaces(self) -> list[str]:
+        """Return all keyspaces that have blocks."""
+        return list(self._scopes)
 
     def scopes(self) -> list[tuple[str, Scope]]:
         """Return all keyspaces that have blocks."""

@@ -28,11 +28,20 @@ class Cause(StrEnum):
 
 @dataclass(slots=True)
 class Choice:
-    """The blocks to delete, and what should go but is locked."""
+    """The blocks to delete, and by keyspace the bytes that should go but are locked.
+
+    `failed` is for whoever deletes: keyspaces of victims that did not go.
+    """
 
     victims: dict[Hashable, Cause] = field(default_factory=dict)
     victim_bytes: int = 0
-    locked_bytes: int = 0
+    locked: dict[str, int] = field(default_factory=dict)
+    failed: set[str] = field(default_factory=set)
+
+    @property
+    def locked_bytes(self) -> int:
+        """All that is locked."""
+        return sum(self.locked.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +75,16 @@ def choose(book: Book, situation: Situation, changed: Iterable[str] | None = Non
     return choice
 
 
-def next_expiry_s(book: Book, bounds: Mapping[str, Bounds]) -> float | None:
-    """Return when the next block becomes too old, None if none ever does."""
-    moments = (
-        eldest_s + bound.retention_s
-        for keyspace, scope in book.scopes()
-        if (bound := bounds.get(keyspace)) is not None
-        and bound.retention_s is not None
-        and (eldest_s := scope.eldest_s()) is not None
-    )
-    return min(moments, default=None)
+def next_expiry_s(scope: Scope, bound: Bounds, now_s: float, again_s: float) -> float | None:
+    """Return when a scope's next block becomes too old, None if none ever does; `again_s` if one is already.
+
+    That one is in use, and goes when it is let go: looking at it all the time would not help.
+    """
+    eldest_s = scope.eldest_s()
+    if eldest_s is None or bound.retention_s is None:
+        return None
+    expiry_s = eldest_s + bound.retention_s
+    return expiry_s if expiry_s > now_s else again_s
 
 
 def _bound(choice: Choice, keyspace: str, scope: Scope, situation: Situation) -> int:
@@ -109,7 +118,7 @@ def _take(
         if key in choice.victims:
             continue
         if locked(key):
-            choice.locked_bytes += kept.size_bytes
+            choice.locked[kept.keyspace] = choice.locked.get(kept.keyspace, 0) + kept.size_bytes
             continue
         choice.victims[key] = cause
         taken_bytes += kept.size_bytes
@@ -123,7 +132,13 @@ def _make_room(choice: Choice, book: Book, situation: Situation, left: Mapping[s
             if key not in choice.victims and not situation.locked(key):
                 yield key, kept
 
-    oldest: list[tuple[int, str, Hashable, Kept]] = []
+    # Scopes may be thousands, and few of them lose a block: the others' blocks are not looked at. What makes room first
+    # in a scope was used no earlier than its least recently used.
+    oldest: list[tuple[int, str, Hashable, Kept | None]] = []
+    oldest += [
+        (used, keyspace, None, None) for keyspace, scope in book.scopes() if (used := scope.least_used()) is not None
+    ]
+    heapq.heapify(oldest)
     orders: dict[str, Iterator[tuple[Hashable, Kept]]] = {}
     surplus: dict[str, float] = {}
 
@@ -131,13 +146,19 @@ def _make_room(choice: Choice, book: Book, situation: Situation, left: Mapping[s
         if surplus[keyspace] > 0 and (block := next(orders[keyspace], None)) is not None:
             heapq.heappush(oldest, (block[1].used, keyspace, *block))
 
-    for keyspace, scope in book.scopes():
-        held_bytes = left.get(keyspace, scope.used_bytes) + situation.staged.get(keyspace, 0)
-        surplus[keyspace] = held_bytes - situation.guarantees.get(keyspace, 0.0)
-        orders[keyspace] = candidates(scope)
-        offer(keyspace)
+    def begin(keyspace: str) -> None:
+        scope = book.scope(keyspace)
+        if scope is not None:
+            held_bytes = left.get(keyspace, scope.used_bytes) + situation.staged.get(keyspace, 0)
+            surplus[keyspace] = held_bytes - situation.guarantees.get(keyspace, 0.0)
+            orders[keyspace] = candidates(scope)
+            offer(keyspace)
+
     while need_bytes > 0 and oldest:
         _, keyspace, key, kept = heapq.heappop(oldest)
+        if kept is None:
+            begin(keyspace)
+            continue
         choice.victims[key] = Cause.ROOM
         choice.victim_bytes += kept.size_bytes
         need_bytes -= kept.size_bytes

@@ -10,22 +10,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from enum import Enum, auto
 from typing import Any
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.cacheview import CacheView
-from kvstrata.contract.link import MAX_USAGE_ROWS, SCOPE_DIGITS, PurgeAnswer, ScopeUsage, TierState
+from kvstrata.contract.link import PurgeAnswer, ScopeUsage, TierState
 from kvstrata_sidecar.adapter.counts import NOBODY, Counters
 from kvstrata_sidecar.adapter.enforcement import Enforcement
 
+from .agenda import Agenda
+from .arrivals import Arrivals
 from .book import Book
 from .bounds import Bounds, bounds_of, scaled_guarantees
 from .choice import Cause, Choice, Situation, choose, next_expiry_s
+from .notes import Note, Notes
 from .pool import Pool
 from .purge import Purges
+from .report import usage_rows
 
 logger = logging.getLogger(__name__)
 
@@ -33,18 +36,20 @@ GATHER_S = 0.005
 """How long a turn waits for more to happen: a prompt's blocks are committed one after the other."""
 
 LOOK_S = 1.0
-"""How often everything is looked at though nothing happened."""
+"""How soon what was in use is looked at again: LMCache's locks of readers that died expire without a word."""
 
 COMPARE_S = 60.0
 """How often the book is compared with LMCache's own tables."""
 
+COMPARED_AT_ONCE = 2048
+"""Blocks of which a turn sees whether both have them: the next event must not wait for all."""
+
+FORGET_SHARE = 30
+"""In how many looks every scope's names of evicted blocks are gone through."""
+
 PURGE_TIMEOUT_S = 10.0
 """How long a purge may take to overwrite what it deleted before the gate is told to ask again."""
 
-MAX_NOTES = 1_000_000
-"""Events that may wait; beyond, the book is made anew from LMCache's tables."""
-
-MAX_KNOWN_AGES = 65_536
 MARGIN_PERCENT = 1
 """How much more of the memory is freed than its mark asks for, so that not every block needs a choice of its own."""
 
@@ -52,17 +57,6 @@ FAILED_ALLOCATION_PERCENT = 10
 """The same, when LMCache found no memory for a batch of blocks."""
 
 FAILURE_PAUSE_S = 0.1
-
-
-class Note(Enum):
-    """What the listener was told."""
-
-    WRITTEN = auto()
-    USED = auto()
-    RELEASED = auto()
-    DELETED = auto()
-    RESERVED = auto()
-    INHERITED = auto()
 
 
 class Governor:
@@ -91,23 +85,25 @@ class Governor:
         self._residue = residue
         self._gone = gone
         self._clock = clock
-        self._book = Book(arc=eviction == "ARC")
+        self._arc = eviction == "ARC"
+        self._book = Book(arc=self._arc)
         self._purges = Purges(pool)
         self._counts: Counter[str] = Counter()
         self._evictions = Counters()
-        self._notes: deque[tuple[Note, Sequence[Any]]] = deque()
-        self._notes_lost = False
+        self._notes = Notes()
         self._allocation_failed = False
-        self._ages: dict[Hashable, float] = {}
-        self._ages_lock = threading.Lock()
-        self._coming_s: dict[Hashable, float] = {}
+        self._arrivals = Arrivals()
+        self._agenda = Agenda()
+        self._to_compare: list[Hashable] = []
+        self._to_forget: list[str] = []
         self._view: CacheView | None = None
         self._watched: frozenset[str] = frozenset()
         self._watch_lock = threading.Lock()
         self._bounds: dict[str, Bounds] = {}
         self._guarantees: tuple[float, dict[str, float]] = (0.0, {})
-        self._locked_bytes = 0
+        self._locked: dict[str, int] = {}
         self._compared_s = self._look_at_s = clock()
+        self._unfinished = False
         self._failures = 0
         self._slowest_s = 0.0
         self._woken_s = clock()
@@ -137,10 +133,8 @@ class Governor:
         if what is Note.RESERVED and not keys:
             # LMCache tells of no keys only when it had no memory for any.
             self._allocation_failed = True
-        elif len(self._notes) < MAX_NOTES:
-            self._notes.append((what, tuple(keys)))
         else:
-            self._notes_lost = True
+            self._notes.add(what, tuple(keys))
         if not self._wake.is_set():
             self._woken_s = self._clock()
             self._wake.set()
@@ -156,21 +150,15 @@ class Governor:
 
         Called before the load is answered; a block of which nothing was said counts as computed when it was written.
         """
-        with self._ages_lock:
-            if len(self._ages) >= MAX_KNOWN_AGES:
-                del self._ages[next(iter(self._ages))]
-            computed_s = self._ages[key] = self._clock() - max(0.0, age_s)
+        computed_s = self._clock() - max(0.0, age_s)
+        self._arrivals.announce(key, computed_s)
         # In line with what happens: a block of this name may be leaving, and what comes next has this age.
-        if len(self._notes) < MAX_NOTES:
-            self._notes.append((Note.INHERITED, (key, computed_s)))
-        else:
-            self._notes_lost = True
+        self._notes.add(Note.INHERITED, (key, computed_s))
 
     def age_s(self, key: Hashable) -> float:
         """Return how long ago a block's tokens were computed, 0 for one of which nothing is known."""
         kept = self._book.find(key)
-        with self._ages_lock:
-            coming_s = self._ages.get(key)
+        coming_s = self._arrivals.computed_s(key)
         # One that is being loaded again may go to another tier before its arrival has been entered.
         known = [
             moment_s for moment_s in (kept.computed_s if kept is not None else None, coming_s) if moment_s is not None
@@ -193,29 +181,7 @@ class Governor:
 
     def usage(self) -> tuple[tuple[ScopeUsage, ...], int]:
         """Return the largest scopes' use, and how many scopes were left out."""
-        bounds, tier = self._bounds, self._tier or ""
-        rows: list[ScopeUsage] = []
-        unknown_bytes = unknown_blocks = 0
-        for keyspace, scope in self._book.scopes():
-            bound = bounds.get(keyspace)
-            if bound is None:
-                unknown_bytes += scope.used_bytes
-                unknown_blocks += len(scope.blocks)
-                continue
-            rows.append(
-                ScopeUsage(
-                    keyspace[:SCOPE_DIGITS],
-                    tier,
-                    scope.used_bytes,
-                    len(scope.blocks),
-                    bound.limit_bytes,
-                    bound.guaranteed_bytes or None,
-                )
-            )
-        if unknown_blocks:
-            rows.append(ScopeUsage("", tier, unknown_bytes, unknown_blocks, limit_bytes=0))
-        rows.sort(key=lambda row: -row.used_bytes)
-        return tuple(rows[:MAX_USAGE_ROWS]), max(0, len(rows) - MAX_USAGE_ROWS)
+        return usage_rows(self._book, self._bounds, self._tier or "")
 
     def states(self) -> tuple[TierState, ...]:
         """Return the CPU tier as the gate is told of it; nothing without one."""
@@ -235,7 +201,7 @@ class Governor:
         return dict(self._counts) | {
             "enforced": int(self.healthy),
             "slowest_ms": round(self._slowest_s * 1000),
-            "locked_bytes": self._locked_bytes,
+            "locked_bytes": sum(list(self._locked.values())),
             "overwritten_bytes": self._pool.scrubber.overwritten_bytes,
         }
 
@@ -243,22 +209,27 @@ class Governor:
         """Enter what happened, let go what has to go; return after how many seconds to look again at the latest."""
         with self._turn_lock:
             now_s = self._clock()
-            changed = self._read_notes(now_s)
-            if self._notes_lost or now_s - self._compared_s >= COMPARE_S:
-                self._compare(now_s)
-            everything = self._take_view() or now_s >= self._look_at_s
+            # A turn that failed has struck out what was to be looked at.
+            everything, self._unfinished = self._unfinished, True
+            changed = self._read_notes(now_s) | self._compare(now_s) | self._take_view() | self._agenda.due(now_s)
             if everything:
+                self._agenda.clear()
+                self._locked.clear()
+            if now_s >= self._look_at_s:
+                self._look_at_s = now_s + LOOK_S
                 self._reclaim_abandoned()
                 self._forget_names(now_s)
             self._purges.advance()
-            self._evict(self._choose(now_s, None if everything else changed))
+            choice = self._choose(now_s, None if everything else changed)
+            changed |= self._evict(choice)
             self._book.settle()
-            if everything:
-                expiry_s = next_expiry_s(self._book, self._bounds)
-                # Something too old that is in use goes when it is let go; looking at it all the time would not help.
-                soon_s = now_s + GATHER_S if expiry_s is None or expiry_s > now_s else now_s + LOOK_S
-                self._look_at_s = min(now_s + LOOK_S, max(soon_s, expiry_s or now_s + LOOK_S))
-            return max(0.0, self._look_at_s - now_s)
+            for keyspace in self._book.keyspaces() if everything else changed:
+                self._look_again(keyspace, choice, now_s)
+            self._unfinished = False
+            if self._to_compare:
+                return 0.0
+            next_s = self._agenda.next_s()
+            return max(0.0, (self._look_at_s if next_s is None else min(self._look_at_s, next_s)) - now_s)
 
     def _run(self) -> None:
         wait_s = 0.0
@@ -284,10 +255,9 @@ class Governor:
     def _read_notes(self, now_s: float) -> set[str]:
         changed: set[str] = set()
         book = self._book
-        for _ in range(len(self._notes)):
-            what, keys = self._notes.popleft()
+        for what, keys in self._notes.take():
             if what is Note.INHERITED:
-                self._note_age(*keys)
+                self._arrivals.follow(*keys)
                 continue
             if what is Note.DELETED:
                 for key in keys:
@@ -305,55 +275,61 @@ class Governor:
                     self._enter(key, now_s)
         return changed
 
-    def _note_age(self, key: Hashable, computed_s: float) -> None:
-        if len(self._coming_s) >= MAX_KNOWN_AGES:
-            del self._coming_s[next(iter(self._coming_s))]
-        self._coming_s[key] = computed_s
-
     def _enter(self, key: Any, now_s: float) -> None:
-        computed_s = self._coming_s.pop(key, None)
-        with self._ages_lock:
-            if computed_s is None and self._notes_lost:
-                computed_s = self._ages.get(key)
-            if computed_s is not None and self._ages.get(key) == computed_s:
-                del self._ages[key]
-        computed_s = now_s if computed_s is None else computed_s
+        computed_s = self._arrivals.enter(key, out_of_order=bool(self._to_compare))
         entry = self._pool.entry(key)
-        if entry is None:
-            return
-        self._book.add(key, key.cache_salt, self._pool.size(entry), computed_s)
-        bound = self._bounds.get(key.cache_salt)
-        if bound is not None and bound.retention_s is not None:
-            self._look_at_s = min(self._look_at_s, computed_s + bound.retention_s)
+        if entry is not None:
+            age_from_s = now_s if computed_s is None else computed_s
+            self._book.add(key, key.cache_salt, self._pool.size(entry), age_from_s)
 
     def _left(self, key: Hashable) -> None:
         """Tell that a block left, unless another of its name has come since or is coming."""
         if self._pool.entry(key) is None and not self._pool.coming(key):
             self._gone(key)
 
-    def _compare(self, now_s: float) -> None:
-        """Make the book hold what LMCache holds, whatever was missed."""
-        self._compared_s = now_s
-        resident = dict(self._pool.resident())
-        for key in self._book:
-            if key not in resident:
+    def _compare(self, now_s: float) -> set[str]:
+        """Make the book hold what LMCache holds, whatever was missed, a piece at a time; return what differed."""
+        if self._notes.lost or now_s - self._compared_s >= COMPARE_S:
+            self._compared_s, self._notes.lost = now_s, False
+            self._to_compare = [*self._book, *(key for key, _ in self._pool.resident())]
+        changed: set[str] = set()
+        for key in self._to_compare[-COMPARED_AT_ONCE:]:
+            known, there = self._book.find(key) is not None, self._pool.entry(key) is not None
+            if known and not there:
                 self._book.remove(key)
                 self._left(key)
-        for key in resident:
-            if self._book.find(key) is None:
+            elif there and not known:
                 self._enter(key, now_s)
-        self._notes_lost = False
+            if known is not there:
+                changed.add(key.cache_salt)  # type: ignore[attr-defined]
+        del self._to_compare[-COMPARED_AT_ONCE:]
+        return changed
 
-    def _take_view(self) -> bool:
+    def _look_again(self, keyspace: str, choice: Choice, now_s: float) -> None:
+        """Plan when a scope that was just looked at has to be looked at again."""
+        scope, bound = self._book.scope(keyspace), self._bounds.get(keyspace)
+        locked_bytes = choice.locked.get(keyspace, 0)
+        self._locked.pop(keyspace, None)
+        if locked_bytes:
+            self._locked[keyspace] = locked_bytes
+        again_s = now_s + LOOK_S
+        moment_s = None if scope is None or bound is None else next_expiry_s(scope, bound, now_s, again_s)
+        if locked_bytes or keyspace in choice.failed:
+            moment_s = again_s if moment_s is None else min(moment_s, again_s)
+        self._agenda.plan(keyspace, moment_s)
+
+    def _take_view(self) -> set[str]:
+        """Put the view in force into effect; return the keyspaces for which it is another."""
         view = self._enforcement.view
         if view is self._view:
-            return False
+            return set()
         self._watch_view()
-        self._bounds = bounds_of(view, self._tier)
+        before, self._bounds = self._bounds, bounds_of(view, self._tier)
         self._guarantees = (0.0, {})
         self._evictions.retain(self._bounds)
         self._view = view
-        return True
+        differ = {keyspace for keyspace, bound in self._bounds.items() if before.get(keyspace) != bound}
+        return differ | (before.keys() - self._bounds.keys())
 
     def _watch_view(self) -> None:
         """Count what goes of keyspaces that left the policy: of each view, also of one that was replaced at once."""
@@ -365,10 +341,15 @@ class Governor:
             self._watched = now
 
     def _forget_names(self, now_s: float) -> None:
-        """Keep no name of an evicted block for longer than the block could have been kept."""
-        for keyspace, bound in self._bounds.items():
-            if bound.retention_s is not None:
+        """Keep no name of an evicted block for much longer than the block could have been kept; a share at a time."""
+        if not self._to_forget:
+            self._to_forget = list(self._bounds) if self._arc else []
+        share = len(self._bounds) // FORGET_SHARE + 1
+        for keyspace in self._to_forget[-share:]:
+            bound = self._bounds.get(keyspace)
+            if bound is not None and bound.retention_s is not None:
                 self._book.forget((keyspace,), now_s - bound.retention_s)
+        del self._to_forget[-share:]
 
     def _reclaim_abandoned(self) -> None:
         """Free what a writer reserved and never wrote: LMCache leaves that to eviction, and this is the only one.
@@ -397,14 +378,12 @@ class Governor:
         situation = Situation(
             self._bounds, self._guarantees[1], self._pool.staged_bytes(), self._pool.in_use, now_s, need_bytes
         )
-        choice = choose(self._book, situation, changed)
-        if changed is None:
-            self._locked_bytes = choice.locked_bytes
-        return choice
+        return choose(self._book, situation, changed)
 
-    def _evict(self, choice: Choice) -> None:
+    def _evict(self, choice: Choice) -> set[str]:
+        """Delete what was chosen; return the keyspaces of what could not be deleted."""
         if not choice.victims:
-            return
+            return set()
         removed: dict[Hashable, tuple[str, int]] = {}
         others: list[Hashable] = []
         for key, cause in choice.victims.items():
@@ -422,3 +401,8 @@ class Governor:
             if kept is not None:
                 scope = kept.keyspace if kept.keyspace in self._bounds else NOBODY
                 self._evictions.add(str(cause), keyspace=scope)
+        for key in choice.victims.keys() - deleted:
+            kept = self._book.find(key)
+            if kept is not None:
+                choice.failed.add(kept.keyspace)
+        return choice.failed

@@ -16,7 +16,8 @@ from lmcache.v1.memory_management import TensorMemoryObj
 from kvstrata_sidecar.adapter.runtime import acquire, release
 
 from . import pin
-from .governor import Governor, Note
+from .governor import Governor
+from .notes import Note
 from .params import MemoryParams
 from .pool import Pool
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
+from itertools import chain, islice
 from typing import Protocol
 
 
@@ -34,6 +35,9 @@ class Order(Protocol):
 
     def victims(self) -> Iterator[Hashable]:
         """Return all blocks, those that should go first first. The order must not change meanwhile."""
+
+    def eldest(self) -> Iterator[Hashable]:
+        """Return some blocks of which one is the least recently used."""
 
     def settle(self) -> None:
         """Note that room has been made for all that came so far."""
@@ -67,6 +71,10 @@ class Recency:
     def victims(self) -> Iterator[Hashable]:
         """Return the blocks, the least recently used first."""
         return iter(self._keys)
+
+    def eldest(self) -> Iterator[Hashable]:
+        """Return the least recently used block."""
+        return islice(self._keys, 1)
 
     def settle(self) -> None:
         """Do nothing: the order does not depend on it."""
@@ -150,6 +158,10 @@ class Arc:
             settled -= from_once
             came_back_often = False
             yield key
+
+    def eldest(self) -> Iterator[Hashable]:
+        """Return the least recently used block of either list."""
+        return chain(islice(self.once, 1), islice(self.often, 1))
 
     def forget(self, before_s: float = float("inf")) -> None:
         """Forget the names of blocks that were evicted before a moment."""

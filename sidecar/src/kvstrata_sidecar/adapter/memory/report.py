@@ -1,0 +1,29 @@
+"""What scopes hold in the memory, as the gate is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvstrata.contract.link import MAX_USAGE_ROWS, SCOPE_DIGITS, ScopeUsage
+
+from .book import Book
+from .bounds import Bounds
+
+
+def usage_rows(book: Book, bounds: Mapping[str, Bounds], tier: str) -> tuple[tuple[ScopeUsage, ...], int]:
+    """Return the largest scopes' use, those of no policy together, and how many scopes were left out."""
+    rows: list[ScopeUsage] = []
+    unknown_bytes = unknown_blocks = 0
+    for keyspace, scope in book.scopes():
+        bound = bounds.get(keyspace)
+        if bound is None:
+            unknown_bytes += scope.used_bytes
+            unknown_blocks += len(scope.blocks)
+            continue
+        name, guaranteed_bytes = keyspace[:SCOPE_DIGITS], bound.guaranteed_bytes or None
+        row = ScopeUsage(name, tier, scope.used_bytes, len(scope.blocks), bound.limit_bytes, guaranteed_bytes)
+        rows.append(row)
+    if unknown_blocks:
+        rows.append(ScopeUsage("", tier, unknown_bytes, unknown_blocks, limit_bytes=0))
+    rows.sort(key=lambda row: -row.used_bytes)
+    return tuple(rows[:MAX_USAGE_ROWS]), max(0, len(rows) - MAX_USAGE_ROWS)
