@@ -191,6 +191,30 @@ class TestALedgerThatIsLost:
         assert books.leases() == books.charged()
         assert driver.tier.counters()["drift_leases"] == 1
 
+    @pytest.mark.parametrize("blocks", [-6, 6], ids=["granted and never raised", "a server that fell back"])
+    def test_leases_that_were_lost_are_found_in_a_scope_that_is_in_use(
+        self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books, blocks: int
+    ) -> None:
+        limited(gate, 40 * VALUE_BYTES)
+        for number in range(60):
+            driver.store([block(KEYSPACE_A, spread(number))])
+        admin = redis_server.admin()
+        for bucket in (1, 5, 9):
+            if blocks > 0:
+                admin.hincrby(f"{bucket_prefix(DOMAIN, KEYSPACE_A, bucket)}:#s", "lease", blocks * VALUE_BYTES)
+            else:
+                admin.hincrby(books.ledger, f"b:{bucket}", -blocks * VALUE_BYTES)
+                admin.hincrby(books.ledger, "leased", -blocks * VALUE_BYTES)
+        driver.tier._sweeper.sweep(KEYSPACE_A)
+        number = 60
+        give_up_at_s = time.monotonic() + 20
+        while "drift_leases" not in driver.tier.counters():
+            assert time.monotonic() < give_up_at_s
+            number += 1
+            driver.store([block(KEYSPACE_A, spread(number % 256))])
+        until(lambda: books.totals().holds(40 * VALUE_BYTES), books.totals)
+        assert books.leases() == books.charged()
+
     def test_what_was_yielded_or_granted_under_an_older_ledger_counts_no_more(
         self,
         driver: Driver,

@@ -23,6 +23,7 @@ from kvstrata.contract.cacheview import CacheView
 from kvstrata.contract.keys import BUCKETS, bucket_prefix, claim_key
 
 from .audit import audit_bucket
+from .drift import LeaseDrift
 from .enforcement import Enforcement, Permit
 from .ledger import Ledgers
 from .plaintext import Plaintext
@@ -122,7 +123,7 @@ class Sweeper(threading.Thread):
         self._usage: dict[str, tuple[float, int, int]] = {}
         self._sweep_at_s = 0.0
         self._sweeps: dict[str, int] = {}
-        self._mismatched: dict[str, ScopeView] = {}
+        self._drift = LeaseDrift(clock)
 
     def touch(self, place: Place) -> None:
         """Note that a block was read; passed on within about a second, once for all reads until then."""
@@ -227,9 +228,13 @@ class Sweeper(threading.Thread):
                 pending.urgent |= dict.fromkeys(keyspace for keyspace, budgets in view.keyspaces.items() if budgets)
         if changed:
             with self._lock:
-                for book in (self._sweeps, self._mismatched, self._usage):
+                for book in (self._sweeps, self._usage):
                     for gone in book.keys() - view.keyspaces.keys():
                         del book[gone]
+                self._drift.retain(view.keyspaces.keys())
+        for keyspace in self._drift.due():
+            with self._each():
+                self._look_again(keyspace)
         for keyspace in pending.urgent:
             with self._each():
                 self.sweep(keyspace)
@@ -337,17 +342,27 @@ class Sweeper(threading.Thread):
             self.urge(keyspace)
         if bounds.divided:
             self._ledgers.give_back(transport, keyspace, bounds)
+        self._compare_leases(transport, keyspace, bounds)
+
+    def _compare_leases(self, transport: Transport, keyspace: str, bounds: Bounds) -> None:
         scope = self._ledgers.view(transport, keyspace)
-        if scope.ledger.version == 0 or scope.ledger.by_bucket == scope.leases:
-            self._mismatched.pop(keyspace, None)
-            return
-        before = self._mismatched.pop(keyspace, None)
-        if before is not None and before.ledger == scope.ledger and before.leases == scope.leases:
-            # Twice the same in two sweeps: nobody is in the middle of a grant, somebody died in one.
+        if self._drift.found(keyspace, scope):
             self._count("drift_leases", 1, keyspace)
             self._ledgers.rebuild(transport, keyspace, scope.ledger.version)
-        else:
-            self._mismatched[keyspace] = scope
+            # A bucket that had more than it was charged for may have brought the scope above its limit.
+            above = self._ledgers.view(transport, keyspace).above(bounds.limit_bytes)
+            if above and self._ledgers.settle(transport, keyspace, bounds) > 0:
+                self.urge(keyspace)
+
+    def _look_again(self, keyspace: str) -> None:
+        bounds = self._hooks.bounds(keyspace)
+        permit = self._enforcement.enter(keyspace, self._abort)
+        if isinstance(permit, Permit):
+            try:
+                if bounds is not None:
+                    self._compare_leases(self._connected(), keyspace, bounds)
+            finally:
+                permit.release()
 
     def _claim(self, transport: Transport, keyspace: str) -> bool:
         """Whether this scope is this process' to sweep in this interval."""
