@@ -10,7 +10,7 @@ import pytest
 from kvstrata.contract.link import SCOPE_DIGITS, ScopeUsage
 from kvstrata.objects.quantities import MIB
 from kvstrata.plan.usage import TOLD_EVERY_S, _rounded, _size
-from tests.support.objects import cpu_tier, group, invalidation, model, pod, policy, redis_tier
+from tests.support.objects import cpu_tier, domain, group, invalidation, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 
 TCP = "TenantCachePolicy"
@@ -125,6 +125,22 @@ def test_a_group_tells_what_its_members_hold_together_and_they_do_not() -> None:
     tell(simulation, "pod-0", *holds(simulation, "a", cpu=8 * MIB))
     assert usage(simulation, "lab", "TenantGroup")["used"] == "~8Mi"
     assert usage(simulation, "a") == usage(simulation, "b") == {}
+
+
+def test_the_domain_tells_what_the_public_scope_holds_and_may_hold() -> None:
+    public = domain(publicBudget={"tiers": BUDGETS})
+    simulation = at_rest(public, policy("a", isolation="Public"), policy("b", isolation="Public"))
+    assert usage(simulation, "default", "CacheDomain")["limit"] == "96Mi"
+    assert tell(simulation, "pod-0", *holds(simulation, "a", shared=8 * MIB)) == 1
+    told = usage(simulation, "default", "CacheDomain")
+    assert (told["used"], told["tiers"][1]["used"]) == ("~8Mi", "~8Mi")
+    assert usage(simulation, "a") == usage(simulation, "b") == {}
+    simulation.now += timedelta(seconds=TOLD_EVERY_S)
+    assert tell(simulation, "pod-0", *holds(simulation, "a", shared=9 * MIB)) == 0, "not off by a good part"
+    simulation.put(invalidation("now", scope={"all": True}))
+    simulation.come_to_rest()
+    assert "used" not in usage(simulation, "default", "CacheDomain")
+    assert simulation.unsettled() == {}
 
 
 @pytest.mark.parametrize("kind", ["generation", "invalidation"])

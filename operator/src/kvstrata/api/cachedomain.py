@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, StringConstraints
 
 from kvstrata.api.base import AGE, ApiModel, Column, KindInfo, Resource, Rule, StatusModel, condition_column
-from kvstrata.api.common import Budget, Count, Duration, Hex, PodCount, Revision, ScopeStatus, Status, TierBudget
+from kvstrata.api.common import Budget, Count, Duration, Hex, PodCount, Revision, ScopeStatus, Status, TierBudget, Usage
 from kvstrata.api.markers import Between
 
 DOMAIN_NAME = "default"
@@ -114,6 +114,9 @@ class CacheDomainStatus(Status):
 
     scope: ScopeStatus | None = None
     """The Public scope and its epoch."""
+
+    usage: Usage | None = None
+    """Usage of the Public scope, rounded and refreshed rarely."""
 
     bundle_revision: Revision | None = None
     """Highest revision of any bundle of this domain."""

@@ -9,7 +9,8 @@ from kvstrata.api.base import API_VERSION
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import DomainReason
-from kvstrata.contract.keyspace import PUBLIC_SCOPE
+from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.keyspace import PUBLIC_SCOPE, derive_keyspace
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
@@ -21,6 +22,7 @@ from .datakeys import plan_data_keys
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, rules_are_committed
 from .scopes import fresh_epoch, held
 from .types import Create, Decision, EnsureSecret, Material, Plan
+from .usage import usage_status
 
 DOMAIN_ID_BYTES = 8
 
@@ -38,6 +40,7 @@ def plan_domain(world: World, now: datetime) -> Plan:
         fields = {
             "domainID": domain.status.domain_id or world.entropy[16 : 16 + DOMAIN_ID_BYTES].hex(),
             "scope": epoch.to_status(),
+            "usage": None,
         }
         waiting = Decision(DomainReason.CREATING, "the domain's identity was drawn")
         return Plan(
@@ -85,7 +88,12 @@ def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
             ENFORCED, DomainReason.NOT_COMMITTED, f"the bundle of CachedModel {', '.join(behind[:3])} is being written"
         )
     pending = Decision(enforced.reason, enforced.message) if enforced.status == "False" else None
-    fields = {"bundleRevision": revision, "podsAcked": total.acked, "podsLive": total.live}
+    fields: dict[str, object] = {
+        "bundleRevision": revision,
+        "podsAcked": total.acked,
+        "podsLive": total.live,
+        "usage": _usage(world, domain, now),
+    }
     ready = Decision(DomainReason.READY, "the domain has its identity and key")
     wrong = budgets.problem(world, domain.spec.public_tiers, "spec.publicBudget.tiers")
     findings = (*kstatus(wrong, pending, ready), enforced, _within_budget(world, domain, wrong))
@@ -97,6 +105,13 @@ def _within_budget(world: World, domain: CacheDomain, wrong: Decision | None) ->
     if wrong:
         return false(ConditionType.WITHIN_BUDGET, wrong.reason, wrong.message)
     return within_budget(world, domain.spec.public_tiers, world.models.values(), "the public scope has no limit")
+
+
+def _usage(world: World, domain: CacheDomain, now: datetime) -> dict[str, object] | None:
+    told = domain.status.scope
+    keyspace = derive_keyspace(world.domain_key, PUBLIC_SCOPE, told.epoch) if told and world.domain_key else None
+    budgets = [TierBudget(b.name, b.limit_bytes, b.guaranteed_bytes or None) for b in domain.spec.public_tiers]
+    return usage_status(world, keyspace, budgets, world.models, domain.status.usage, now)
 
 
 def _inhabited(world: World) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
+from kvstrata.api.cachedomain import DOMAIN_NAME
 from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, Phase
 from kvstrata.api.common import ScopeStatus
 from kvstrata.api.reasons import InvalidationReason
@@ -115,9 +115,8 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
         if status is None or status.epoch != rolled.old_epoch or rolled.new_epoch is None:
             continue
         epoch = {"kind": str(scope.kind), "name": scope.name, "epoch": rolled.new_epoch, "rolls": status.rolls + 1}
-        # What the scope held under the old epoch says nothing of the new one; a domain tells no usage.
-        forgotten = {"usage": None} if holder.kind != CacheDomain.INFO.kind else {}
-        writes.append(StatusWrite(holder, version, {"scope": epoch, **forgotten}))
+        # What the scope held under the old epoch says nothing of the new one.
+        writes.append(StatusWrite(holder, version, {"scope": epoch, "usage": None}))
     if writes:
         followers = _followers(world)
         return Plan(statuses=tuple(writes), enqueue=(*followers, _key(invalidation)))

@@ -82,7 +82,7 @@ def usage_status(
 
 
 def holders_of_news(world: World, model: str, now: datetime) -> frozenset[Key]:
-    """Return the policies and groups whose usage in status is off by what the pods of a model say."""
+    """Return the policies, groups and the domain whose usage in status is off by what the pods of a model say."""
     committed = world.bundles.get(model)
     if committed is None:
         return frozenset()
@@ -99,6 +99,8 @@ def holders_of_news(world: World, model: str, now: datetime) -> frozenset[Key]:
             holder = world.policies.get(world.policy_names.get(entry.policy, ""))
         elif entry.scope.kind is ScopeKind.GROUP:
             holder = world.groups.get(entry.scope.name)
+        elif entry.scope.kind is ScopeKind.PUBLIC:
+            holder = world.domain
         shown: Usage | None = holder.status.usage if holder is not None else None
         at = shown.observed_at if shown else None
         due = at is None or (now - at).total_seconds() >= TOLD_EVERY_S
