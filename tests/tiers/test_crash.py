@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import BlockKey
+from kvstrata.contract.keys import BlockKey, claim_key
 from kvstrata.contract.value import value_bytes
 from kvstrata_sidecar.adapter import protocol
 from kvstrata_sidecar.adapter.ledger import Ledgers
@@ -323,6 +323,45 @@ class TestAServerThatForgets:
         driver.tier._sweeper.sweep(KEYSPACE_A)
         assert books.totals().holds(5 * VALUE_BYTES)
         books.assert_consistent()
+
+    def test_a_limit_where_there_was_none_is_put_through_on_a_full_server(
+        self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
+    ) -> None:
+        driver.store([block(KEYSPACE_A, number * 6) for number in range(40)])
+        redis_server.admin().config_set("maxmemory", 1)
+        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=10 * VALUE_BYTES),))
+        give_up_at_s = time.monotonic() + 15
+        while not books.totals().holds(10 * VALUE_BYTES):
+            assert time.monotonic() < give_up_at_s, (books.totals(), driver.tier.counters())
+            time.sleep(0.02)
+        assert "sweep_errors" not in driver.tier.counters()
+        books.assert_consistent()
+
+    def test_a_ledger_that_is_lost_on_a_full_server_is_rebuilt(
+        self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
+    ) -> None:
+        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=20 * VALUE_BYTES),))
+        driver.store([block(KEYSPACE_A, number * 6) for number in range(20)])
+        redis_server.admin().config_set("maxmemory", 1)
+        books.lose_ledger()
+        transport = driver.tier._transport()
+        driver.tier._shared.ledgers.rebuild(transport, KEYSPACE_A, 0)
+        transport.close()
+        assert books.live()
+        assert books.leases() == books.charged()
+
+    def test_the_turn_of_all_scopes_works_on_a_full_server(
+        self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
+    ) -> None:
+        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", retention_s=1),))
+        driver.store([block(KEYSPACE_A, number * 6) for number in range(20)])
+        time.sleep(1.1)
+        redis_server.admin().delete(claim_key(DOMAIN, KEYSPACE_A))
+        redis_server.admin().config_set("maxmemory", 1)
+        driver.tier._sweeper._sweep_at_s = 0.0
+        driver.tier._sweeper.turn()
+        assert not books.entries()
+        assert "sweep_errors" not in driver.tier.counters()
 
     def test_a_value_that_somebody_deleted_is_a_miss_and_is_stored_again(
         self, driver: Driver, redis_server: RedisProcess, books: Books

@@ -168,3 +168,14 @@ def test_a_division_that_is_lost_is_made_anew_from_what_is_in_use(
         in_use = division.a.totals().used + division.b.totals().used
         assert in_use <= CAPACITY, number
     assert in_use >= CAPACITY * 3 // 4, "room is not wasted"
+
+
+def test_on_a_full_server_borrowers_still_give_back(division: Division, redis_server: RedisProcess) -> None:
+    division.allow()
+    division.store(KEYSPACE_B, range(38))
+    redis_server.admin().config_set("maxmemory", 1)
+    division.allow(a=20)
+    division.sweep()
+    division.sweep()
+    assert division.b.totals().used <= 20 * VALUE_BYTES
+    assert "sweep_errors" not in division.driver.tier.counters()

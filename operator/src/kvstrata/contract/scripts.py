@@ -28,6 +28,7 @@ script has to work on a server that is full: there the first write decides wheth
 | share | room, turn | `ok`, leased; `void`, version |
 | room | `grow`, `mark` or `set`, keyspace, guaranteed, wanted, capacity, turn, keep, leased, given, told | room, turn, bytes beyond the capacity |
 | revoke | revision, keyspaces | revision |
+| claim | token, milliseconds | 1 if it is whose token it is |
 """  # noqa: E501
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from typing import Literal
 
 Name = Literal[
     "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "recount", "clamp", "drop", "oust", "yield",
-    "raise", "adopt", "grant", "return", "rebuild", "share", "room", "revoke",
+    "raise", "adopt", "grant", "return", "rebuild", "share", "room", "revoke", "claim",
 ]  # fmt: skip
 
 BUCKET_SCRIPTS: tuple[Name, ...] = (
@@ -48,7 +49,7 @@ BUCKET_SCRIPTS: tuple[Name, ...] = (
     "raise", "adopt",
 )  # fmt: skip
 LEDGER_SCRIPTS: tuple[Name, ...] = ("grant", "return", "rebuild", "share")
-DOMAIN_SCRIPTS: tuple[Name, ...] = ("room", "revoke")
+DOMAIN_SCRIPTS: tuple[Name, ...] = ("room", "revoke", "claim")
 
 COMMANDS: tuple[str, ...] = (
     "asking", "auth", "cluster|slots", "eval", "evalsha", "get", "getrange", "hdel", "hexists", "hget", "hgetall",

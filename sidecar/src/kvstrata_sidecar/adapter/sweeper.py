@@ -367,9 +367,8 @@ class Sweeper(threading.Thread):
     def _claim(self, transport: Transport, keyspace: str) -> bool:
         """Whether this scope is this process' to sweep in this interval."""
         key = claim_key(self._domain, keyspace).encode()
-        ttl = b"%d" % int(self._interval_s * 750)
-        (answer,) = transport.ask([Command(key, (b"SET", key, self._token, b"NX", b"PX", ttl))])
-        return bool(answer == b"OK")
+        (mine,) = transport.ask([call("claim", key, self._token, int(self._interval_s * 750), read=read_number)])
+        return bool(mine)
 
     @contextmanager
     def _each(self) -> Iterator[None]:

@@ -11,6 +11,11 @@ local function whole(number)
   return string.format('%.0f', number)
 end
 
+-- On a full server the first write of a script must be one that takes no memory; then all others are allowed.
+local function free_first()
+  redis.call('HDEL', ledger, '-')
+end
+
 local known = redis.call('HMGET', ledger, 'v', 'void', 'replid', 'leased', 'at')
 local version, leased = tonumber(known[1] or 0), tonumber(known[4] or 0)
 local live = known[1] and not known[2] and known[3] == replication

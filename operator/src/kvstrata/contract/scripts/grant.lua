@@ -16,6 +16,7 @@ if room < minimum then
   return {'exhausted', whole(math.max(0, room))}
 end
 local granted = math.min(wanted, room)
+free_first()
 redis.call('HINCRBY', ledger, 'b:' .. ARGV[1], whole(granted))
 redis.call('HSET', ledger, 'leased', whole(leased + granted), 'limit', ARGV[4], 'at', whole(now))
 if redis.call('PTTL', ledger) < tonumber(ARGV[5]) then

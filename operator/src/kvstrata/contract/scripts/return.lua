@@ -6,7 +6,7 @@ local amount = math.min(tonumber(ARGV[2]), tonumber(redis.call('HGET', ledger, b
 if amount <= 0 then
   return 'ok'
 end
-redis.call('HDEL', ledger, '-')
+free_first()
 redis.call('HINCRBY', ledger, bucket, whole(-amount))
 redis.call('HSET', ledger, 'leased', whole(leased - amount), 'at', whole(now))
 return 'ok'

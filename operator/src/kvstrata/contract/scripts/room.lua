@@ -48,5 +48,7 @@ else
     total = others + room
   end
 end
+-- Also on a full server, where giving room back is what frees memory: first a write that takes none.
+redis.call('HDEL', KEYS[1], '-')
 redis.call('HSET', KEYS[1], keyspace, string.format('%.0f:%.0f:%.0f:%.0f', guaranteed, room, last, now))
 return {string.format('%.0f', room), string.format('%.0f', last), string.format('%.0f', math.max(0, total - capacity))}
