@@ -12,6 +12,7 @@ from kvstrata.contract.cacheview import CacheView
 from kvstrata.contract.keys import rooms_key
 from kvstrata.contract.link import apply_request
 from kvstrata.contract.value import value_bytes
+from kvstrata_sidecar.adapter.protocol import call, read_numbers
 from kvstrata_sidecar.adapter.scope import Share
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
@@ -61,8 +62,22 @@ class Division:
         for keyspace in (KEYSPACE_A, KEYSPACE_B):
             self.driver.tier._sweeper.sweep(keyspace)
 
+    def tidy(self) -> int:
+        """Add the rooms up anew; return what differed."""
+        transport = self.driver.tier._transport()
+        try:
+            return self.driver.tier._shared.ledgers.rooms.tidy(transport)
+        finally:
+            transport.close()
+
+    def turn(self) -> None:
+        """Have the sweeper do what is due, without the sweep that is due once an interval."""
+        sweeper = self.driver.tier._sweeper
+        sweeper._closed, sweeper._sweep_at_s = False, time.monotonic() + 60
+        sweeper.turn()
+
     def rooms(self) -> list[int]:
-        return [int(entry.split(b":")[1]) for entry in self._server.admin().hvals(rooms_key(DOMAIN))]
+        return [int(entry.split(b":")[1]) for entry in self._server.admin().hvals(rooms_key(DOMAIN)) if b":" in entry]
 
 
 @pytest.fixture
@@ -121,7 +136,8 @@ def test_a_keyspace_that_left_the_policy_keeps_no_guarantee(division: Division, 
     division.allow(a=30)
     division.sweep()
     long_ago_ms = int(time.time() * 1000) - 3_600_000
-    redis_server.admin().hset(rooms_key(DOMAIN), KEYSPACE_A, f"{30 * VALUE_BYTES}:{2 * VALUE_BYTES}:9:{long_ago_ms}")
+    redis_server.admin().hset(rooms_key(DOMAIN), KEYSPACE_A, f"{30 * VALUE_BYTES}:{2 * VALUE_BYTES}:9:{long_ago_ms}:0")
+    division.tidy()
     division.store(KEYSPACE_B, range(39))
     assert 34 * VALUE_BYTES <= division.b.totals().used <= 38 * VALUE_BYTES, "but what its blocks take"
 
@@ -129,7 +145,7 @@ def test_a_keyspace_that_left_the_policy_keeps_no_guarantee(division: Division, 
 def test_a_change_that_was_decided_in_an_earlier_turn_comes_too_late(division: Division) -> None:
     division.allow()
     division.store(KEYSPACE_B, range(10))
-    rooms = division.driver.tier._shared.ledgers._rooms
+    rooms = division.driver.tier._shared.ledgers.rooms
     bounds = division.driver.tier._bounds(KEYSPACE_B)
     assert bounds is not None
     connection = division.driver.tier._transport()
@@ -160,7 +176,7 @@ def test_a_division_that_is_lost_is_made_anew_from_what_is_in_use(
     elif how == "lost with the ledger":
         division.b.lose_ledger()
     division.driver.store([block(KEYSPACE_A, spread(number)) for number in range(4, 40)])
-    for _ in range(2):  # until then nobody can know of what the other has
+    for _ in range(4):  # until then nobody can know of what the other has
         division.sweep()
     for number in range(40, 60):
         division.store(KEYSPACE_A, [number])
@@ -179,3 +195,58 @@ def test_on_a_full_server_borrowers_still_give_back(division: Division, redis_se
     division.sweep()
     assert division.b.totals().used <= 20 * VALUE_BYTES
     assert "sweep_errors" not in division.driver.tier.counters()
+
+
+def test_a_new_guarantee_is_taken_from_who_borrowed_and_nobody_else_is_swept(
+    division: Division, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    division.allow()
+    division.store(KEYSPACE_B, range(38))
+    division.turn()
+    swept: list[str] = []
+    monkeypatch.setattr(division.driver.tier._sweeper, "_sweep", lambda keyspace, *_: swept.append(keyspace))
+    division.allow(a=20)
+    division.turn()
+    assert division.b.totals().used <= 20 * VALUE_BYTES
+    assert division.store(KEYSPACE_A, range(20)) == 20
+    assert swept == []
+
+
+def test_what_a_call_costs_does_not_depend_on_how_many_scopes_there_are(
+    division: Division, redis_server: RedisProcess
+) -> None:
+    admin, rooms = redis_server.admin(), rooms_key(DOMAIN)
+    division.allow()
+    now_ms = int(time.time() * 1000)
+    admin.hset(rooms, mapping={f"{number:032x}": f"1:1:1:{now_ms}:0" for number in range(2000)})
+    ledgers, bounds = division.driver.tier._shared.ledgers, division.driver.tier._bounds(KEYSPACE_B)
+    assert bounds is not None
+    transport = division.driver.tier._transport()
+    admin.config_resetstat()
+    ledgers.rooms.grow(transport, KEYSPACE_B, bounds, Share(0, 0, 0), VALUE_BYTES)
+    ledgers.rooms.charge(transport, KEYSPACE_B, bounds, Share(0, 0, 0))
+    transport.close()
+    walks = {"cmdstat_hgetall", "cmdstat_hscan", "cmdstat_hvals", "cmdstat_hkeys"}
+    assert not walks & set(admin.info("commandstats"))
+
+
+def test_the_sum_is_added_up_in_steps_while_rooms_change(division: Division, redis_server: RedisProcess) -> None:
+    admin, rooms = redis_server.admin(), rooms_key(DOMAIN)
+    now_ms = int(time.time() * 1000)
+    admin.hset(rooms, mapping={f"{number:032x}": f"{number % 7}:3:1:{now_ms}:0" for number in range(3000)})
+    division.allow(a=2)
+    division.store(KEYSPACE_B, range(4))
+    transport = division.driver.tier._transport()
+    cursor, walk, steps = 0, 0, 0
+    while cursor or not steps:
+        step = call("tidy", rooms.encode(), cursor, walk, 256, 10**9, 10**10, read=lambda reply: read_numbers(reply, 3))
+        ((cursor, walk, _),) = transport.ask([step])
+        steps += 1
+        if steps % 3 == 0:
+            division.store(KEYSPACE_B, [10 + steps])
+            division.sweep()
+    transport.close()
+    assert steps > 5
+    entries = [entry.split(b":") for entry in admin.hvals(rooms) if b":" in entry]
+    assert int(admin.hget(rooms, "sum") or 0) == sum(max(int(one[0]), int(one[1])) for one in entries)
+    assert division.tidy() == 0

@@ -27,6 +27,7 @@ from kvstrata.contract.value import HEADER_BYTES, Header, associated_data, pack_
 
 DOMAIN, KEYSPACE = "d" * 16, "a" * 32
 ALL = (*scripts.BUCKET_SCRIPTS, *scripts.LEDGER_SCRIPTS, *scripts.DOMAIN_SCRIPTS)
+COMMON = ("_bucket", "_ledger", "_rooms")
 FOLDER = REPOSITORY / "operator/src/kvstrata/contract/scripts"
 
 headers = st.builds(
@@ -102,7 +103,7 @@ class TestValues:
 
 class TestScripts:
     def test_every_file_is_a_script_or_what_scripts_have_in_common(self) -> None:
-        assert {path.stem for path in FOLDER.glob("*.lua")} == {*ALL, "_bucket", "_ledger"}
+        assert {path.stem for path in FOLDER.glob("*.lua")} == {*ALL, *COMMON}
 
     @pytest.mark.parametrize("name", ALL)
     def test_a_script_is_known_by_the_digest_of_what_is_sent(self, name: scripts.Name) -> None:
@@ -113,7 +114,7 @@ class TestScripts:
     def test_the_data_user_may_run_what_is_run_and_nothing_else(self) -> None:
         called = {
             found.lower()
-            for name in (*ALL, "_bucket", "_ledger")
+            for name in (*ALL, *COMMON)
             for found in re.findall(r"redis\.p?call\('(\w+)'", scripts.source(name).decode())
         }
         sent = set()
@@ -135,7 +136,7 @@ class TestScripts:
         assert pack_header(b"k", Header(1, True))[4:5] == b"\1"
 
     def test_no_script_takes_another_clock_than_the_servers(self) -> None:
-        for name in (*ALL, "_bucket", "_ledger"):
+        for name in (*ALL, *COMMON):
             assert "os." not in scripts.source(name).decode()
 
     @pytest.mark.parametrize("image", ["operator", "sidecar"])

@@ -20,7 +20,8 @@ block's does:
 Moments are milliseconds of the server's clock, bytes are of whole values. Of a scope there is one ledger of leases
 `kvs1:<domain>:{<keyspace>}:#l` and a claim `#w` beside it (who sweeps now); of a domain the sorted set of revoked
 keyspaces `kvs1:<domain>:{revoked}:#k` with the highest revision that revoked one, `#v`; of a tier whose capacity is
-divided among scopes the hash of their rooms `kvs1:<domain>:{tier}:#t`.
+divided among scopes the hash of their rooms `kvs1:<domain>:{tier}:#t`, with the claims `#w` of whoever adds it up and
+`#g` of whoever takes back what is lent for a new guarantee.
 """
 
 from __future__ import annotations
@@ -92,6 +93,11 @@ def revoked_key(domain: str) -> str:
 def rooms_key(domain: str) -> str:
     """Return the name of what a tier's capacity is divided into."""
     return f"{KEY_PREFIX}:{domain}:{{tier}}:#t"
+
+
+def rooms_claim_key(domain: str, what: str) -> str:
+    """Return the name of the claim of whoever does something for a whole tier, `what` being a letter."""
+    return f"{KEY_PREFIX}:{domain}:{{tier}}:#{what}"
 
 
 def parse_block_key(text: str) -> BlockKey | None:

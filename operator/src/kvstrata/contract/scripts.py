@@ -27,6 +27,7 @@ script has to work on a server that is full: there the first write decides wheth
 | rebuild | `begin`, version seen, at least, patience; or `finish`, version, keep, lease of each bucket | `void`, `busy` or `live`, version |
 | share | room, turn | `ok`, leased; `void`, version |
 | room | `grow`, `mark` or `set`, keyspace, guaranteed, wanted, capacity, turn, keep, leased, given, told | room, turn, bytes beyond the capacity |
+| tidy | cursor, walk, count, stale, keep | next cursor, walk, drift of the sum |
 | revoke | revision, keyspaces | revision |
 | claim | token, milliseconds | 1 if it is whose token it is |
 """  # noqa: E501
@@ -41,7 +42,8 @@ from typing import Literal
 
 Name = Literal[
     "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "recount", "clamp", "drop", "oust", "yield",
-    "raise", "adopt", "grant", "return", "rebuild", "share", "room", "revoke", "claim",
+    "raise", "adopt", "grant", "return", "rebuild", "share", "room", "tidy", "revoke",
+    "claim",
 ]  # fmt: skip
 
 BUCKET_SCRIPTS: tuple[Name, ...] = (
@@ -49,7 +51,7 @@ BUCKET_SCRIPTS: tuple[Name, ...] = (
     "raise", "adopt",
 )  # fmt: skip
 LEDGER_SCRIPTS: tuple[Name, ...] = ("grant", "return", "rebuild", "share")
-DOMAIN_SCRIPTS: tuple[Name, ...] = ("room", "revoke", "claim")
+DOMAIN_SCRIPTS: tuple[Name, ...] = ("room", "tidy", "revoke", "claim")
 
 COMMANDS: tuple[str, ...] = (
     "asking", "auth", "cluster|slots", "eval", "evalsha", "get", "getrange", "hdel", "hexists", "hget", "hgetall",
@@ -57,6 +59,13 @@ COMMANDS: tuple[str, ...] = (
     "strlen", "time", "unlink", "zadd", "zcard", "zmscore", "zrange", "zrem", "zscore",
 )  # fmt: skip
 """Every command that the data plane's user runs, by itself or in scripts; the server checks both alike."""
+
+_COMMON = {
+    **dict.fromkeys(BUCKET_SCRIPTS, "_bucket"),
+    **dict.fromkeys(LEDGER_SCRIPTS, "_ledger"),
+    "room": "_rooms",
+    "tidy": "_rooms",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +80,7 @@ class Script:
 @cache
 def script(name: Name) -> Script:
     """Return a script, with what its family has in common in front."""
-    common = "_bucket" if name in BUCKET_SCRIPTS else "_ledger" if name in LEDGER_SCRIPTS else None
+    common = _COMMON.get(name)
     text = (source(common) if common else b"") + source(name)
     return Script(name, text, hashlib.sha1(text, usedforsecurity=False).hexdigest().encode())
 

@@ -77,7 +77,7 @@ class Ledgers:
         self._clock = clock
         self._window_ms = window_ms
         self._pause = pause
-        self._rooms = Rooms(domain)
+        self.rooms = Rooms(domain)
         self._lock = threading.Lock()
         self._foresight: dict[tuple[str, int], tuple[float, int]] = {}
 
@@ -173,7 +173,7 @@ class Ledgers:
             if status == "exhausted":
                 return 0
             if share is not None:
-                if self._rooms.grow(transport, keyspace, bounds, share, minimum):
+                if self.rooms.grow(transport, keyspace, bounds, share, minimum):
                     continue
                 return 0
             if status == "ok":
@@ -220,7 +220,7 @@ class Ledgers:
             return self.view(transport, keyspace).ledger.leased
 
         share = self.view(transport, keyspace).ledger.share
-        self._rooms.shrink(transport, keyspace, bounds, share, settle)
+        self.rooms.shrink(transport, keyspace, bounds, share, settle)
 
     def _make_room(self, transport: Transport, place: Place, size: int, missing: int, bounds: Bounds) -> int | None:
         """Find room for a block; return which blocks of its own bucket may go for it, None if there is no room."""

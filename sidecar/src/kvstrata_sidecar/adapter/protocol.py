@@ -144,6 +144,12 @@ def call(name: Name, key: bytes, *arguments: bytes | int, read: Callable[[Reply]
     return Command(key, (b"EVALSHA", loaded.sha, *rest), read, (b"EVAL", loaded.text, *rest))
 
 
+def claim(transport: Transport, key: bytes, token: bytes, ttl_ms: int) -> bool:
+    """Claim for a while what only one process shall do; whether it is this one's."""
+    (mine,) = transport.ask([call("claim", key, token, ttl_ms, read=read_number)])
+    return bool(mine)
+
+
 def state_key(base: bytes) -> bytes:
     """Return the name of a bucket's state."""
     return base + b":#s"

@@ -8,17 +8,23 @@ a turn of its own, so that whatever was decided in an earlier one comes too late
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from itertools import islice
 
 from kvstrata.contract.keys import ledger_key, rooms_key
 
 from .protocol import Bounds, Transport, call, read_list, read_number, read_numbers, read_text
 from .scope import Share
-from .wire import Reply
+from .wire import Command, FramingError, Reply
 
 ROOM_KEEP_MS = 7 * 86_400_000
 """How long the room of a scope stays charged that is in no policy any more; its blocks are expected to be gone then."""
 
+STALE_MS = 900_000
+"""How long the guarantee of a scope holds that no sweep renews: it is in no policy any more."""
+
+SCOPES_PER_COMMAND = 512
+SCOPES_PER_STEP = 256
 LOAN_SHARE = 256
 """A loan is this part of the capacity more than what is needed."""
 
@@ -66,6 +72,37 @@ class Rooms:
         if self._tell(transport, keyspace, target, turn) and (leased <= target or settle(target) <= target):
             self._ask(transport, b"set", keyspace, bounds, target, turn)
 
+    def charge(self, transport: Transport, keyspace: str, bounds: Bounds, share: Share) -> None:
+        """Have the tier know what is guaranteed to a scope now, and what it has."""
+        self._ask(transport, b"mark", keyspace, bounds, 0, share=share)
+
+    def excess(self, transport: Transport, capacity_bytes: int) -> int:
+        """Return by how many bytes guarantees and loans exceed the capacity."""
+        (charged,) = transport.ask([Command(self._key, (b"HGET", self._key, b"sum"), _read_optional)])
+        return max(0, (charged or 0) - capacity_bytes)
+
+    def borrowers(self, transport: Transport, guaranteed: Mapping[str, int]) -> list[str]:
+        """Return which of these scopes have more room than is guaranteed to them, who borrowed most first."""
+        names = iter(guaranteed)
+        lent: dict[str, int] = {}
+        while batch := list(islice(names, SCOPES_PER_COMMAND)):
+            asked = (b"HMGET", self._key, *(name.encode() for name in batch))
+            (entries,) = transport.ask([Command(self._key, asked, _reads_entries(len(batch)))])
+            lent |= {name: room - guaranteed[name] for name, room in zip(batch, entries, strict=True)}
+        return sorted((name for name, size in lent.items() if size > 0), key=lambda name: -lent[name])
+
+    def tidy(self, transport: Transport) -> int:
+        """Add the rooms of all scopes up anew, and end the guarantees of those in no policy; return what differed."""
+        cursor, walk, begun = 0, 0, False
+        while cursor or not begun:
+            step = call(
+                "tidy", self._key, cursor, walk, SCOPES_PER_STEP, STALE_MS, ROOM_KEEP_MS,
+                read=lambda reply: read_numbers(reply, 3),
+            )  # fmt: skip
+            ((cursor, walk, drift),) = transport.ask([step])
+            begun = True
+        return int(drift)
+
     def _ask(
         self,
         transport: Transport,
@@ -96,3 +133,18 @@ class Rooms:
 def _read_share(reply: Reply) -> tuple[str, int]:
     status, number = read_list(reply, 2)
     return read_text(status), read_number(number)
+
+
+def _read_optional(reply: Reply) -> int | None:
+    return None if reply is None else read_number(reply)
+
+
+def _reads_entries(count: int) -> Callable[[Reply], list[int]]:
+    return lambda reply: [0 if one is None else _read_room(one) for one in read_list(reply, count)]
+
+
+def _read_room(reply: Reply) -> int:
+    parts = read_text(reply).split(":")
+    if len(parts) < 4 or not parts[1].isdigit():
+        raise FramingError("the room of a scope is malformed")
+    return int(parts[1])

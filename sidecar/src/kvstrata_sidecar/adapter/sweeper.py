@@ -27,7 +27,8 @@ from .drift import LeaseDrift
 from .enforcement import Enforcement, Permit
 from .ledger import Ledgers
 from .plaintext import Plaintext
-from .protocol import Bounds, Place, Transport, call, read_list, read_number, read_numbers, read_text, state_key
+from .protocol import Bounds, Place, Transport, call, claim, read_list, read_number, read_numbers, read_text, state_key
+from .reclaim import Reclaim
 from .scope import ScopeView
 from .settling import Settling
 from .wire import Command, Reply, ReplyError, TransportError
@@ -124,6 +125,7 @@ class Sweeper(threading.Thread):
         self._sweep_at_s = 0.0
         self._sweeps: dict[str, int] = {}
         self._drift = LeaseDrift(clock)
+        self._reclaim = Reclaim(domain, ledgers.rooms, token, clock)
 
     def touch(self, place: Place) -> None:
         """Note that a block was read; passed on within about a second, once for all reads until then."""
@@ -225,7 +227,9 @@ class Sweeper(threading.Thread):
             with self._each():
                 self._hooks.learn(self._connected(), view.keyspaces)
             if self._settling.take_guarantees_changed():
-                pending.urgent |= dict.fromkeys(keyspace for keyspace, budgets in view.keyspaces.items() if budgets)
+                self._reclaim.begin()
+        with self._each():
+            self._take_back(view, due=due)
         if changed:
             with self._lock:
                 for book in (self._sweeps, self._usage):
@@ -274,6 +278,33 @@ class Sweeper(threading.Thread):
         finally:
             permit.release()
 
+    def _take_back(self, view: CacheView, *, due: bool) -> None:
+        """Of a tier whose capacity is divided, take back what new guarantees need, and keep its sum right."""
+        any_scope = next(iter(view.keyspaces), None)
+        whole = self._hooks.bounds(any_scope) if any_scope is not None else None
+        if whole is None or whole.capacity_bytes is None:
+            return
+        transport = self._connected()
+
+        def guaranteed() -> dict[str, int]:
+            bounds = ((keyspace, self._hooks.bounds(keyspace)) for keyspace in view.keyspaces)
+            return {keyspace: min(one.guaranteed_bytes, one.limit_bytes) for keyspace, one in bounds if one}
+
+        def give_back(keyspace: str) -> None:
+            bounds = self._hooks.bounds(keyspace)
+            permit = self._enforcement.enter(keyspace, self._abort)
+            if isinstance(permit, Permit):
+                try:
+                    with self._each():
+                        if bounds is not None:
+                            self._ledgers.give_back(transport, keyspace, bounds)
+                finally:
+                    permit.release()
+
+        if due:
+            self._count("drift_rooms", self._reclaim.tidy(transport, self._interval_s))
+        self._reclaim.run(transport, whole.capacity_bytes, guaranteed, give_back, lambda: self._closed)
+
     def _look_for_plaintext(self, plaintext: Plaintext, view: CacheView) -> None:
         plaintext.follow(view.keyspaces.keys())
         until_s = self._clock() + LOOK_S
@@ -299,6 +330,8 @@ class Sweeper(threading.Thread):
             self._note_usage(keyspace, scope)
             if life_ms is not None:
                 self._clamp(transport, keyspace, life_ms, [b.bucket for b in scope.buckets if b.longest_ms > life_ms])
+            if bounds is not None and bounds.divided:
+                self._ledgers.rooms.charge(transport, keyspace, bounds, scope.ledger.share)
             above = bounds is not None and scope.above(bounds.limit_bytes)
             settled = bounds is None or not above or self._ledgers.settle(transport, keyspace, bounds) == 0
             return settled and all(bucket.known for bucket in scope.buckets)
@@ -367,8 +400,7 @@ class Sweeper(threading.Thread):
     def _claim(self, transport: Transport, keyspace: str) -> bool:
         """Whether this scope is this process' to sweep in this interval."""
         key = claim_key(self._domain, keyspace).encode()
-        (mine,) = transport.ask([call("claim", key, self._token, int(self._interval_s * 750), read=read_number)])
-        return bool(mine)
+        return claim(transport, key, self._token, int(self._interval_s * 750))
 
     @contextmanager
     def _each(self) -> Iterator[None]:
