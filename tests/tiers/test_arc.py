@@ -163,6 +163,16 @@ class TestWhatIsRemembered:
         for name in ("#b", "#a", "#m", "#s"):
             assert redis_server.admin().pttl(place(0).base + b":" + name.encode()) > KEEP_MS, name
 
+    def test_no_list_outlives_the_index_however_late_it_came_about(
+        self, redis_server: RedisProcess, connection: Connection
+    ) -> None:
+        bucket = Bucket(redis_server, connection)
+        bucket.remember()
+        admin = redis_server.admin()
+        names = [name.decode() for name in admin.scan_iter(count=1000)]
+        assert any(name.endswith("#b") for name in names)
+        assert not [name for name in names if admin.pttl(name) == -1]
+
 
 class TestScans:
     BLOCKS = 64

@@ -53,6 +53,24 @@ def sweep_all(driver: Driver) -> None:
     sweeper.turn()
 
 
+class TestWhatNobodyRemembers:
+    @pytest.mark.parametrize("eviction", ["LRU", "ARC"])
+    def test_no_key_of_a_scope_lives_for_ever(
+        self, start: Callable[..., Driver], gate: GateStandIn, redis_server: RedisProcess, eviction: str
+    ) -> None:
+        driver = start(redis_server.port, eviction=eviction)
+        driver.until("closed")
+        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=20 * VALUE_BYTES, retention_s=3600),))
+        driver.store(BLOCKS[:3])
+        for _ in range(2):
+            driver.store(BLOCKS)
+            driver.load(BLOCKS)
+        driver.tier._sweeper.turn()
+        driver.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        admin = redis_server.admin()
+        assert not [name for name in admin.scan_iter(count=1000) if admin.pttl(name) == -1]
+
+
 class TestRetention:
     def test_after_it_was_shortened_a_bucket_is_not_read_until_it_was_clamped(
         self, idle: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books

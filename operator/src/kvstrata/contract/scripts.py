@@ -21,7 +21,7 @@ script has to work on a server that is full: there the first write decides wheth
 | oust | window, keep, patience, since, cursor, count | `done`, `more` or `wait`, since, next cursor, removed |
 | yield | bytes, evict_before, count, arc | bytes yielded, ledger version, bytes evicted, how many |
 | raise | bytes, version | `ok` or `void` |
-| adopt | version | `ok` or `newer`, lease or version |
+| adopt | version, keep | `ok` or `newer`, lease or version |
 | grant | bucket, wanted, minimum, limit, keep, divided | `ok`, bytes, version; `exhausted`, room; `unshared`, leased, room, turn; `void`, version |
 | return | bucket, bytes, version | `ok` or `void` |
 | rebuild | `begin`, version seen, at least, patience; or `finish`, version, keep, lease of each bucket | `void`, `busy` or `live`, version |

@@ -127,7 +127,13 @@ class Ledgers:
                 continue
             adopted = transport.ask(
                 [
-                    call("adopt", state_key(self._base(keyspace, bucket)), version, read=_read_status_and_number)
+                    call(
+                        "adopt",
+                        state_key(self._base(keyspace, bucket)),
+                        version,
+                        LEDGER_KEEP_MS,
+                        read=_read_status_and_number,
+                    )
                     for bucket in range(BUCKETS)
                 ]
             )

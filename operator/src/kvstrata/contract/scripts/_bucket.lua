@@ -79,11 +79,22 @@ local function remove(member)
   return size_of(entry)
 end
 
+-- A set that was created just now lives as long as the rest of its bucket.
+local function lasts(key)
+  if redis.call('PTTL', key) == -1 then
+    local left = redis.call('PTTL', state)
+    if left > 0 then
+      redis.call('PEXPIREAT', key, whole(now + left))
+    end
+  end
+end
+
 -- A committed block was used. In ARC's order a second use sets it apart from those that were used once.
 local function use(member, arc)
   free_first()
   if arc and redis.call('ZREM', once, member) == 1 then
     redis.call('ZADD', often, whole(now), member)
+    lasts(often)
     return 1
   end
   local there = redis.call('ZADD', often, 'XX', 'CH', whole(now), member)
@@ -184,6 +195,10 @@ local function evict(wanted, before, count, arc)
       redis.call('ZADD', choose_other and gone_often or gone_once, moment, member)
     end
     number = number + 1
+  end
+  if arc and number > 0 then
+    lasts(gone_once)
+    lasts(gone_often)
   end
   add('used', -freed)
   return freed, number

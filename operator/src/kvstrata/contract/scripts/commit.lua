@@ -41,7 +41,8 @@ end
 redis.call('PEXPIREAT', value, whole(now + ttl))
 redis.call('ZADD', expiries, whole(now + ttl), member)
 -- One that comes back after it was evicted is used a second time.
-redis.call('ZADD', arc and forget(member) > 0 and often or once, whole(now), member)
+local order = arc and forget(member) > 0 and often or once
+redis.call('ZADD', order, whole(now), member)
 redis.call('HSET', entries, member, bytes .. ':' .. whole(now - age))
 add('used', tonumber(bytes))
 recount(now + ttl, tonumber(bytes))
@@ -50,5 +51,7 @@ if arc then
 end
 if redis.call('PTTL', expiries) < keep then
   live_for(2 * keep)
+else
+  lasts(order)
 end
 return 'ok'
