@@ -214,7 +214,7 @@ def lookup(transport: Transport, places: Sequence[Place], retention_ms: int | No
             sight.refused[refusal] += len(indices)
             continue
         for index, score in zip(indices, scores, strict=True):
-            sight.found[index] = score is not None and score > now_ms
+            sight.found[index] = _alive(score, now_ms, state)
     return sight
 
 
@@ -232,7 +232,7 @@ def load(transport: Transport, place: Place, opening: Opening, retention_ms: int
         now_ms, state, score, computed_ms = answers
         loaded.refusal = _bucket_refusal(state, retention_ms)
         loaded.age_ms = 0 if computed_ms is None else max(0, now_ms - computed_ms)
-        loaded.unreadable = loaded.refusal is None and score is not None and score > now_ms and computed_ms is not None
+        loaded.unreadable = loaded.refusal is None and _alive(score, now_ms, state) and computed_ms is not None
         return loaded.unreadable
 
     loaded.hit = transport.get_into(place.name, opening, before, accept) and opening.finish()
@@ -300,6 +300,14 @@ def _bucket_refusal(state: tuple[int | None, int | None], retention_ms: int | No
     if retention_ms is not None and longest_ms is not None and longest_ms > retention_ms:
         return Refusal.RETENTION
     return None
+
+
+def _alive(score: float | None, now_ms: int, state: tuple[int | None, int | None]) -> bool:
+    """Whether a committed block may be read. What lives longer than anything in its bucket was given is from before the
+    server's clock was set back: nobody knows how old it is.
+    """
+    longest_ms, _ = state
+    return score is not None and now_ms < score and (longest_ms is None or score <= now_ms + longest_ms)
 
 
 def _read_reserved(reply: Reply) -> Reserved:

@@ -136,12 +136,17 @@ local function release(member, record)
   return size_of(record)
 end
 
+-- No reservation is given more time than this. One that has more, and an entry that lives longer than anything in here
+-- was given, are from before the server's clock was set back.
+local longest_write = 60000
+
 -- Ends the reservations of writers that did not finish in time; returns how many and their bytes.
 local function reap()
   local count, freed = 0, 0
   local all = redis.call('HGETALL', reservations)
   for i = 1, #all, 2 do
-    if tonumber(string.match(all[i + 1], '^%d+:(%d+):')) <= now then
+    local deadline = tonumber(string.match(all[i + 1], '^%d+:(%d+):'))
+    if deadline <= now or deadline > now + longest_write then
       freed = freed + release(all[i], all[i + 1])
       count = count + 1
     end
@@ -154,6 +159,14 @@ end
 local function expire(count)
   local freed = 0
   local late = redis.call('ZRANGE', expiries, '-inf', whole(now), 'BYSCORE', 'LIMIT', '0', whole(count))
+  local longest = fields('retention')
+  if longest > 0 and #late < count then
+    local beyond = '(' .. whole(now + longest)
+    local left = whole(count - #late)
+    for _, member in ipairs(redis.call('ZRANGE', expiries, beyond, '+inf', 'BYSCORE', 'LIMIT', '0', left)) do
+      late[#late + 1] = member
+    end
+  end
   for i = 1, #late do
     freed = freed + remove(late[i])
   end

@@ -3,7 +3,8 @@ if ARGV[1] == 'begin' then
   if live and version ~= seen then
     return {'live', whole(version)}
   end
-  if known[2] and known[3] == replication and now - (known[5] or 0) < tonumber(ARGV[4]) then
+  local since = now - (known[5] or 0)
+  if known[2] and known[3] == replication and since >= 0 and since < tonumber(ARGV[4]) then
     return {'busy', whole(version)}
   end
   -- A version of its own for every attempt: a bucket tells its lease once for each, at the instant at which it adopts

@@ -16,7 +16,8 @@ local expiry = redis.call('ZSCORE', expiries, member)
 if expiry then
   -- What is there in another form, as before the tier required encryption, could not be read: it makes room.
   local fits = redis.call('STRLEN', base .. member) == bytes and encrypted(member) == encrypts
-  if tonumber(expiry) > now and fits then
+  local alive = tonumber(expiry) > now and (longest == 0 or tonumber(expiry) <= now + longest)
+  if alive and fits then
     use(member, arc)
     return {'present'}
   end
@@ -28,7 +29,7 @@ end
 local record, again = redis.call('HGET', reservations, member), false
 if record then
   local deadline, holder = string.match(record, '^%d+:(%d+):(.*)$')
-  if holder ~= token and tonumber(deadline) > now then
+  if holder ~= token and tonumber(deadline) > now and tonumber(deadline) <= now + window then
     return {'present'}
   end
   again = holder == token

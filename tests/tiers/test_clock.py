@@ -1,0 +1,96 @@
+"""A server whose clock is set back: what is there from before then lies an hour ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.keys import claim_key
+from kvstrata_sidecar.adapter import protocol
+from kvstrata_sidecar.adapter.resp import Connection
+from tests.support.redis_binary import needs_redis
+from tests.tiers.books import Books
+from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, GateStandIn
+from tests.tiers.redis_process import RedisProcess
+from tests.tiers.test_crash import PLACE, VALUE_BYTES, WINDOW_MS, ByHand
+from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
+
+pytestmark = needs_redis
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def books(redis_server: RedisProcess) -> Books:
+    return Books(redis_server, KEYSPACE_A)
+
+
+@pytest.fixture
+def quick(start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn) -> Driver:
+    driver = start(redis_server.port, window_ms=WINDOW_MS)
+    driver.until("closed")
+    gate.allow(KEYSPACE_A)
+    return driver
+
+
+@pytest.fixture
+def late(redis_server: RedisProcess, connect_to: Callable[..., Connection]) -> ByHand:
+    return ByHand(connect_to(redis_server.port))
+
+
+def test_a_block_of_which_nobody_knows_how_old_it_is_is_no_hit_and_goes(
+    quick: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books
+) -> None:
+    gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", retention_s=60),))
+    quick.store([block(KEYSPACE_A)])
+    admin, base = redis_server.admin(), PLACE.base.decode()
+    admin.zincrby(f"{base}:#x", HOUR_MS, PLACE.member.decode())
+    admin.pexpire(PLACE.name.decode(), HOUR_MS)
+    assert quick.lookup([block(KEYSPACE_A)]) == [0]
+    assert quick.load([block(KEYSPACE_A)])[0] == [0]
+    assert quick.store([block(KEYSPACE_A)]).stored_bytes == BLOCK_BYTES, "it is not in the way of a new one"
+    assert quick.lookup([block(KEYSPACE_A)]) == [1]
+    admin.zincrby(f"{base}:#x", HOUR_MS, PLACE.member.decode())
+    quick.tier._sweeper.sweep(KEYSPACE_A)
+    assert stored(redis_server) == []
+    books.assert_consistent()
+
+
+def test_a_reservation_of_then_holds_nobody_up(
+    quick: Driver, late: ByHand, redis_server: RedisProcess, books: Books
+) -> None:
+    for store_first in (True, False):
+        assert late.reserve(b"t") is True
+        admin, base = redis_server.admin(), PLACE.base.decode()
+        bytes_, deadline, *rest = (admin.hget(f"{base}:#r", PLACE.member.decode()) or b"").split(b":")
+        record = b":".join([bytes_, b"%d" % (int(deadline) + HOUR_MS), *rest])
+        admin.hset(f"{base}:#r", PLACE.member.decode(), record)
+        if store_first:
+            assert quick.store([block(KEYSPACE_A)]).stored_bytes == BLOCK_BYTES
+            quick.tier.delete([block(KEYSPACE_A)])
+        else:
+            quick.tier._sweeper.sweep(KEYSPACE_A)
+        assert books.reservations() == 0
+        books.assert_consistent()
+
+
+def test_a_claim_of_then_is_worth_nothing(
+    quick: Driver, gate: GateStandIn, redis_server: RedisProcess, late: ByHand
+) -> None:
+    key = claim_key(DOMAIN, KEYSPACE_A)
+    redis_server.admin().set(key, "somebody", px=HOUR_MS)
+    assert protocol.claim(late.connection, key.encode(), b"me", 45_000)
+    assert not protocol.claim(late.connection, key.encode(), b"other", 45_000)
+
+
+def test_a_rebuild_that_was_begun_then_is_not_waited_for(
+    quick: Driver, gate: GateStandIn, redis_server: RedisProcess, late: ByHand, books: Books
+) -> None:
+    gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=4 * VALUE_BYTES),))
+    quick.store([block(KEYSPACE_A)])
+    admin = redis_server.admin()
+    ahead_ms = admin.time()[0] * 1000 + HOUR_MS
+    admin.hset(books.ledger, mapping={"void": 1, "at": ahead_ms})
+    quick.tier._shared.ledgers.rebuild(late.connection, KEYSPACE_A, books.version())
+    assert books.live()
