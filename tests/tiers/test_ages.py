@@ -45,6 +45,16 @@ def test_a_block_that_was_loaded_grows_older(clock: Clock) -> None:
     assert ages.age_s("a") == 15
 
 
+def test_a_block_grows_older_on_its_way(clock: Clock) -> None:
+    memory = Memory()
+    ages = Ages(memory=lambda: memory, clock=clock)
+    asked_s = ages.now_s()
+    clock.now_s += 3
+    ages.inherit("a", 10, asked_s)
+    assert ages.age_s("a") == 13
+    assert memory.ages == {"a": 13}
+
+
 def test_a_block_that_is_computed_anew_after_it_was_forgotten_is_new(clock: Clock) -> None:
     ages = Ages(clock=clock)
     ages.inherit("a", 10)

@@ -216,6 +216,19 @@ class TestWritersThatAreLate:
         assert quick.lookup([block(KEYSPACE_A)]) == [0]
         assert quick.load([block(KEYSPACE_A)])[0] == [0]
 
+    def test_what_a_block_took_to_be_written_is_a_part_of_its_life(
+        self, late: ByHand, redis_server: RedisProcess
+    ) -> None:
+        terms = Terms(life_ms=100_000, age_ms=90_000)
+        late.reserve(b"t", terms)
+        time.sleep(0.5)
+        assert late.set_and_commit(b"t", terms)
+        base = PLACE.base.decode()
+        assert redis_server.admin().pttl(PLACE.name.decode()) <= 9_500
+        expiry_ms = redis_server.admin().zscore(f"{base}:#x", PLACE.member.decode())
+        computed_ms = int((redis_server.admin().hget(f"{base}:#m", PLACE.member.decode()) or b"").split(b":")[1])
+        assert abs(expiry_ms - computed_ms - 100_000) <= 1
+
     def test_two_writers_of_one_block_store_it_once(self, quick: Driver, late: ByHand, books: Books) -> None:
         assert late.reserve(b"t") is True
         assert quick.store([block(KEYSPACE_A)]).stored_bytes == 0, "another is about to"

@@ -11,7 +11,7 @@ block's does:
 * `#b`, `#c` sorted sets, member -> moment of its eviction: names of blocks that were evicted out of `#a` and `#f`, by
   which ARC learns. They hold no bytes, are charged to nobody, and number no more than the blocks that fit; ARC only
 * `#m` hash, member -> `<bytes>:<moment at which it was computed>`; committed blocks only
-* `#r` hash, member -> `<bytes>:<deadline>:<token>`; reservations of writers
+* `#r` hash, member -> `<bytes>:<deadline>:<token>:<moment at which it was computed>`; reservations of writers
 * `#s` hash: `used`, `held` and `lease` in bytes, `version` of the ledger that gave the lease, `retention` (the longest
   life that anything in here was given), `cap` and `cap_since`, `cap_until` (a shortening under way), `tombstone` (the
   keyspace is revoked), `p` (ARC's target: how many blocks that were used once are kept), `rc_at`, `rc_sum`, `rc_used`

@@ -8,7 +8,7 @@ script has to work on a server that is full: there the first write decides wheth
 
 | script | arguments | answer |
 |---|---|---|
-| reserve | member, bytes, token, window, keep, retention, limited, evict_before, arc, encrypts | `ok`, evicted, their bytes; `present`; `tombstone`; `sealed`; `short`, missing, evicted, their bytes |
+| reserve | member, bytes, token, window, keep, retention, limited, evict_before, arc, encrypts, age | `ok`, evicted, their bytes; `present`; `tombstone`; `sealed`; `short`, missing, evicted, their bytes |
 | commit | member, token, ttl, age, keep, arc | `ok` or `gone` |
 | abandon | member, token | 1 if the reservation stood |
 | touch | arc, members | how many there were |

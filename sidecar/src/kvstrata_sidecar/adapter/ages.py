@@ -44,8 +44,17 @@ class Ages:
         self._lock = threading.Lock()
         self._computed_s: OrderedDict[Hashable, float] = OrderedDict()
 
-    def inherit(self, key: Hashable, age_s: float) -> None:
-        """Learn the age of a block that is being loaded; called before the load is answered."""
+    def now_s(self) -> float:
+        """Return the moment that `inherit` counts from."""
+        return self._clock()
+
+    def inherit(self, key: Hashable, age_s: float, asked_s: float | None = None) -> None:
+        """Learn the age of a block that is being loaded; called before the load is answered.
+
+        `asked_s` is when its tier was asked: it was that old then, and grew older on its way.
+        """
+        if asked_s is not None:
+            age_s += self._clock() - asked_s
         with self._lock:
             self._computed_s[key] = self._clock() - age_s
             self._computed_s.move_to_end(key)

@@ -87,7 +87,9 @@ class Ledgers:
         if bounds is not None and size > bounds.limit_bytes:
             return Refusal.OVER_BUDGET
         evict_before_ms = 0 if bounds is None else self._foreseen(place)
+        begun_s, age_ms = self._clock(), terms.age_ms
         for _ in range(ATTEMPTS):
+            terms = replace(terms, age_ms=age_ms + int(1000 * (self._clock() - begun_s)))
             (answer,) = transport.ask([reserve(place, size, token, terms, evict_before_ms, self._window_ms)])
             if answer.evicted:
                 self._count_evicted(place.keyspace, answer.evicted, answer.evicted_bytes)

@@ -103,8 +103,9 @@ class LoadPart(Part):
         """Read the block if it is there in full."""
         sealer = self.shared.sealer()
         refusal = sealer.refusal(self.keyspace) or self.shared.revoked.refusal(transport, self.keyspace)
-        loaded = Loaded(refusal=refusal)
+        loaded, asked_s = Loaded(refusal=refusal), 0.0
         if refusal is None:
+            asked_s = self.shared.ages.now_s()
             opening = sealer.open_into(self.keyspace, self.place.name, self.view)
             loaded = protocol.load(transport, self.place, opening, self.shared.retention_ms(self.keyspace))
         if loaded.refusal is not None:
@@ -116,7 +117,7 @@ class LoadPart(Part):
             if loaded.damaged:  # it would be in the way of a good one until it expires
                 protocol.discard(transport, [self.place])
             return Gain()
-        self.shared.ages.inherit(self.key, loaded.age_ms / 1000)
+        self.shared.ages.inherit(self.key, loaded.age_ms / 1000, asked_s)
         self.shared.sweeper.touch(self.place)
         self.shared.counters.add("loaded", 1, self.keyspace)
         self.shared.counters.add("loaded_bytes", len(self.view), self.keyspace)

@@ -160,7 +160,7 @@ def reserve(place: Place, size: int, token: bytes, terms: Terms, evict_before_ms
     limited = b"0" if terms.bounds is None else b"1"
     return call(
         "reserve", state_key(place.base), place.member, size, token, window_ms, terms.keep_ms, terms.life_ms, limited,
-        evict_before_ms, int(terms.arc), int(terms.encrypts), read=_read_reserved,
+        evict_before_ms, int(terms.arc), int(terms.encrypts), terms.age_ms, read=_read_reserved,
     )  # fmt: skip
 
 

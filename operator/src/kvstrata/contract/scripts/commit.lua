@@ -2,10 +2,10 @@ local member, token = ARGV[1], ARGV[2]
 local ttl, age, keep, arc = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
 local value = base .. member
 
-local bytes, holder
+local bytes, holder, computed
 local record = redis.call('HGET', reservations, member)
 if record then
-  bytes, holder = string.match(record, '^(%d+):%d+:(.*)$')
+  bytes, holder, computed = string.match(record, '^(%d+):%d+:([^:]*):?(%d*)$')
 end
 if holder ~= token then
   local expiry = redis.call('ZSCORE', expiries, member)
@@ -24,6 +24,10 @@ if holder ~= token then
 end
 
 redis.call('HDEL', reservations, member)
+local passed = now - (tonumber(computed) or now) - age
+if passed > 0 then
+  ttl, age = ttl - passed, age + passed
+end
 add('held', -bytes)
 local longest, cap, cap_until, tombstone, sealed = fields('retention', 'cap', 'cap_until', 'tombstone', 'sealed')
 local unwanted = tombstone ~= 0 or (sealed > now and not encrypted(member))

@@ -2,6 +2,8 @@ local member, bytes, token = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local window, keep, retention = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 local limited, evict_before, arc = ARGV[7] == '1', tonumber(ARGV[8]), ARGV[9] == '1'
 local encrypts = ARGV[10] == '1'
+-- When the block was computed. What passes until it is written, on a slow link, is a part of its life.
+local computed = now - (ARGV[11] or 0)
 
 local used, held, lease, longest, tombstone, sealed =
   fields('used', 'held', 'lease', 'retention', 'tombstone', 'sealed')
@@ -28,7 +30,7 @@ end
 
 local record, again = redis.call('HGET', reservations, member), false
 if record then
-  local deadline, holder = string.match(record, '^%d+:(%d+):(.*)$')
+  local deadline, holder = string.match(record, '^%d+:(%d+):([^:]*)')
   if holder ~= token and tonumber(deadline) > now and tonumber(deadline) <= now + window then
     return {'present'}
   end
@@ -75,7 +77,7 @@ if limited then
   end
 end
 
-redis.call('HSET', reservations, member, ARGV[2] .. ':' .. whole(now + window) .. ':' .. token)
+redis.call('HSET', reservations, member, ARGV[2] .. ':' .. whole(now + window) .. ':' .. token .. ':' .. whole(computed))
 redis.call('HINCRBY', state, 'held', ARGV[2])
 if order and order.learns then
   redis.call('HSET', state, 'p', string.format('%.17g', order.target))
