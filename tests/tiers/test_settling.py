@@ -94,6 +94,43 @@ class TestOnARealTier:
             time.sleep(0.002)
         assert books.totals().holds(10 * VALUE_BYTES), "nothing is settling, so the limit holds"
 
+    def test_a_turn_over_many_scopes_leaves_them_for_what_cannot_wait_and_goes_on_later(
+        self, driver: Driver, gate: GateStandIn, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sweeper = driver.tier._sweeper
+        sweeper.close()
+        sweeper.join(5)
+        gate.allow(*(f"{number:032x}" for number in range(6)))
+        sweeper._closed = False
+        assert sweeper.turn() is False
+        swept: list[str] = []
+
+        def sweep(keyspace: str, claim: bool, _: bool | None) -> None:
+            swept.append(keyspace)
+            if claim and len(swept) == 2:
+                sweeper.urge(f"{5:032x}")
+            elif len(swept) == 5:
+                gate.allow(*(f"{number:032x}" for number in range(1, 7)))
+
+        monkeypatch.setattr(sweeper, "_sweep", sweep)
+        sweeper._sweep_at_s = 0.0
+        assert sweeper.turn() is True
+        assert [int(one, 16) for one in swept] == [0, 1], "the rest waits"
+        assert sweeper.turn() is True
+        assert [int(one, 16) for one in swept] == [0, 1, 5, 2, 3], "and once more when the policy changed"
+        assert sweeper.turn() is False
+        assert [int(one, 16) for one in swept[5:]] == [4, 5]
+
+    def test_of_ten_sweeps_one_compares_index_and_values_whichever_pod_sweeps(
+        self, driver: Driver, redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        driver.store([block(KEYSPACE_A)])
+        redis_server.admin().unlink(*Books(redis_server, KEYSPACE_A).values())
+        for chance, drift in ((0.5, 0), (0.05, 1)):  # of a pod that has just started
+            monkeypatch.setattr(driver.tier._sweeper, "_jitter", lambda chance=chance: chance)
+            driver.tier._sweeper.sweep(KEYSPACE_A)
+            assert driver.tier.counters().get("drift_entries", 0) == drift
+
     def test_a_tier_that_is_away_says_that_it_is_not_settled(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess
     ) -> None:

@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -26,24 +26,26 @@ from .audit import audit_bucket
 from .drift import LeaseDrift
 from .enforcement import Enforcement, Permit
 from .ledger import Ledgers
+from .pending import MAX_PENDING, Pending
 from .plaintext import Plaintext
-from .protocol import Bounds, Place, Transport, call, claim, read_list, read_number, read_numbers, read_text, state_key
+from .protocol import Bounds, Place, Transport, claim, state_key
 from .reclaim import Reclaim
 from .scope import ScopeView
 from .settling import Settling
-from .wire import Command, Reply, ReplyError, TransportError
+from .upkeep import clamp, expire
+from .wire import Command, ReplyError, TransportError
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
-MAX_PENDING = 65_536
-MEMBERS_PER_TOUCH = 500
-ENTRIES_PER_CALL = 256
+SLICE_S = 1.0
+"""How long a turn goes from scope to scope before it looks after what others left to it meanwhile."""
+
 LOOK_S = 0.5
 """How long a turn looks for plaintext before it does what else is due."""
 
 AUDIT_EVERY = 10
-"""Sweeps of a scope between two comparisons of its index with its values."""
+"""Of how many sweeps of a scope, on average, one compares its index with its values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +75,6 @@ class SweeperConnection(Transport, Protocol):
 
     def close(self) -> None:
         """Close it."""
-
-
-@dataclass(slots=True)
-class _Pending:
-    touches: dict[Place, None] = field(default_factory=dict)
-    abandoned: deque[tuple[Place, bytes]] = field(default_factory=lambda: deque(maxlen=MAX_PENDING))
-    urgent: dict[str, None] = field(default_factory=dict)
 
 
 class Sweeper(threading.Thread):
@@ -114,7 +109,7 @@ class Sweeper(threading.Thread):
         self._lock = threading.Lock()
         self._following = threading.Lock()
         self._at_work = threading.RLock()
-        self._pending = _Pending()
+        self._pending = Pending()
         self._wake = threading.Event()
         self._closed = False
         self._connection: SweeperConnection | None = None
@@ -123,7 +118,9 @@ class Sweeper(threading.Thread):
         self._settling = Settling()
         self._usage: dict[str, tuple[float, int, int]] = {}
         self._sweep_at_s = 0.0
-        self._sweeps: dict[str, int] = {}
+        self._until_s = 0.0
+        self._to_settle: deque[str] = deque()
+        self._to_sweep: deque[str] = deque()
         self._drift = LeaseDrift(clock)
         self._reclaim = Reclaim(domain, ledgers.rooms, token, clock)
 
@@ -179,24 +176,25 @@ class Sweeper(threading.Thread):
     def run(self) -> None:
         """Work until closed; whatever fails is tried again a tick later."""
         while not self._closed:
+            more = False
             try:
-                if self._hooks.usable():
-                    self.turn()
+                more = self._hooks.usable() and self.turn()
             except (TransportError, ReplyError) as error:
                 self._hooks.count("sweep_errors", 1, "")
                 logger.info("The sweep was interrupted: %s", error)
             except Exception:
                 self._hooks.count("sweep_errors", 1, "")
                 logger.exception("The sweep failed")
-            self._wake.wait(TICK_S)
+            if not more:
+                self._wake.wait(TICK_S)
             if not self._closed:
                 self._wake.clear()
         self._drop_connection()
 
-    def turn(self) -> None:
-        """Do what is due now."""
+    def turn(self) -> bool:
+        """Do what is due now, for about a second; whether there is more."""
         with self._at_work:
-            self._turn()
+            return self._turn()
 
     def sweep(self, keyspace: str, *, claim: bool = False, audit: bool | None = None) -> None:
         """Put one scope in order if the policy allows it, and, with `claim`, unless another pod did this interval.
@@ -206,47 +204,72 @@ class Sweeper(threading.Thread):
         with self._at_work:
             self._sweep(keyspace, claim, audit)
 
-    def _turn(self) -> None:
+    def _turn(self) -> bool:
         with self._lock:
-            pending, self._pending = self._pending, _Pending()
+            pending, self._pending = self._pending, Pending()
         view = self._enforcement.view
         if view is None:
-            return
+            return False
         changed, self._seen = view is not self._seen, view
         self.follow()
-        self._pass_on(pending)
-        for keyspace, terms in self._settling.pending():
+        for keyspace, command in pending.commands(arc=self._arc):
             with self._each():
-                if not self._closed and self._settle(keyspace, *terms):
-                    self._settling.done(keyspace, terms)
+                self._ask_for(keyspace, command)
+        self._until_s = self._clock() + SLICE_S
+        if changed:
+            self._forget_others(view)
+        self._put_through(changed=changed)
         if self._plaintext is not None:
             self._look_for_plaintext(self._plaintext, view)
         due = self._clock() >= self._sweep_at_s
         if due or changed:
+            if due:
+                self._to_sweep = deque(dict.fromkeys((*self._to_sweep, *view.keyspaces)))
             self._sweep_at_s = self._clock() + self._interval_s * (0.8 + 0.4 * self._jitter())
             with self._each():
                 self._hooks.learn(self._connected(), view.keyspaces)
             if self._settling.take_guarantees_changed():
                 self._reclaim.begin()
-        with self._each():
-            self._take_back(view, due=due)
-        if changed:
-            with self._lock:
-                for book in (self._sweeps, self._usage):
-                    for gone in book.keys() - view.keyspaces.keys():
-                        del book[gone]
-                self._drift.retain(view.keyspaces.keys())
         for keyspace in self._drift.due():
             with self._each():
                 self._look_again(keyspace)
         for keyspace in pending.urgent:
+            if self._late():
+                self.urge(keyspace)
+                continue
             with self._each():
                 self.sweep(keyspace)
-        if due:
-            for keyspace in view.keyspaces:
-                if keyspace not in pending.urgent and not self._closed:
-                    with self._each():
-                        self.sweep(keyspace, claim=True)
+        with self._each():
+            self._take_back(view, due=due)
+        while self._to_sweep and not self._interrupted():
+            with self._each():
+                self._sweep(self._to_sweep.popleft(), True, None)
+        return bool(self._to_settle or self._to_sweep or self._pending.urgent)
+
+    def _put_through(self, *, changed: bool) -> None:
+        """Put changed bounds through; what does not succeed is tried again when all others were."""
+        if changed or not self._to_settle:
+            self._to_settle = deque(keyspace for keyspace, _ in self._settling.pending())
+        terms = dict(self._settling.pending())
+        while self._to_settle and not self._interrupted():
+            keyspace = self._to_settle.popleft()
+            with self._each():
+                if keyspace in terms and self._settle(keyspace, *terms[keyspace]):
+                    self._settling.done(keyspace, terms[keyspace])
+
+    def _late(self) -> bool:
+        return self._closed or self._clock() >= self._until_s
+
+    def _interrupted(self) -> bool:
+        """Whether to leave the scopes that are left to another turn: others wait for what cannot."""
+        return self._late() or bool(self._pending.urgent) or self._enforcement.view is not self._seen
+
+    def _forget_others(self, view: CacheView) -> None:
+        with self._lock:
+            for gone in self._usage.keys() - view.keyspaces.keys():
+                del self._usage[gone]
+        self._drift.retain(view.keyspaces.keys())
+        self._to_sweep = deque(keyspace for keyspace in self._to_sweep if keyspace in view.keyspaces)
 
     def _sweep(self, keyspace: str, claim: bool, audit: bool | None) -> None:
         permit = self._enforcement.enter(keyspace, self._abort)
@@ -256,20 +279,22 @@ class Sweeper(threading.Thread):
             transport = self._connected()
             if claim and not self._claim(transport, keyspace):
                 return
-            turns = self._sweeps.get(keyspace, 0)
-            self._sweeps[keyspace] = turns + 1
             scope = self._ledgers.view(transport, keyspace)
             buckets = scope.buckets
             self._note_usage(keyspace, scope)
-            thorough = audit or (audit is None and turns % AUDIT_EVERY == AUDIT_EVERY - 1)
+            # By chance, because a scope is swept by one pod and then by another: none sees all of its sweeps.
+            thorough = audit or (audit is None and self._jitter() * AUDIT_EVERY < 1)
             # A bucket without blocks may still hold names of evicted ones.
             all_of_them = thorough or self._arc
-            self._expire(transport, keyspace, [b.bucket for b in buckets if b.known and (b.in_use or all_of_them)])
+            states = [self._state(keyspace, b.bucket) for b in buckets if b.known and (b.in_use or all_of_them)]
+            expired, dead = expire(transport, states, arc=self._arc)
+            self._count("expired", expired, keyspace)
+            self._count("reservations_reaped", dead)
             if self._plaintext is not None:
                 self._plaintext.look(transport, keyspace)
             life_ms, bounds = self._hooks.life_ms(keyspace), self._hooks.bounds(keyspace)
             if life_ms is not None:
-                self._clamp(transport, keyspace, life_ms, [b.bucket for b in buckets if b.longest_ms > life_ms])
+                self._clamp(transport, keyspace, life_ms, scope)
             if thorough:
                 for bucket in range(BUCKETS):
                     audit_bucket(transport, self._state(keyspace, bucket), partial(self._count, keyspace=keyspace))
@@ -303,7 +328,7 @@ class Sweeper(threading.Thread):
 
         if due:
             self._count("drift_rooms", self._reclaim.tidy(transport, self._interval_s))
-        self._reclaim.run(transport, whole.capacity_bytes, guaranteed, give_back, lambda: self._closed)
+        self._reclaim.run(transport, whole.capacity_bytes, guaranteed, give_back, self._interrupted)
 
     def _look_for_plaintext(self, plaintext: Plaintext, view: CacheView) -> None:
         plaintext.follow(view.keyspaces.keys())
@@ -329,7 +354,7 @@ class Sweeper(threading.Thread):
             scope = self._ledgers.view(transport, keyspace)
             self._note_usage(keyspace, scope)
             if life_ms is not None:
-                self._clamp(transport, keyspace, life_ms, [b.bucket for b in scope.buckets if b.longest_ms > life_ms])
+                self._clamp(transport, keyspace, life_ms, scope)
             if bounds is not None and bounds.divided:
                 self._ledgers.rooms.charge(transport, keyspace, bounds, scope.ledger.share)
             above = bounds is not None and scope.above(bounds.limit_bytes)
@@ -338,35 +363,8 @@ class Sweeper(threading.Thread):
         finally:
             permit.release()
 
-    def _expire(self, transport: Transport, keyspace: str, buckets: Sequence[int]) -> None:
-        """Take out what expired and what dead writers reserved."""
-        while buckets:
-            answers = transport.ask(
-                [
-                    call(
-                        "sweep",
-                        self._state(keyspace, bucket),
-                        ENTRIES_PER_CALL,
-                        int(self._arc),
-                        read=lambda reply: read_numbers(reply, 3),
-                    )
-                    for bucket in buckets
-                ]
-            )
-            self._count("expired", sum(expired for expired, _, _ in answers), keyspace)
-            self._count("reservations_reaped", sum(dead for _, dead, _ in answers))
-            buckets = [bucket for bucket, (_, _, more) in zip(buckets, answers, strict=True) if more]
-
-    def _clamp(self, transport: Transport, keyspace: str, life_ms: int, buckets: Sequence[int]) -> None:
-        """Shorten the lives of a scope's blocks to what the policy allows now."""
-        steps = [(bucket, 0, 0) for bucket in buckets]
-        while steps:
-            commands = [
-                call("clamp", self._state(keyspace, bucket), life_ms, since, cursor, ENTRIES_PER_CALL, read=_read_clamp)
-                for bucket, cursor, since in steps
-            ]
-            answers = zip(steps, transport.ask(commands), strict=True)
-            steps = [(step[0], cursor, since) for step, (status, cursor, since) in answers if status != "done"]
+    def _clamp(self, transport: Transport, keyspace: str, life_ms: int, scope: ScopeView) -> None:
+        clamp(transport, [self._state(keyspace, b.bucket) for b in scope.buckets if b.longest_ms > life_ms], life_ms)
 
     def _balance(self, transport: Transport, keyspace: str, bounds: Bounds) -> None:
         """Put a lowered limit through, and rebuild a ledger that charges for leases which no bucket has."""
@@ -411,20 +409,6 @@ class Sweeper(threading.Thread):
             self._hooks.count("sweep_errors", 1, "")
             logger.info("The sweep was interrupted: %s", error)
 
-    def _pass_on(self, pending: _Pending) -> None:
-        by_bucket: dict[tuple[str, bytes], list[bytes]] = {}
-        for place in pending.touches:
-            by_bucket.setdefault((place.keyspace, place.base), []).append(place.member)
-        for (keyspace, base), members in by_bucket.items():
-            for start in range(0, len(members), MEMBERS_PER_TOUCH):
-                batch = members[start : start + MEMBERS_PER_TOUCH]
-                with self._each():
-                    self._ask_for(keyspace, call("touch", state_key(base), int(self._arc), *batch, read=read_number))
-        for place, token in pending.abandoned:
-            key = state_key(place.base)
-            with self._each():
-                self._ask_for(place.keyspace, call("abandon", key, place.member, token, read=read_number))
-
     def _ask_for(self, keyspace: str, command: Command) -> None:
         permit = self._enforcement.enter(keyspace, self._abort)
         if isinstance(permit, Permit):
@@ -463,8 +447,3 @@ class Sweeper(threading.Thread):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-def _read_clamp(reply: Reply) -> tuple[str, int, int]:
-    status, cursor, since = read_list(reply, 3)
-    return read_text(status), read_number(cursor), read_number(since)
