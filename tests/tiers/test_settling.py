@@ -186,6 +186,40 @@ class TestLargeBuckets:
         Books(redis_server, KEYSPACE_A).assert_consistent()
         assert not admin.hmget(f"{base}:#s", "rc_at", "rc_sum")[0]
 
+    def test_names_without_a_block_go_from_every_order(self, driver: Driver, redis_server: RedisProcess) -> None:
+        self.stored(driver)
+        admin, base = redis_server.admin(), bucket_prefix(DOMAIN, KEYSPACE_A, 0)
+        admin.zadd(f"{base}:#a", {f"stray{number}": number for number in range(600)})
+        admin.zadd(f"{base}:#f", {"stray": 1})
+        driver.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        assert driver.tier.counters().get("drift_entries") == 601
+        Books(redis_server, KEYSPACE_A).assert_consistent()
+
+    def test_blocks_that_expire_at_one_moment_are_added_up_in_steps_as_well(
+        self, driver: Driver, redis_server: RedisProcess
+    ) -> None:
+        self.stored(driver)
+        admin, base = redis_server.admin(), bucket_prefix(DOMAIN, KEYSPACE_A, 0)
+        moment = int(max(score for _, score in admin.zrange(f"{base}:#x", 0, -1, withscores=True)))
+        admin.zadd(f"{base}:#x", dict.fromkeys(admin.zrange(f"{base}:#x", 0, -1), moment))
+        admin.hincrby(f"{base}:#s", "used", 12_345)
+        driver.tier._sweeper.sweep(KEYSPACE_A, audit=True)
+        assert driver.tier.counters()["drift_bytes"] == 12_345
+        books = Books(redis_server, KEYSPACE_A)
+        books.assert_consistent()
+        assert sum(driver.lookup([block(KEYSPACE_A, number) for number in range(16)])) == 16
+        assert all(moment - 1 < score <= moment for _, score in admin.zrange(f"{base}:#x", 0, -1, withscores=True))
+
+    def test_many_dead_reservations_go_in_steps_with_one_sweep(
+        self, driver: Driver, redis_server: RedisProcess
+    ) -> None:
+        admin, base = redis_server.admin(), bucket_prefix(DOMAIN, KEYSPACE_A, 0)
+        admin.hset(f"{base}:#r", mapping={f"dead{number}": "10:1:token:1" for number in range(3000)})
+        admin.hincrby(f"{base}:#s", "held", 30_000)
+        driver.tier._sweeper.sweep(KEYSPACE_A)
+        assert driver.tier.counters()["reservations_reaped"] == 3000
+        Books(redis_server, KEYSPACE_A).assert_consistent()
+
     def test_a_count_that_somebody_changed_without_telling_is_begun_anew(
         self, driver: Driver, redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
     ) -> None:

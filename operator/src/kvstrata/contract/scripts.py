@@ -13,8 +13,9 @@ script has to work on a server that is full: there the first write decides wheth
 | abandon | member, token | 1 if the reservation stood |
 | touch | arc, members | how many there were |
 | discard | members | for each 1 if it was there |
-| sweep | count, arc | expired, dead reservations, 1 if there is more |
+| sweep | count, arc, cursor | expired, dead reservations, 1 if more expired, next cursor |
 | audit | cursor, count | next cursor, entries without their value, their bytes |
+| strays | `x`, `a` or `f`, position, count | next position or -1, removed |
 | recount | entries that are added up at once, step | `ok`, `more` or `again`, drift of used, drift of held, strays |
 | clamp | retention, since, cursor, count | `done`, `more` or `again`, next cursor, since |
 | drop | count, keep | removed, left |
@@ -41,14 +42,14 @@ from importlib import resources
 from typing import Literal
 
 Name = Literal[
-    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "recount", "clamp", "drop", "oust", "yield",
-    "raise", "adopt", "grant", "return", "rebuild", "share", "room", "tidy", "revoke",
+    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "strays", "recount", "clamp", "drop", "oust",
+    "yield", "raise", "adopt", "grant", "return", "rebuild", "share", "room", "tidy", "revoke",
     "claim",
 ]  # fmt: skip
 
 BUCKET_SCRIPTS: tuple[Name, ...] = (
-    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "recount", "clamp", "drop", "oust", "yield",
-    "raise", "adopt",
+    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "strays", "recount", "clamp", "drop", "oust",
+    "yield", "raise", "adopt",
 )  # fmt: skip
 LEDGER_SCRIPTS: tuple[Name, ...] = ("grant", "return", "rebuild", "share")
 DOMAIN_SCRIPTS: tuple[Name, ...] = ("room", "tidy", "revoke", "claim")

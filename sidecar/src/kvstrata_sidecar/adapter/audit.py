@@ -8,10 +8,10 @@ from .protocol import Transport, call, read_list, read_number, read_numbers, rea
 from .wire import Reply
 
 ENTRIES_PER_CALL = 256
-RECOUNT_AT_ONCE = 4_000
+RECOUNT_AT_ONCE = 1_000
 """Entries of a bucket above which they are added up in steps: one script would keep the server for too long."""
 
-RECOUNT_STEP = 1_000
+RECOUNT_STEP = 500
 
 
 class Count(Protocol):
@@ -33,6 +33,14 @@ def audit_bucket(transport: Transport, state: bytes, count: Count) -> None:
         begun = True
         count("drift_entries", lost)
         count("drift_bytes", lost_bytes)
+    for index in (b"x", b"a", b"f"):
+        position = 0
+        while position >= 0:
+            step = call(
+                "strays", state, index, position, ENTRIES_PER_CALL, read=lambda reply: read_numbers(reply, 2)
+            )  # fmt: skip
+            ((position, strays),) = transport.ask([step])
+            count("drift_entries", strays)
     status = "more"
     while status == "more":
         command = call("recount", state, RECOUNT_AT_ONCE, RECOUNT_STEP, read=_read_recount)

@@ -13,15 +13,17 @@ ENTRIES_PER_CALL = 256
 def expire(transport: Transport, states: Sequence[bytes], *, arc: bool) -> tuple[int, int]:
     """Take out what expired and what dead writers reserved; return how many of each."""
     all_expired = all_dead = 0
-    while states:
+    steps = [(state, 0) for state in states]
+    while steps:
         commands = [
-            call("sweep", state, ENTRIES_PER_CALL, int(arc), read=lambda reply: read_numbers(reply, 3))
-            for state in states
+            call("sweep", state, ENTRIES_PER_CALL, int(arc), cursor, read=lambda reply: read_numbers(reply, 4))
+            for state, cursor in steps
         ]
         answers = transport.ask(commands)
-        all_expired += sum(expired for expired, _, _ in answers)
-        all_dead += sum(dead for _, dead, _ in answers)
-        states = [state for state, (_, _, more) in zip(states, answers, strict=True) if more]
+        all_expired += sum(expired for expired, *_ in answers)
+        all_dead += sum(dead for _, dead, *_ in answers)
+        told = zip(steps, answers, strict=True)
+        steps = [(state, cursor) for (state, _), (_, _, more, cursor) in told if more or cursor]
     return all_expired, all_dead
 
 

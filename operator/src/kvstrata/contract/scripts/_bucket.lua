@@ -140,10 +140,12 @@ end
 -- was given, are from before the server's clock was set back.
 local longest_write = 60000
 
--- Ends the reservations of writers that did not finish in time; returns how many and their bytes.
-local function reap()
+-- Ends the reservations of writers that did not finish in time, a step of them; returns how many, their bytes and where
+-- to go on.
+local function reap(cursor)
   local count, freed = 0, 0
-  local all = redis.call('HGETALL', reservations)
+  local found = redis.call('HSCAN', reservations, cursor or '0', 'COUNT', '256')
+  local all = found[2]
   for i = 1, #all, 2 do
     local deadline = tonumber(string.match(all[i + 1], '^%d+:(%d+):'))
     if deadline <= now or deadline > now + longest_write then
@@ -152,7 +154,7 @@ local function reap()
     end
   end
   add('held', -freed)
-  return count, freed
+  return count, freed, found[1]
 end
 
 -- Takes out at most `count` blocks that have expired; returns how many and their bytes.

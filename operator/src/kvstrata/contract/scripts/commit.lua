@@ -11,7 +11,7 @@ if holder ~= token then
   local expiry = redis.call('ZSCORE', expiries, member)
   if expiry then
     -- The late SET of this writer wrote the same block over a committed one: its life is the committed one's.
-    redis.call('PEXPIREAT', value, expiry)
+    redis.call('PEXPIREAT', value, whole(math.ceil(tonumber(expiry))))
     local entry = redis.call('HGET', entries, member)
     if not entry or redis.call('STRLEN', value) ~= size_of(entry) then
       -- In another form: it had another key, or none.

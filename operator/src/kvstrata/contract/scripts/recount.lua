@@ -7,9 +7,11 @@ local used, held = fields('used', 'held')
 free_first()
 
 local really_held, strays = 0, 0
-for _, record in ipairs(redis.call('HVALS', reservations)) do
+local few = redis.call('HLEN', reservations) <= 1000
+for _, record in ipairs(few and redis.call('HVALS', reservations) or {}) do
   really_held = really_held + size_of(record)
 end
+really_held = few and really_held or held
 if really_held ~= held then
   redis.call('HSET', state, 'held', whole(really_held))
 end
@@ -23,18 +25,6 @@ local function finish(sum)
 end
 
 if total <= at_once then
-  local ones, others = redis.call('ZCARD', once), redis.call('ZCARD', often)
-  local matches = redis.call('ZCARD', expiries) == total and ones + others == total
-  for _, index in ipairs({expiries, once, often}) do
-    if not matches then
-      for _, member in ipairs(redis.call('ZRANGE', index, '0', '-1')) do
-        if redis.call('HEXISTS', entries, member) == 0 then
-          remove(member)
-          strays = strays + 1
-        end
-      end
-    end
-  end
   local sum = 0
   for _, record in ipairs(redis.call('HVALS', entries)) do
     sum = sum + size_of(record)
@@ -47,16 +37,30 @@ if not at then
   at = 0
   redis.call('HSET', state, 'rc_sum', '0', 'rc_used', whole(used))
 end
-local behind = '(' .. whole(at)
+local behind = '(' .. string.format('%.10f', at)
 local found = redis.call('ZRANGE', expiries, behind, '+inf', 'BYSCORE', 'LIMIT', '0', whole(step), 'WITHSCORES')
 local members, last = {}, #found > 0 and found[#found]
 for i = 1, #found, 2 do
-  if found[i + 1] ~= last then
-    members[#members + 1] = found[i]
-  end
+  members[#members + 1] = found[i]
 end
-for _, member in ipairs(last and redis.call('ZRANGE', expiries, last, last, 'BYSCORE') or {}) do
-  members[#members + 1] = member
+if #found == 2 * step then
+  if found[2] ~= last then
+    -- Those that expire together are counted together: with the next step, when all of them are seen.
+    while found[2 * #members] == last do
+      members[#members] = nil
+    end
+    last = found[2 * #members]
+  else
+    -- More than a step expires at one moment: this step's a fraction of a millisecond earlier from now on.
+    local first = tonumber(last)
+    local earlier = string.format('%.10f', math.max(at, first - 1) + 1 / 1024)
+    if tonumber(earlier) < first then
+      last = earlier
+      for _, member in ipairs(members) do
+        redis.call('ZADD', expiries, 'XX', last, member)
+      end
+    end
+  end
 end
 local sum = 0
 for _, member in ipairs(members) do

@@ -1,5 +1,5 @@
 local count, arc = tonumber(ARGV[1]), ARGV[2] == '1'
-local dead = reap()
+local dead, _, cursor = reap(ARGV[3])
 local expired = expire(count)
 
 -- The name of an evicted block is kept no longer than the block could have been.
@@ -14,4 +14,4 @@ for _, names in ipairs({gone_once, gone_often}) do
     end
   end
 end
-return {expired, dead, expired == count and 1 or 0}
+return {expired, dead, expired == count and 1 or 0, cursor}
