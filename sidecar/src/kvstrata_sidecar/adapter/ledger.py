@@ -302,8 +302,13 @@ class Ledgers:
         return place.keyspace, place.bucket if self._arc else -1
 
     def _foresee(self, place: Place, evict_before_ms: int) -> None:
+        now_s, known = self._clock(), self._known_of(place)
         with self._lock:
-            self._foresight[self._known_of(place)] = (self._clock() + FORESIGHT_S, evict_before_ms)
+            self._foresight.pop(known, None)
+            self._foresight[known] = (now_s + FORESIGHT_S, evict_before_ms)
+            # In the order in which they end: what nobody asks for any more is not kept.
+            while self._foresight[first := next(iter(self._foresight))][0] <= now_s:
+                del self._foresight[first]
 
     def _base(self, keyspace: str, bucket: int) -> bytes:
         return bucket_prefix(self._domain, keyspace, bucket).encode()
