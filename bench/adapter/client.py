@@ -1,15 +1,14 @@
-"""The process that is measured: it holds the adapters and LMCache's memory, and does what it is told, a line each way.
+"""The process that is measured: it holds the adapters and LMCache's memory, and does what it is told.
 
     python -m bench.adapter.client DIRECTORY
 
-Runs with the interpreter that has LMCache. Questions and answers are JSON objects, one a line, on standard input and
-output. All adapters live in this one process and use the same buffers, so that they differ in nothing else.
+Runs with the interpreter that has LMCache. All adapters live in this one process and use the same buffers, so that they
+differ in nothing else.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import secrets
 import select
@@ -26,6 +25,7 @@ from lmcache.v1.distributed.api import ObjectKey
 from lmcache.v1.distributed.l2_adapters.native_connector_l2_adapter import NativeConnectorL2Adapter
 from lmcache.v1.memory_management import MemoryFormat, MemoryObjMetadata, TensorMemoryObj
 
+from bench.adapter.answers import serve, timed
 from bench.adapter.policy import DOMAIN, IDENTITY, MAIN, Policy
 from kvstrata_sidecar.adapter.plugin import PolicyAdapter
 
@@ -117,8 +117,8 @@ class Client:
             if found.popcount() != count:
                 raise RuntimeError(f"{name} loaded {found.popcount()} of {count}")
 
-        store_s, store_cpu_s = _timed(store)
-        load_s, load_cpu_s = _timed(load)
+        store_s, store_cpu_s = timed(store)
+        load_s, load_cpu_s = timed(load)
         if check and not all(torch.equal(a.raw_data, b.raw_data) for a, b in zip(sources, targets, strict=True)):
             raise RuntimeError(f"{name} loaded something else than was stored")
         adapter.delete(keys)
@@ -195,25 +195,9 @@ def _wait(descriptor: int, fetch: Callable[[], Any]) -> Any:
     raise TimeoutError("no answer")
 
 
-def _timed(do: Callable[[], None]) -> tuple[float, float]:
-    begun_cpu_s, begun_s = time.process_time(), time.perf_counter()
-    do()
-    return time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
-
-
 def main() -> None:
-    """Answer questions; an error is an answer, too."""
-    client = Client(Path(sys.argv[1]))
-    # Whatever libraries print goes to the log, not among the answers.
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        try:
-            answer = client.answer(json.loads(line))
-        except Exception as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(answer) + "\n")
-    os._exit(0)
+    """Answer questions until there are no more."""
+    serve(Client(Path(sys.argv[1])).answer)
 
 
 if __name__ == "__main__":

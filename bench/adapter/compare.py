@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from bench.adapter.cluster_tls import Compared, cluster_tls
 from bench.adapter.stand import Client, Redis, lmcache_python, servers
 from bench.machine import Busyness
 from bench.result import OTHER_LOAD, Figure, Result
@@ -28,6 +29,7 @@ class Effort:
     """How much is done: sizes of blocks in MiB and how many of each at once, rounds, lookups, scopes."""
 
     blocks: Mapping[int, int] = field(default_factory=lambda: {1: 128, 4: 64, 16: 24, 40: 12})
+    cluster_blocks: Mapping[int, int] = field(default_factory=lambda: {1: 128, 4: 64, 16: 24})
     rounds: int = 7
     lookup_rounds: int = 9
     lookups: int = 60
@@ -57,9 +59,10 @@ async def measure(effort: Effort | None = None) -> Result:
                     }
                     lookups = await _lookups(client, effort, progress)
                     dead = await _dead(client, doomed, progress)
+                    clustered = await cluster_tls(effort.cluster_blocks, effort.rounds, WORKERS, progress)
             finally:
                 client.stop()
-    return _result(transfers, lookups, dead, limits, others_percent=machine.others_percent)
+    return _result(transfers, lookups, dead, limits, clustered, others_percent=machine.others_percent)
 
 
 async def _open(client: Client, redis: Redis, doomed: Redis) -> None:
@@ -121,6 +124,7 @@ def _result(
     lookups: Rounds,
     dead: Mapping[str, float],
     limits: Sequence[Mapping[str, float]],
+    clustered: Compared,
     *,
     others_percent: float,
 ) -> Result:
@@ -164,8 +168,8 @@ def _result(
         theirs[limit] = Figure(statistics.median(one[limit] for one in limits), "GB/s")
     return Result(
         name=NAME,
-        figures=ours,
-        baseline=theirs,
+        figures=ours | clustered.ours,
+        baseline=theirs | clustered.theirs,
         ratio=ours["plain_cpu_of_native"].value,
         reproduce="make bench BENCH=adapter",
         conditions={
@@ -174,7 +178,7 @@ def _result(
             "kernel": platform.release(),
             OTHER_LOAD: round(others_percent),
             "niceness": os.getpriority(os.PRIO_PROCESS, 0),
-            "spread": spread,
+            "spread": spread | clustered.spread,
         },
     )
 

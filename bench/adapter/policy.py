@@ -46,7 +46,7 @@ class Policy:
             path = self._policy_dir / KEYS_DIRECTORY / file_name(name, 0)
             if not path.exists():
                 path.write_bytes(os.urandom(32))
-        budgets = tuple(TierBudget(tier, limit_bytes=LIMIT_BYTES) for tier in ("plain", "sealed"))
+        budgets = tuple(TierBudget(tier, limit_bytes=LIMIT_BYTES) for tier in ("plain", "sealed", "cluster"))
         view = CacheView(
             DOMAIN, self._revision, 1, Rules(stale_after_s=86_400, on_stale="ServeStale"),
             {name: budgets if name == MAIN else () for name in names},

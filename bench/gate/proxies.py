@@ -19,8 +19,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from bench.environment import ROOT, install
 from bench.gate import bodies
-from bench.gate.environment import ROOT, install
 from bench.gate.processes import Process
 from e2e.cluster.progress import ClusterError, Progress
 from tests.gate.world import World, entry, keyspace

@@ -1,4 +1,4 @@
-"""The proxies that the gate is compared with, each in an environment of its own, pinned by hash."""
+"""What the product is compared with, each piece in an environment of its own, pinned by hash."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from e2e.cluster.progress import ClusterError, Progress
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 _MARK = "kvstrata-installed"
 
 

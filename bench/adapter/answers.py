@@ -1,0 +1,31 @@
+"""How a measured process is told what to do: JSON objects, one a line, on standard input and output."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+
+def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer questions until standard input ends, then end the process; an error is an answer, too."""
+    # Whatever libraries print goes to the log, not among the answers.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        try:
+            said = answer(json.loads(line))
+        except Exception as error:
+            said = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(said) + "\n")
+    os._exit(0)
+
+
+def timed(do: Callable[[], None]) -> tuple[float, float]:
+    """Return how many seconds something took, and how many processor seconds of this process."""
+    begun_cpu_s, begun_s = time.process_time(), time.perf_counter()
+    do()
+    return time.perf_counter() - begun_s, time.process_time() - begun_cpu_s
