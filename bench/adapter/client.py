@@ -15,6 +15,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,10 +82,11 @@ class Client:
         address = (ctypes.c_char * len(target)).from_buffer(target)
         cipher, nonce = AESGCM(bytes(32)), bytes(12)
         figures = {}
-        for name, do in (
-            ("memcpy", lambda: ctypes.memmove(address, source.raw_data.data_ptr(), size)),
-            ("aes_gcm", lambda: cipher.encrypt_into(nonce, view, b"", target)),
-        ):
+        ways: dict[str, Callable[[], Any]] = {
+            "memcpy": lambda: ctypes.memmove(address, source.raw_data.data_ptr(), size),
+            "aes_gcm": lambda: cipher.encrypt_into(nonce, view, b"", target),
+        }
+        for name, do in ways.items():
             times = []
             for _ in range(9):
                 begun_s = time.perf_counter()
@@ -151,9 +153,7 @@ class Client:
         for batch in order:
             begun_s = time.perf_counter()
             task = adapter.submit_lookup_and_lock_task(batch, {})
-            found = _wait(
-                adapter.get_lookup_and_lock_event_fd(), lambda t=task: adapter.query_lookup_and_lock_result(t)
-            )
+            found = _wait(adapter.get_lookup_and_lock_event_fd(), partial(adapter.query_lookup_and_lock_result, task))
             seconds.append(time.perf_counter() - begun_s)
             hits += found.popcount()
             adapter.submit_unlock(batch)

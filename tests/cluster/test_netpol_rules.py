@@ -61,7 +61,7 @@ def test_a_policy_without_rules_drops_all_that_enters_its_pods_and_nothing_else(
 
 
 def test_a_pod_selector_means_pods_of_the_policys_own_namespace() -> None:
-    peer = {"podSelector": {}}
+    peer: dict[str, Any] = {"podSelector": {}}
     rules = rules_of(policy({"podSelector": {"matchLabels": {"app": "redis"}}, "ingress": [{"from": [peer]}]}))
     assert rules["ingress_10_244_0_3"] == ["ip saddr { 10.244.0.2, 10.244.0.3 } return", "counter drop"]
 

@@ -28,7 +28,7 @@ def test_two_tiers_share_one_policy_and_either_can_serve(start_server: StartServ
         plain.start()
         secured.start()
         rights = ["on", ">secret", f"~{domain_pattern(DOMAIN)}", *RULES]
-        secured.admin().execute_command("ACL", "SETUSER", "data", *rights)  # type: ignore[no-untyped-call]
+        secured.admin().execute_command("ACL", "SETUSER", "data", *rights)
         (tmp_path / "password").write_text("secret\n")
         tls = {"ca_file": str(tmp_path / "ca.crt"), "server_name": SERVER_NAME}
         gate = GateStandIn(tmp_path)

@@ -77,14 +77,15 @@ def start(gate: GateStandIn) -> Iterator[Callable[..., Driver]]:
 
     def start(port: int, window_ms: int = WRITE_WINDOW_MS, **options: Any) -> Driver:
         endpoints = (Endpoint("127.0.0.1", port),)
-        deadlines = {
+        settings: dict[str, Any] = {
+            "endpoints": endpoints,
+            "workers": 1,  # so that a test knows which connection is warm
             "io_timeout_ms": 400,
             "lookup_deadline_ms": 200,
             "load_deadline_ms": 600,
             "store_deadline_ms": 1500,
         }
-        # One worker, so that a test knows which connection is warm.
-        tier = TierParams("shared", **{"endpoints": endpoints, "workers": 1} | deadlines | options)
+        tier = TierParams("shared", **settings | options)
         params = AdapterParams(DOMAIN, IDENTITY, tier, gate.policy_dir, gate.link_dir)
         drivers.append(Driver(acquire(params), params, tier, window_ms=window_ms))
         return drivers[-1]

@@ -31,7 +31,7 @@ class ClusterNode(RedisProcess):
 
     def ask(self, *words: object) -> Any:
         """Run a command on this server alone, whatever the cluster thinks."""
-        return self.admin().execute_command(*(str(word) for word in words))  # type: ignore[no-untyped-call]
+        return self.admin().execute_command(*(str(word) for word in words))
 
     @property
     def node_id(self) -> str:

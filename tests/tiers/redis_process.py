@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -64,8 +65,11 @@ class RedisProcess:
         """A unix socket for the tests' own questions, whatever TLS does on the port."""
         return self._directory / f"redis-{self.port}.sock"
 
-    def admin(self, password: str | None = None) -> redis.Redis:
-        """Return a client that looks from the outside."""
+    def admin(self, password: str | None = None) -> Any:
+        """Return a redis.Redis that looks from the outside.
+
+        Its own types tell of all that any settings could make it answer.
+        """
         return redis.Redis(unix_socket_path=str(self.admin_socket), password=password)
 
     @property

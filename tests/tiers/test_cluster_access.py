@@ -26,7 +26,7 @@ RIGHTS = ["on", f"~{domain_pattern(DOMAIN)}", "resetchannels", "-@all", *(f"+{co
 def let_in(server: RedisProcess, *passwords: str) -> None:
     """Make the data user, with the rights that the operator gives it, have these passwords and no others."""
     words = [f">{password}" for password in passwords]
-    server.admin().execute_command("ACL", "SETUSER", "data", "resetpass", *words, *RIGHTS)  # type: ignore[no-untyped-call]
+    server.admin().execute_command("ACL", "SETUSER", "data", "resetpass", *words, *RIGHTS)
 
 
 def credentials(tmp_path: Path) -> dict[str, str]:
@@ -154,7 +154,7 @@ class TestCredentialsChange:
         driver.until("closed")
         gate.allow(KEYSPACE_A)
         assert driver.store([block(KEYSPACE_A)]).stored_bytes > 0
-        redis_server.admin().execute_command("ACL", "DELUSER", "data")  # type: ignore[no-untyped-call]
+        redis_server.admin().execute_command("ACL", "DELUSER", "data")
         let_in(redis_server, "second")
         assert driver.lookup([block(KEYSPACE_A)]) == [0]
         assert "WRONGPASS" in driver.until("open")
@@ -179,7 +179,7 @@ class TestCredentialsChange:
         gate.allow(KEYSPACE_A)
         assert driver.store([block(KEYSPACE_A)]).stored_bytes > 0
         server.admin().config_set("tls-ca-cert-file", str(new.file))
-        server.admin().execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")  # type: ignore[no-untyped-call]
+        server.admin().execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
         assert driver.lookup([block(KEYSPACE_A)]) == [0]
         assert "certificate" in driver.until("open")
         renewed = new.issue("pod", stem="client")

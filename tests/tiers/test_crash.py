@@ -275,7 +275,7 @@ class TestWritersThatAreLate:
             def seal(self, keyspace: str, key: bytes, view: memoryview) -> Sequence[bytes | memoryview]:
                 if not cut.is_set():
                     cut.set()
-                    driver.tier._abort(lambda part: True)
+                    driver.tier._crew.abort(lambda part: True)
                 return super().seal(keyspace, key, view)
 
         object.__setattr__(driver.tier._shared, "sealer", CutOff)

@@ -96,7 +96,7 @@ class TestATierThatRequiresEncryption:
     ) -> None:
         sealed.store([block(KEYSPACE_A)], fill=9)
         (name,) = stored(redis_server)
-        value = bytearray(redis_server.admin().get(name))  # type: ignore[arg-type]
+        value = bytearray(redis_server.admin().get(name))
         value[place] ^= 1
         redis_server.admin().set(name, bytes(value), keepttl=True)
         assert sealed.load([block(KEYSPACE_A)]) == ([0], [bytearray(BLOCK_BYTES)])

@@ -150,6 +150,7 @@ def test_after_a_choice_every_bound_holds(
     now_s = 60.0
     choice = chosen(book, bounds, need_bytes=need_bytes, locked=locked, now_s=now_s)
     assert not locked & choice.victims.keys()
+    sized: dict[Hashable, tuple[str, int]] = dict(enumerate(blocks))
     left = {place: block for place, block in enumerate(blocks) if place not in choice.victims}
     held: Counter[str] = Counter()
     for keyspace, size_bytes in left.values():
@@ -170,7 +171,7 @@ def test_after_a_choice_every_bound_holds(
             continue
         if bound.limit_bytes is not None:
             assert held[keyspace] <= max(bound.limit_bytes, locked_of[keyspace])
-        by_room = [p for p, cause in choice.victims.items() if cause is Cause.ROOM and blocks[p][0] == keyspace]  # type: ignore[index]
+        by_room = [p for p, cause in choice.victims.items() if cause is Cause.ROOM and sized[p][0] == keyspace]
         if by_room:
             assert held[keyspace] > min(bound.guaranteed_bytes, bytes_before) - largest[keyspace]
         if bound.retention_s is not None:
@@ -179,7 +180,7 @@ def test_after_a_choice_every_bound_holds(
                 for place, (owner, _) in left.items()
                 if owner == keyspace
             )
-    freed_bytes = sum(blocks[place][1] for place in choice.victims)  # type: ignore[index]
+    freed_bytes = sum(sized[place][1] for place in choice.victims)
     if need_bytes > freed_bytes:
         for keyspace, bytes_held in held.items():
             if keyspace in bounds and bytes_held > locked_of[keyspace]:

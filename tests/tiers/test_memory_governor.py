@@ -59,10 +59,11 @@ class Server:
     def __post_init__(self) -> None:
         self.manager = Manager(self.blocks)
         self.pool = Pool(self.manager, SUCCESS, LOCKED)
-        self.enforcement: Any = SimpleNamespace(view=None)
+        enforcement: Any = SimpleNamespace(view=None)
+        self.enforcement = enforcement
         self.governor = Governor(
             self.pool,
-            self.enforcement,
+            enforcement,
             tier=self.tier,
             high_watermark_percent=self.high_percent,
             eviction=self.eviction,

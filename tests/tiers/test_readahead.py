@@ -60,7 +60,7 @@ def test_it_is_a_queue_that_keeps_nothing_but_what_is_in_it(steps: list[tuple[bo
         else:
             target = bytearray(length)
             count = ahead.pour(memoryview(target))
-            assert (count, target[:count]) == (min(length, len(expected)), expected[:count])
+            assert (count, bytes(target[:count])) == (min(length, len(expected)), expected[:count])
             expected = expected[count:]
         assert len(ahead) == len(expected)
         assert held(ahead).replace(b"\0", b"") == expected
