@@ -47,11 +47,11 @@ async def measure(effort: Effort | None = None) -> Result:
     python = lmcache_python(progress)
     with tempfile.TemporaryDirectory(prefix="adapter") as name:
         directory = Path(name)
-        with servers(directory, (), ()) as (redis, doomed):
+        with servers(directory, (), (), ()) as (redis, sealed, doomed):
             client = Client(python, directory)
             try:
-                await _open(client, redis, doomed)
-                with Busyness(client.pid, redis.pid, doomed.pid) as machine:
+                await _open(client, redis, sealed, doomed)
+                with Busyness(client.pid, redis.pid, sealed.pid, doomed.pid) as machine:
                     limits = [await client.ask("limits", size=size * MIB) for size in effort.blocks]
                     transfers = {
                         size: await _transfers(client, size, count, effort.rounds, progress)
@@ -65,10 +65,11 @@ async def measure(effort: Effort | None = None) -> Result:
     return _result(transfers, lookups, dead, limits, clustered, others_percent=machine.others_percent)
 
 
-async def _open(client: Client, redis: Redis, doomed: Redis) -> None:
+async def _open(client: Client, redis: Redis, sealed: Redis, doomed: Redis) -> None:
+    # An encrypting tier deletes plain blocks of its domain, so it has a server of its own.
     await client.ask("native", name="native", port=redis.port, workers=WORKERS)
     await client.ask("policy_adapter", name="plain", ports=[redis.port], workers=WORKERS)
-    await client.ask("policy_adapter", name="sealed", ports=[redis.port], workers=WORKERS, encryption="Required")
+    await client.ask("policy_adapter", name="sealed", ports=[sealed.port], workers=WORKERS, encryption="Required")
     await client.ask("policy_adapter", name="doomed", ports=[doomed.port], workers=WORKERS)
     await client.ask("allow", scopes=1)
 
