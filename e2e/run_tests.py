@@ -42,9 +42,9 @@ def main(arguments: Sequence[str]) -> int:
     was_up = Paths().kubeconfig.exists()
     failures: list[str] = []
     try:
-        if cluster(["build"]):
-            failures.append("NOT BUILT: the local cluster; its message is above")
-        failures += Lanes(LOGS, progress).run(lanes())
+        side_by_side = Lanes(LOGS, progress)
+        failures += side_by_side.run(preparations())
+        failures += side_by_side.run(lanes())
         problem = bring_up_product(progress)
         failures += [f"NOT TESTED: {STORIES}: {problem}"] if problem else _stories()
     finally:
@@ -55,22 +55,28 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if failures else 0
 
 
+def preparations() -> list[list[Command]]:
+    """What tests need: one compiles, the other downloads."""
+    compiler = [] if shutil.which("gcc") else [Command("install a C compiler", INSTALL_COMPILER)]
+    return [
+        [Command("build the control plane, the node and Redis", (sys.executable, "-m", "e2e.cluster", "build"))],
+        [*compiler, Command("install LMCache", (sys.executable, str(LMCACHE_INSTALLER), "--engine"))],
+    ]
+
+
 def lanes() -> list[list[Command]]:
-    """What needs no cluster: the tests that wait, and beside them LMCache, all other tests, and the images."""
+    """What needs no cluster: the tests that wait, and beside them all other tests, and the images."""
     taken: list[str] = []
     waiting = []
     for name, paths in WAITING_LANES:
         waiting.append([Command(f"tests of the {name}", _pytest(*paths, *_ignoring(taken)))])
         taken += paths
-    compiler = [] if shutil.which("gcc") else [Command("install a C compiler", INSTALL_COMPILER)]
     with_lmcache = os.environ | {
         "KVSTRATA_LMCACHE_PYTHON": str(ENGINE_PYTHON),
         "KVSTRATA_ENGINE_PYTHON": str(ENGINE_PYTHON),
     }
     return [
         [
-            *compiler,
-            Command("install LMCache", (sys.executable, str(LMCACHE_INSTALLER), "--engine")),
             Command("all other tests", _pytest("tests", *_ignoring(taken)), with_lmcache),
             Command("build the images", (sys.executable, "-m", "e2e.images", "build")),
         ],
