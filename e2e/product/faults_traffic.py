@@ -17,6 +17,10 @@ from .traffic import Account, Caller, Traffic, traffic
 
 TENANTS = (("acme", ACME_KEY), ("globex", GLOBEX_KEY))
 
+CROWDED = 2.0
+"""How many times as long half of all requests may take while what ended starts again: on two cores, and within the pod's
+share of them, a cache server that starts leaves the engine beside it half of the processor time that it had."""
+
 BUSY_S = 5.0
 """How much longer a request may take for no fault of the product's, on a machine with two cores and other work."""
 
@@ -57,13 +61,12 @@ class Ordeal:
 
 
 @contextmanager
-def tenants_ask(stage: Stage, extra_delay_s: float, *, spared: Replica | None = None) -> Iterator[Ordeal]:
+def tenants_ask(stage: Stage, extra_delay_s: float) -> Iterator[Ordeal]:
     """Let two tenants ask both replicas before, during and after a fault that the block makes.
 
     In the end all must have been answered, half of them within `extra_delay_s` of what half of them took before, and
-    the slowest within `extra_delay_s` of the slowest before, on a machine that is as busy as BUSY_S says. With a
-    replica that the fault spares, what half of its requests took meanwhile counts too: it shares the machine, and how
-    busy that is changes while a story lasts.
+    the slowest within `extra_delay_s` of the slowest before, on a machine that is as busy as CROWDED and BUSY_S say.
+    Whoever waits for a cache server that is not there, and not only for the processor, takes seconds.
     """
     callers = []
     for (tenant, key), (leads, follows) in zip(
@@ -81,12 +84,8 @@ def tenants_ask(stage: Stage, extra_delay_s: float, *, spared: Replica | None = 
     before, since = ordeal.before, ordeal.since
     stage.say(f"before the fault: {before}; since: {since}")
     assert not running.account.failed, str(running.account)
-    usual_s, met = before.took_s(50), since
-    if spared is not None:
-        beside, met = since.of(spared.pod), since.but_of(spared.pod)
-        usual_s = max(usual_s, beside.took_s(50))
-        stage.say(f"where the fault was: {met}; beside it: {beside}")
-    assert met.took_s(50) <= usual_s + extra_delay_s, f"usual: {usual_s:.2f} s; before: {before}; since: {met}"
+    usual_s = before.took_s(50) * CROWDED
+    assert since.took_s(50) <= usual_s + extra_delay_s, f"before: {before}; since: {since}"
     assert since.slowest_s <= before.slowest_s + extra_delay_s + BUSY_S, f"before: {before}; since: {since}"
 
 

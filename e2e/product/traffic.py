@@ -49,14 +49,6 @@ class Account:
         """The requests that had ended by a moment."""
         return Account([one for one in self.served if one.began_at + one.took_s <= moment])
 
-    def of(self, pod: str) -> Account:
-        """The requests that were sent to a pod."""
-        return Account([one for one in self.served if one.pod == pod])
-
-    def but_of(self, pod: str) -> Account:
-        """The requests that were sent to any other pod."""
-        return Account([one for one in self.served if one.pod != pod])
-
     @property
     def cached_tokens(self) -> list[int]:
         """What each request that was answered found cached, in tokens."""
