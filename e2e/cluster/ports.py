@@ -14,7 +14,7 @@ _giving = threading.Lock()
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on, and that this process was not given before.
+    """A TCP port of the loopback interface that nothing listens on, and that this process was not given lately.
 
     Chosen at random, so that processes beside each other hardly choose the same.
     """

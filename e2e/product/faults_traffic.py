@@ -18,8 +18,8 @@ from .traffic import Account, Caller, Traffic, traffic
 TENANTS = (("acme", ACME_KEY), ("globex", GLOBEX_KEY))
 
 CROWDED = 2.0
-"""How many times as long half of all requests may take while what ended starts again: a cache server that starts takes
-its part of two cores, and within the pod's share of them leaves the engine half of what it had."""
+"""How many times as long half of all requests may take while what ended starts again beside the engine on two cores. It
+was seen to double with a cache server (and not in the other pod); that the processor is why is likely, not measured."""
 
 BUSY_S = 5.0
 """How much longer a request may take for no fault of the product's, on a machine with two cores and other work."""
