@@ -144,8 +144,9 @@ def test_a_restart_over_a_settled_world_writes_nothing(
 ) -> None:
     before = at_rest(server)
     assert operator.stop() == 0
-    given_up = _lease(server)["spec"].get("holderIdentity")
-    assert not given_up, f"an operator that ended still holds the Lease: {given_up}"
+    lease = _lease(server)["spec"]
+    assert not lease.get("holderIdentity"), "an operator that ended still holds the Lease"
+    assert lease["leaseDurationSeconds"] == 1, "a lease that was given up is not waited for"
     successor = operators.start("operator-b")
     successor.wait_until_leading()
     time.sleep(5)
