@@ -16,7 +16,7 @@ from pathlib import Path
 import aiohttp
 
 from bench.apiserver import NAMESPACE, OPERATOR_NAMESPACE, REPOSITORY, ApiServer
-from e2e.cluster.control_plane import free_port
+from e2e.cluster.ports import free_port
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0

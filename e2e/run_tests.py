@@ -10,41 +10,82 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from e2e.cluster.cli import main as cluster
 from e2e.cluster.progress import Progress
 from e2e.cluster.settings import REPOSITORY, Paths
+from e2e.lanes import Command, Lanes
 from e2e.product.install import install
 from e2e.product.kubectl import CommandError, Kubectl
 
 ENGINE_PYTHON = REPOSITORY / ".local" / "venv-engine" / "bin" / "python"
 SERVERS_INSTALLER = REPOSITORY / "tests" / "tiers" / "install_servers.py"
 LMCACHE_INSTALLER = REPOSITORY / "tests" / "dataplane" / "install_lmcache.py"
+LOGS = REPOSITORY / ".local" / "log" / "tests"
+STORIES = "e2e/scenarios"
+INSTALL_COMPILER = ("apt-get", "install", "-y", "-qq", "--no-install-recommends", "gcc", "binutils")
+"""For the stand-ins for CUDA's libraries, which LMCache wants to load."""
+
+WAITING_LANES = (
+    ("operator-faults", ("tests/apiserver/test_faulty_api.py", "tests/apiserver/test_faulty_lease.py")),
+    ("operator", ("tests/apiserver",)),
+)
+"""Tests that wait for leases, timeouts and watches rather than compute: they run beside everything that needs no
+cluster."""
 
 
-def prepare_control_plane(_: Progress) -> str | None:
-    """Build the binaries of Kubernetes and the root file system with Redis."""
-    return None if cluster(["build"]) == 0 else "the local cluster could not be built; its message is above"
+def main(arguments: Sequence[str]) -> int:
+    """Run everything, or only the tests that are named; returns the exit code."""
+    progress = Progress()
+    if arguments:
+        return subprocess.run(_pytest(*arguments), cwd=REPOSITORY, check=False).returncode
+    was_up = Paths().kubeconfig.exists()
+    failures: list[str] = []
+    try:
+        side_by_side = Lanes(LOGS, progress)
+        if shutil.which("gcc") is None:
+            failures += side_by_side.run([[Command("install a C compiler", INSTALL_COMPILER)]])
+        failures += side_by_side.run(preparations())
+        failures += side_by_side.run(lanes())
+        problem = bring_up_product(progress)
+        failures += [f"NOT TESTED: {STORIES}: {problem}"] if problem else _stories()
+    finally:
+        if not was_up:
+            cluster(["down"])
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    return 1 if failures else 0
 
 
-def prepare_lmcache(_: Progress) -> str | None:
-    """Install the real LMCache server, and the real engine for CPUs, into environments of their own."""
-    if shutil.which("gcc") is None:
-        subprocess.run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", "gcc", "binutils"], check=False)
-    os.environ["KVSTRATA_LMCACHE_PYTHON"] = os.environ["KVSTRATA_ENGINE_PYTHON"] = str(ENGINE_PYTHON)
-    done = subprocess.run([sys.executable, str(LMCACHE_INSTALLER), "--engine"], check=False)
-    return None if done.returncode == 0 else "LMCache could not be installed; its message is above"
+def preparations() -> list[list[Command]]:
+    """What tests need: one compiles, the other downloads."""
+    return [
+        [Command("build the control plane, the node and Redis", (sys.executable, "-m", "e2e.cluster", "build"))],
+        [
+            Command("install LMCache", (sys.executable, str(LMCACHE_INSTALLER), "--engine")),
+            Command("install Redis 8 and Valkey", (sys.executable, str(SERVERS_INSTALLER))),
+        ],
+    ]
 
 
-def prepare_servers(_: Progress) -> str | None:
-    """Install the further servers that shared tiers are tested on."""
-    done = subprocess.run([sys.executable, str(SERVERS_INSTALLER)], check=False)
-    return None if done.returncode == 0 else "the servers could not be installed; the message is above"
+def lanes() -> list[list[Command]]:
+    """What needs no cluster: the tests that wait, and beside them all other tests, and the images."""
+    taken: list[str] = []
+    waiting = []
+    for name, paths in WAITING_LANES:
+        waiting.append([Command(f"tests of the {name}", _pytest(*paths, *_ignoring(taken)))])
+        taken += paths
+    with_lmcache = os.environ | {
+        "KVSTRATA_LMCACHE_PYTHON": str(ENGINE_PYTHON),
+        "KVSTRATA_ENGINE_PYTHON": str(ENGINE_PYTHON),
+    }
+    waiting[-1].append(Command("build the images", (sys.executable, "-m", "e2e.images", "build")))
+    return [[Command("all other tests", _pytest("tests", *_ignoring(taken)), with_lmcache)], *waiting]
 
 
-def prepare_product(progress: Progress) -> str | None:
-    """Bring the cluster up and install the product as the demo does."""
+def bring_up_product(progress: Progress) -> str | None:
+    """Bring the cluster up and install the product as the demo does; returns what is wrong, or None."""
     if cluster(["up"]):
         return "the cluster did not come up; its message is above"
     try:
@@ -54,43 +95,20 @@ def prepare_product(progress: Progress) -> str | None:
     return None
 
 
-STAGES: tuple[tuple[str, Callable[[Progress], str | None], Sequence[str]], ...] = (
-    ("the control plane and Redis", prepare_control_plane, ()),
-    ("shared tiers on Redis 8 and Valkey", prepare_servers, ()),
-    ("LMCache", prepare_lmcache, ("tests",)),
-    ("the cluster with the product", prepare_product, ("e2e/scenarios",)),
-)
+def _stories() -> list[str]:
+    started_s = time.monotonic()
+    code = subprocess.run(_pytest(STORIES), cwd=REPOSITORY, check=False).returncode
+    print(f"{STORIES}: exit {code} after {time.monotonic() - started_s:.0f} s", file=sys.stderr)
+    return [f"FAILED: {STORIES}: exit {code}"] if code else []
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run everything; returns the exit code."""
-    progress = Progress()
-    if arguments:
-        return _pytest(arguments)
-    was_up = Paths().kubeconfig.exists()
-    failures: list[str] = []
-    try:
-        for what, prepare, tests in STAGES:
-            problem = prepare(progress)
-            if problem is not None:
-                failures.append(f"NOT TESTED: {what}: {problem}")
-            if tests and (problem is None or tests == ("tests",)) and _pytest(tests) != 0:
-                failures.append(f"FAILED: {' '.join(tests)}")
-    finally:
-        if not was_up:
-            cluster(["down"])
-    for failure in failures:
-        print(failure, file=sys.stderr)
-    return 1 if failures else 0
+def _pytest(*arguments: str) -> tuple[str, ...]:
+    strict = ("-p", "e2e.no_skips") if os.environ.get("KVSTRATA_NO_SKIPS") else ()
+    return (sys.executable, "-m", "pytest", *strict, "--durations=15", *arguments)
 
 
-def _pytest(tests: Sequence[str]) -> int:
-    started = time.monotonic()
-    strict = ["-p", "e2e.no_skips"] if os.environ.get("KVSTRATA_NO_SKIPS") else []
-    command = [sys.executable, "-m", "pytest", *strict, *tests]
-    code = subprocess.run(command, cwd=REPOSITORY, check=False).returncode
-    print(f"{' '.join(tests)}: exit {code} after {time.monotonic() - started:.0f} s", file=sys.stderr)
-    return code
+def _ignoring(paths: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"--ignore={path}" for path in paths)
 
 
 if __name__ == "__main__":

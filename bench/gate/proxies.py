@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import socket
 import ssl
 import sys
 from collections.abc import AsyncIterator
@@ -22,6 +21,7 @@ from typing import Any
 from bench.environment import ROOT, install
 from bench.gate import bodies
 from bench.gate.processes import Process
+from e2e.cluster.ports import free_port
 from e2e.cluster.progress import ClusterError, Progress
 from tests.gate.world import World, entry, keyspace
 
@@ -294,11 +294,3 @@ async def ask(port: int, request: bytes) -> tuple[int, bytes]:
         return 0, b""
     finally:
         writer.close()
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port

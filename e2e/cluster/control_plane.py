@@ -12,7 +12,6 @@ from __future__ import annotations
 import http.client
 import json
 import shutil
-import socket
 import ssl
 import subprocess
 import tempfile
@@ -24,6 +23,7 @@ from typing import Any
 from e2e.cluster import pki
 from e2e.cluster.audit import audit_options
 from e2e.cluster.component import Component
+from e2e.cluster.ports import free_port
 from e2e.cluster.processes import kill_recorded, recorded_pid, wait_until
 from e2e.cluster.progress import ClusterError
 from e2e.cluster.settings import Network, Paths, kubebuilder_assets
@@ -311,11 +311,3 @@ class ControlPlane:
             "--kube-api-qps=1000",
             "--kube-api-burst=2000",
         ]
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

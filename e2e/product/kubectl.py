@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from e2e.cluster.ports import free_port
 from e2e.cluster.settings import Paths
 
 FORWARD_TIMEOUT_S = 15.0
@@ -102,7 +103,7 @@ class Kubectl:
     @contextmanager
     def forward(self, namespace: str, target: str, port: int) -> Iterator[int]:
         """Forward a free local port to `port` of `target` (`pod/name`) while the block runs."""
-        local = _free_port()
+        local = free_port()
         process = subprocess.Popen(
             ["kubectl", "-n", namespace, "port-forward", target, f"{local}:{port}"],
             env=self._environment,
@@ -127,13 +128,6 @@ def wait_until(what: str, holds: Any, timeout_s: float = 60, every_s: float = 0.
             return last
         time.sleep(every_s)
     raise AssertionError(f"not within {timeout_s:.0f} s: {what} (last: {last!r})")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:

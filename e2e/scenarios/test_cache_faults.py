@@ -21,6 +21,7 @@ import pytest
 
 from e2e.product.calls import Replica
 from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, MODEL, Stage, fresh_prompt, open_stage
+from e2e.product.direct import direct_replica
 from e2e.product.faults import Victim
 from e2e.product.faults_traffic import (
     BUSY_S,
@@ -53,9 +54,10 @@ TIMED_OUT = re.compile(r"given up after \d+ ms: no answer|timed out|not availabl
 def test_killed_with_requests_in_flight(stage: Stage) -> None:
     with a_cache_container_ends(stage, stage.first) as cache, tenants_ask(stage, EXTRA_DELAY_S) as ordeal:
         body = {"model": MODEL, "prompt": fresh_prompt("in flight"), "max_tokens": STREAM_TOKENS, "ignore_eos": True}
-        # Looked up before: an engine that is fast has streamed to its end by the time that takes.
-        server = cache.first_pid()
-        with streaming(stage.first, ACME_KEY, body) as stream:
+        # Looked up before, and streamed without the API server between, which hands over in one piece what an engine
+        # that is fast has streamed to its end meanwhile.
+        server, where = cache.first_pid(), direct_replica(stage.kubectl, DEMO_NAMESPACE, MODEL, stage.first.pod)
+        with streaming(where, ACME_KEY, body) as stream:
             os.kill(server, signal.SIGKILL)
             killed_at = time.monotonic()
         assert stream.done, stream.problem

@@ -46,6 +46,7 @@ def test_an_operator_that_is_killed_at_rest_changes_nothing(
     leader = operators.acting()
     with tenants_ask(near) as running:
         running.wait_for(4)
+        wait_until("everything is at rest", lambda: not unsettled(kubectl), 60)
         before, writes = everything(kubectl), OperatorWrites()
         killed_at = time.monotonic()
         leader.kill()

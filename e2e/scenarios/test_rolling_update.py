@@ -93,7 +93,7 @@ def test_an_update_and_its_rollback_break_no_stream_and_keep_each_identity_to_it
     with open_direct_stage(kubectl, print) as old:
         prompts = [_shared(old) for _ in range(PROMPTS)]
     with (
-        caller_pod(kubectl, DEMO_NAMESPACE, MODEL, ACME_KEY, streams=2, plain=1) as caller,
+        caller_pod(kubectl, DEMO_NAMESPACE, MODEL, ACME_KEY, streams=1, plain=1) as caller,
         watch(kubectl, "pod", DEMO_NAMESPACE, "-l", PODS) as pods,
     ):
         clock_ahead_s = time.time() - time.monotonic()

@@ -11,7 +11,7 @@ import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from e2e.cluster.control_plane import free_port
+from e2e.cluster.ports import free_port
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+from e2e.cluster.ports import free_port
 from tests.dataplane.lmcache_server import ROOT
-from tests.tiers.redis_process import free_port
 
 START_TIMEOUT_S = 600.0
 MODEL = "tiny"

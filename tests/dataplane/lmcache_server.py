@@ -12,8 +12,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+from e2e.cluster.ports import free_port
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, GateStandIn
-from tests.tiers.redis_process import free_port
 
 ROOT = Path(__file__).parents[2]
 START_TIMEOUT_S = 300.0

@@ -12,15 +12,8 @@ from typing import Any
 
 import redis
 
+from e2e.cluster.ports import free_port
 from tests.support.redis_binary import redis_server
-
-
-def free_port() -> int:
-    """Return a loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class RedisProcess:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from e2e.cluster.ports import free_port
 from kvstrata.adapters import pki
 from kvstrata.adapters.redis_probe import RedisReason, parse_endpoint, probe_redis
 from tests.support.redis_binary import needs_redis, redis_server
@@ -20,14 +21,9 @@ from tests.support.redis_binary import needs_redis, redis_server
 PASSWORD = "correct horse battery staple"
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @contextmanager
 def _server(directory: Path, *lines: str, tls: bool = False) -> Iterator[str]:
-    port = _free_port()
+    port = free_port()
     configuration = directory / f"redis-{port}.conf"
     ports = (f"tls-port {port}", "port 0") if tls else (f"port {port}",)
     configuration.write_text("\n".join(("bind 127.0.0.1", 'save ""', f"dir {directory}", *ports, *lines)) + "\n")
@@ -166,7 +162,7 @@ class TestARealServer:
 
 
 async def test_a_closed_port_is_named() -> None:
-    report = await probe_redis(f"127.0.0.1:{_free_port()}", "x", None)
+    report = await probe_redis(f"127.0.0.1:{free_port()}", "x", None)
     assert report.reason is RedisReason.CONNECTION_REFUSED
 
 
