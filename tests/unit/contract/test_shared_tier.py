@@ -118,8 +118,8 @@ class TestScripts:
             for found in re.findall(r"redis\.p?call\('(\w+)'", scripts.source(name).decode())
         }
         sent = set()
-        for module in ("protocol", "ledger", "sweeper", "pending", "resp", "revoked", "wire", "cluster_scout", "parts"):
-            text = (REPOSITORY / f"sidecar/src/kvstrata_sidecar/adapter/{module}.py").read_text()
+        for module in (REPOSITORY / "sidecar/src/kvstrata_sidecar/adapter").glob("*.py"):
+            text = module.read_text()
             sent |= {found.lower() for found in re.findall(r'[(,] ?b"([A-Z]{3,})"[,)]', text)}
             sent |= {found.lower() for found in re.findall(r"\\r\\n([A-Z]{3})\\r\\n", text)}
         assert "cluster" in sent

@@ -55,9 +55,9 @@ LEDGER_SCRIPTS: tuple[Name, ...] = ("grant", "return", "rebuild", "share")
 DOMAIN_SCRIPTS: tuple[Name, ...] = ("room", "tidy", "revoke", "claim")
 
 COMMANDS: tuple[str, ...] = (
-    "asking", "auth", "cluster|slots", "eval", "evalsha", "get", "getrange", "hdel", "hexists", "hget", "hgetall",
-    "hincrby", "hlen", "hmget", "hscan", "hset", "hvals", "info", "persist", "pexpireat", "ping", "pttl", "set",
-    "strlen", "time", "unlink", "zadd", "zcard", "zmscore", "zrange", "zrem", "zscore",
+    "asking", "auth", "cluster|slots", "eval", "evalsha", "get", "getrange", "hdel", "hexists", "hget", "hincrby",
+    "hlen", "hmget", "hscan", "hset", "hvals", "info", "persist", "pexpireat", "ping", "pttl", "set", "strlen",
+    "time", "unlink", "zadd", "zcard", "zmscore", "zrange", "zrem", "zscore",
 )  # fmt: skip
 """Every command that the data plane's user runs, by itself or in scripts; the server checks both alike."""
 
