@@ -21,10 +21,10 @@ from kvstrata_sidecar.adapter.counts import NOBODY, Counters
 from kvstrata_sidecar.adapter.enforcement import Enforcement
 
 from .agenda import Agenda
-from .arrivals import Arrivals
 from .book import Book
 from .bounds import Bounds, bounds_of, scaled_guarantees
 from .choice import Cause, Choice, Situation, choose, next_expiry_s
+from .intake import Intake
 from .notes import Note, Notes
 from .pool import Pool
 from .purge import Purges
@@ -37,12 +37,6 @@ GATHER_S = 0.005
 
 LOOK_S = 1.0
 """How soon what was in use is looked at again: LMCache's locks of readers that died expire without a word."""
-
-COMPARE_S = 60.0
-"""How often the book is compared with LMCache's own tables."""
-
-COMPARED_AT_ONCE = 2048
-"""Blocks of which a turn sees whether both have them: the next event must not wait for all."""
 
 FORGET_SHARE = 30
 """In how many looks every scope's names of evicted blocks are gone through."""
@@ -83,7 +77,6 @@ class Governor:
         self._tier = tier
         self._high_share = high_watermark_percent / 100
         self._residue = residue
-        self._gone = gone
         self._clock = clock
         self._arc = eviction == "ARC"
         self._book = Book(arc=self._arc)
@@ -91,10 +84,9 @@ class Governor:
         self._counts: Counter[str] = Counter()
         self._evictions = Counters()
         self._notes = Notes()
+        self._intake = Intake(pool, self._book, self._notes, gone=gone, clock=clock)
         self._allocation_failed = False
-        self._arrivals = Arrivals()
         self._agenda = Agenda()
-        self._to_compare: list[Hashable] = []
         self._to_forget: list[str] = []
         self._view: CacheView | None = None
         self._watched: frozenset[str] = frozenset()
@@ -102,7 +94,7 @@ class Governor:
         self._bounds: dict[str, Bounds] = {}
         self._guarantees: tuple[float, dict[str, float]] = (0.0, {})
         self._locked: dict[str, int] = {}
-        self._compared_s = self._look_at_s = clock()
+        self._look_at_s = clock()
         self._unfinished = False
         self._failures = 0
         self._slowest_s = 0.0
@@ -146,24 +138,12 @@ class Governor:
         self._wake.set()
 
     def inherit_age(self, key: Hashable, age_s: float) -> None:
-        """Say how long ago the tokens of a block were computed that is being loaded from another tier.
-
-        Called before the load is answered; a block of which nothing was said counts as computed when it was written.
-        """
-        computed_s = self._clock() - max(0.0, age_s)
-        self._arrivals.announce(key, computed_s)
-        # In line with what happens: a block of this name may be leaving, and what comes next has this age.
-        self._notes.add(Note.INHERITED, (key, computed_s))
+        """Say how long ago the tokens of a block were computed that is being loaded; see `Intake`."""
+        self._intake.inherit_age(key, age_s)
 
     def age_s(self, key: Hashable) -> float:
         """Return how long ago a block's tokens were computed, 0 for one of which nothing is known."""
-        kept = self._book.find(key)
-        coming_s = self._arrivals.computed_s(key)
-        # One that is being loaded again may go to another tier before its arrival has been entered.
-        known = [
-            moment_s for moment_s in (kept.computed_s if kept is not None else None, coming_s) if moment_s is not None
-        ]
-        return max(0.0, self._clock() - min(known)) if known else 0.0
+        return self._intake.age_s(key)
 
     def purge(self, keyspaces: Sequence[str], boot: str) -> PurgeAnswer:
         """Delete and overwrite all that these keyspaces hold now; what is in use goes when it is let go.
@@ -211,7 +191,8 @@ class Governor:
             now_s = self._clock()
             # A turn that failed has struck out what was to be looked at.
             everything, self._unfinished = self._unfinished, True
-            changed = self._read_notes(now_s) | self._compare(now_s) | self._take_view() | self._agenda.due(now_s)
+            changed = self._intake.read_notes(now_s) | self._intake.compare(now_s)
+            changed |= self._take_view() | self._agenda.due(now_s)
             if everything:
                 self._agenda.clear()
                 self._locked.clear()
@@ -226,7 +207,7 @@ class Governor:
             for keyspace in self._book.keyspaces() if everything else changed:
                 self._look_again(keyspace, choice, now_s)
             self._unfinished = False
-            if self._to_compare:
+            if self._intake.comparing:
                 return 0.0
             next_s = self._agenda.next_s()
             return max(0.0, (self._look_at_s if next_s is None else min(self._look_at_s, next_s)) - now_s)
@@ -251,59 +232,6 @@ class Governor:
                 if self._failures == 1:
                     logger.exception("The policy of the memory could not be enforced; it is tried again")
                 wait_s = FAILURE_PAUSE_S
-
-    def _read_notes(self, now_s: float) -> set[str]:
-        changed: set[str] = set()
-        book = self._book
-        for what, keys in self._notes.take():
-            if what is Note.INHERITED:
-                self._arrivals.follow(*keys)
-                continue
-            if what is Note.DELETED:
-                for key in keys:
-                    book.remove(key)
-                    self._left(key)
-                continue
-            if what is Note.USED:
-                # As LMCache's own LRU: of a prompt's blocks the last are to go first, or the rest could not be found.
-                for key in reversed(keys):
-                    book.touch(key)
-                continue
-            changed.update(key.cache_salt for key in keys)
-            if what is Note.WRITTEN:
-                for key in reversed(keys):
-                    self._enter(key, now_s)
-        return changed
-
-    def _enter(self, key: Any, now_s: float) -> None:
-        computed_s = self._arrivals.enter(key, out_of_order=bool(self._to_compare))
-        entry = self._pool.entry(key)
-        if entry is not None:
-            age_from_s = now_s if computed_s is None else computed_s
-            self._book.add(key, key.cache_salt, self._pool.size(entry), age_from_s)
-
-    def _left(self, key: Hashable) -> None:
-        """Tell that a block left, unless another of its name has come since or is coming."""
-        if self._pool.entry(key) is None and not self._pool.coming(key):
-            self._gone(key)
-
-    def _compare(self, now_s: float) -> set[str]:
-        """Make the book hold what LMCache holds, whatever was missed, a piece at a time; return what differed."""
-        if self._notes.lost or now_s - self._compared_s >= COMPARE_S:
-            self._compared_s, self._notes.lost = now_s, False
-            self._to_compare = [*self._book, *(key for key, _ in self._pool.resident())]
-        changed: set[str] = set()
-        for key in self._to_compare[-COMPARED_AT_ONCE:]:
-            known, there = self._book.find(key) is not None, self._pool.entry(key) is not None
-            if known and not there:
-                self._book.remove(key)
-                self._left(key)
-            elif there and not known:
-                self._enter(key, now_s)
-            if known is not there:
-                changed.add(key.cache_salt)  # type: ignore[attr-defined]
-        del self._to_compare[-COMPARED_AT_ONCE:]
-        return changed
 
     def _look_again(self, keyspace: str, choice: Choice, now_s: float) -> None:
         """Plan when a scope that was just looked at has to be looked at again."""

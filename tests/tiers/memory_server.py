@@ -1,0 +1,95 @@
+"""The real policy of the memory on top of a stand-in for LMCache's manager; turns and time are the test's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+from kvstrata.contract.bundle import Rules, TierBudget
+from kvstrata.contract.cacheview import CacheView
+from kvstrata_sidecar.adapter.memory.governor import Governor
+from kvstrata_sidecar.adapter.memory.notes import Note
+from kvstrata_sidecar.adapter.memory.pool import Pool
+from tests.tiers.memory_stand_in import (
+    LOCKED,
+    SUCCESS,
+    Key,
+    Listener,
+    Manager,
+    marker,
+)
+
+A, B, C = "a" * 32, "b" * 32, "c" * 32
+TIER = "dram"
+BOOT = "boot"
+
+
+@dataclass
+class Server:
+    """A stand-in of the manager with the real policy on top, whose turns and time are the test's."""
+
+    blocks: int = 16
+    now_s: float = 1000.0
+    high_percent: int = 100
+    tier: str | None = TIER
+    view: CacheView | None = None
+    eviction: str = "LRU"
+    gone: list[Any] = field(default_factory=list)
+    manager: Manager = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.manager = Manager(self.blocks)
+        self.pool = Pool(self.manager, SUCCESS, LOCKED)
+        enforcement: Any = SimpleNamespace(view=None)
+        self.enforcement = enforcement
+        self.governor = Governor(
+            self.pool,
+            enforcement,
+            tier=self.tier,
+            high_watermark_percent=self.high_percent,
+            eviction=self.eviction,
+            gone=self.gone.append,
+            clock=lambda: self.now_s,
+        )
+        self.pool.guard()
+        self.pool.listen(Listener(self.governor.note, Note))
+
+    def allow(self, **budgets: TierBudget | None) -> None:
+        """Put a policy in force: `allow(a=None, b=TierBudget(…))`."""
+        keyspaces = {name * 32: (budget,) if budget else () for name, budget in budgets.items()}
+        self.enforcement.view = CacheView("d" * 16, 1, 1, Rules(), keyspaces)
+        self.governor.policy_changed()
+
+    def turn(self) -> float:
+        """One turn, and all that it freed overwritten."""
+        wait_s = self.governor.turn()
+        assert self.pool.settle(10)
+        return wait_s
+
+    def resident(self) -> list[Key]:
+        return list(self.manager._objects)
+
+    def has_bytes_of(self, key: Key) -> bool:
+        return marker(key) in self.manager._memory_manager.buffer.raw
+
+    def free_blocks(self) -> int:
+        return len(self.manager._memory_manager.free_blocks)
+
+    def close(self) -> None:
+        self.governor.close()
+        self.pool.close()
+
+
+def keys_of(keyspace: str, count: int, first: int = 0) -> list[Key]:
+    return [Key(keyspace, number) for number in range(first, first + count)]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until it holds, ten seconds at most."""
+    give_up_at_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < give_up_at_s
+        time.sleep(0.002)

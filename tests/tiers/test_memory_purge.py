@@ -1,0 +1,182 @@
+"""Purges of the cache server's memory: what goes at once, what goes when it is let go, and what is told of it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.link import SCOPE_DIGITS
+from kvstrata_sidecar.adapter.memory import governor as governing
+from kvstrata_sidecar.adapter.memory import purge as purging
+from tests.tiers.memory_server import BOOT, TIER, A, B, Server, keys_of
+from tests.tiers.memory_stand_in import (
+    BLOCK_BYTES,
+    Entry,
+    Key,
+    Manager,
+)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with closing(Server()) as server:
+        yield server
+
+
+def test_what_is_read_and_what_is_written_is_counted_and_goes_when_it_can(server: Server) -> None:
+    server.allow(a=None, b=None)
+    free, read, written = keys_of(A, 3)
+    server.manager.store(free, read, Key(B, 1))
+    server.manager.read(read)
+    server.manager.reserve(written)
+    answer = server.governor.purge([A], BOOT)
+    assert (answer.purged_blocks, answer.locked_blocks, answer.locked_bytes) == (1, 2, 2 * BLOCK_BYTES)
+    assert [server.has_bytes_of(key) for key in (free, read, written, Key(B, 1))] == [False, True, True, True]
+    server.manager.commit(written)
+    server.turn()
+    assert not server.has_bytes_of(written)
+    server.manager.release(read)
+    server.turn()
+    assert not server.has_bytes_of(read)
+    answer = server.governor.purge([A], BOOT)
+    assert (answer.purged_blocks, answer.locked_blocks) == (3, 0)
+    assert server.resident() == [Key(B, 1)]
+
+
+def test_what_was_stored_afterwards_stays(server: Server) -> None:
+    server.allow(a=None)
+    server.manager.store(Key(A, 1))
+    server.manager.read(Key(A, 1))
+    server.governor.purge([A], BOOT)
+    server.manager.store(Key(A, 2))
+    server.manager.release(Key(A, 1))
+    server.turn()
+    assert server.resident() == [Key(A, 2)]
+
+
+def test_the_sum_holds_what_went_since_the_keyspace_left_the_policy(server: Server) -> None:
+    server.allow(a=None)
+    server.manager.store(*keys_of(A, 3))
+    server.turn()
+    server.allow()
+    server.turn()
+    assert server.governor.purge([A], BOOT).purged_blocks == 3
+    assert server.governor.purge([A], BOOT).purged_bytes == 3 * BLOCK_BYTES, "asked again, it tells the same"
+
+
+def test_a_policy_that_was_replaced_at_once_counts_too(server: Server) -> None:
+    server.allow(a=None)
+    server.manager.store(*keys_of(A, 3))
+    server.allow()
+    server.turn()
+    assert server.governor.purge([A], BOOT).purged_blocks == 3
+
+
+def test_a_block_is_not_counted_twice_by_policy_and_purge(server: Server) -> None:
+    server.allow(a=None)
+    server.manager.store(Key(A, 1))
+    server.manager.read(Key(A, 1))
+    server.turn()
+    server.allow()
+    server.governor.purge([A], BOOT)
+    server.manager.release(Key(A, 1))
+    server.turn()
+    assert server.governor.purge([A], BOOT).purged_blocks == 1
+
+
+def test_what_a_purge_waits_for_is_left_to_it(server: Server) -> None:
+    server.manager.store(Key(A, 1))
+    server.manager.read(Key(A, 1))
+    server.governor.purge([A], BOOT)
+    server.manager._objects[Key(A, 1)].read_lock.count = 0
+    assert server.governor._purges.delete({Key(A, 1): (A, BLOCK_BYTES)}) == set()
+    assert server.governor.purge([A], BOOT).purged_blocks == 1
+
+
+def test_sums_are_kept_for_a_bounded_number_of_keyspaces(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(purging, "MAX_TALLIES", 2)
+    server.manager.store(Key(A, 1))
+    server.manager.read(Key(A, 1))
+    server.governor.purge([A], BOOT)
+    for number in range(10):
+        server.governor.purge([f"{number:032x}"], BOOT)
+    assert server.governor._purges.sums([A])[3] == 1, "what has yet to go is not forgotten"
+    assert len(server.governor._purges._tallies) == 2
+
+
+def test_a_purge_is_not_answered_before_the_bytes_are_gone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.allow(a=None)
+    server.manager.store(Key(A, 1))
+    going_on = threading.Event()
+    monkeypatch.setattr(server.pool, "overwrite", lambda *_: going_on.wait())
+    monkeypatch.setattr(governing, "PURGE_TIMEOUT_S", 0.05)
+    with pytest.raises(ContractError, match="not been overwritten yet"):
+        server.governor.purge([A], BOOT)
+    going_on.set()
+
+
+steps = st.tuples(st.sampled_from("sswwcrlpdt"), st.sampled_from([A, B]), st.integers(0, 5))
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(steps, max_size=60))
+def test_whatever_happens_a_purged_block_leaves_no_byte_and_free_memory_holds_zeros(
+    steps: list[tuple[str, str, int]],
+) -> None:
+    server = Server(blocks=12)
+    server.allow(a=TierBudget(TIER, limit_bytes=5 * BLOCK_BYTES), b=None)
+    doomed: dict[int, Entry] = {}
+    fresh = itertools.count(100)
+    try:
+        for what, keyspace, number in steps:
+            manager, known = server.manager, [key for key in server.resident() if key.cache_salt == keyspace]
+            chosen = known[number % len(known)] if known else None
+            if what == "s":
+                manager.store(Key(keyspace, next(fresh)))
+            elif what == "w":
+                manager.reserve(Key(keyspace, next(fresh)))
+            elif what == "c":
+                for key in [key for key in manager._staging if key.cache_salt == keyspace][:1]:
+                    manager.commit(key)
+            elif what == "r" and chosen:
+                manager.read(chosen)
+            elif what == "l" and chosen and manager._objects[chosen].read_lock.count:
+                manager.release(chosen)
+            elif what == "d" and chosen:
+                manager.delete([chosen])
+            elif what == "p":
+                before = {id(entry): entry for key, entry in _entries(manager) if key.cache_salt == keyspace}
+                doomed |= before
+                answer = server.governor.purge([keyspace], BOOT)
+                still = [entry for entry in before.values() if entry.memory_obj.valid]
+                assert answer.locked_blocks == len(still)
+                assert all(entry.write_lock.count or entry.read_lock.count for entry in still)
+            elif what == "t":
+                server.turn()
+        for key, entry in _entries(server.manager):
+            entry.read_lock.count = 0
+            if key in server.manager._staging:
+                server.manager.commit(key)
+        server.now_s += governing.LOOK_S
+        server.turn()
+        assert not any(entry.memory_obj.valid for entry in doomed.values())
+        memory = server.manager._memory_manager
+        for block in memory.free_blocks:
+            assert not any(memory.buffer.raw[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES])
+        held = sum(row.used_bytes for row in server.governor.usage()[0] if row.scope == A[:SCOPE_DIGITS])
+        assert held <= 5 * BLOCK_BYTES
+    finally:
+        server.close()
+
+
+def _entries(manager: Manager) -> list[tuple[Key, Entry]]:
+    staged = [(key, entry) for key, writers in manager._staging.items() for entry in writers.values()]
+    return [*staged, *manager._objects.items()]
