@@ -9,8 +9,9 @@ from typing import Any
 
 import redis
 
+from e2e.cluster.ports import free_port
 from kvstrata_sidecar.adapter.slots import SLOTS, slot_of
-from tests.tiers.redis_process import RedisProcess, free_port
+from tests.tiers.redis_process import RedisProcess
 
 NODE_TIMEOUT_MS = 1500
 

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from e2e.cluster.ports import free_port
 from kvstrata.contract.bundle import Rules
 from kvstrata.contract.cacheview import CacheView
 from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey
@@ -31,7 +32,6 @@ from kvstrata_sidecar.adapter.tier import Tier
 from kvstrata_sidecar.gate.keyfiles import KeyFiles
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A
 from tests.tiers.lying_server import Lie, LyingServer, World, moved
-from tests.tiers.redis_process import free_port
 from tests.tiers.tier_driver import block
 
 BLOCK_BYTES = 9_000

@@ -19,14 +19,13 @@ def build_secret(
     own_labels: Mapping[str, str],
     owner: Mapping[str, Any],
     data: Mapping[str, bytes],
-    secret_type: str = "Opaque",  # noqa: S107  (a type's name)
 ) -> dict[str, Any]:
     """Return a Secret with `data`, owned by `owner`."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": metadata(name, namespace, own_labels, owner),
-        "type": secret_type,
+        "type": "Opaque",
         "data": {key: base64.b64encode(value).decode("ascii") for key, value in sorted(data.items())},
     }
 
@@ -43,20 +42,6 @@ def build_bundle_shard(
     """Return the Secret with one slot of a bundle's shard; `shard` is `contract.bundle.encode_shard`'s."""
     own_labels = labels.of_model(model, "bundle") | {labels.BUNDLE_PART: "shard"}
     return build_secret(names.bundle_shard(model, index, slot), namespace, own_labels, owner, {SHARD_DATA_KEY: shard})
-
-
-def build_tls_secret(
-    name: str,
-    namespace: str,
-    own_labels: Mapping[str, str],
-    owner: Mapping[str, Any],
-    certificate_pem: bytes,
-    key_pem: bytes,
-    ca_pem: bytes,
-) -> dict[str, Any]:
-    """Return a Secret of type kubernetes.io/tls that holds the authority's certificate beside the server's."""
-    data = {names.CERTIFICATE_KEY: certificate_pem, names.PRIVATE_KEY_KEY: key_pem, names.AUTHORITY_KEY: ca_pem}
-    return build_secret(name, namespace, own_labels, owner, data, "kubernetes.io/tls")
 
 
 def redis_auth_data(domain_id: str, password: str, operator_password: str) -> dict[str, bytes]:
