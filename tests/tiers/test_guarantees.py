@@ -82,7 +82,8 @@ class Division:
 
 @pytest.fixture
 def division(start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn) -> Division:
-    driver = start(redis_server.port, capacity_bytes=CAPACITY)
+    # Patient, because every block counts here: on a busy machine a store may wait.
+    driver = start(redis_server.port, capacity_bytes=CAPACITY, io_timeout_ms=5_000, store_deadline_ms=9_000)
     driver.until("closed")
     return Division(driver, gate, redis_server)
 
@@ -91,9 +92,9 @@ def test_what_is_guaranteed_is_there_however_much_others_store(division: Divisio
     division.allow(a=20)
     division.sweep()
     division.store(KEYSPACE_B, range(60))
-    assert 16 * VALUE_BYTES <= division.b.totals().used <= 20 * VALUE_BYTES
+    assert division.b.totals().used == 20 * VALUE_BYTES
     assert division.store(KEYSPACE_A, range(20)) == 20
-    assert division.a.totals().used >= 16 * VALUE_BYTES, "moving room between buckets costs some"
+    assert division.a.totals().used == 20 * VALUE_BYTES
     division.a.assert_consistent()
     division.b.assert_consistent()
 
@@ -102,15 +103,16 @@ def test_what_nobody_is_guaranteed_is_lent_to_whoever_needs_it(division: Divisio
     division.allow()
     division.sweep()
     division.store(KEYSPACE_B, range(39))
-    assert division.b.totals().used >= 36 * VALUE_BYTES
+    assert division.b.totals().used == 39 * VALUE_BYTES
 
 
 def test_a_scope_that_has_nothing_left_to_borrow_lives_on_its_own_blocks(division: Division) -> None:
     division.allow(a=20)
     division.sweep()
-    assert division.store(KEYSPACE_B, range(60)) >= 55, "its own oldest make room"
+    stored = division.store(KEYSPACE_B, range(60))
+    assert stored == 60, division.driver.tier.counters()
     found = division.driver.lookup([block(KEYSPACE_B, spread(number)) for number in range(60)])
-    assert sum(found[50:]) >= 8
+    assert sum(found[50:]) >= 8, "its own oldest made room"
 
 
 def test_a_new_guarantee_takes_back_what_was_lent(division: Division) -> None:
@@ -129,7 +131,7 @@ def test_room_that_is_not_used_any_more_is_given_back(division: Division, redis_
     division.driver.tier.delete([block(KEYSPACE_B, spread(number)) for number in range(38)])
     division.sweep()
     assert division.store(KEYSPACE_A, range(30)) == 30
-    assert division.a.totals().used >= 26 * VALUE_BYTES
+    assert division.a.totals().used == 30 * VALUE_BYTES
 
 
 def test_a_keyspace_that_left_the_policy_keeps_no_guarantee(division: Division, redis_server: RedisProcess) -> None:

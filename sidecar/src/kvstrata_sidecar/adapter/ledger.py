@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvstrata.contract.keys import BUCKETS, bucket_prefix, ledger_key
@@ -88,7 +88,7 @@ class Ledgers:
             return Refusal.OVER_BUDGET
         evict_before_ms = 0 if bounds is None else self._foreseen(place)
         begun_s, age_ms = self._clock(), terms.age_ms
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             terms = replace(terms, age_ms=age_ms + int(1000 * (self._clock() - begun_s)))
             (answer,) = transport.ask([reserve(place, size, token, terms, evict_before_ms, self._window_ms)])
             if answer.evicted:
@@ -103,7 +103,8 @@ class Ledgers:
                 return Refusal.PLAINTEXT
             if bounds is None:
                 raise FramingError("a scope without a limit ran short of it")
-            room = self._make_room(transport, place, size, answer.missing_bytes, bounds)
+            # Once only: others that are short of room would take it away again.
+            room = self._make_room(transport, place, size, answer.missing_bytes, bounds, gather=attempt == 0)
             if room is None:
                 return Refusal.OVER_BUDGET
             evict_before_ms = room
@@ -230,8 +231,13 @@ class Ledgers:
         share = self.view(transport, keyspace).ledger.share
         self.rooms.shrink(transport, keyspace, bounds, share, settle)
 
-    def _make_room(self, transport: Transport, place: Place, size: int, missing: int, bounds: Bounds) -> int | None:
-        """Find room for a block; return which blocks of its own bucket may go for it, None if there is no room."""
+    def _make_room(
+        self, transport: Transport, place: Place, size: int, missing: int, bounds: Bounds, *, gather: bool
+    ) -> int | None:
+        """Find room for a block; return which blocks of its own bucket may go for it, None if there is no room.
+
+        With `gather` no block goes as long as what other buckets have leased and do not use is enough.
+        """
         keyspace, bucket = place.keyspace, place.bucket
         if self.grant(transport, keyspace, bucket, missing + bounds.limit_bytes // LEASE_SHARE, missing, bounds) > 0:
             return 0
@@ -242,6 +248,13 @@ class Ledgers:
             # Stored before there was a limit: others must not go for what has no right to be here.
             self._cover(transport, keyspace, own, min(own.unleased, room), bounds)
             return 0
+        left = missing - room
+        others = scope.others(bucket)
+        if gather and left <= sum(one.slack for one in others):
+            left -= self._take_unused(transport, keyspace, others, left)
+            if left <= 0:
+                self.grant(transport, keyspace, bucket, missing, missing, bounds)
+                return 0
         evict_before_ms = FOR_EVER_MS if self._arc else scope.evict_before_ms
         own_fits = own.held + size <= own.lease
         if self._arc:
@@ -253,7 +266,6 @@ class Ledgers:
             self._foresee(place, evict_before_ms)
         if own_fits and goes_first:
             return evict_before_ms
-        left = missing - room
         if left <= 0 or self._collect(transport, keyspace, scope, left, exclude=bucket) >= left:
             self.grant(transport, keyspace, bucket, missing, missing, bounds)
             return 0
@@ -270,11 +282,8 @@ class Ledgers:
 
         Return the bytes.
         """
-        others = [bucket for bucket in scope.buckets if bucket.known and bucket.bucket != exclude and bucket.lease > 0]
-        taken = 0
-        for bucket in sorted(others, key=lambda b: -b.slack):
-            if bucket.slack > 0 and taken < amount:
-                taken += self.take(transport, keyspace, bucket.bucket, min(amount - taken, bucket.slack), 0)
+        others = scope.others(exclude)
+        taken = self._take_unused(transport, keyspace, others, amount)
 
         def last_use_ms(bucket: BucketView) -> float:
             return bucket.oldest_ms if bucket.oldest_ms is not None else FOR_EVER_MS
@@ -282,6 +291,14 @@ class Ledgers:
         for bucket in sorted(others, key=lambda b: (-b.lease if self._arc else 0, last_use_ms(b))):
             if taken < amount:
                 taken += self.take(transport, keyspace, bucket.bucket, amount - taken, FOR_EVER_MS)
+        return taken
+
+    def _take_unused(self, transport: Transport, keyspace: str, buckets: Sequence[BucketView], amount: int) -> int:
+        """Take up to `amount` bytes back that are leased and not in use; return how many that were."""
+        taken = 0
+        for bucket in sorted(buckets, key=lambda b: -b.slack):
+            if bucket.slack > 0 and taken < amount:
+                taken += self.take(transport, keyspace, bucket.bucket, min(amount - taken, bucket.slack), 0)
         return taken
 
     def _count_evicted(self, keyspace: str, number: int, size: int) -> None:

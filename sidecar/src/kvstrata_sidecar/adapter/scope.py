@@ -88,6 +88,10 @@ class ScopeView:
         """The leases that the buckets have."""
         return tuple(bucket.lease for bucket in self.buckets)
 
+    def others(self, exclude: int | None) -> list[BucketView]:
+        """Return the buckets that have a lease, but for one and those whose server is away."""
+        return [one for one in self.buckets if one.known and one.bucket != exclude and one.lease > 0]
+
     def above(self, limit_bytes: int) -> bool:
         """Whether more is leased than a limit allows, or a bucket holds more than its lease."""
         return self.ledger.leased > limit_bytes or any(bucket.unleased for bucket in self.buckets)
