@@ -177,7 +177,7 @@ class Governor:
         return {(scope, cause): count for scope, counts in scopes for cause, count in counts.items()}
 
     def counters(self) -> dict[str, int]:
-        """Return counts since the start, and some figures: see docs/guides/adapter.md."""
+        """Return counts since the start, and some figures: see docs/guides/memory.md."""
         return dict(self._counts) | {
             "enforced": int(self.healthy),
             "slowest_ms": round(self._slowest_s * 1000),
