@@ -62,7 +62,10 @@ class Replies:
         return line
 
     def answers(self, commands: Sequence[Command]) -> list[Any]:
-        """Return what the next replies say, or the errors that they are; what has come is read in one go."""
+        """Return what the next replies say, or the errors that they are; what has come is read in one go.
+
+        It is copied for that, also what comes behind these replies: no block may be on its way.
+        """
         answers: list[Any] = []
         while len(answers) < len(commands):
             lines = self._buffer.peek().split(CRLF)

@@ -178,7 +178,8 @@ class Connection:
         with self._exchange():
             prefix = ASKING if asking else b""
             self._send([b"".join(command(*one.arguments) for one in before) + prefix + command(b"GET", key)])
-            answers = self._replies.answers(before)
+            # One by one: behind them comes a piece of the block, and `answers` copies whatever has come.
+            answers = [self._replies.answer(one) for one in before]
             if asking:
                 self._replies.answer(Command(key, (), read_ok))
             refused = next((answer for answer in answers if isinstance(answer, ReplyError)), None)
