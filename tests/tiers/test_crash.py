@@ -62,7 +62,8 @@ class ByHand:
         self.connection.set(PLACE.name, self.parts(), self._window_ms)
 
     def set_and_commit(self, token: bytes, terms: Terms = TERMS) -> bool:
-        return protocol.write(self.connection, PLACE, self.parts(), token, terms, self._window_ms)
+        (answer,) = self.connection.set_each([protocol.write(PLACE, self.parts, token, terms, self._window_ms)])
+        return bool(answer == "ok")
 
     def parts(self) -> Sequence[bytes | memoryview]:
         return PlainSealer().seal(KEYSPACE_A, PLACE.name, memoryview(BODY))

@@ -19,8 +19,8 @@ class Waiting(Part):
     task: Any = None
     keyspace: str | None = None
 
-    def run(self, transport: Any) -> Gain:
-        return Gain()
+    def run(self, transport: Any, gain: Gain) -> None:
+        """Do nothing."""
 
 
 def names(lane: Lane, count: int) -> list[str]:

@@ -120,7 +120,7 @@ class TestSwitchingOn:
         plaintext.follow({KEYSPACE_A})
         plaintext.look(connection, KEYSPACE_A)
         assert plaintext.todo() == [KEYSPACE_A], "its value may be on its way"
-        assert not protocol.write(connection, place, [bytes(PLAIN_BYTES)], token, Terms(60_000), 30_000)
+        assert not write(connection, place, PLAIN_BYTES, token)
         assert stored(redis_server) == []
         plaintext.look(connection, KEYSPACE_A)
         assert plaintext.todo() == []
@@ -138,7 +138,7 @@ class TestSwitchingOn:
         (name,) = stored(redis_server)
         place = place_of(name)
         connection = connect_to(redis_server.port)
-        assert not protocol.write(connection, place, [bytes(PLAIN_BYTES)], b"late", Terms(60_000), 30_000)
+        assert not write(connection, place, PLAIN_BYTES, b"late")
         assert stored(redis_server) == []
         Books(redis_server, KEYSPACE_A).assert_consistent()
 
@@ -247,4 +247,9 @@ def place_of(keyspace_or_name: str = KEYSPACE_A, number: int = 1) -> Place:
 def write_plain(connection: Connection, place: Place) -> None:
     token = b"t"
     connection.ask([reserve(place, 100, token, Terms(60_000), 0, 30_000)])
-    assert protocol.write(connection, place, [bytes(100)], token, Terms(60_000), 30_000)
+    assert write(connection, place, 100, token)
+
+
+def write(connection: Connection, place: Place, size: int, token: bytes) -> bool:
+    (answer,) = connection.set_each([protocol.write(place, lambda: [bytes(size)], token, Terms(60_000), 30_000)])
+    return bool(answer == "ok")

@@ -77,7 +77,7 @@ def test_a_store_reports_the_bytes_that_were_stored_and_fails_only_if_there_were
     tasks, _ = table()
     partly = tasks.open(TaskKind.STORE, 2, 2, deadline_s=1)
     assert tasks.begin(partly)
-    tasks.end(partly, key="a", size=10)
+    tasks.end(partly, keys=["a"], sizes=[10])
     tasks.drop(partly)
     lost = tasks.open(TaskKind.STORE, 1, 1, deadline_s=1)
     tasks.drop(lost)

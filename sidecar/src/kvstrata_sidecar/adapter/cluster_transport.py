@@ -9,14 +9,14 @@ connection and nothing else.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from .cluster import Node, Topology
 from .dial import Dialing
 from .resp import Connection
-from .sealer import Opening
 from .slots import redirection, slot_of
+from .values import Accepted, Read, Write
 from .wire import (
     FOREIGN_KEY,
     PIPELINE_COMMANDS,
@@ -134,39 +134,76 @@ class ClusterTransport:
             self._judge(node, fault)
         return answers
 
-    def set(self, key: bytes, parts: Sequence[bytes | memoryview], ttl_ms: int, after: Command | None = None) -> Any:
-        """Write a value and return what the reply to `after`, sent right behind, says."""
-        node = self._topology.owner(key)
-        for turn in range(MAX_REDIRECTIONS + 1):
-            try:
-                answer = self._on(node, lambda connection: connection.set(key, parts, ttl_ms, after))
-                self._judge(node, None)
-                return answer
-            except ReplyError as error:
-                target = self._moved(node, error) if turn < MAX_REDIRECTIONS else None
-                if target is None:
-                    raise self._judged(node, error) from error
-                node = target
-        raise AssertionError("unreachable")
+    def set_each(self, writes: Sequence[Write]) -> list[Any]:
+        """Write values; return what the reply to the command behind each says, or the error that tells why not."""
+        answers: list[Any] = [None] * len(writes)
 
-    def get_into(
-        self, key: bytes, opening: Opening, before: Sequence[Command], accept: Callable[[Sequence[Any]], bool]
-    ) -> bool:
-        """Read a value, if `accept` takes what the replies to `before` say."""
-        node = self._topology.owner(key)
+        def settle(node: Node, indices: list[int]) -> Iterator[tuple[int, ReplyError]]:
+            told = self._on(node, lambda connection: connection.set_each([writes[index] for index in indices]))
+            for index, answer in zip(indices, told, strict=True):
+                answers[index] = answer
+                if isinstance(answer, ReplyError):
+                    yield index, answer
+
+        def fail(node: Node, index: int, error: ReplyError) -> None:
+            answers[index] = self._judged(node, error)
+
+        self._follow([write.key for write in writes], settle, fail)
+        return answers
+
+    def get_each(self, reads: Sequence[Read]) -> list[bool]:
+        """Read values; for each whether it is there and counts. Raises the first error that was a reply."""
+        found = [False] * len(reads)
+
+        def settle(node: Node, indices: list[int]) -> Iterator[tuple[int, ReplyError]]:
+            left = indices
+            while left:
+                told = self._on(node, lambda connection: connection.get_each([reads[index] for index in left]))  # noqa: B023
+                unknown: list[int] = []
+                for index, outcome in zip(left, told, strict=True):
+                    if isinstance(outcome, ReplyError):
+                        yield index, outcome
+                    elif outcome is None:
+                        unknown.append(index)
+                    else:
+                        found[index] = outcome
+                left = unknown
+
+        def fail(node: Node, index: int, error: ReplyError) -> None:
+            if error.code != "ASK" or not self._topology.cluster:
+                raise self._judged(node, error) from error
+            found[index] = self._get_apart(node, reads[index])
+
+        self._follow([read.key for read in reads], settle, fail)
+        return found
+
+    def _follow(
+        self,
+        keys: Sequence[bytes],
+        settle: Callable[[Node, list[int]], Iterator[tuple[int, ReplyError]]],
+        fail: Callable[[Node, int, ReplyError], None],
+    ) -> None:
+        """Have what belongs to `keys` settled where their slots are, also if these have moved for good.
+
+        `settle` gives what was answered with an error; `fail` is told of those that no other node is named for.
+        """
+        todo: dict[Node, list[int]] = {}
+        for index, key in enumerate(keys):
+            todo.setdefault(self._topology.owner(key), []).append(index)
         for turn in range(MAX_REDIRECTIONS + 1):
-            try:
-                there = self._on(node, lambda connection: connection.get_into(key, opening, before, accept))
-                self._judge(node, None)
-                return there
-            except ReplyError as error:
-                if error.code == "ASK" and self._topology.cluster:
-                    return self._get_apart(node, key, opening, before, accept)
-                target = self._moved(node, error) if turn < MAX_REDIRECTIONS else None
-                if target is None:
-                    raise self._judged(node, error) from error
-                node = target
-        raise AssertionError("unreachable")
+            again: dict[Node, list[int]] = {}
+            for node, indices in todo.items():
+                refused = 0
+                for index, error in settle(node, indices):
+                    refused += 1
+                    target = self._moved(node, error) if turn < MAX_REDIRECTIONS else None
+                    if target is None:
+                        fail(node, index, error)
+                    else:
+                        again.setdefault(target, []).append(index)
+                if refused < len(indices):
+                    self._judge(node, None)
+            todo = again
 
     def probe(self, node: Node, question: Command | None, give_up_after_s: float) -> None:
         """See that a node answers, whatever its breaker says. Raises what stands in the way."""
@@ -180,27 +217,21 @@ class ClusterTransport:
 
         self._on(node, ping, probing=True)
 
-    def _get_apart(
-        self,
-        node: Node,
-        key: bytes,
-        opening: Opening,
-        before: Sequence[Command],
-        accept: Callable[[Sequence[Any]], bool],
-    ) -> bool:
+    def _get_apart(self, node: Node, read: Read) -> bool:
         """Read a value in a slot that moves key by key: what is asked before may be elsewhere than the value."""
-        if not accept(self.ask(before)):
+        if not read.accept(self.ask(read.before)):
             return False
+        apart = Accepted(read)
         asking = False
         for _ in range(2):
-            try:
-                return self._on(node, _reading(key, opening, asking))
-            except ReplyError as error:
-                told = redirection(error, node.address, self._topology.known())
-                target = None if told is None else self._topology.follow(told, strangers=self._strangers)
-                if target is None or told is None:
-                    raise self._judged(node, error) from error
-                node, asking = target, not told.for_good
+            (outcome,) = self._on(node, lambda connection: connection.get_each([apart], asking=asking))  # noqa: B023
+            if not isinstance(outcome, ReplyError):
+                return bool(outcome)
+            told = redirection(outcome, node.address, self._topology.known())
+            target = None if told is None else self._topology.follow(told, strangers=self._strangers)
+            if target is None or told is None:
+                raise self._judged(node, outcome) from outcome
+            node, asking = target, not told.for_good
         raise SlotMovingError("a block is redirected without end")
 
     def _round(self, todo: dict[tuple[Node, bool], list[int]], asked: list[Command], answers: list[Any]) -> None:
@@ -382,7 +413,3 @@ def key_of(node: Node, topology: Topology, prefix: str) -> bytes | None:
     """Return a name that begins with `prefix` in one of a node's slots, None if it has none."""
     candidates = (f"{prefix}:{{probe-{number}}}:#p".encode() for number in range(200_000))
     return next((key for key in candidates if topology.node_of(key) is node), None)
-
-
-def _reading(key: bytes, opening: Opening, asking: bool) -> Callable[[Connection], bool]:
-    return lambda connection: connection.get_into(key, opening, asking=asking)

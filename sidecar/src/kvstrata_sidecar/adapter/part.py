@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .cluster_transport import ClusterTransport
 from .enforcement import Refusal
 from .tasks import Key, Task
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Gain:
-    """What a part achieved: indices of keys found, and the key and size of a block that was carried."""
+    """What a part has achieved so far: indices of keys found, and the keys and sizes of blocks that were carried."""
 
-    hits: tuple[int, ...] = ()
-    key: Key = None
-    size: int = 0
+    hits: list[int] = field(default_factory=list)
+    keys: list[Key] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+    def carried(self, key: Key, size: int) -> None:
+        """Add a block."""
+        self.keys.append(key)
+        self.sizes.append(size)
 
 
 class Part(ABC):
@@ -31,8 +36,8 @@ class Part(ABC):
     size: int = 0
 
     @abstractmethod
-    def run(self, transport: ClusterTransport) -> Gain:
-        """Do the exchange. Raises TransportError or ReplyError."""
+    def run(self, transport: ClusterTransport, gain: Gain) -> None:
+        """Do the exchange. Raises TransportError or ReplyError; what `gain` has by then counts all the same."""
 
     def refused(self, refusal: Refusal) -> None:  # noqa: B027  (to be overridden by those that count)
         """Learn that the exchange is not allowed (any more)."""

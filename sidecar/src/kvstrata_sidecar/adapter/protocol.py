@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
 
-from kvstrata.contract.keys import BlockKey, bucket_of
+from kvstrata.contract.keys import BlockKey, bucket_of, bucket_prefix
 from kvstrata.contract.scripts import Name, script
 
 from .enforcement import Refusal
 from .sealer import Opening
-from .wire import Command, FramingError, Reply, integer
+from .values import Parts, Read, Write
+from .wire import Command, FramingError, Reply, ReplyError, integer
 
 WRITE_WINDOW_MS = 30_000
 """How long a value lives that is not committed, and how long a reservation keeps its bytes."""
@@ -40,18 +42,15 @@ class Transport(Protocol):
     def ask_each(self, commands: Sequence[Command]) -> list[Any]:
         """Return what each reply says, or the error that it is; of a server that is away, the error that says so."""
 
-    def set(self, key: bytes, parts: Sequence[bytes | memoryview], ttl_ms: int, after: Command | None = None) -> Any:
-        """Write a value and return what the reply to `after`, sent right behind, says."""
+    def set_each(self, writes: Sequence[Write]) -> list[Any]:
+        """Write values; return what the reply to the command behind each says, or the error that tells why not."""
 
-    def get_into(
-        self, key: bytes, opening: Opening, before: Sequence[Command], accept: Callable[[Sequence[Any]], bool]
-    ) -> bool:
-        """Read a value, if `accept` takes what the replies to `before` say."""
+    def get_each(self, reads: Sequence[Read]) -> Sequence[bool | ReplyError | None]:
+        """Read values; for each whether it is there and counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a block is: its bucket's prefix and its name therein."""
+class Place(NamedTuple):
+    """Where a block is: its bucket's prefix and its name therein. A tuple, because one is made for every block."""
 
     keyspace: str
     bucket: int
@@ -61,7 +60,8 @@ class Place:
     @classmethod
     def of(cls, key: BlockKey) -> Place:
         """Return the place of a block."""
-        return cls(key.keyspace, bucket_of(key.chunk_hash), key.bucket.encode(), key.member.encode())
+        bucket = bucket_of(key.chunk_hash)
+        return cls(key.keyspace, bucket, _base(key.domain, key.keyspace, bucket), key.member.encode())
 
     @property
     def name(self) -> bytes:
@@ -103,6 +103,9 @@ class Terms:
         return self.life_ms + INDEX_SLACK_MS
 
 
+RESERVED = frozenset({"ok", "present", "tombstone", "sealed", "short"})
+
+
 @dataclass(frozen=True, slots=True)
 class Reserved:
     """The answer to a reservation: `ok`, `present`, `tombstone`, `sealed` against plaintext, or `short` of
@@ -123,25 +126,16 @@ class Sight:
     refused: Counter[Refusal] = field(default_factory=Counter)
 
 
-@dataclass(slots=True)
-class Loaded:
-    """Whether a block was loaded, how long ago it was computed, and why it may not be used, if so.
-
-    `unreadable` is whether it should have been there, `damaged` whether what was there is no block.
-    """
-
-    hit: bool = False
-    unreadable: bool = False
-    damaged: bool = False
-    age_ms: int = 0
-    refusal: Refusal | None = None
-
-
 def call(name: Name, key: bytes, *arguments: bytes | int, read: Callable[[Reply], Any]) -> Command:
     """Return the command that runs a script on `key`, by its digest if the server knows it."""
     loaded = script(name)
     rest = (b"1", key, *(b"%d" % one if isinstance(one, int) else one for one in arguments))
     return Command(key, (b"EVALSHA", loaded.sha, *rest), read, (b"EVAL", loaded.text, *rest))
+
+
+@lru_cache(maxsize=65_536)
+def _base(domain: str, keyspace: str, bucket: int) -> bytes:
+    return bucket_prefix(domain, keyspace, bucket).encode()
 
 
 def claim(transport: Transport, key: bytes, token: bytes, ttl_ms: int) -> bool:
@@ -164,21 +158,13 @@ def reserve(place: Place, size: int, token: bytes, terms: Terms, evict_before_ms
     )  # fmt: skip
 
 
-def write(
-    transport: Transport,
-    place: Place,
-    parts: Sequence[bytes | memoryview],
-    token: bytes,
-    terms: Terms,
-    window_ms: int,
-) -> bool:
-    """Write a block that was reserved and commit it; False if it came too late. Raises ReplyError as Redis does."""
-    life_ms = terms.life_ms - terms.age_ms
+def write(place: Place, parts: Callable[[], Parts], token: bytes, terms: Terms, window_ms: int) -> Write:
+    """Return what writes a block that was reserved and commits it; the answer is `ok`, or it came too late."""
     commit = call(
-        "commit", state_key(place.base), place.member, token, life_ms, terms.age_ms, terms.keep_ms, int(terms.arc),
-        read=read_text,
+        "commit", state_key(place.base), place.member, token, terms.life_ms - terms.age_ms, terms.age_ms,
+        terms.keep_ms, int(terms.arc), read=read_text,
     )  # fmt: skip
-    return bool(transport.set(place.name, parts, window_ms, commit) == "ok")
+    return Write(place.name, parts, window_ms, commit)
 
 
 def lookup(transport: Transport, places: Sequence[Place], retention_ms: int | None) -> Sight:
@@ -218,26 +204,47 @@ def lookup(transport: Transport, places: Sequence[Place], retention_ms: int | No
     return sight
 
 
-def load(transport: Transport, place: Place, opening: Opening, retention_ms: int | None) -> Loaded:
-    """Read a block if it is committed and alive, in one pipeline."""
-    loaded = Loaded()
-    before = [
-        _now(state_key(place.base)),
-        _allowed(state_key(place.base)),
-        Command(place.name, (b"ZSCORE", place.base + b":#x", place.member), _read_score),
-        Command(place.name, (b"HGET", place.base + b":#m", place.member), _read_computed),
-    ]
+class Loading(Read):
+    """A block that is read if it is committed and alive. `open_into` is called when its value comes.
 
-    def accept(answers: Sequence[Any]) -> bool:
+    Afterwards: `hit` is whether it was loaded, `age_ms` how long ago it was computed, `refusal` why it may not be used,
+    if so, `unreadable` whether it should have been there, `damaged` whether what was there is no block.
+    """
+
+    __slots__ = ("_open", "_retention_ms", "age_ms", "before", "damaged", "hit", "key", "refusal", "unreadable")
+
+    def __init__(self, place: Place, open_into: Callable[[], Opening], retention_ms: int | None) -> None:
+        state = state_key(place.base)
+        self.key = place.name
+        self.before: Sequence[Command] = (
+            _now(state),
+            _allowed(state),
+            Command(self.key, (b"ZSCORE", place.base + b":#x", place.member), _read_score),
+            Command(self.key, (b"HGET", place.base + b":#m", place.member), _read_computed),
+        )
+        self._open = open_into
+        self._retention_ms = retention_ms
+        self.hit = self.unreadable = self.damaged = False
+        self.age_ms = 0
+        self.refusal: Refusal | None = None
+
+    def accept(self, answers: Sequence[Any]) -> bool:
+        """Whether it is committed and alive, in a bucket that may be used."""
         now_ms, state, score, computed_ms = answers
-        loaded.refusal = _bucket_refusal(state, retention_ms)
-        loaded.age_ms = 0 if computed_ms is None else max(0, now_ms - computed_ms)
-        loaded.unreadable = loaded.refusal is None and _alive(score, now_ms, state) and computed_ms is not None
-        return loaded.unreadable
+        self.refusal = _bucket_refusal(state, self._retention_ms)
+        self.age_ms = 0 if computed_ms is None else max(0, now_ms - computed_ms)
+        self.unreadable = self.refusal is None and _alive(score, now_ms, state) and computed_ms is not None
+        return self.unreadable
 
-    loaded.hit = transport.get_into(place.name, opening, before, accept) and opening.finish()
-    loaded.unreadable, loaded.damaged = loaded.unreadable and not loaded.hit, opening.damaged
-    return loaded
+    def open(self) -> Opening:
+        """Return where it goes."""
+        return self._open()
+
+    def take(self, opening: Opening) -> bool:
+        """Whether the caller's memory holds the block now."""
+        self.hit = opening.finish()
+        self.unreadable, self.damaged = not self.hit, opening.damaged
+        return self.hit
 
 
 def discard(transport: Transport, places: Sequence[Place]) -> list[bool]:
@@ -313,6 +320,8 @@ def _alive(score: float | None, now_ms: int, state: tuple[int | None, int | None
 def _read_reserved(reply: Reply) -> Reserved:
     words = read_list(reply, 1, 3, 4)
     status = read_text(words[0])
+    if status not in RESERVED:
+        raise FramingError("a reservation was not answered as it can be")
     numbers = [read_number(word) for word in words[1:]]
     return Reserved(status, *numbers) if status == "short" else Reserved(status, 0, *numbers)
 

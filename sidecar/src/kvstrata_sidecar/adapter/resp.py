@@ -21,6 +21,7 @@ from typing import Any
 
 from .replies import Replies
 from .sealer import Opening
+from .values import Parts, PlainRead, Read, Write
 from .wire import (
     ACCESS_CODES,
     ASKING,
@@ -138,74 +139,107 @@ class Connection:
                 answers.append(self._replies.answer(one))
         return answers
 
-    def set(self, key: bytes, parts: Sequence[bytes | memoryview], ttl_ms: int, after: Command | None = None) -> Any:
-        """Write `parts` under `key` for `ttl_ms`; return what the reply to `after`, sent right behind, says.
+    def set_each(self, writes: Sequence[Write]) -> list[Any]:
+        """Write values, in one pipeline; return what the replies to the commands behind them say, or the ReplyErrors.
 
-        Raises ReplyError if Redis refuses the value, for instance with OOM; `after` was executed all the same.
+        Of a value that Redis refuses, for instance with OOM, that error; what travelled behind it was executed too.
         """
-        size = sum(len(part) for part in parts)
-        head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(key), key, size)
-        ttl = b"%d" % ttl_ms
-        tail = CRLF + b"$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl)
-        if after is not None:
-            tail += command(*after.arguments)
+        answers: list[Any] = []
         with self._exchange():
-            self._send([head, *parts, tail])
-            answers = [self._replies.answer(Command(key, (), read_ok))]
-            if after is not None:
-                answers.append(self._replies.answer(after))
-        if after is not None and unknown_script(after, answers[1]):
-            answers[1:] = self.exchange([spelled_out(after)])
-        for answer in answers:
-            if isinstance(answer, ReplyError):
-                raise answer
-        return answers[-1]
+            carried = b""
+            for number, write in enumerate(writes, 1):
+                first, *rest = write.parts()
+                size = len(first) + sum(map(len, rest))
+                ttl = b"%d" % write.ttl_ms
+                head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(write.key), write.key, size)
+                tail = CRLF + b"$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl)
+                if write.after is not None:
+                    tail += command(*write.after.arguments)
+                # What is small travels with a body in front or behind: fewer calls, fewer TLS records.
+                small = carried + head if isinstance(first, memoryview) else carried + head + first
+                bodies = [first, *rest] if isinstance(first, memoryview) else rest
+                self._send([small, *bodies, tail] if number == len(writes) else [small, *bodies])
+                carried = tail
+            for write in writes:
+                answer = self._replies.answer(Command(write.key, (), read_ok))
+                told = None if write.after is None else self._replies.answer(write.after)
+                answers.append(answer if isinstance(answer, ReplyError) else told)
+        unknown = [i for i, write in enumerate(writes) if write.after and unknown_script(write.after, answers[i])]
+        if unknown:
+            texts = [spelled_out(after) for i in unknown if (after := writes[i].after) is not None]
+            for index, answer in zip(unknown, self.exchange(texts), strict=True):
+                answers[index] = answer
+        return answers
 
-    def get_into(
-        self,
-        key: bytes,
-        opening: Opening,
-        before: Sequence[Command] = (),
-        accept: Callable[[Sequence[Any]], bool] = lambda _: True,
-        *,
-        asking: bool = False,
-    ) -> bool:
-        """Read the value of `key` into the parts of `opening`; False if there is none of this length and header.
+    def set(self, key: bytes, parts: Parts, ttl_ms: int, after: Command | None = None) -> Any:
+        """Write one value; return what the reply to `after` says. Raises ReplyError if either is refused."""
+        (answer,) = self.set_each([Write(key, lambda: parts, ttl_ms, after)])
+        if isinstance(answer, ReplyError):
+            raise answer
+        return answer
 
-        `before` is asked in the same pipeline; the value counts only if `accept` takes what those replies say. The
-        parts may hold a piece of a value after an error, never after False. `asking` goes for the value alone.
+    def get_each(self, reads: Sequence[Read], *, asking: bool = False) -> list[bool | ReplyError | None]:
+        """Read values, in one pipeline; for each whether it is there and counts, or the error that was the reply.
+
+        Nothing is known (None) of those behind one that was not wanted: draining it would cost as much as a block, so
+        the connection is closed; a new one costs less than a millisecond. `asking` goes for the values alone.
         """
+        outcomes: list[bool | ReplyError | None] = [None] * len(reads)
         with self._exchange():
-            prefix = ASKING if asking else b""
-            self._send([b"".join(command(*one.arguments) for one in before) + prefix + command(b"GET", key)])
-            # One by one: behind them comes a piece of the block, and `answers` copies whatever has come.
-            answers = [self._replies.answer(one) for one in before]
-            if asking:
-                self._replies.answer(Command(key, (), read_ok))
-            refused = next((answer for answer in answers if isinstance(answer, ReplyError)), None)
+            questions: list[bytes] = []
+            for read in reads:
+                questions += [command(*one.arguments) for one in read.before]
+                questions += [ASKING, command(b"GET", read.key)] if asking else [command(b"GET", read.key)]
+            self._send([b"".join(questions)])
+            for number, read in enumerate(reads):
+                outcomes[number] = outcome = self._get(read, asking=asking)
+                if not self._open:
+                    if isinstance(outcome, ReplyError):
+                        raise outcome
+                    break
+        return outcomes
+
+    def get_into(self, key: bytes, opening: Opening) -> bool:
+        """Read one value into the parts of `opening`; False if there is none of this length and header."""
+        (outcome,) = self.get_each([PlainRead(key, opening)])
+        if isinstance(outcome, ReplyError):
+            raise outcome
+        return bool(outcome)
+
+    def _get(self, read: Read, *, asking: bool) -> bool | ReplyError:
+        """Read what comes for one value; what is out of step, or not wanted, closes the connection."""
+        # One by one: what has come behind them is the beginning of a block, of which no copy may be made.
+        answers = [self._replies.answer(one) for one in read.before]
+        if asking:
+            self._replies.answer(Command(read.key, (), read_ok))
+        refused = next((answer for answer in answers if isinstance(answer, ReplyError)), None)
+        try:
             header = self._replies.line()
-            if header == b"$-1":
-                if refused is not None:
-                    raise refused
-                accept(answers)
-                return False
-            first, *rest = opening.parts
-            length = self._length(header)
-            if refused is not None:
-                self.close()
-                raise refused
-            if not accept(answers) or length != len(first) + sum(map(len, rest)):
-                # Draining would cost as much as a block; a new connection costs less than a millisecond.
-                self.close()
-                return False
-            self._replies.fill(first)
-            if not opening.header_holds():
-                self.close()
-                return False
-            for part in rest:
-                self._replies.fill(part)
-            self._replies.expect_end_of_value()
-            return True
+        except ReplyError as error:
+            if not error.in_frame:
+                raise
+            return refused or error
+        if header == b"$-1":
+            if refused is None:
+                read.accept(answers)
+            return refused or False
+        length = self._length(header)
+        if refused is not None or not read.accept(answers):
+            self.close()
+            return refused or False
+        opening = read.open()
+        first, *rest = opening.parts
+        if length != len(first) + sum(map(len, rest)):
+            self.close()
+            return False
+        self._replies.fill(first)
+        if not opening.header_holds():
+            self.close()
+            return False
+        for part in rest:
+            self._replies.fill(part)
+        self._replies.expect_end_of_value()
+        return read.take(opening)
 
     def greet(self, username: str | None, password: bytes | None, give_up_after_s: float) -> None:
         """Authenticate and see that the peer speaks RESP. Raises AccessError if it refuses the credentials."""

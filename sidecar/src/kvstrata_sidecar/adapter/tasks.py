@@ -8,7 +8,7 @@ of LMCache's buffers and are answered at their deadline, with what is known by t
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -82,15 +82,13 @@ class TaskTable:
             task.touching += 1
             return True
 
-    def pause(self, task: Task) -> None:
-        """Note that a part that has begun touches its buffer no more, but wants to begin again."""
-        self._end(task, over=False)
+    def pause(self, task: Task, hits: Iterable[int] = (), keys: Sequence[Key] = (), sizes: Sequence[int] = ()) -> None:
+        """Note that a part that has begun touches its buffers no more, but is not over; what it achieved counts."""
+        self._end(task, False, hits, keys, sizes)
 
-    def end(
-        self, task: Task, *, hits: tuple[int, ...] = (), key: Key = None, size: int = 0, failed: bool = False
-    ) -> None:
-        """End a part that has begun. `hits` are indices of keys found; `key` and `size` what was stored or loaded."""
-        self._end(task, over=True, hits=hits, key=key, size=size, failed=failed)
+    def end(self, task: Task, hits: Iterable[int] = (), keys: Sequence[Key] = (), sizes: Sequence[int] = ()) -> None:
+        """End a part that has begun: indices of keys found, keys and sizes of what was stored or loaded."""
+        self._end(task, True, hits, keys, sizes)
 
     def drop(self, task: Task) -> None:
         """End a part that never began."""
@@ -133,27 +131,15 @@ class TaskTable:
         with self._lock:
             return len(self._tasks)
 
-    def _end(
-        self,
-        task: Task,
-        *,
-        over: bool,
-        hits: tuple[int, ...] = (),
-        key: Key = None,
-        size: int = 0,
-        failed: bool = False,
-    ) -> None:
+    def _end(self, task: Task, over: bool, hits: Iterable[int], keys: Sequence[Key], sizes: Sequence[int]) -> None:
         with self._lock:
             task.touching -= 1
-            if over:
-                task.parts -= 1
-                task.failed_parts += failed
-                if not task.answered:
-                    for index in hits:
-                        task.found[index] = 1
-                    if key is not None:
-                        task.keys.append(key)
-                        task.sizes.append(size)
+            task.parts -= over
+            if not task.answered:
+                for index in hits:
+                    task.found[index] = 1
+                task.keys += keys
+                task.sizes += sizes
             done = self._answer_if_over(task)
         if done:
             self._answered(task)

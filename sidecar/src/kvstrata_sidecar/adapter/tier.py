@@ -17,6 +17,7 @@ from kvstrata.contract.bundle import TierBudget
 from kvstrata.contract.keys import KEY_PREFIX, BlockKey
 from kvstrata.contract.link import SCOPE_DIGITS, ScopeUsage, TierState
 
+from .block_parts import BATCH_BLOCKS, BATCH_BYTES, Lent, LoadPart, StorePart
 from .cluster import Node, Topology
 from .cluster_scout import Scout
 from .cluster_transport import ClusterTransport
@@ -27,7 +28,7 @@ from .enforcement import Enforcement, Refusal
 from .ledger import Ledgers
 from .params import AdapterParams, TierParams
 from .part import Part
-from .parts import DeletePart, LoadPart, LookupPart, Shared, StorePart
+from .parts import DeletePart, LookupPart, Shared
 from .plaintext import Plaintext
 from .protocol import WRITE_WINDOW_MS, Bounds, Place, Terms
 from .resp import Connection
@@ -35,7 +36,8 @@ from .revoked import RevokedSet
 from .sealer import Sealer
 from .sealer_gcm import sealers
 from .slots import Address
-from .sweeper import Sweeper, SweeperHooks
+from .sweeper import Sweeper
+from .sweeper_hooks import SweeperHooks
 from .tasks import Key, StoreOutcome, Task, TaskKind, TaskTable
 from .wire import AccessError, ReplyError, TransportError
 
@@ -91,6 +93,7 @@ class Tier:
             TaskKind.LOAD: tier.load_deadline_ms,
         }
         self._full: dict[Node | None, float] = {}
+        self._writer = secrets.token_hex(TOKEN_BYTES).encode()
         seeds = [Address(endpoint.host, endpoint.port) for endpoint in tier.endpoints]
         self._topology = topology = Topology(seeds, cluster=tier.cluster, clock=clock)
         self._revoked = RevokedSet(self._domain)
@@ -142,19 +145,11 @@ class Tier:
 
     def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
         """Begin to store blocks from `views`; return the task's id. What is refused counts as stored with 0 bytes."""
-        allowed = list(self._admitted(blocks, storing=True))
-        task = self._open(TaskKind.STORE, len(blocks), len(allowed), self._params.store_deadline_ms)
-        for index, place, node in allowed:
-            part = StorePart(
-                task=task,
-                keyspace=place.keyspace,
-                key=blocks[index].key,
-                place=place,
-                view=views[index],
-                shared=self._shared,
-                token=secrets.token_hex(TOKEN_BYTES).encode(),
-            )
-            self._put(self._crew.put_block, part, node)
+        batches = self._batches(blocks, views, self._admitted(blocks, storing=True))
+        task = self._open(TaskKind.STORE, len(blocks), len(batches), self._params.store_deadline_ms)
+        for keyspace, node, batch in batches:
+            tokens = [self._token(task, block) for block in batch]
+            self._put(self._crew.put_block, StorePart(task, keyspace, batch, self._shared, tokens), node)
         return task.task_id
 
     def lookup(self, blocks: Sequence[Block]) -> int:
@@ -171,11 +166,10 @@ class Tier:
 
     def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
         """Begin to load blocks into `views`; return the task's id. Nothing touches a view once it is answered."""
-        allowed = list(self._admitted(blocks))
-        task = self._open(TaskKind.LOAD, len(blocks), len(allowed), self._params.load_deadline_ms)
-        for index, place, node in allowed:
-            part = LoadPart(task, place.keyspace, index, blocks[index].key, place, views[index], self._shared)
-            self._put(self._crew.put_block, part, node)
+        batches = self._batches(blocks, views, self._admitted(blocks))
+        task = self._open(TaskKind.LOAD, len(blocks), len(batches), self._params.load_deadline_ms)
+        for keyspace, node, batch in batches:
+            self._put(self._crew.put_block, LoadPart(task, keyspace, batch, self._shared), node)
         return task.task_id
 
     def pop_stores(self) -> dict[int, StoreOutcome]:
@@ -320,6 +314,23 @@ class Tier:
                     continue
             self._counters.refuse(refusal, 1, block.keyspace)
 
+    def _batches(
+        self, blocks: Sequence[Block], views: Sequence[memoryview], admitted: Iterator[tuple[int, Place, Node]]
+    ) -> list[tuple[str, Node, list[Lent]]]:
+        """Divide blocks into parts, each of one keyspace and node, such that all workers have something to do."""
+        groups: dict[tuple[str, Node], list[Lent]] = defaultdict(list)
+        for index, place, node in admitted:
+            groups[place.keyspace, node].append(Lent(index, blocks[index].key, place, views[index]))
+        share = -(-len(blocks) // self._params.workers)
+        batches: list[tuple[str, Node, list[Lent]]] = []
+        for (keyspace, node), lent in groups.items():
+            count = max(1, min(share, BATCH_BLOCKS, BATCH_BYTES // max(1, len(lent[0].view))))
+            batches += [(keyspace, node, lent[start : start + count]) for start in range(0, len(lent), count)]
+        return batches
+
+    def _token(self, task: Task, block: Lent) -> bytes:
+        return b"%b-%x-%x" % (self._writer, task.task_id, block.position)
+
     def _place(self, block: Block) -> Place:
         key = BlockKey(self._domain, block.keyspace, self._identity, block.rank, block.group, block.chunk_hash)
         return Place.of(key)
@@ -330,12 +341,11 @@ class Tier:
             return Refusal.REVOKED
         return self._shared.sealer().refusal(keyspace) if refusal is None else refusal
 
-    def _terms(self, key: Key, keyspace: str) -> Terms:
-        """Return under what a block may be stored now."""
+    def _terms(self, keyspace: str) -> Terms:
+        """Return under what a new block may be stored now."""
         retention_ms = self._retention_ms(keyspace)
         return Terms(
             life_ms=1000 * self._params.default_ttl_s if retention_ms is None else retention_ms,
-            age_ms=int(1000 * self._enforcement.ages.age_s(key)),
             bounds=self._bounds(keyspace),
             arc=self._arc,
             encrypts=self._params.encrypts,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from .cluster_transport import ClusterTransport
 from .enforcement import Enforcement, Permit, Refusal
 from .lanes import Lane
-from .part import Part
+from .part import Gain, Part
 from .tasks import TaskTable
 from .wire import NodeAwayError, PeerClosedError, SlotMovingError
 
@@ -89,6 +89,7 @@ class Worker(threading.Thread):
         """Run the part between begin and end, under a permit, abortable; raises what the exchange raised."""
         task = part.task
         permit: Permit | None = None
+        gain = Gain()
         ended = False
         self._transport.renew()
         with self._lock:
@@ -102,13 +103,13 @@ class Worker(threading.Thread):
                     part.refused(entered)
                 else:
                     permit = entered
-                    gain = part.run(self._transport)
+                    part.run(self._transport, gain)
                     if task is not None:
-                        self._tasks.end(task, hits=gain.hits, key=gain.key, size=gain.size)
+                        self._tasks.end(task, gain.hits, gain.keys, gain.sizes)
                     ended = True
             finally:
                 if task is not None and not ended:
-                    self._tasks.pause(task)
+                    self._tasks.pause(task, gain.hits, gain.keys, gain.sizes)
         finally:
             with self._lock:
                 self._part = None
