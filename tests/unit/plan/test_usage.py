@@ -84,6 +84,16 @@ def test_it_is_rewritten_for_a_good_part_only_and_not_at_once() -> None:
     assert simulation.unsettled() == {}
 
 
+def test_the_first_word_about_a_tier_is_told_at_once_and_an_empty_one_is_no_news() -> None:
+    simulation = at_rest(policy("acme", tiers=BUDGETS))
+    assert tell(simulation, "pod-0", *holds(simulation, "acme", cpu=2 * MIB)) == 1
+    assert tell(simulation, "pod-0", *holds(simulation, "acme", cpu=2 * MIB, shared=0)) == 0
+    assert tell(simulation, "pod-0", *holds(simulation, "acme", cpu=2 * MIB, shared=32 * MIB)) == 1
+    assert [row["used"] for row in usage(simulation)["tiers"]] == ["~2Mi", "~32Mi"]
+    assert tell(simulation, "pod-0", *holds(simulation, "acme", cpu=2 * MIB, shared=16 * MIB)) == 0
+    assert simulation.unsettled() == {}
+
+
 def test_a_model_whose_pods_hold_less_than_anothers_wakes_nobody() -> None:
     simulation = at_rest(policy("acme", tiers=BUDGETS), model("other", tiers=("cpu",)), pod("pod-9", "other"))
     tell(simulation, "pod-0", *holds(simulation, "acme", cpu=32 * MIB))

@@ -1,7 +1,8 @@
 """What scopes hold on each tier, as their pods say, beside what they may: rounded, and told again rarely.
 
 Pods tell it every minute or so, and thousands of statuses must not follow each time: one is written when a figure is
-off by a good part of what was told last, and not within `TOLD_EVERY_S` of that.
+off by a good part of what was told last, and not within `TOLD_EVERY_S` of that. The first word about a tier waits for
+nothing: a tenant's use of memory is known before that of Redis, and would hide it for minutes.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def usage_status(
     gone: frozenset[str] = frozenset()
     if age_s is not None and age_s > FORGOTTEN_AFTER_S and _all_speak(world, concerned):
         gone = frozenset(told.keys() - held.keys())
-    if not (gone or _is_off(told, held)) or (age_s is not None and age_s < TOLD_EVERY_S):
+    due = age_s is None or age_s >= TOLD_EVERY_S or _is_first(told, held)
+    if not due or not (gone or _is_off(told, held)):
         held = {}
     known = {
         name: held.get(name, None if name in gone else told.get(name))
@@ -103,8 +105,9 @@ def holders_of_news(world: World, model: str, now: datetime) -> frozenset[Key]:
             holder = world.domain
         shown: Usage | None = holder.status.usage if holder is not None else None
         at = shown.observed_at if shown else None
-        due = at is None or (now - at).total_seconds() >= TOLD_EVERY_S
-        if holder is not None and due and _is_off(_told(shown), sizes):
+        told = _told(shown)
+        due = at is None or (now - at).total_seconds() >= TOLD_EVERY_S or _is_first(told, sizes)
+        if holder is not None and due and _is_off(told, sizes):
             found.add(Key(holder.INFO.kind, world.namespace, holder.name))
     return frozenset(found)
 
@@ -171,12 +174,21 @@ def _told(shown: Usage | None) -> dict[str, int]:
     return {tier.name: size for tier in tiers if (size := _size(tier.used)) is not None}
 
 
+def _is_first(told: Mapping[str, int], held: Mapping[str, int]) -> bool:
+    """Whether something is held in a tier of which nothing was told yet; each tier is told so once."""
+    return len(told) < MOST_TIERS and any(size > 0 and tier not in told for tier, size in held.items())
+
+
 def _is_off(told: Mapping[str, int], held: Mapping[str, int]) -> bool:
-    """Whether what is held differs by a good part from what was told; a tier without news is as it was told."""
-    return any(
-        (before := told.get(tier)) is None or abs(size - before) * 100 > max(before, SMALLEST_BYTES) * OFF_PERCENT
-        for tier, size in held.items()
-    )
+    """Whether what is held differs by a good part from what was told; a tier without news is as it was told.
+
+    Nothing in a tier of which nothing was told is no news.
+    """
+    return any(size > 0 if (before := told.get(tier)) is None else _differ(before, size) for tier, size in held.items())
+
+
+def _differ(before: int, size: int) -> bool:
+    return abs(size - before) * 100 > max(before, SMALLEST_BYTES) * OFF_PERCENT
 
 
 def _row(tier: str, used: int | None, budget: TierBudget | None) -> dict[str, Any]:
