@@ -18,16 +18,11 @@ from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, STALE_AFTER_S, GateStandIn
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
+from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, spread
 
 pytestmark = needs_redis
 VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
 CAPACITY = 40 * VALUE_BYTES
-
-
-def spread(number: int) -> int:
-    """A block number whose bucket differs from its neighbours'."""
-    return (number * 16 + number // 16) % 256
 
 
 class Division:
@@ -59,8 +54,10 @@ class Division:
         return sum(size > 0 for size in stores)
 
     def sweep(self) -> None:
+        """Sweep both scopes, and take back what that showed to be lent beyond the capacity."""
         for keyspace in (KEYSPACE_A, KEYSPACE_B):
             self.driver.tier._sweeper.sweep(keyspace)
+        self.turn()
 
     def tidy(self) -> int:
         """Add the rooms up anew; return what differed."""

@@ -64,6 +64,11 @@ def block(keyspace: str, number: int = 1) -> Block:
     return Block(("key", keyspace, number), keyspace, 0x01000100, 0, bytes([number]) * 32)
 
 
+def spread(number: int) -> int:
+    """A block number whose bucket differs from its neighbours'."""
+    return (number * 16 + number // 16) % 256
+
+
 def stored(server: RedisProcess) -> list[str]:
     """The names of all blocks in a server, committed or not; the index is left out."""
     names = (name.decode() for name in server.admin().scan_iter(count=1000))

@@ -213,8 +213,10 @@ class Ledgers:
         above = scope.ledger.leased - limit
         return max(0, above) + sum(bucket.unleased for bucket in scope.buckets)
 
-    def give_back(self, transport: Transport, keyspace: str, bounds: Bounds) -> None:
-        """Give a tier whose capacity is divided back what this scope does not need, or must not keep."""
+    def give_back(self, transport: Transport, keyspace: str, bounds: Bounds, back: int = 0) -> int:
+        """Give a tier whose capacity is divided back what this scope does not need, and, if guarantees need it, up to
+        `back` bytes of what it uses. Return by how much the tier was overcommitted.
+        """
         scope = self.view(transport, keyspace)
         if (scope.ledger.version == 0 or scope.ledger.void) and any(scope.leases):
             # The tier has to know what is leased out, also of a scope that nobody stores into.
@@ -229,7 +231,7 @@ class Ledgers:
             return self.view(transport, keyspace).ledger.leased
 
         share = self.view(transport, keyspace).ledger.share
-        self.rooms.shrink(transport, keyspace, bounds, share, settle)
+        return self.rooms.shrink(transport, keyspace, bounds, share, settle, back)
 
     def _make_room(
         self, transport: Transport, place: Place, size: int, missing: int, bounds: Bounds, *, gather: bool

@@ -2,8 +2,8 @@
 
 The room of a scope bounds what its ledger leases out. It grows by loans from what is neither guaranteed to another nor
 lent, and is given back when it is not used, or when a new guarantee leaves the tier overcommitted; then the scope
-evicts. Growing, the tier is charged before the ledger hears of it; shrinking, the ledger hears first. Each change takes
-a turn of its own, so that whatever was decided in an earlier one comes too late.
+evicts: see reclaim. Growing, the tier is charged before the ledger hears of it; shrinking, the ledger hears first. Each
+change takes a turn of its own, so that whatever was decided in an earlier one comes too late.
 """
 
 from __future__ import annotations
@@ -56,21 +56,24 @@ class Rooms:
         bounds: Bounds,
         share: Share,
         settle: Callable[[int], int],
-    ) -> None:
-        """Give back what is lent and not used, or, of an overcommitted tier, what is lent at all.
+        back: int,
+    ) -> int:
+        """Give back what is lent and not used, and, of an overcommitted tier, up to `back` bytes of what is used.
 
-        `settle(limit)` brings the ledger under a limit, by eviction, and returns what it leases out then.
+        `settle(limit)` brings the ledger under a limit, by eviction, and returns what it leases out then. Return by how
+        much the tier was overcommitted.
         """
         spare = (bounds.capacity_bytes or 0) // LOAN_SHARE
         leased = share.leased
         room, turn, excess = self._ask(transport, b"mark", keyspace, bounds, 0, share=share)
-        target = min(room - excess, leased + spare, bounds.limit_bytes)
-        target = max(target, min(bounds.guaranteed_bytes, bounds.limit_bytes))
+        owed = min(excess, back)
+        target = max(min(room - owed, leased + spare, bounds.limit_bytes), kept_bytes(bounds))
         # A little more than needed is kept: it would be asked for again.
-        if target >= room or (excess == 0 and room - target <= spare):
-            return
+        if target >= room or (owed == 0 and room - target <= spare):
+            return excess
         if self._tell(transport, keyspace, target, turn) and (leased <= target or settle(target) <= target):
             self._ask(transport, b"set", keyspace, bounds, target, turn)
+        return excess
 
     def charge(self, transport: Transport, keyspace: str, bounds: Bounds, share: Share) -> None:
         """Have the tier know what is guaranteed to a scope now, and what it has."""
@@ -81,15 +84,15 @@ class Rooms:
         (charged,) = transport.ask([Command(self._key, (b"HGET", self._key, b"sum"), _read_optional)])
         return max(0, (charged or 0) - capacity_bytes)
 
-    def borrowers(self, transport: Transport, guaranteed: Mapping[str, int]) -> list[str]:
-        """Return which of these scopes have more room than is guaranteed to them, who borrowed most first."""
+    def lent(self, transport: Transport, guaranteed: Mapping[str, int]) -> dict[str, int]:
+        """Return how many bytes more room than is guaranteed to them those of these scopes have that have more."""
         names = iter(guaranteed)
         lent: dict[str, int] = {}
         while batch := list(islice(names, SCOPES_PER_COMMAND)):
             asked = (b"HMGET", self._key, *(name.encode() for name in batch))
             (entries,) = transport.ask([Command(self._key, asked, _reads_entries(len(batch)))])
             lent |= {name: room - guaranteed[name] for name, room in zip(batch, entries, strict=True)}
-        return sorted((name for name, size in lent.items() if size > 0), key=lambda name: -lent[name])
+        return {name: size for name, size in lent.items() if size > 0}
 
     def tidy(self, transport: Transport) -> int:
         """Add the rooms of all scopes up anew, and end the guarantees of those in no policy; return what differed."""
@@ -114,9 +117,8 @@ class Rooms:
         share: Share = NO_SHARE,
     ) -> tuple[int, int, int]:
         capacity = bounds.capacity_bytes or 0
-        guaranteed = min(bounds.guaranteed_bytes, bounds.limit_bytes)
         asked = call(
-            "room", self._key, operation, keyspace.encode(), guaranteed, wanted, capacity, turn, ROOM_KEEP_MS,
+            "room", self._key, operation, keyspace.encode(), kept_bytes(bounds), wanted, capacity, turn, ROOM_KEEP_MS,
             share.leased, share.given, share.turn,
             read=lambda reply: read_numbers(reply, 3),
         )  # fmt: skip
@@ -128,6 +130,11 @@ class Rooms:
         ledger = ledger_key(self._domain, keyspace).encode()
         ((status, _),) = transport.ask([call("share", ledger, room, turn, read=_read_share)])
         return bool(status == "ok")
+
+
+def kept_bytes(bounds: Bounds) -> int:
+    """Return what nobody takes back from a scope."""
+    return min(bounds.guaranteed_bytes, bounds.limit_bytes)
 
 
 def _read_share(reply: Reply) -> tuple[str, int]:

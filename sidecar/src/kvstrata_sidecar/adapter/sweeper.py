@@ -13,11 +13,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from kvstrata.contract.cacheview import CacheView
 from kvstrata.contract.keys import BUCKETS, bucket_prefix, claim_key
@@ -32,6 +30,7 @@ from .protocol import Bounds, Place, Transport, claim, state_key
 from .reclaim import Reclaim
 from .scope import ScopeView
 from .settling import Settling
+from .sweeper_hooks import SweeperConnection, SweeperHooks
 from .upkeep import clamp, expire
 from .wire import Command, ReplyError, TransportError
 
@@ -46,35 +45,6 @@ LOOK_S = 0.5
 
 AUDIT_EVERY = 10
 """Of how many sweeps of a scope, on average, one compares its index with its values."""
-
-
-@dataclass(frozen=True, slots=True)
-class SweeperHooks:
-    """What a sweeper needs of its tier. `life_ms` and `bounds` are a keyspace's under the policy.
-
-    `learn` asks which of the policy's keyspaces the tier knows as revoked.
-    """
-
-    connect: Callable[[], SweeperConnection]
-    usable: Callable[[], bool]
-    life_ms: Callable[[str], int | None]
-    bounds: Callable[[str], Bounds | None]
-    count: Callable[[str, int, str], None]
-    learn: Callable[[Transport, Collection[str]], None]
-
-
-class SweeperConnection(Transport, Protocol):
-    """A transport that can be cut off and closed."""
-
-    @property
-    def usable(self) -> bool:
-        """Whether it is open and in step as far as is known."""
-
-    def abort(self) -> None:
-        """Make whatever uses this connection fail at once."""
-
-    def close(self) -> None:
-        """Close it."""
 
 
 class Sweeper(threading.Thread):
@@ -122,7 +92,10 @@ class Sweeper(threading.Thread):
         self._to_settle: deque[str] = deque()
         self._to_sweep: deque[str] = deque()
         self._drift = LeaseDrift(clock)
-        self._reclaim = Reclaim(domain, ledgers.rooms, token, clock)
+        self._reclaim = Reclaim(
+            domain, ledgers, token, clock,
+            bounds=hooks.bounds, permitted=self._apart, count=self._count, interrupted=self._interrupted,
+        )  # fmt: skip
 
     def touch(self, place: Place) -> None:
         """Note that a block was read; passed on within about a second, once for all reads until then."""
@@ -240,7 +213,7 @@ class Sweeper(threading.Thread):
             with self._each():
                 self.sweep(keyspace)
         with self._each():
-            self._take_back(view, due=due)
+            self._reclaim.turn(self._connected, view.keyspaces, self._interval_s if due else None)
         while self._to_sweep and not self._interrupted():
             with self._each():
                 self._sweep(self._to_sweep.popleft(), True, None)
@@ -272,10 +245,9 @@ class Sweeper(threading.Thread):
         self._to_sweep = deque(keyspace for keyspace in self._to_sweep if keyspace in view.keyspaces)
 
     def _sweep(self, keyspace: str, claim: bool, audit: bool | None) -> None:
-        permit = self._enforcement.enter(keyspace, self._abort)
-        if not isinstance(permit, Permit):
-            return
-        try:
+        with self._permitted(keyspace) as permitted:
+            if not permitted:
+                return
             transport = self._connected()
             if claim and not self._claim(transport, keyspace):
                 return
@@ -300,35 +272,6 @@ class Sweeper(threading.Thread):
                     audit_bucket(transport, self._state(keyspace, bucket), partial(self._count, keyspace=keyspace))
             if bounds is not None:
                 self._balance(transport, keyspace, bounds)
-        finally:
-            permit.release()
-
-    def _take_back(self, view: CacheView, *, due: bool) -> None:
-        """Of a tier whose capacity is divided, take back what new guarantees need, and keep its sum right."""
-        any_scope = next(iter(view.keyspaces), None)
-        whole = self._hooks.bounds(any_scope) if any_scope is not None else None
-        if whole is None or whole.capacity_bytes is None:
-            return
-        transport = self._connected()
-
-        def guaranteed() -> dict[str, int]:
-            bounds = ((keyspace, self._hooks.bounds(keyspace)) for keyspace in view.keyspaces)
-            return {keyspace: min(one.guaranteed_bytes, one.limit_bytes) for keyspace, one in bounds if one}
-
-        def give_back(keyspace: str) -> None:
-            bounds = self._hooks.bounds(keyspace)
-            permit = self._enforcement.enter(keyspace, self._abort)
-            if isinstance(permit, Permit):
-                try:
-                    with self._each():
-                        if bounds is not None:
-                            self._ledgers.give_back(transport, keyspace, bounds)
-                finally:
-                    permit.release()
-
-        if due:
-            self._count("drift_rooms", self._reclaim.tidy(transport, self._interval_s))
-        self._reclaim.run(transport, whole.capacity_bytes, guaranteed, give_back, self._interrupted)
 
     def _look_for_plaintext(self, plaintext: Plaintext, view: CacheView) -> None:
         plaintext.follow(view.keyspaces.keys())
@@ -336,20 +279,15 @@ class Sweeper(threading.Thread):
         for keyspace in plaintext.todo():
             if self._closed or self._clock() > until_s:
                 break
-            permit = self._enforcement.enter(keyspace, self._abort)
-            if isinstance(permit, Permit):
-                try:
-                    with self._each():
-                        plaintext.look(self._connected(), keyspace)
-                finally:
-                    permit.release()
+            with self._apart(keyspace) as permitted:
+                if permitted:
+                    plaintext.look(self._connected(), keyspace)
 
     def _settle(self, keyspace: str, bounds: Bounds | None, life_ms: int | None) -> bool:
         """Put changed bounds of one scope through; whether they hold now."""
-        permit = self._enforcement.enter(keyspace, self._abort)
-        if not isinstance(permit, Permit):
-            return False
-        try:
+        with self._permitted(keyspace) as permitted:
+            if not permitted:
+                return False
             transport = self._connected()
             scope = self._ledgers.view(transport, keyspace)
             self._note_usage(keyspace, scope)
@@ -360,8 +298,6 @@ class Sweeper(threading.Thread):
             above = bounds is not None and scope.above(bounds.limit_bytes)
             settled = bounds is None or not above or self._ledgers.settle(transport, keyspace, bounds) == 0
             return settled and all(bucket.known for bucket in scope.buckets)
-        finally:
-            permit.release()
 
     def _clamp(self, transport: Transport, keyspace: str, life_ms: int, scope: ScopeView) -> None:
         clamp(transport, [self._state(keyspace, b.bucket) for b in scope.buckets if b.longest_ms > life_ms], life_ms)
@@ -371,8 +307,8 @@ class Sweeper(threading.Thread):
         scope = self._ledgers.view(transport, keyspace)
         if scope.above(bounds.limit_bytes) and self._ledgers.settle(transport, keyspace, bounds) > 0:
             self.urge(keyspace)
-        if bounds.divided:
-            self._ledgers.give_back(transport, keyspace, bounds)
+        if bounds.divided and self._ledgers.give_back(transport, keyspace, bounds) > 0:
+            self._reclaim.begin()
         self._compare_leases(transport, keyspace, bounds)
 
     def _compare_leases(self, transport: Transport, keyspace: str, bounds: Bounds) -> None:
@@ -387,18 +323,26 @@ class Sweeper(threading.Thread):
 
     def _look_again(self, keyspace: str) -> None:
         bounds = self._hooks.bounds(keyspace)
-        permit = self._enforcement.enter(keyspace, self._abort)
-        if isinstance(permit, Permit):
-            try:
-                if bounds is not None:
-                    self._compare_leases(self._connected(), keyspace, bounds)
-            finally:
-                permit.release()
+        with self._permitted(keyspace) as permitted:
+            if permitted and bounds is not None:
+                self._compare_leases(self._connected(), keyspace, bounds)
 
     def _claim(self, transport: Transport, keyspace: str) -> bool:
         """Whether this scope is this process' to sweep in this interval."""
         key = claim_key(self._domain, keyspace).encode()
         return claim(transport, key, self._token, int(self._interval_s * 750))
+
+    @contextmanager
+    def _permitted(self, keyspace: str) -> Iterator[bool]:
+        """Whether the policy allows the tier for a scope; it does until the end, or the connection is cut off."""
+        permit = self._enforcement.enter(keyspace, self._abort)
+        if not isinstance(permit, Permit):
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            permit.release()
 
     @contextmanager
     def _each(self) -> Iterator[None]:
@@ -409,16 +353,20 @@ class Sweeper(threading.Thread):
             self._hooks.count("sweep_errors", 1, "")
             logger.info("The sweep was interrupted: %s", error)
 
+    @contextmanager
+    def _apart(self, keyspace: str) -> Iterator[bool]:
+        """Whether the policy allows the tier for a scope whose failure is not that of others."""
+        with self._each(), self._permitted(keyspace) as permitted:
+            yield permitted
+
     def _ask_for(self, keyspace: str, command: Command) -> None:
-        permit = self._enforcement.enter(keyspace, self._abort)
-        if isinstance(permit, Permit):
+        with self._permitted(keyspace) as permitted:
             try:
-                self._connected().ask([command])
+                if permitted:
+                    self._connected().ask([command])
             except ReplyError as error:
                 if error.code != "OOM":
                     raise
-            finally:
-                permit.release()
 
     def _note_usage(self, keyspace: str, scope: ScopeView) -> None:
         with self._lock:
