@@ -63,7 +63,8 @@ def test_what_is_not_there_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         '`make nothing`, `make test TESTS="tests/unit -s tests/gone.py"`, `make bench BENCH=none`,\n'
-        "`python3 -m e2e.gone`, `tests/tiers/gone.py`, … `test_gone.py`, `make demo`, chapter 99\n```sh\nmake nowhere\n```\n"
+        "`python3 -m e2e.gone`, `tests/tiers/gone.py`, … `test_gone.py`, `make demo`, chapter 99\n"
+        "```sh\nmake nowhere\n```\n"
     )
     files = ["tests/gone.py", "none", "e2e.gone", "tests/tiers/gone.py"]
     assert wrong(page) == ["make nothing", *files, "make nowhere", "test_gone.py", "chapter 99"]
