@@ -1,11 +1,7 @@
-"""A tier that requires encryption, on a real Redis: what is in it, what is taken from it, and what becomes of keys."""
+"""A tier that requires encryption, on a real Redis: what is in it, and what is taken from it."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,27 +9,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey
+from kvstrata.contract.datakey import DataKey
 from kvstrata.contract.value import HEADER_BYTES, TAG_BYTES, pack_header, unpack_header
-from kvstrata_sidecar.adapter import datakeys
-from kvstrata_sidecar.adapter.datakeys import DataKeys
 from kvstrata_sidecar.adapter.params import TierParams
-from kvstrata_sidecar.adapter.sealer_gcm import GcmSealer, NoKeyError, SealedOpening
+from kvstrata_sidecar.adapter.sealer_gcm import GcmSealer
 from kvstrata_sidecar.adapter.tasks import StoreOutcome
-from kvstrata_sidecar.gate.keyfiles import KeyFiles
-from tests.dataplane import memory_scan
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
+from tests.tiers.data_keys import FIRST, OTHER, SECOND, held
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.keyed_gate import KeyedGate
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
-
-FIRST, SECOND = (
-    DataKey(1, b"first key of keyspace a: 32 bytes"[:32]),
-    DataKey(2, b"second key of this keyspace: 32 b"[:32]),
-)
-OTHER = DataKey(1, b"the key of another keyspace: 32 b"[:32])
 
 Allow = Callable[[Mapping[str, tuple[DataKey, ...]]], None]
 
@@ -49,13 +36,6 @@ def sealed(start: Callable[..., Driver], redis_server: RedisProcess, allow: Allo
     driver.until("closed")
     allow({KEYSPACE_A: (FIRST,), KEYSPACE_B: (OTHER,)})
     return driver
-
-
-def held(tmp_path: Path, *keys: DataKey, keyspace: str = KEYSPACE_A) -> DataKeys:
-    KeyFiles(tmp_path).write({keyspace: keys})
-    own = DataKeys()
-    own.follow(tmp_path / KEYS_DIRECTORY, {keyspace: tuple(key.generation for key in keys)})
-    return own
 
 
 class TestATierThatRequiresEncryption:
@@ -227,172 +207,6 @@ class TestWhatIsTaken:
         untouched = bit is None and read_as == name
         assert opening.finish() == untouched
         assert bytes(view) == (body if untouched else bytes(len(body)))
-
-
-class TestKeysOfAProcess:
-    def test_a_key_in_use_is_overwritten_when_its_last_user_lets_go_and_nobody_gets_it_meanwhile(
-        self, tmp_path: Path
-    ) -> None:
-        keys = held(tmp_path, FIRST)
-        one = keys.sealing(KEYSPACE_A)
-        assert one is not None
-        with one.use() as cipher:
-            assert cipher is not None
-            keys.retire({})
-            assert bytes(one._secret) == FIRST.secret
-            with one.use() as second:
-                assert second is None
-        assert bytes(one._secret) == bytes(32)
-        assert one._cipher is None
-        assert keys.sealing(KEYSPACE_A) is None
-
-    def test_a_spent_key_seals_no_more_but_opens(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(datakeys, "MAX_SEALS", 2)
-        sealer = GcmSealer(held(tmp_path, FIRST))
-        body = memoryview(bytes(100))
-        for _ in range(2):
-            assert sealer.refusal(KEYSPACE_A, seals=True) is None
-            header, sealed = sealer.seal(KEYSPACE_A, b"name", body)
-        assert sealer.refusal(KEYSPACE_A, seals=True) == "key_spent"
-        with pytest.raises(NoKeyError):
-            sealer.seal(KEYSPACE_A, b"name", body)
-        assert sealer.refusal(KEYSPACE_A) is None
-        kept = bytes(sealed)
-        opening = sealer.open_into(KEYSPACE_A, b"name", memoryview(bytearray(100)))
-        opening.parts[0][:], opening.parts[1][:] = header, kept
-        assert opening.finish()
-
-    def test_a_gate_that_starts_anew_does_not_reset_what_a_key_may_seal(self, tmp_path: Path) -> None:
-        keys = held(tmp_path, FIRST)
-        before = keys.sealing(KEYSPACE_A)
-        GcmSealer(keys).seal(KEYSPACE_A, b"name", memoryview(b"body"))
-        KeyFiles(tmp_path).write({KEYSPACE_A: (FIRST,)})
-        keys.follow(tmp_path / KEYS_DIRECTORY, {KEYSPACE_A: (1,)})
-        assert keys.sealing(KEYSPACE_A) is before
-        assert before is not None
-        assert before._seals == 1
-        assert bytes(before._secret) == FIRST.secret
-        KeyFiles(tmp_path).write({KEYSPACE_A: (DataKey(1, SECOND.secret),)})
-        keys.follow(tmp_path / KEYS_DIRECTORY, {KEYSPACE_A: (1,)})
-        assert keys.sealing(KEYSPACE_A) is not before
-        assert bytes(before._secret) == bytes(32)
-
-    @pytest.mark.parametrize("content", [b"", b"short", bytes(32), b"x" * 33])
-    def test_a_file_that_holds_no_key_gives_none(self, tmp_path: Path, content: bytes) -> None:
-        (tmp_path / f"{KEYSPACE_A}.1").write_bytes(content)
-        keys = DataKeys()
-        keys.follow(tmp_path, {KEYSPACE_A: (1,)})
-        assert keys.sealing(KEYSPACE_A) is None
-
-    def test_an_older_generation_never_stands_in_for_the_one_that_seals(self, tmp_path: Path) -> None:
-        keys = held(tmp_path, FIRST)
-        keys.follow(tmp_path / KEYS_DIRECTORY, {KEYSPACE_A: (2, 1)})
-        assert keys.sealing(KEYSPACE_A) is None
-        assert keys.opening(KEYSPACE_A, 1) is not None
-
-    def test_the_staging_buffer_is_one_for_all_blocks_and_holds_no_plaintext(self, tmp_path: Path) -> None:
-        sealer = GcmSealer(held(tmp_path, FIRST))
-        body = b"plaintext of a block" * 50
-        sealer.seal(KEYSPACE_A, b"name", memoryview(body))
-        staging = sealer._staging
-        view = memoryview(bytearray(len(body)))
-        opening = sealer.open_into(KEYSPACE_A, b"name", view)
-        assert isinstance(opening, SealedOpening)
-        sealer.seal(KEYSPACE_A, b"other", memoryview(body[:100]))
-        assert sealer._staging is staging
-        assert b"plaintext" not in staging
-
-    def test_threads_that_seal_while_keys_rotate_never_seal_with_zeros(self, tmp_path: Path) -> None:
-        """What is sealed by then can be opened with the key of the generation that it names."""
-        files, keys = KeyFiles(tmp_path), DataKeys()
-        rings = [(FIRST,), (SECOND,), (FIRST, SECOND)]
-        files.write({KEYSPACE_A: (FIRST, SECOND)})
-        keys.follow(tmp_path / KEYS_DIRECTORY, {KEYSPACE_A: (1, 2)})
-        made: list[tuple[bytes, bytes]] = []
-        over = threading.Event()
-
-        def seal() -> None:
-            sealer, body = GcmSealer(keys), memoryview(b"b" * 5000)
-            while not over.is_set() and len(made) < 5000:
-                try:
-                    header, sealed = sealer.seal(KEYSPACE_A, b"name", body)
-                except NoKeyError:
-                    continue
-                made.append((bytes(header), bytes(sealed)))
-
-        threads = [threading.Thread(target=seal) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for turn in range(60):
-            ring = rings[turn % 3]
-            generations = {KEYSPACE_A: tuple(key.generation for key in ring)}
-            keys.follow(tmp_path / KEYS_DIRECTORY, generations)
-            keys.retire(generations)
-        over.set()
-        for thread in threads:
-            thread.join()
-        keys.follow(tmp_path / KEYS_DIRECTORY, {KEYSPACE_A: (1, 2)})
-        opener = GcmSealer(keys)
-        assert made
-        for header, sealed in made:
-            opening = opener.open_into(KEYSPACE_A, b"name", memoryview(bytearray(5000)))
-            opening.parts[0][:], opening.parts[1][:] = header, sealed
-            assert opening.finish()
-
-
-CHILD = """
-import sys
-from pathlib import Path
-from kvstrata_sidecar.adapter.datakeys import DataKeys
-from kvstrata_sidecar.adapter.sealer_gcm import GcmSealer
-keyspace, directory = sys.argv[1], Path(sys.argv[2])
-keys = DataKeys()
-keys.follow(directory, {keyspace: (2, 1)})
-sealer, body, name = GcmSealer(keys), memoryview(bytes(100_000)), b"name"
-for _ in range(20):
-    header, sealed = sealer.seal(keyspace, name, body)
-    kept = bytes(sealed)
-    opening = sealer.open_into(keyspace, name, memoryview(bytearray(len(body))))
-    opening.parts[0][:], opening.parts[1][:] = header, kept
-    assert opening.finish()
-steps = ({keyspace: (2, 1)}, {keyspace: (2,)}, {})
-for generations in steps:
-    keys.follow(directory, generations)
-    keys.retire(generations)
-    print("done", flush=True)
-    sys.stdin.readline()
-"""
-
-
-def test_no_byte_of_a_key_is_left_in_the_process_when_its_generation_or_keyspace_goes(tmp_path: Path) -> None:
-    first, second = DataKey(1, os.urandom(32)), DataKey(2, os.urandom(32))
-    KeyFiles(tmp_path).write({KEYSPACE_A: (second, first)})
-    # Halves as well: nothing may keep a part.
-    patterns = [part for key in (first, second) for part in (key.secret[:16], key.secret[16:])]
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, KEYSPACE_A, str(tmp_path / KEYS_DIRECTORY)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    assert child.stdin
-    assert child.stdout
-    found = []
-    try:
-        for _ in range(3):
-            assert child.stdout.readline() == "done\n"
-            found.append(memory_scan.in_process(child.pid, patterns))
-            child.stdin.write("\n")
-            child.stdin.flush()
-    finally:
-        child.kill()
-        child.wait()
-    both, newest, none = found
-    assert all(both), "the search finds keys that are held"
-    assert newest[:2] == [0, 0]
-    assert all(newest[2:])
-    assert none == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("encryption", ["required", None, True, ""])
