@@ -20,7 +20,7 @@ FAILURES = (
     "errors", "late_lookup", "late_load", "late_store", "load_misses", "unreadable", "stores_present", "sweep_errors",
     "reservations_reaped", "ledgers_rebuilt", "recounts_repeated",
 )  # fmt: skip
-DRIFTS = ("drift_entries", "drift_bytes", "drift_leases")
+DRIFTS = ("drift_entries", "drift_bytes", "drift_leases", "drift_rooms")
 
 
 class CountedTier(Protocol):
