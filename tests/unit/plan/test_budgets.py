@@ -32,7 +32,7 @@ def test_a_wrong_budget_is_refused_with_the_same_reason_everywhere(budget: Any, 
     for kind, name in (("TenantCachePolicy", "a"), ("TenantGroup", "lab"), ("CacheDomain", "default")):
         assert simulation.condition(kind, name, "Stalled") == ("True", reason), kind
         assert simulation.condition(kind, name, "Ready") == ("False", reason), kind
-    assert simulation.condition("CacheDomain", "default", "WithinBudget") == ("False", reason)
+        assert simulation.condition(kind, name, "WithinBudget") == ("False", reason), kind
     assert simulation.unsettled() == {}
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
+from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import GroupReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
@@ -44,7 +45,12 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         waiting = Decision(GroupReason.NOT_COMMITTED, "a new epoch was drawn; pods are being told")
         enforced = false(ENFORCED, waiting.reason, waiting.message)
         stalled = _stalled(world, group)
-        drawn = (*kstatus(stalled, waiting, waiting), enforced, _members(world, group), _within_budget(world, group))
+        drawn = (
+            *kstatus(stalled, waiting, waiting),
+            enforced,
+            _members(world, group),
+            _within_budget(world, group, stalled),
+        )
         generation = group.spec.effective_cache_generation
         of_epoch = {"scope": epoch.to_status(), "cacheGeneration": generation, "usage": None}
         return Plan(
@@ -59,7 +65,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         *kstatus(stalled, pending, ready),
         enforced,
         _members(world, group),
-        _within_budget(world, group),
+        _within_budget(world, group, stalled),
     )
     fields: dict[str, object] = {"joined": len(_joined(world, group)), "usage": _usage(world, group, now)}
     if enforced.status == "True" and not stalled:
@@ -109,7 +115,9 @@ def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | Non
     return enforced_finding(total), total
 
 
-def _within_budget(world: World, group: TenantGroup) -> Finding:
+def _within_budget(world: World, group: TenantGroup, stalled: Decision | None) -> Finding:
+    if stalled:
+        return false(ConditionType.WITHIN_BUDGET, stalled.reason, stalled.message)
     return within_budget(world, group.spec.tiers, world.models.values(), "the group sets no limit")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
 from kvstrata.contract.bundle import Entry
@@ -142,7 +143,7 @@ def _waiting(world: World, policy: TenantCachePolicy, blocked: Decision | None) 
 
 def _declared(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> tuple[Finding, ...]:
     """Return the conditions that follow from the spec alone."""
-    return (_admitted(blocked), _within_budget(world, policy), _pools(policy), *_erasure(policy))
+    return (_admitted(blocked), _within_budget(world, policy, blocked), _pools(policy), *_erasure(policy))
 
 
 def _last_enforced(world: World, policy: TenantCachePolicy) -> Finding:
@@ -161,7 +162,9 @@ def _admitted(blocked: Decision | None) -> Finding:
     return true(ADMITTED, PolicyReason.ACCEPTED, "the policy is accepted")
 
 
-def _within_budget(world: World, policy: TenantCachePolicy) -> Finding:
+def _within_budget(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> Finding:
+    if blocked:
+        return false(ConditionType.WITHIN_BUDGET, blocked.reason, blocked.message)
     models = [model for model in world.models.values() if selects(policy, model)]
     return within_budget(world, policy.spec.tiers, models, "the policy sets no limit")
 
