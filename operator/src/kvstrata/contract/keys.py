@@ -58,10 +58,15 @@ class BlockKey:
     @property
     def member(self) -> str:
         """The block's name within its bucket."""
-        return f"{self.identity}:{self.rank:08x}:{self.group:x}:{self.chunk_hash.hex()}"
+        return member_of(self.identity, self.rank, self.group, self.chunk_hash)
 
     def __str__(self) -> str:
         return f"{self.bucket}:{self.member}"
+
+
+def member_of(identity: str, rank: int, group: int, chunk_hash: bytes) -> str:
+    """Return a block's name within its bucket."""
+    return f"{identity}:{rank:08x}:{group:x}:{chunk_hash.hex()}"
 
 
 def bucket_of(chunk_hash: bytes) -> int:

@@ -26,7 +26,7 @@ BATCH_BLOCKS = 16
 
 
 class Lent(NamedTuple):
-    """A block and the memory of LMCache's that it is read from or into; `position` is its place in LMCache's request."""
+    """A block and the memory of LMCache that it is read from or into; `position` is its place in the request."""
 
     position: int
     key: Key

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from kvstrata.contract.keys import BUCKETS, bucket_prefix, ledger_key
 
@@ -23,6 +23,7 @@ from .protocol import (
     FOR_EVER_MS,
     Bounds,
     Place,
+    Reserved,
     Terms,
     Transport,
     call,
@@ -54,6 +55,24 @@ LEDGER_KEEP_MS = 7 * 86_400_000
 """How long a ledger lives that nobody asks any more; one that is gone is rebuilt from its buckets."""
 
 
+REFUSALS = {"tombstone": Refusal.TOMBSTONE, "sealed": Refusal.PLAINTEXT}
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """A block that wants room: `size` bytes at a place, under a token that tells its writer from others."""
+
+    place: Place
+    size: int
+    token: bytes
+    terms: Terms
+
+    @property
+    def bounds(self) -> Bounds | None:
+        """What its scope may use, None if that is not bounded."""
+        return self.terms.bounds
+
+
 class Ledgers:
     """Makes room in the scopes of one tier. Safe to share between threads.
 
@@ -81,34 +100,60 @@ class Ledgers:
         self._lock = threading.Lock()
         self._foresight: dict[tuple[str, int], tuple[float, int]] = {}
 
+    def admit_each(self, transport: Transport, demands: Sequence[Demand]) -> list[Refusal | bool]:
+        """Reserve room for blocks: for each True if it may be written, False if it is there, or why it may not."""
+        outcomes: list[Refusal | bool | None] = [
+            Refusal.OVER_BUDGET if one.bounds is not None and one.size > one.bounds.limit_bytes else None
+            for one in demands
+        ]
+        asked = [index for index, outcome in enumerate(outcomes) if outcome is None]
+        questions = []
+        for index in asked:
+            one = demands[index]
+            before_ms = 0 if one.bounds is None else self._foreseen(one.place)
+            questions.append(reserve(one.place, one.size, one.token, one.terms, before_ms, self._window_ms))
+        answers = transport.ask(questions) if questions else []
+        for index, answer in zip(asked, answers, strict=True):
+            outcomes[index] = self._judge(demands[index].place.keyspace, answer)
+        # Those that found no room one after the other: what the first makes may do for all of them.
+        for index, answer in zip(asked, answers, strict=True):
+            if outcomes[index] is None:
+                outcomes[index] = self._make_way(transport, demands[index], answer.missing_bytes)
+        return [Refusal.OVER_BUDGET if outcome is None else outcome for outcome in outcomes]
+
     def admit(self, transport: Transport, place: Place, size: int, token: bytes, terms: Terms) -> Refusal | bool:
-        """Reserve `size` bytes for a block: True if it may be written, False if it is there, or why it may not."""
-        bounds = terms.bounds
-        if bounds is not None and size > bounds.limit_bytes:
-            return Refusal.OVER_BUDGET
-        evict_before_ms = 0 if bounds is None else self._foreseen(place)
-        begun_s, age_ms = self._clock(), terms.age_ms
-        for attempt in range(ATTEMPTS):
-            terms = replace(terms, age_ms=age_ms + int(1000 * (self._clock() - begun_s)))
-            (answer,) = transport.ask([reserve(place, size, token, terms, evict_before_ms, self._window_ms)])
-            if answer.evicted:
-                self._count_evicted(place.keyspace, answer.evicted, answer.evicted_bytes)
-            if answer.status == "ok":
-                return True
-            if answer.status == "present":
-                return False
-            if answer.status == "tombstone":
-                return Refusal.TOMBSTONE
-            if answer.status == "sealed":
-                return Refusal.PLAINTEXT
-            if bounds is None:
-                raise FramingError("a scope without a limit ran short of it")
+        """Reserve room for one block."""
+        (outcome,) = self.admit_each(transport, [Demand(place, size, token, terms)])
+        return outcome
+
+    def _make_way(self, transport: Transport, demand: Demand, missing_bytes: int) -> Refusal | bool | None:
+        """Look for room until the block has it, None if there is none to be had."""
+        bounds = demand.bounds
+        if bounds is None:
+            raise FramingError("a scope without a limit ran short of it")
+        begun_s, terms = self._clock(), demand.terms
+        for attempt in range(1, ATTEMPTS):
             # Once only: others that are short of room would take it away again.
-            room = self._make_room(transport, place, size, answer.missing_bytes, bounds, gather=attempt == 0)
-            if room is None:
-                return Refusal.OVER_BUDGET
-            evict_before_ms = room
-        return Refusal.OVER_BUDGET
+            gather = attempt == 1
+            before_ms = self._make_room(transport, demand.place, demand.size, missing_bytes, bounds, gather=gather)
+            if before_ms is None:
+                return None
+            aged = replace(terms, age_ms=terms.age_ms + int(1000 * (self._clock() - begun_s)))
+            question = reserve(demand.place, demand.size, demand.token, aged, before_ms, self._window_ms)
+            (answer,) = transport.ask([question])
+            outcome = self._judge(demand.place.keyspace, answer)
+            if outcome is not None:
+                return outcome
+            missing_bytes = answer.missing_bytes
+        return None
+
+    def _judge(self, keyspace: str, answer: Reserved) -> Refusal | bool | None:
+        """Return what the answer to a reservation means, None if the block needs more room."""
+        if answer.evicted:
+            self._count_evicted(keyspace, answer.evicted, answer.evicted_bytes)
+        if answer.status == "short":
+            return None
+        return REFUSALS.get(answer.status, answer.status == "ok")
 
     def view(self, transport: Transport, keyspace: str) -> ScopeView:
         """Read a scope's ledger and buckets."""
@@ -264,7 +309,7 @@ class Ledgers:
             goes_first = own.lease + size > bounds.limit_bytes // BUCKETS
         else:
             goes_first = own.oldest_ms is not None and own.oldest_ms < evict_before_ms
-        if goes_first or not self._arc:
+        if goes_first or (not self._arc and evict_before_ms < FOR_EVER_MS):
             self._foresee(place, evict_before_ms)
         if own_fits and goes_first:
             return evict_before_ms

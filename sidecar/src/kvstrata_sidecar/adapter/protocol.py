@@ -60,8 +60,13 @@ class Place(NamedTuple):
     @classmethod
     def of(cls, key: BlockKey) -> Place:
         """Return the place of a block."""
-        bucket = bucket_of(key.chunk_hash)
-        return cls(key.keyspace, bucket, _base(key.domain, key.keyspace, bucket), key.member.encode())
+        return cls.at(key.domain, key.keyspace, key.member, key.chunk_hash)
+
+    @classmethod
+    def at(cls, domain: str, keyspace: str, member: str, chunk_hash: bytes) -> Place:
+        """Return the place of a block by its name in its bucket."""
+        bucket = bucket_of(chunk_hash)
+        return cls(keyspace, bucket, _base(domain, keyspace, bucket), member.encode())
 
     @property
     def name(self) -> bytes:

@@ -179,24 +179,21 @@ class Connection:
         return answer
 
     def get_each(self, reads: Sequence[Read], *, asking: bool = False) -> list[bool | ReplyError | None]:
-        """Read values, in one pipeline; for each whether it is there and counts, or the error that was the reply.
+        """Read values, one after the other; for each whether it is there and counts, or the error that was the reply.
 
         Nothing is known (None) of those behind one that was not wanted: draining it would cost as much as a block, so
         the connection is closed; a new one costs less than a millisecond. `asking` goes for the values alone.
         """
         outcomes: list[bool | ReplyError | None] = [None] * len(reads)
         with self._exchange():
-            questions: list[bytes] = []
-            for read in reads:
-                questions += [command(*one.arguments) for one in read.before]
-                questions += [ASKING, command(b"GET", read.key)] if asking else [command(b"GET", read.key)]
-            self._send([b"".join(questions)])
             for number, read in enumerate(reads):
-                outcomes[number] = outcome = self._get(read, asking=asking)
+                # Not all at once: the server would write the blocks into as many buffers, and wait for its memory.
+                self._send([self._question(read, asking=asking)])
+                outcomes[number] = self._get(read, asking=asking)
                 if not self._open:
-                    if isinstance(outcome, ReplyError):
-                        raise outcome
                     break
+                if self._replies.left_over:
+                    raise FramingError("bytes are left over after a reply")
         return outcomes
 
     def get_into(self, key: bytes, opening: Opening) -> bool:
@@ -205,6 +202,11 @@ class Connection:
         if isinstance(outcome, ReplyError):
             raise outcome
         return bool(outcome)
+
+    @staticmethod
+    def _question(read: Read, *, asking: bool) -> bytes:
+        words = [command(*one.arguments) for one in read.before]
+        return b"".join([*words, ASKING if asking else b"", command(b"GET", read.key)])
 
     def _get(self, read: Read, *, asking: bool) -> bool | ReplyError:
         """Read what comes for one value; what is out of step, or not wanted, closes the connection."""

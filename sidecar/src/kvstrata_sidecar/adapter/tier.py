@@ -11,10 +11,10 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import KEY_PREFIX, BlockKey
+from kvstrata.contract.keys import KEY_PREFIX, member_of
 from kvstrata.contract.link import SCOPE_DIGITS, ScopeUsage, TierState
 
 from .block_parts import BATCH_BLOCKS, BATCH_BYTES, Lent, LoadPart, StorePart
@@ -49,8 +49,7 @@ SWEEP_INTERVAL_S = 60.0
 TOKEN_BYTES = 9
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """What LMCache names one block by, and its own key object `key`, which is handed back untouched."""
 
     key: Key
@@ -332,8 +331,8 @@ class Tier:
         return b"%b-%x-%x" % (self._writer, task.task_id, block.position)
 
     def _place(self, block: Block) -> Place:
-        key = BlockKey(self._domain, block.keyspace, self._identity, block.rank, block.group, block.chunk_hash)
-        return Place.of(key)
+        member = member_of(self._identity, block.rank, block.group, block.chunk_hash)
+        return Place.at(self._domain, block.keyspace, member, block.chunk_hash)
 
     def _refusal(self, keyspace: str) -> Refusal | None:
         refusal = self._enforcement.refusal(keyspace)
