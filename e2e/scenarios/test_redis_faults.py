@@ -3,8 +3,6 @@ heals, and hits return. Nothing but the Redis server itself is started anew."""
 
 from __future__ import annotations
 
-import base64
-import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from e2e.product.faults_traffic import (
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
 from e2e.product.shared_tier import make_room
+from e2e.product.tier_contents import tier_contents
 from e2e.product.watches import Watch, watch
 from kvstrata_sidecar.adapter.params import TierParams
 
@@ -174,30 +173,18 @@ def requests_around_an_outage(stage: Stage) -> Iterator[Outage]:
 @contextmanager
 def _full(kubectl: Kubectl) -> Iterator[None]:
     """Fill the server, with the model's own user, until it refuses to take more; in the end it has its room back."""
-    domain = kubectl.get("cachedomain", "default", DEMO_NAMESPACE)["status"]["domainID"]
-    secret = kubectl.get("secret", f"kvs-{TIER}-redis-auth", DEMO_NAMESPACE)["data"]
-    authority = base64.b64decode(kubectl.get("secret", f"kvs-{TIER}-redis-tls", DEMO_NAMESPACE)["data"]["ca.crt"])
-    with kubectl.forward(DEMO_NAMESPACE, f"pod/{REDIS_POD}", 6379) as port:
-        client = redis.Redis(
-            host="localhost",
-            port=port,
-            password=base64.b64decode(secret["password"]).decode(),
-            ssl=True,
-            ssl_ca_data=authority.decode(),
-            ssl_min_version=ssl.TLSVersion.TLSv1_2,
-        )
+    with tier_contents(kubectl) as tier:
         written: list[str] = []
         try:
             for number in range(1000):
-                written.append(f"kvs1:{domain}:filler:{number}")
-                client.set(written[-1], bytes(JUNK_BYTES), px=600_000)
+                written.append(f"kvs1:{tier.domain}:filler:{number}")
+                tier.client.set(written[-1], bytes(JUNK_BYTES), px=600_000)
         except redis.exceptions.OutOfMemoryError:
             pass
         try:
             yield
         finally:
-            client.unlink(*written)
-            client.close()
+            tier.client.unlink(*written)
 
 
 def _redis(stage: Stage) -> Victim:
