@@ -67,7 +67,9 @@ class Victim:
         with contextlib.suppress(CommandError):
             self._kubectl.exec(self.pod, self._namespace, self.container, "sh", "-c", _TAKE_ALL_MEMORY, timeout_s=30)
         wait_until("kubelet saw the container end", lambda: self._ended_since(before), 30)
-        assert self.last_end().get("reason") == "OOMKilled", f"{self.container} ended otherwise: {self.last_end()}"
+        # While it starts a container again, kubelet may not tell for a moment how the last one ended.
+        end = wait_until("kubelet tells how the container ended", self.last_end, 30)
+        assert end.get("reason") == "OOMKilled", f"{self.container} ended otherwise: {end}"
 
     def life(self) -> Life:
         """Return the run that the API server knows of."""
