@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.value import Header, pack_header
+from kvstrata_sidecar.adapter.cluster_transport import ClusterTransport
 from kvstrata_sidecar.adapter.params import Endpoint
 from kvstrata_sidecar.adapter.tasks import StoreOutcome
 from tests.tiers.gate_stand_in import (
@@ -64,6 +65,18 @@ class TestFailures:
         driver.until("closed")
         driver.store([block(KEYSPACE_A)])
         assert driver.lookup([block(KEYSPACE_A)]) == [1]
+
+    def test_a_defect_of_ours_is_a_miss_and_the_log_says_once_what_it_is(
+        self, driver: Driver, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def broken(*_: object) -> None:
+            raise TypeError("no such argument")
+
+        driver.store([block(KEYSPACE_A)])
+        monkeypatch.setattr(ClusterTransport, "get_each", broken)
+        for _ in range(3):
+            assert driver.load([block(KEYSPACE_A)])[0] == [0]
+        assert caplog.text.count("TypeError: no such argument") == 1
 
     def test_a_restart_between_two_requests_costs_no_failure(self, driver: Driver, redis_server: RedisProcess) -> None:
         driver.store([block(KEYSPACE_A)])

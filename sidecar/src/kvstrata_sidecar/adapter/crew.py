@@ -6,6 +6,7 @@ away.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 
@@ -23,6 +24,9 @@ from .workers import Worker
 
 PROBE_TIMEOUT_S = 1.0
 CLOSE_TIMEOUT_S = 1.0
+TOLD_EVERY_S = 60.0
+
+logger = logging.getLogger(__name__)
 
 
 class Crew:
@@ -57,6 +61,7 @@ class Crew:
         self._lookups: dict[Node, tuple[Lane, Worker]] = {}
         self._wake = threading.Condition()
         self._wake_at_s = 0.0
+        self._tell_at_s = 0.0
         self._closed = False
         self._timer = threading.Thread(target=self._keep_time, name=f"kvs-{tier.name}-timer", daemon=True)
         topology.changed = self._man
@@ -137,8 +142,13 @@ class Crew:
         """Return how many workers one node may occupy: half of them, where there is another."""
         return None if len(self._topology.primaries) < 2 else max(1, self._tier.workers // 2)
 
-    def _failed(self, error: Exception) -> None:  # noqa: ARG002
+    def _failed(self, error: Exception) -> None:
+        """Count it, and log what no breaker's detail tells: a refusal by the server, or a defect of ours."""
         self._counters.add("errors")
+        now_s = self._clock()
+        if not isinstance(error, (TransportError, OSError)) and now_s >= self._tell_at_s:
+            self._tell_at_s = now_s + TOLD_EVERY_S
+            logger.error("Blocks cannot be carried to or from tier %s", self._tier.name, exc_info=error)
 
     def _man(self) -> None:
         """Give each node with slots a lane and a worker for its lookups, and end those of nodes that have none."""
