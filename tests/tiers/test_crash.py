@@ -358,7 +358,7 @@ class TestAServerThatForgets:
         driver.store([block(KEYSPACE_A, number * 6) for number in range(20)])
         redis_server.admin().config_set("maxmemory", 1)
         books.lose_ledger()
-        transport = driver.tier._transport()
+        transport = driver.tier._ways.transport()
         driver.tier._shared.ledgers.rebuild(transport, KEYSPACE_A, 0)
         transport.close()
         assert books.live()

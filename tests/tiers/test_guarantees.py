@@ -61,7 +61,7 @@ class Division:
 
     def tidy(self) -> int:
         """Add the rooms up anew; return what differed."""
-        transport = self.driver.tier._transport()
+        transport = self.driver.tier._ways.transport()
         try:
             return self.driver.tier._shared.ledgers.rooms.tidy(transport)
         finally:
@@ -147,7 +147,7 @@ def test_a_change_that_was_decided_in_an_earlier_turn_comes_too_late(division: D
     rooms = division.driver.tier._shared.ledgers.rooms
     bounds = division.driver.tier._bounds(KEYSPACE_B)
     assert bounds is not None
-    connection = division.driver.tier._transport()
+    connection = division.driver.tier._ways.transport()
     room, turn, _ = rooms._ask(connection, b"mark", KEYSPACE_B, bounds, 0)
     rooms.grow(connection, KEYSPACE_B, bounds, Share(room, 0, 0), VALUE_BYTES)
     assert rooms._ask(connection, b"set", KEYSPACE_B, bounds, 1, turn)[0] >= room + VALUE_BYTES
@@ -220,7 +220,7 @@ def test_what_a_call_costs_does_not_depend_on_how_many_scopes_there_are(
     admin.hset(rooms, mapping={f"{number:032x}": f"1:1:1:{now_ms}:0" for number in range(2000)})
     ledgers, bounds = division.driver.tier._shared.ledgers, division.driver.tier._bounds(KEYSPACE_B)
     assert bounds is not None
-    transport = division.driver.tier._transport()
+    transport = division.driver.tier._ways.transport()
     admin.config_resetstat()
     ledgers.rooms.grow(transport, KEYSPACE_B, bounds, Share(0, 0, 0), VALUE_BYTES)
     ledgers.rooms.charge(transport, KEYSPACE_B, bounds, Share(0, 0, 0))
@@ -235,7 +235,7 @@ def test_the_sum_is_added_up_in_steps_while_rooms_change(division: Division, red
     admin.hset(rooms, mapping={f"{number:032x}": f"{number % 7}:3:1:{now_ms}:0" for number in range(3000)})
     division.allow(a=2)
     division.store(KEYSPACE_B, range(4))
-    transport = division.driver.tier._transport()
+    transport = division.driver.tier._ways.transport()
     cursor, walk, steps = 0, 0, 0
     while cursor or not steps:
         step = call("tidy", rooms.encode(), cursor, walk, 256, 10**9, 10**10, read=lambda reply: read_numbers(reply, 3))

@@ -210,3 +210,9 @@ class Topology:
         if self.cluster and not self._wanted:
             self._wanted = True
             self._condition.notify_all()
+
+
+def key_of(node: Node, topology: Topology, prefix: str) -> bytes | None:
+    """Return a name that begins with `prefix` in one of a node's slots, None if it has none."""
+    candidates = (f"{prefix}:{{probe-{number}}}:#p".encode() for number in range(200_000))
+    return next((key for key in candidates if topology.node_of(key) is node), None)

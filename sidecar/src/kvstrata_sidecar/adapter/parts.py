@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from . import protocol
 from .ages import Ages
-from .cluster import Node, Topology
-from .cluster_transport import ClusterTransport, key_of
+from .cluster import Node, Topology, key_of
+from .cluster_transport import ClusterTransport
 from .counts import Counters
 from .enforcement import Refusal
 from .ledger import Ledgers

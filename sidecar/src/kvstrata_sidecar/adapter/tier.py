@@ -20,10 +20,8 @@ from kvstrata.contract.link import SCOPE_DIGITS, ScopeUsage, TierState
 from .block_parts import BATCH_BLOCKS, BATCH_BYTES, Lent, LoadPart, StorePart
 from .cluster import Node, Topology
 from .cluster_scout import Scout
-from .cluster_transport import ClusterTransport
 from .counts import Counters, Histogram
 from .crew import CLOSE_TIMEOUT_S, Crew
-from .dial import dial
 from .enforcement import Enforcement, Refusal
 from .ledger import Ledgers
 from .params import AdapterParams, TierParams
@@ -31,7 +29,6 @@ from .part import Part
 from .parts import DeletePart, LookupPart, Shared
 from .plaintext import Plaintext
 from .protocol import WRITE_WINDOW_MS, Bounds, Place, Terms
-from .resp import Connection
 from .revoked import RevokedSet
 from .sealer import Sealer
 from .sealer_gcm import sealers
@@ -39,7 +36,7 @@ from .slots import Address
 from .sweeper import Sweeper
 from .sweeper_hooks import SweeperHooks
 from .tasks import Key, StoreOutcome, Task, TaskKind, TaskTable
-from .wire import AccessError, ReplyError, TransportError
+from .ways import Ways
 
 MEDIUM = "Redis"
 FULL_PAUSE_S = 1.0
@@ -95,6 +92,7 @@ class Tier:
         self._writer = secrets.token_hex(TOKEN_BYTES).encode()
         seeds = [Address(endpoint.host, endpoint.port) for endpoint in tier.endpoints]
         self._topology = topology = Topology(seeds, cluster=tier.cluster, clock=clock)
+        self._ways = Ways(tier, topology)
         self._revoked = RevokedSet(self._domain)
         self._arc = tier.eviction == "ARC"
         ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms, arc=self._arc)
@@ -105,7 +103,7 @@ class Tier:
             enforcement,
             ledgers,
             SweeperHooks(
-                self._transport,
+                self._ways.transport,
                 lambda: any(node.breaker.closed for node in topology.primaries),
                 self._retention_ms,
                 self._bounds,
@@ -133,9 +131,11 @@ class Tier:
         )
         probe_prefix = f"{KEY_PREFIX}:{self._domain}"
         self._crew = Crew(
-            tier, self._tasks, enforcement, topology, self._transport, self._counters, clock, probe_prefix
+            tier, self._tasks, enforcement, topology, self._ways.transport, self._counters, clock, probe_prefix
         )
-        self._scout = Scout(f"kvs-{tier.name}-scout", topology, self._dial, random.random) if tier.cluster else None
+        self._scout = (
+            Scout(f"kvs-{tier.name}-scout", topology, self._ways.dial, random.random) if tier.cluster else None
+        )
         self._closed = False
         self._crew.start()
         self._sweeper.start()
@@ -373,34 +373,3 @@ class Tier:
 
     def _full_detail(self) -> str:
         return "the tier is out of memory: it refuses blocks" if self._full else ""
-
-    def _transport(self) -> ClusterTransport:
-        timeout_s = 2 * (self._params.connect_timeout_ms + self._params.io_timeout_ms) / 1000
-        return ClusterTransport(
-            self._topology,
-            self._connect,
-            strangers=self._params.tls is not None,
-            dial_timeout_s=timeout_s * len(self._params.endpoints),
-        )
-
-    def _connect(self, node: Node) -> Connection:
-        problems: list[TransportError | ReplyError] = []
-        for address in node.addresses:
-            try:
-                connection = self._dial(address)
-                if not self._params.cluster:  # in a cluster the map tells
-                    connection.expect_primary(self._params.io_timeout_ms / 1000)
-                return connection
-            except (TransportError, ReplyError) as error:
-                problems.append(error)
-        raise next((problem for problem in problems if isinstance(problem, AccessError)), problems[0])
-
-    def _dial(self, address: Address) -> Connection:
-        return dial(
-            address,
-            tls=self._params.tls,
-            username=self._params.username,
-            password_file=self._params.password_file,
-            connect_timeout_s=self._params.connect_timeout_ms / 1000,
-            io_timeout_s=self._params.io_timeout_ms / 1000,
-        )
