@@ -1,4 +1,4 @@
-"""A tenant at its limits: it stays at them while it asks for more, loses only its own oldest blocks, and status tells."""
+"""A tenant at its limits: it stays at them while it asks for more, loses only its own oldest blocks; status tells."""
 
 from __future__ import annotations
 
