@@ -18,6 +18,14 @@ WRITTEN_KINDS = (
     "statefulset,service,serviceaccount,secret,configmap,role,rolebinding,poddisruptionbudget,networkpolicy"
 )
 
+TELL_USE = {
+    "CacheTier": "cachetiers",
+    "TenantCachePolicy": "tenantcachepolicies",
+    "TenantGroup": "tenantgroups",
+    "CacheDomain": "cachedomains",
+}
+"""Kinds whose status tells what is in use, and what the API server calls them."""
+
 
 @contextmanager
 def open_direct_stage(kubectl: Kubectl, say: Callable[[str], None]) -> Iterator[Stage]:
@@ -46,15 +54,17 @@ def tenants_ask(stage: Stage) -> Iterator[Traffic]:
 def everything(kubectl: Kubectl) -> dict[str, str]:
     """Return the resourceVersion of every object that the operator may write, and which pods run since when.
 
-    Of a tier what it says but for its use, which follows the requests that run meanwhile.
+    Of those that tell what is in use, all but that: it follows the requests that run meanwhile.
     """
     seen = {}
     for namespace, kinds in ((DEMO_NAMESPACE, WRITTEN_KINDS), (SYSTEM_NAMESPACE, "secret")):
         for item in json.loads(kubectl.run("-n", namespace, "get", kinds, "-o", "json"))["items"]:
             metadata = item["metadata"]
             says = str(metadata["resourceVersion"])
-            if item["kind"] == "CacheTier":
-                says = json.dumps([item["spec"], {**item.get("status", {}), "used": None}], sort_keys=True)
+            if item["kind"] in TELL_USE:
+                known = {**metadata, "resourceVersion": None, "managedFields": None}
+                status = {**item.get("status", {}), "used": None, "usage": None}
+                says = json.dumps([known, item["spec"], status], sort_keys=True)
             seen[f"{namespace}/{item['kind']}/{metadata['name']}"] = says
     return seen | restarts(kubectl)
 
