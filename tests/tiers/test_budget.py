@@ -12,9 +12,10 @@ from kvstrata.contract.bundle import TierBudget
 from kvstrata.contract.keys import bucket_prefix
 from kvstrata.contract.value import value_bytes
 from kvstrata.objects.redisusers import users_acl
-from kvstrata_sidecar.adapter.protocol import call, read_numbers, read_text, state_key
+from kvstrata_sidecar.adapter.protocol import Bounds, Transport, call, read_numbers, read_text, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from kvstrata_sidecar.adapter.wire import TransportError
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
@@ -214,6 +215,33 @@ class TestALedgerThatIsLost:
             driver.store([block(KEYSPACE_A, spread(number % 256))])
         until(lambda: books.totals().holds(40 * VALUE_BYTES), books.totals)
         assert books.leases() == books.charged()
+
+    def test_a_repair_that_is_interrupted_is_tried_again_at_once(
+        self,
+        driver: Driver,
+        gate: GateStandIn,
+        redis_server: RedisProcess,
+        books: Books,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        limited(gate, 20 * VALUE_BYTES)
+        for number in range(24):
+            driver.store([block(KEYSPACE_A, spread(number))])
+        ledgers = driver.tier._shared.ledgers
+        settle, failures = ledgers.settle, list[str]()
+
+        def fail_at_first(transport: Transport, keyspace: str, bounds: Bounds) -> int:
+            if len(failures) < 2:
+                failures.append(keyspace)
+                raise TransportError("the connection was lost")
+            return settle(transport, keyspace, bounds)
+
+        monkeypatch.setattr(ledgers, "settle", fail_at_first)
+        for bucket in (1, 5, 9):
+            redis_server.admin().hincrby(f"{bucket_prefix(DOMAIN, KEYSPACE_A, bucket)}:#s", "lease", 6 * VALUE_BYTES)
+        driver.tier._sweeper.sweep(KEYSPACE_A)
+        until(lambda: len(failures) == 2 and books.totals().holds(20 * VALUE_BYTES), books.totals)
+        assert driver.tier.counters()["drift_leases"] == 1
 
     def test_what_was_yielded_or_granted_under_an_older_ledger_counts_no_more(
         self,

@@ -206,18 +206,24 @@ class Sweeper(threading.Thread):
         for keyspace in self._drift.due():
             with self._each():
                 self._look_again(keyspace)
+        again: list[str] = []
         for keyspace in pending.urgent:
             if self._late():
                 self.urge(keyspace)
                 continue
+            again.append(keyspace)
             with self._each():
                 self.sweep(keyspace)
+                again.pop()
         with self._each():
             self._reclaim.turn(self._connected, view.keyspaces, self._interval_s if due else None)
         while self._to_sweep and not self._interrupted():
             with self._each():
                 self._sweep(self._to_sweep.popleft(), True, None)
-        return bool(self._to_settle or self._to_sweep or self._pending.urgent)
+        more = bool(self._to_settle or self._to_sweep or self._pending.urgent)
+        for keyspace in again:  # with the next turn: a server that does not answer is not asked all the time
+            self.urge(keyspace)
+        return more
 
     def _put_through(self, *, changed: bool) -> None:
         """Put changed bounds through; what does not succeed is tried again when all others were."""
@@ -309,23 +315,20 @@ class Sweeper(threading.Thread):
             self.urge(keyspace)
         if bounds.divided and self._ledgers.give_back(transport, keyspace, bounds) > 0:
             self._reclaim.begin()
-        self._compare_leases(transport, keyspace, bounds)
+        self._compare_leases(transport, keyspace)
 
-    def _compare_leases(self, transport: Transport, keyspace: str, bounds: Bounds) -> None:
+    def _compare_leases(self, transport: Transport, keyspace: str) -> None:
         scope = self._ledgers.view(transport, keyspace)
         if self._drift.found(keyspace, scope):
             self._count("drift_leases", 1, keyspace)
+            # A bucket that had more than it was charged for may have brought the scope above its limit: to be swept.
+            self.urge(keyspace)
             self._ledgers.rebuild(transport, keyspace, scope.ledger.version)
-            # A bucket that had more than it was charged for may have brought the scope above its limit.
-            above = self._ledgers.view(transport, keyspace).above(bounds.limit_bytes)
-            if above and self._ledgers.settle(transport, keyspace, bounds) > 0:
-                self.urge(keyspace)
 
     def _look_again(self, keyspace: str) -> None:
-        bounds = self._hooks.bounds(keyspace)
         with self._permitted(keyspace) as permitted:
-            if permitted and bounds is not None:
-                self._compare_leases(self._connected(), keyspace, bounds)
+            if permitted and self._hooks.bounds(keyspace) is not None:
+                self._compare_leases(self._connected(), keyspace)
 
     def _claim(self, transport: Transport, keyspace: str) -> bool:
         """Whether this scope is this process' to sweep in this interval."""
