@@ -86,7 +86,7 @@ def right_answer(arguments: list[bytes], world: World) -> bytes:
         return _array(
             *(
                 _array(
-                    b":%d\r\n" % first, b":%d\r\n" % last, _array(_bulk(b"127.0.0.1"), b":%d\r\n" % port, _bulk(b"id"))
+                    b":%d\r\n" % first, b":%d\r\n" % last, _array(bulk(b"127.0.0.1"), b":%d\r\n" % port, bulk(b"id"))
                 )
                 for (first, last), port in zip(ranges, world.ports, strict=False)
             )
@@ -96,19 +96,19 @@ def right_answer(arguments: list[bytes], world: World) -> bytes:
         return _array(*[score] * (len(arguments) - 2))
     if name == b"GET":
         value = world.values.get(arguments[1])
-        return NULL if value is None else _bulk(value)
+        return NULL if value is None else bulk(value)
     if name == b"SET":
         with world.lock:
             world.received.append(arguments[2])
         return b"+OK\r\n"
     if name in (b"EVALSHA", b"EVAL"):
         which = SCRIPTS.get(arguments[1], "other")
-        return {"reserve": _array(_bulk(b"ok"), b":0\r\n", b":0\r\n"), "commit": _bulk(b"ok")}.get(which, b":0\r\n")
+        return {"reserve": _array(bulk(b"ok"), b":0\r\n", b":0\r\n"), "commit": bulk(b"ok")}.get(which, b":0\r\n")
     fixed = {
-        b"TIME": _array(_bulk(str(int(time.time())).encode()), _bulk(b"0")),
+        b"TIME": _array(bulk(str(int(time.time())).encode()), bulk(b"0")),
         b"HMGET": _array(*[NULL] * (len(arguments) - 2)),
         b"ZSCORE": b"$13\r\n9000000000000\r\n",
-        b"HGET": _bulk(b"1:1700000000000"),
+        b"HGET": bulk(b"1:1700000000000"),
         b"STRLEN": b":0\r\n",
         b"ASKING": b"+OK\r\n",
         b"ZRANGE": _array(),
@@ -131,5 +131,6 @@ def _array(*parts: bytes) -> bytes:
     return b"*%d\r\n%b" % (len(parts), b"".join(parts))
 
 
-def _bulk(value: bytes) -> bytes:
+def bulk(value: bytes) -> bytes:
+    """Return a string as a server sends it."""
     return b"$%d\r\n%b\r\n" % (len(value), value)

@@ -164,6 +164,17 @@ class TestSlotsMove:
         driver.tier.delete(BLOCKS[:4])
         assert store_all(driver, BLOCKS[:4]) == 4, "stores go on where the slots are now"
 
+    def test_a_slot_on_its_way_does_not_keep_the_others_of_a_batch_from_being_stored(
+        self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
+    ) -> None:
+        driver = begin(start, gate, cluster, workers=1)
+        source = node_of(cluster, 0)
+        target = next(one for one in cluster.primaries if one is not source)
+        mine = [block(KEYSPACE_A, number) for number in range(0, 256, 16) if node_of(cluster, number) is source]
+        cluster.begin_move(slot_of_bucket(0), source, target)
+        assert store_all(driver, mine) == len(mine) - 1
+        assert driver.tier.counters()["refused_slot_moving"] == 1
+
     def test_a_slot_that_has_moved_half_is_read_at_both_ends_and_takes_no_stores(
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
     ) -> None:

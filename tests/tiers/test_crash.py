@@ -13,7 +13,7 @@ from kvstrata.contract.bundle import TierBudget
 from kvstrata.contract.keys import BlockKey, claim_key
 from kvstrata.contract.value import value_bytes
 from kvstrata_sidecar.adapter import protocol
-from kvstrata_sidecar.adapter.ledger import Ledgers
+from kvstrata_sidecar.adapter.ledger import Demand, Ledgers
 from kvstrata_sidecar.adapter.protocol import Place, Terms
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.sealer import PlainSealer
@@ -56,14 +56,16 @@ class ByHand:
         self._ledgers = Ledgers(DOMAIN, lambda *_: None, time.monotonic, window_ms)
 
     def reserve(self, token: bytes, terms: Terms = TERMS) -> object:
-        return self._ledgers.admit(self.connection, PLACE, VALUE_BYTES, token, terms)
+        (outcome,) = self._ledgers.admit_each(self.connection, [Demand(PLACE, VALUE_BYTES, token, terms)])
+        return outcome
 
     def set(self) -> None:
         self.connection.set(PLACE.name, self.parts(), self._window_ms)
 
     def set_and_commit(self, token: bytes, terms: Terms = TERMS) -> bool:
-        (answer,) = self.connection.set_each([protocol.write(PLACE, self.parts, token, terms, self._window_ms)])
-        return bool(answer == "ok")
+        asked = protocol.write(PLACE, self.parts, token, terms, self._window_ms)
+        self.connection.set_each([asked])
+        return bool(asked.answer == "ok")
 
     def parts(self) -> Sequence[bytes | memoryview]:
         return PlainSealer().seal(KEYSPACE_A, PLACE.name, memoryview(BODY))

@@ -12,7 +12,7 @@ import pytest
 
 from kvstrata.contract.keys import BUCKETS, BlockKey, bucket_prefix, ledger_key
 from kvstrata_sidecar.adapter.dial import dial
-from kvstrata_sidecar.adapter.ledger import Ledgers
+from kvstrata_sidecar.adapter.ledger import Demand, Ledgers
 from kvstrata_sidecar.adapter.params import Endpoint
 from kvstrata_sidecar.adapter.protocol import FOR_EVER_MS, Bounds, Place, Terms, call, reserve, state_key
 from kvstrata_sidecar.adapter.resp import Connection, Reply
@@ -68,7 +68,8 @@ class Bench:
         self.tokens += 1
         token = b"t%d" % self.tokens
         place = PLACES[number % len(PLACES)]
-        if self.ledgers.admit(self.connection, place, self.size(place), token, self.terms) is True:
+        demand = Demand(place, self.size(place), token, self.terms)
+        if self.ledgers.admit_each(self.connection, [demand]) == [True]:
             self.parts.append((place, token))
 
     def reserve_only(self, number: int) -> None:

@@ -251,5 +251,6 @@ def write_plain(connection: Connection, place: Place) -> None:
 
 
 def write(connection: Connection, place: Place, size: int, token: bytes) -> bool:
-    (answer,) = connection.set_each([protocol.write(place, lambda: [bytes(size)], token, Terms(60_000), 30_000)])
-    return bool(answer == "ok")
+    asked = protocol.write(place, lambda: [bytes(size)], token, Terms(60_000), 30_000)
+    connection.set_each([asked])
+    return bool(asked.answer == "ok")

@@ -134,22 +134,19 @@ class ClusterTransport:
             self._judge(node, fault)
         return answers
 
-    def set_each(self, writes: Sequence[Write]) -> list[Any]:
-        """Write values; return what the reply to the command behind each says, or the error that tells why not."""
-        answers: list[Any] = [None] * len(writes)
+    def set_each(self, writes: Sequence[Write]) -> None:
+        """Write values and enter what the reply to the command behind each says, or the error that tells why not."""
 
         def settle(node: Node, indices: list[int]) -> Iterator[tuple[int, ReplyError]]:
-            told = self._on(node, lambda connection: connection.set_each([writes[index] for index in indices]))
-            for index, answer in zip(indices, told, strict=True):
-                answers[index] = answer
-                if isinstance(answer, ReplyError):
-                    yield index, answer
+            self._on(node, lambda connection: connection.set_each([writes[index] for index in indices]))
+            for index in indices:
+                if isinstance(writes[index].answer, ReplyError):
+                    yield index, writes[index].answer
 
         def fail(node: Node, index: int, error: ReplyError) -> None:
-            answers[index] = self._judged(node, error)
+            writes[index].answer = self._judged(node, error)
 
         self._follow([write.key for write in writes], settle, fail)
-        return answers
 
     def get_each(self, reads: Sequence[Read]) -> list[bool]:
         """Read values; for each whether it is there and counts. Raises the first error that was a reply."""

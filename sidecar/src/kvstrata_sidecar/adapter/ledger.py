@@ -36,7 +36,7 @@ from .protocol import (
 )
 from .rooms import Rooms
 from .scope import BucketView, ScopeView, Share, view
-from .wire import FramingError, Reply
+from .wire import Command, FramingError, NodeAwayError, PeerClosedError, Reply, ReplyError, SlotMovingError
 
 ATTEMPTS = 6
 """How often a store asks for room that others take before it: each time it found some."""
@@ -100,55 +100,68 @@ class Ledgers:
         self._lock = threading.Lock()
         self._foresight: dict[tuple[str, int], tuple[float, int]] = {}
 
-    def admit_each(self, transport: Transport, demands: Sequence[Demand]) -> list[Refusal | bool]:
-        """Reserve room for blocks: for each True if it may be written, False if it is there, or why it may not."""
-        outcomes: list[Refusal | bool | None] = [
+    def admit_each(self, transport: Transport, demands: Sequence[Demand]) -> list[Refusal | bool | Exception]:
+        """Reserve room for blocks: for each True if it may be written, False if it is there, or why it may not.
+
+        What stands in the way of one block is an error in its place. Raises PeerClosedError, after which all of it may
+        be tried again.
+        """
+        begun_s = self._clock()
+        outcomes: list[Refusal | bool | Exception | None] = [
             Refusal.OVER_BUDGET if one.bounds is not None and one.size > one.bounds.limit_bytes else None
             for one in demands
         ]
         asked = [index for index, outcome in enumerate(outcomes) if outcome is None]
-        questions = []
-        for index in asked:
-            one = demands[index]
-            before_ms = 0 if one.bounds is None else self._foreseen(one.place)
-            questions.append(reserve(one.place, one.size, one.token, one.terms, before_ms, self._window_ms))
-        answers = transport.ask(questions) if questions else []
+        answers = transport.ask_each([self._question(demands[index]) for index in asked]) if asked else []
+        short: dict[int, int | None] = {}
         for index, answer in zip(asked, answers, strict=True):
+            if isinstance(answer, PeerClosedError):
+                raise answer
             outcomes[index] = self._judge(demands[index].place.keyspace, answer)
-        # Those that found no room one after the other: what the first makes may do for all of them.
-        for index, answer in zip(asked, answers, strict=True):
             if outcomes[index] is None:
-                outcomes[index] = self._make_way(transport, demands[index], answer.missing_bytes)
+                # What is found for the first may do for the others, too: those ask once more before they look.
+                short[index] = None if short else answer.missing_bytes
+        for index, missing_bytes in short.items():
+            try:
+                outcomes[index] = self._make_way(transport, demands[index], begun_s, missing_bytes)
+            except (NodeAwayError, SlotMovingError, ReplyError) as error:
+                outcomes[index] = error
         return [Refusal.OVER_BUDGET if outcome is None else outcome for outcome in outcomes]
 
-    def admit(self, transport: Transport, place: Place, size: int, token: bytes, terms: Terms) -> Refusal | bool:
-        """Reserve room for one block."""
-        (outcome,) = self.admit_each(transport, [Demand(place, size, token, terms)])
-        return outcome
-
-    def _make_way(self, transport: Transport, demand: Demand, missing_bytes: int) -> Refusal | bool | None:
+    def _make_way(
+        self, transport: Transport, demand: Demand, begun_s: float, missing_bytes: int | None
+    ) -> Refusal | bool | Exception | None:
         """Look for room until the block has it, None if there is none to be had."""
         bounds = demand.bounds
         if bounds is None:
             raise FramingError("a scope without a limit ran short of it")
-        begun_s, terms = self._clock(), demand.terms
-        for attempt in range(1, ATTEMPTS):
-            # Once only: others that are short of room would take it away again.
-            gather = attempt == 1
-            before_ms = self._make_room(transport, demand.place, demand.size, missing_bytes, bounds, gather=gather)
-            if before_ms is None:
-                return None
-            aged = replace(terms, age_ms=terms.age_ms + int(1000 * (self._clock() - begun_s)))
-            question = reserve(demand.place, demand.size, demand.token, aged, before_ms, self._window_ms)
-            (answer,) = transport.ask([question])
+        before_ms: int | None = None
+        gather = True
+        for _ in range(1, ATTEMPTS):
+            if missing_bytes is not None:
+                # Once only: others that are short of room would take it away again.
+                before_ms = self._make_room(transport, demand.place, demand.size, missing_bytes, bounds, gather=gather)
+                gather = False
+                if before_ms is None:
+                    return None
+            passed_ms = int(1000 * (self._clock() - begun_s))
+            (answer,) = transport.ask([self._question(demand, before_ms, passed_ms)])
             outcome = self._judge(demand.place.keyspace, answer)
             if outcome is not None:
                 return outcome
             missing_bytes = answer.missing_bytes
         return None
 
-    def _judge(self, keyspace: str, answer: Reserved) -> Refusal | bool | None:
+    def _question(self, demand: Demand, before_ms: int | None = None, passed_ms: int = 0) -> Command:
+        terms = replace(demand.terms, age_ms=demand.terms.age_ms + passed_ms) if passed_ms else demand.terms
+        if before_ms is None:
+            before_ms = 0 if demand.bounds is None else self._foreseen(demand.place)
+        return reserve(demand.place, demand.size, demand.token, terms, before_ms, self._window_ms)
+
+    def _judge(self, keyspace: str, answer: Reserved | Exception) -> Refusal | bool | Exception | None:
         """Return what the answer to a reservation means, None if the block needs more room."""
+        if isinstance(answer, Exception):
+            return answer
         if answer.evicted:
             self._count_evicted(keyspace, answer.evicted, answer.evicted_bytes)
         if answer.status == "short":

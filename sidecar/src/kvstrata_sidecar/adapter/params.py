@@ -55,7 +55,8 @@ class TierParams:
     read at every connect, so that a rotated password needs no restart. `default_ttl_s` is how long
     a block lives where the policy names no retention for this tier. `workers` connections carry blocks; one more is
     kept for lookups, so that a large block never delays a request's answer; in a cluster each has a connection to every
-    server. `queue_limit` and `queue_limit_bytes` bound the blocks that wait, those to load and those to store each.
+    server. `queue_limit` and `queue_limit_bytes` bound what waits, to load and to store each: batches of up to 16
+    blocks, and bytes.
     `capacity_bytes` is what all scopes may store together; with it guarantees hold, without it only limits do.
     `encryption` is `Required` or `Disabled`; a tier that requires it is used for keyspaces with a data key only.
     `eviction` is the order in which a scope's blocks go: `LRU` or `ARC`.

@@ -42,8 +42,8 @@ class Transport(Protocol):
     def ask_each(self, commands: Sequence[Command]) -> list[Any]:
         """Return what each reply says, or the error that it is; of a server that is away, the error that says so."""
 
-    def set_each(self, writes: Sequence[Write]) -> list[Any]:
-        """Write values; return what the reply to the command behind each says, or the error that tells why not."""
+    def set_each(self, writes: Sequence[Write]) -> None:
+        """Write values and enter what the reply to the command behind each says, or the error that tells why not."""
 
     def get_each(self, reads: Sequence[Read]) -> Sequence[bool | ReplyError | None]:
         """Read values; for each whether it is there and counts."""
@@ -215,8 +215,6 @@ class Loading(Read):
     Afterwards: `hit` is whether it was loaded, `age_ms` how long ago it was computed, `refusal` why it may not be used,
     if so, `unreadable` whether it should have been there, `damaged` whether what was there is no block.
     """
-
-    __slots__ = ("_open", "_retention_ms", "age_ms", "before", "damaged", "hit", "key", "refusal", "unreadable")
 
     def __init__(self, place: Place, open_into: Callable[[], Opening], retention_ms: int | None) -> None:
         state = state_key(place.base)

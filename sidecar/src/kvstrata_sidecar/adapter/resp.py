@@ -139,12 +139,11 @@ class Connection:
                 answers.append(self._replies.answer(one))
         return answers
 
-    def set_each(self, writes: Sequence[Write]) -> list[Any]:
-        """Write values, in one pipeline; return what the replies to the commands behind them say, or the ReplyErrors.
+    def set_each(self, writes: Sequence[Write]) -> None:
+        """Write values, in one pipeline, and enter the answers as they come.
 
         Of a value that Redis refuses, for instance with OOM, that error; what travelled behind it was executed too.
         """
-        answers: list[Any] = []
         with self._exchange():
             carried = b""
             for number, write in enumerate(writes, 1):
@@ -162,21 +161,21 @@ class Connection:
                 carried = tail
             for write in writes:
                 answer = self._replies.answer(Command(write.key, (), read_ok))
-                told = None if write.after is None else self._replies.answer(write.after)
-                answers.append(answer if isinstance(answer, ReplyError) else told)
-        unknown = [i for i, write in enumerate(writes) if write.after and unknown_script(write.after, answers[i])]
+                told = True if write.after is None else self._replies.answer(write.after)
+                write.answer = answer if isinstance(answer, ReplyError) else told
+        unknown = [write for write in writes if write.after is not None and unknown_script(write.after, write.answer)]
         if unknown:
-            texts = [spelled_out(after) for i in unknown if (after := writes[i].after) is not None]
-            for index, answer in zip(unknown, self.exchange(texts), strict=True):
-                answers[index] = answer
-        return answers
+            texts = [spelled_out(write.after) for write in unknown if write.after is not None]
+            for write, answer in zip(unknown, self.exchange(texts), strict=True):
+                write.answer = answer
 
     def set(self, key: bytes, parts: Parts, ttl_ms: int, after: Command | None = None) -> Any:
         """Write one value; return what the reply to `after` says. Raises ReplyError if either is refused."""
-        (answer,) = self.set_each([Write(key, lambda: parts, ttl_ms, after)])
-        if isinstance(answer, ReplyError):
-            raise answer
-        return answer
+        write = Write(key, lambda: parts, ttl_ms, after)
+        self.set_each([write])
+        if isinstance(write.answer, ReplyError):
+            raise write.answer
+        return write.answer
 
     def get_each(self, reads: Sequence[Read], *, asking: bool = False) -> list[bool | ReplyError | None]:
         """Read values, one after the other; for each whether it is there and counts, or the error that was the reply.

@@ -147,8 +147,8 @@ class Tier:
         batches = self._batches(blocks, views, self._admitted(blocks, storing=True))
         task = self._open(TaskKind.STORE, len(blocks), len(batches), self._params.store_deadline_ms)
         for keyspace, node, batch in batches:
-            tokens = [self._token(task, block) for block in batch]
-            self._put(self._crew.put_block, StorePart(task, keyspace, batch, self._shared, tokens), node)
+            named = [block._replace(token=self._token(task, block)) for block in batch]
+            self._put(self._crew.put_block, StorePart(task, keyspace, named, self._shared), node)
         return task.task_id
 
     def lookup(self, blocks: Sequence[Block]) -> int:
@@ -323,8 +323,14 @@ class Tier:
         share = -(-len(blocks) // self._params.workers)
         batches: list[tuple[str, Node, list[Lent]]] = []
         for (keyspace, node), lent in groups.items():
-            count = max(1, min(share, BATCH_BLOCKS, BATCH_BYTES // max(1, len(lent[0].view))))
-            batches += [(keyspace, node, lent[start : start + count]) for start in range(0, len(lent), count)]
+            size, batch = 0, list[Lent]()
+            for block in lent:
+                if batch and (len(batch) == min(share, BATCH_BLOCKS) or size + len(block.view) > BATCH_BYTES):
+                    batches.append((keyspace, node, batch))
+                    size, batch = 0, []
+                batch.append(block)
+                size += len(block.view)
+            batches.append((keyspace, node, batch))
         return batches
 
     def _token(self, task: Task, block: Lent) -> bytes:

@@ -13,18 +13,20 @@ from .wire import Command
 Parts = Sequence[bytes | memoryview]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Write:
     """A value for `key` that lives for `ttl_ms`, and the command that travels right behind it.
 
     `parts` is called when the value is about to be sent, and what it returns is sent before the next one's is called:
-    so a worker needs one staging buffer, however many values are on their way.
+    so a worker needs one staging buffer, however many values are on their way. `answer` is what the reply to `after`
+    says (True without one), or the error that tells why not; None as long as nothing came.
     """
 
     key: bytes
     parts: Callable[[], Parts]
     ttl_ms: int
     after: Command | None = None
+    answer: Any = None
 
 
 class Read(ABC):
