@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata_sidecar.adapter.wire import CRLF, MAX_DEPTH, Reply, parse
+from kvstrata_sidecar.adapter.wire import CRLF, MAX_DEPTH, Command, Reply, command, parse, spelled_out
 
 replies: st.SearchStrategy[Reply] = st.recursive(
     st.one_of(st.none(), st.integers(0, 10**15), st.binary(max_size=40)),
@@ -69,3 +69,13 @@ def test_depth_is_bounded() -> None:
 def test_errors_and_negative_numbers_are_left_to_a_closer_look() -> None:
     for line in (b"-OOM no\r\n", b":-5\r\n", b"$x\r\n", b"$3\r\nab\r\n", b"?\r\n", b":\r\n", b"*2\r\n:1\r\n-ERR\r\n"):
         assert parse(line.split(CRLF), 0)[1] == -1, line
+
+
+@given(st.lists(st.one_of(st.binary(max_size=20), st.integers(250, 300).map(bytes)), min_size=1, max_size=5))
+def test_a_command_is_sent_as_an_array_of_its_arguments(arguments: list[bytes]) -> None:
+    assert command(*arguments) == spelled([*arguments])
+
+
+def test_a_script_is_spelled_out_also_where_its_digest_was_encoded_beforehand() -> None:
+    asked = Command(b"k", (b"EVALSHA", b"digest"), otherwise=(b"EVAL", b"text"), encoded=command(b"EVALSHA", b"digest"))
+    assert spelled_out(asked) == Command(b"k", (b"EVAL", b"text"), asked.read)

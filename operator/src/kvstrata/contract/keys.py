@@ -66,7 +66,12 @@ class BlockKey:
 
 def member_of(identity: str, rank: int, group: int, chunk_hash: bytes) -> str:
     """Return a block's name within its bucket."""
-    return f"{identity}:{rank:08x}:{group:x}:{chunk_hash.hex()}"
+    return _member_prefix(identity, rank, group) + chunk_hash.hex()
+
+
+@lru_cache(maxsize=1024)
+def _member_prefix(identity: str, rank: int, group: int) -> str:
+    return f"{identity}:{rank:08x}:{group:x}:"
 
 
 def bucket_of(chunk_hash: bytes) -> int:

@@ -65,6 +65,11 @@ class Topology:
         self._problem = ""
 
     @property
+    def only(self) -> Node | None:
+        """The node that has all slots, if it is no cluster."""
+        return self._only
+
+    @property
     def primaries(self) -> tuple[Node, ...]:
         """The nodes that have slots, as far as is known."""
         return self._primaries

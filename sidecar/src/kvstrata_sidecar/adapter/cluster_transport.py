@@ -105,20 +105,25 @@ class ClusterTransport:
         todo: dict[tuple[Node, bool], list[int]] = {}
         asked = list(commands)
         judged: dict[Node, ReplyError | None] = {}
-        for index, one in enumerate(commands):
-            try:
-                todo.setdefault((self._topology.owner(one.key), False), []).append(index)
-            except NodeAwayError as error:
-                answers[index] = error
+        only = self._topology.only
+        if only is not None and commands:
+            todo[only, False] = [*range(len(commands))]
+        else:
+            for index, one in enumerate(commands):
+                try:
+                    todo.setdefault((self._topology.owner(one.key), False), []).append(index)
+                except NodeAwayError as error:
+                    answers[index] = error
         for turn in range(MAX_REDIRECTIONS + 1):
             self._round(todo, asked, answers)
             again: dict[tuple[Node, bool], list[int]] = {}
             for (node, asking), indices in todo.items():
-                for index in indices:
+                failed = [index for index in indices if isinstance(answers[index], Exception)]
+                if len(failed) < len(indices):
+                    judged.setdefault(node, None)
+                for index in failed:
                     answer = answers[index]
                     if not isinstance(answer, ReplyError):
-                        if not isinstance(answer, TransportError):
-                            judged.setdefault(node, None)
                         continue
                     target = None if turn == MAX_REDIRECTIONS else self._next(node, asking, asked, index, answer)
                     if target is None:

@@ -14,7 +14,7 @@ from .counts import Counters
 from .enforcement import Refusal
 from .ledger import Ledgers
 from .part import Gain, Part
-from .protocol import Place, Terms
+from .protocol import Place, Sought, Terms
 from .revoked import RevokedSet
 from .sealer import Sealer
 from .sweeper import Sweeper
@@ -51,12 +51,11 @@ class Shared:
 
 @dataclass(slots=True, eq=False)
 class LookupPart(Part):
-    """Ask which blocks are there; `indices` are their places in LMCache's request."""
+    """Ask which blocks are there; they are numbered as in LMCache's request."""
 
     task: Task | None
     keyspace: str
-    indices: Sequence[int]
-    places: Sequence[Place]
+    sought: Sequence[Sought]
     shared: Shared
     urgent: bool = True
 
@@ -66,18 +65,21 @@ class LookupPart(Part):
         if refusal is not None:
             self.refused(refusal)
             return
-        sight = protocol.lookup(transport, self.places, self.shared.retention_ms(self.keyspace))
+        sight = protocol.lookup(transport, self.sought, self.shared.retention_ms(self.keyspace))
         for refusal, amount in sight.refused.items():
             self.shared.refuse(self.keyspace, refusal, amount)
-        hits = gain.hits = [index for index, there in zip(self.indices, sight.found, strict=True) if there]
-        misses = len(self.places) - len(hits) - sum(sight.refused.values())
-        for name, amount in (("lookup_hits", len(hits)), ("lookup_misses", misses)):
+        gain.hits = sight.hits
+        misses = self._count() - len(sight.hits) - sum(sight.refused.values())
+        for name, amount in (("lookup_hits", len(sight.hits)), ("lookup_misses", misses)):
             if amount:
                 self.shared.counters.add(name, amount, self.keyspace)
 
     def refused(self, refusal: Refusal) -> None:
         """Count the blocks."""
-        self.shared.counters.refuse(refusal, len(self.places), self.keyspace)
+        self.shared.counters.refuse(refusal, self._count(), self.keyspace)
+
+    def _count(self) -> int:
+        return sum(len(one.numbers) for one in self.sought)
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,9 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from lmcache.lmcache_native import Bitmap
@@ -27,6 +29,10 @@ from .tasks import StoreOutcome, Task, TaskKind
 from .tier import Block, Tier
 
 logger = logging.getLogger(__name__)
+
+# Both without a call of Python's own: they are made for every key of every request.
+_names = attrgetter("cache_salt", "kv_rank", "object_group_id", "chunk_hash")
+_block: Callable[[tuple[Any, ...]], Block] = partial(tuple.__new__, Block)
 
 
 class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
@@ -198,7 +204,7 @@ class NoTier:
 
 
 def _blocks(keys: Sequence[Any]) -> list[Block]:
-    return [Block(key, key.cache_salt, key.kv_rank, key.object_group_id, key.chunk_hash) for key in keys]
+    return [_block((key, *_names(key))) for key in keys]
 
 
 def _views(objects: Sequence[Any]) -> list[memoryview]:
@@ -209,7 +215,5 @@ def _bitmap(found: bytes | None) -> Any:
     if found is None:
         return None
     bitmap = Bitmap(len(found))
-    for index, hit in enumerate(found):
-        if hit:
-            bitmap.set(index)
+    bitmap.batched_set([index for index, hit in enumerate(found) if hit])
     return bitmap

@@ -8,7 +8,8 @@ lookup asks for it along with everything else. See kvstrata.contract.keys for th
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,7 +21,7 @@ from kvstrata.contract.scripts import Name, script
 from .enforcement import Refusal
 from .sealer import Opening
 from .values import Parts, Read, Write
-from .wire import Command, FramingError, Reply, ReplyError, integer
+from .wire import Command, FramingError, Reply, ReplyError, command, integer
 
 WRITE_WINDOW_MS = 30_000
 """How long a value lives that is not committed, and how long a reservation keeps its bytes."""
@@ -123,11 +124,24 @@ class Reserved:
     evicted_bytes: int = 0
 
 
+class Sought(NamedTuple):
+    """Blocks of one bucket to be looked up: the bucket's prefix, their names therein, and by what numbers they go."""
+
+    base: bytes
+    members: list[bytes]
+    numbers: list[int]
+
+    @classmethod
+    def at(cls, domain: str, keyspace: str, bucket: int) -> Sought:
+        """Return none of a bucket yet."""
+        return cls(_base(domain, keyspace, bucket), [], [])
+
+
 @dataclass(slots=True)
 class Sight:
-    """Which blocks a lookup found, and how many it may not use by reason."""
+    """The numbers of the blocks that a lookup found, and how many it may not use by reason."""
 
-    found: list[bool]
+    hits: list[int] = field(default_factory=list)
     refused: Counter[Refusal] = field(default_factory=Counter)
 
 
@@ -172,40 +186,36 @@ def write(place: Place, parts: Callable[[], Parts], token: bytes, terms: Terms, 
     return Write(place.name, parts, window_ms, commit)
 
 
-def lookup(transport: Transport, places: Sequence[Place], retention_ms: int | None) -> Sight:
+def lookup(transport: Transport, sought: Sequence[Sought], retention_ms: int | None) -> Sight:
     """Return which blocks are committed and alive, all of one keyspace, in one pipeline.
 
     A bucket in which something may live longer than `retention_ms` is not used until it was clamped.
     """
-    by_bucket: dict[bytes, list[int]] = defaultdict(list)
-    for index, place in enumerate(places):
-        by_bucket[place.base].append(index)
-    groups = [
-        (base, indices[start : start + MEMBERS_PER_COMMAND])
-        for base, indices in by_bucket.items()
-        for start in range(0, len(indices), MEMBERS_PER_COMMAND)
-    ]
-    sight = Sight([False] * len(places))
-    if not groups:
+    sight = Sight()
+    if not sought:
         return sight
     # One clock for all: should a bucket turn out to have moved to another server, its own decides when it is loaded.
-    commands = [_now(state_key(groups[0][0]))]
-    for base, indices in groups:
-        members = [places[index].member for index in indices]
-        state = state_key(base)
-        commands += [
-            _allowed(state),
-            Command(state, (b"ZMSCORE", base + b":#x", *members), _read_scores(len(members))),
-        ]
+    commands = [_now(state_key(sought[0].base))]
+    asked: list[list[int]] = []
+    for base, members, numbers in sought:
+        allowed = _allowed(state_key(base))
+        for start in range(0, len(members), MEMBERS_PER_COMMAND):
+            some = members[start : start + MEMBERS_PER_COMMAND]
+            commands.append(allowed)
+            commands.append(Command(allowed.key, (b"ZMSCORE", base + b":#x", *some), _read_scores(len(some))))
+            asked.append(numbers[start : start + MEMBERS_PER_COMMAND])
     now_ms, *answers = transport.ask(commands)
-    for number, (_, indices) in enumerate(groups):
-        state, scores = answers[2 * number : 2 * number + 2]
+    for numbers, state, scores in zip(asked, answers[::2], answers[1::2], strict=True):
         refusal = _bucket_refusal(state, retention_ms)
         if refusal is not None:
-            sight.refused[refusal] += len(indices)
+            sight.refused[refusal] += len(numbers)
             continue
-        for index, score in zip(indices, scores, strict=True):
-            sight.found[index] = _alive(score, now_ms, state)
+        latest_ms = _latest_ms(now_ms, state)
+        sight.hits += [
+            number
+            for number, score in zip(numbers, scores, strict=True)
+            if score is not None and now_ms < score <= latest_ms
+        ]
     return sight
 
 
@@ -298,9 +308,11 @@ def _now(key: bytes) -> Command:
     return Command(key, (b"TIME",), read_moment_ms)
 
 
+@lru_cache(maxsize=65_536)
 def _allowed(state: bytes) -> Command:
     """Ask for what decides whether a bucket may be read."""
-    return Command(state, (b"HMGET", state, b"retention", b"tombstone"), _read_optional_pair)
+    arguments = (b"HMGET", state, b"retention", b"tombstone")
+    return Command(state, arguments, _read_optional_pair, encoded=command(*arguments))
 
 
 def _bucket_refusal(state: tuple[int | None, int | None], retention_ms: int | None) -> Refusal | None:
@@ -313,11 +325,16 @@ def _bucket_refusal(state: tuple[int | None, int | None], retention_ms: int | No
 
 
 def _alive(score: float | None, now_ms: int, state: tuple[int | None, int | None]) -> bool:
-    """Whether a committed block may be read. What lives longer than anything in its bucket was given is from before the
-    server's clock was set back: nobody knows how old it is.
+    """Whether a committed block may be read."""
+    return score is not None and now_ms < score <= _latest_ms(now_ms, state)
+
+
+def _latest_ms(now_ms: int, state: tuple[int | None, int | None]) -> float:
+    """Return until when a block may live that may be read. What lives longer than anything in its bucket was given is
+    from before the server's clock was set back: nobody knows how old it is.
     """
     longest_ms, _ = state
-    return score is not None and now_ms < score and (longest_ms is None or score <= now_ms + longest_ms)
+    return math.inf if longest_ms is None else now_ms + longest_ms
 
 
 def _read_reserved(reply: Reply) -> Reserved:
@@ -330,8 +347,8 @@ def _read_reserved(reply: Reply) -> Reserved:
 
 
 def _read_optional_pair(reply: Reply) -> tuple[int | None, int | None]:
-    first, second = (None if one is None else read_number(one) for one in read_list(reply, 2))
-    return first, second
+    first, second = read_list(reply, 2)
+    return None if first is None else read_number(first), None if second is None else read_number(second)
 
 
 def _read_score(reply: Reply) -> float | None:
@@ -345,8 +362,12 @@ def _read_score(reply: Reply) -> float | None:
         raise FramingError("a score is no number") from error
 
 
+@lru_cache(maxsize=MEMBERS_PER_COMMAND)
 def _read_scores(count: int) -> Callable[[Reply], list[float | None]]:
-    return lambda reply: list(map(_read_score, read_list(reply, count)))
+    def read(reply: Reply) -> list[float | None]:
+        return [None if one is None else _read_score(one) for one in read_list(reply, count)]
+
+    return read
 
 
 def _read_computed(reply: Reply) -> int | None:

@@ -124,7 +124,7 @@ class Connection:
         """Send at most PIPELINE_COMMANDS; `finish` with the same ones has to follow before anything else."""
         with self._exchange(give_up_after_s):
             prefix = ASKING if asking else b""
-            self._send([b"".join(prefix + command(*one.arguments) for one in commands)])
+            self._send([b"".join(prefix + (one.encoded or command(*one.arguments)) for one in commands)])
 
     def finish(self, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
         """Return what the replies to commands that were started say, or the ReplyErrors that they are."""

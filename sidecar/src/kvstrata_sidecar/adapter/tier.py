@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import KEY_PREFIX, member_of
+from kvstrata.contract.keys import KEY_PREFIX, bucket_of, member_of
 from kvstrata.contract.link import SCOPE_DIGITS, ScopeUsage, TierState
 
 from .block_parts import BATCH_BLOCKS, BATCH_BYTES, Lent, LoadPart, StorePart
@@ -28,7 +28,7 @@ from .params import AdapterParams, TierParams
 from .part import Part
 from .parts import DeletePart, LookupPart, Shared
 from .plaintext import Plaintext
-from .protocol import WRITE_WINDOW_MS, Bounds, Place, Terms
+from .protocol import WRITE_WINDOW_MS, Bounds, Place, Sought, Terms
 from .revoked import RevokedSet
 from .sealer import Sealer
 from .sealer_gcm import sealers
@@ -153,14 +153,16 @@ class Tier:
 
     def lookup(self, blocks: Sequence[Block]) -> int:
         """Begin to look blocks up; return the task's id. Whatever is not known by the deadline is a miss."""
-        groups: dict[tuple[str, Node], tuple[list[int], list[Place]]] = defaultdict(lambda: ([], []))
-        for index, place, node in self._admitted(blocks):
-            indices, places = groups[place.keyspace, node]
-            indices.append(index)
-            places.append(place)
+        groups: dict[tuple[str, Node], list[Sought]] = defaultdict(list)
+        for keyspace, sought in self._sought(blocks):
+            node = self._topology.node_of(sought.base)
+            if node is None or not node.breaker.closed:
+                self._counters.refuse(Refusal.BREAKER_OPEN, len(sought.numbers), keyspace)
+            else:
+                groups[keyspace, node].append(sought)
         task = self._open(TaskKind.LOOKUP, len(blocks), len(groups), self._params.lookup_deadline_ms)
-        for (keyspace, node), (indices, places) in groups.items():
-            self._put(self._crew.put_lookup, LookupPart(task, keyspace, indices, places, self._shared), node)
+        for (keyspace, node), buckets in groups.items():
+            self._put(self._crew.put_lookup, LookupPart(task, keyspace, buckets, self._shared), node)
         return task.task_id
 
     def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
@@ -312,6 +314,23 @@ class Tier:
                     yield index, place, node
                     continue
             self._counters.refuse(refusal, 1, block.keyspace)
+
+    def _sought(self, blocks: Sequence[Block]) -> list[tuple[str, Sought]]:
+        """Return the blocks that may be looked up now, by keyspace and bucket, and count the others."""
+        refusals: dict[str, Refusal | None] = {}
+        buckets: dict[tuple[str, int], Sought] = {}
+        for number, (_, keyspace, rank, group, chunk_hash) in enumerate(blocks):
+            if keyspace not in refusals:
+                refusals[keyspace] = self._refusal(keyspace)
+            if (refusal := refusals[keyspace]) is not None:
+                self._counters.refuse(refusal, 1, keyspace)
+                continue
+            which = keyspace, bucket_of(chunk_hash)
+            if (sought := buckets.get(which)) is None:
+                sought = buckets[which] = Sought.at(self._domain, *which)
+            sought.members.append(member_of(self._identity, rank, group, chunk_hash).encode())
+            sought.numbers.append(number)
+        return [(keyspace, sought) for (keyspace, _), sought in buckets.items()]
 
     def _batches(
         self, blocks: Sequence[Block], views: Sequence[memoryview], admitted: Iterator[tuple[int, Place, Node]]

@@ -6,8 +6,7 @@ No socket is touched here; `resp` moves the bytes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 CRLF = b"\r\n"
 MAX_LINE_BYTES = 16 * 1024
@@ -99,25 +98,33 @@ class ReplyError(Exception):
         return self.code in IN_FRAME_ERRORS or (self.code == "ERR" and FOREIGN_KEY in str(self))
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """One command about `key`, by which a cluster routes it.
+class Command(NamedTuple):
+    """One command about `key`, by which a cluster routes it. A tuple, because a lookup makes dozens.
 
     `read` returns what the reply says and raises FramingError for one that cannot be the answer. `otherwise` is sent
-    in its place when the server does not know the script.
+    in its place when the server does not know the script. `encoded` is what `arguments` are in RESP, of a command that
+    is sent so often that it was encoded beforehand.
     """
 
     key: bytes
     arguments: tuple[bytes, ...]
     read: Callable[[Reply], Any] = lambda reply: reply
     otherwise: tuple[bytes, ...] | None = None
+    encoded: bytes = b""
+
+
+_HEADS = {size: b"$%d" % size for size in range(256)}
+"""What comes before a short string, by its length."""
 
 
 def command(*arguments: bytes) -> bytes:
     """Return a command in RESP."""
-    parts = [b"*%d\r\n" % len(arguments)]
-    parts += [b"$%d\r\n%b\r\n" % (len(argument), argument) for argument in arguments]
-    return b"".join(parts)
+    lines = [b"*%d" % len(arguments)]
+    for argument in arguments:
+        size = len(argument)
+        lines += (_HEADS.get(size) or b"$%d" % size, argument)
+    lines.append(b"")
+    return CRLF.join(lines)
 
 
 ASKING = command(b"ASKING")
@@ -130,7 +137,7 @@ def unknown_script(asked: Command, answer: Any) -> bool:
 
 def spelled_out(asked: Command) -> Command:
     """Return the command that sends a script's text in place of its digest."""
-    return asked if asked.otherwise is None else replace(asked, arguments=asked.otherwise, otherwise=None)
+    return asked if asked.otherwise is None else asked._replace(arguments=asked.otherwise, otherwise=None, encoded=b"")
 
 
 def parse(lines: Sequence[bytes], index: int, depth: int = 0) -> tuple[Reply, int]:
@@ -154,13 +161,26 @@ def parse(lines: Sequence[bytes], index: int, depth: int = 0) -> tuple[Reply, in
         return lines[index + 1], index + 2
     if kind != b"*" or number > MAX_ELEMENTS or depth >= MAX_DEPTH:
         return None, -1
+    return _parse_elements(lines, index + 1, number, depth)
+
+
+def _parse_elements(lines: Sequence[bytes], index: int, number: int, depth: int) -> tuple[Reply, int]:
+    """Do as `parse` does with the elements of an array; short strings and nothing take no call each."""
+    last = len(lines) - 1
     elements: list[Reply] = []
-    index += 1
     for _ in range(number):
-        element, index = parse(lines, index, depth + 1)
-        if index < 0:
-            return None, -1
-        elements.append(element)
+        line = lines[index]
+        if index + 1 < last and line == _HEADS.get(len(lines[index + 1])):
+            elements.append(lines[index + 1])
+            index += 2
+        elif index < last and line == b"$-1":
+            elements.append(None)
+            index += 1
+        else:
+            element, index = parse(lines, index, depth + 1)
+            if index < 0:
+                return None, -1
+            elements.append(element)
     return elements, index
 
 
