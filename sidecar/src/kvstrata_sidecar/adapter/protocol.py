@@ -365,7 +365,10 @@ def _read_score(reply: Reply) -> float | None:
 @lru_cache(maxsize=MEMBERS_PER_COMMAND)
 def _read_scores(count: int) -> Callable[[Reply], list[float | None]]:
     def read(reply: Reply) -> list[float | None]:
-        return [None if one is None else _read_score(one) for one in read_list(reply, count)]
+        try:
+            return [float(one) if isinstance(one, bytes) else _read_score(one) for one in read_list(reply, count)]
+        except ValueError as error:
+            raise FramingError("a score is no number") from error
 
     return read
 
