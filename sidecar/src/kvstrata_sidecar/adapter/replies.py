@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from .readahead import ReadAhead
 from .wire import (
@@ -34,7 +34,8 @@ class Replies:
     def __init__(self, raw: socket.socket, clock: Callable[[], float], *, tls: bool) -> None:
         self._socket = raw
         self._clock = clock
-        self._tls = tls
+        # SSLSocket's recv_into does no more than call this, once for each record of 16 KB.
+        self._read: Callable[[int, memoryview], int] | None = cast(Any, raw).read if tls else None
         self._buffer = ReadAhead(MAX_LINE_BYTES + 4096)
         self._left_bytes = 0
         self.give_up_at_s: float | None = None
@@ -125,7 +126,10 @@ class Replies:
         while position < len(view):
             self.check_time()
             rest = view[position:]
-            count = self._socket.recv_into(rest) if self._tls else self._socket.recv_into(rest, 0, socket.MSG_WAITALL)
+            if self._read is not None:
+                count = self._read(len(rest), rest)
+            else:
+                count = self._socket.recv_into(rest, 0, socket.MSG_WAITALL)
             if count == 0:
                 raise PeerClosedError("the peer closed the connection within a value")
             position += count
