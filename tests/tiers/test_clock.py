@@ -75,9 +75,7 @@ def test_a_reservation_of_then_holds_nobody_up(
         books.assert_consistent()
 
 
-def test_a_claim_of_then_is_worth_nothing(
-    quick: Driver, gate: GateStandIn, redis_server: RedisProcess, late: ByHand
-) -> None:
+def test_a_claim_of_then_is_worth_nothing(redis_server: RedisProcess, late: ByHand) -> None:
     key = claim_key(DOMAIN, KEYSPACE_A)
     redis_server.admin().set(key, "somebody", px=HOUR_MS)
     assert protocol.claim(late.connection, key.encode(), b"me", 45_000)
