@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -58,3 +59,37 @@ async def test_a_refusal_without_a_reason_is_named_by_its_status(answering: Answ
         await kube.get(SECRET, "team", "one")
     assert (raised.value.reason, raised.value.message, raised.value.retry_after_s) == (reason, "busy", 7.0)
     assert raised.value.is_too_many == (status == 429)
+
+
+async def test_a_refusal_reads_the_same_in_whichever_order_its_causes_come(answering: Answers) -> None:
+    causes = [{"field": f"spec.limits[{name}]", "message": f'Invalid value: "{name}": is odd'} for name in "abb"]
+    read = set()
+    for order in (causes, causes[::-1]):
+        listed = ", ".join(dict.fromkeys(f"{cause['field']}: {cause['message']}" for cause in order))
+        said = {"message": f'Pod "x" is invalid: [{listed}]', "reason": "Invalid", "details": {"causes": order}}
+        kube = await answering(status=422, text=json.dumps(said))
+        with pytest.raises(KubeError) as raised:
+            await kube.get(SECRET, "team", "one")
+        read.add(raised.value.message)
+    one, other = ('spec.limits[a]: Invalid value: "a": is odd', 'spec.limits[b]: Invalid value: "b": is odd')
+    assert read == {f'Pod "x" is invalid: [{one}, {other}]'}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"message": "x is invalid: [a: b, c: d]", "details": {"causes": [{"field": "a", "message": "b"}]}},
+        {"message": "x is invalid: [a: b, c: d]", "details": None},
+        {"message": "x is invalid: a: b", "details": {"causes": [{"field": "a", "message": "b"}]}},
+        {"message": "x is invalid: [a: b]", "details": {"causes": ["text"]}},
+        {"message": "x is invalid: [a: b]", "details": {"causes": 7}},
+        {"message": "x is invalid: [a: b]", "details": "text"},
+    ],
+)
+async def test_a_refusal_whose_causes_are_not_what_it_says_is_told_as_it_came(
+    answering: Answers, said: dict[str, Any]
+) -> None:
+    kube = await answering(status=422, text=json.dumps(said))
+    with pytest.raises(KubeError) as raised:
+        await kube.get(SECRET, "team", "one")
+    assert raised.value.message == said["message"]

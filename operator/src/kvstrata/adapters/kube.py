@@ -223,7 +223,7 @@ def _refusal(status: int, data: bytes, retry_after: str | None) -> KubeError:
     reason, message = _REASONS.get(status, "Unknown"), ""
     try:
         raw = orjson.loads(data)
-        reason, message = raw.get("reason") or reason, raw.get("message") or message
+        reason, message = raw.get("reason") or reason, _in_order(raw) or message
     except (ValueError, AttributeError):
         message = data[:200].decode("utf-8", "replace")
     try:
@@ -233,3 +233,20 @@ def _refusal(status: int, data: bytes, retry_after: str | None) -> KubeError:
     if wait_s is not None and not 0 <= wait_s < math.inf:
         wait_s = None
     return KubeError(status, reason, message, wait_s)
+
+
+def _in_order(raw: Any) -> str:
+    """Return what a refusal says, its causes sorted.
+
+    The API server lists some in the order of a Go map, another one each time, and what is told of the same refusal in a
+    status would be news each time.
+    """
+    message = str(raw.get("message") or "")
+    head, bracket, listed = message.partition(": [")
+    try:
+        causes = raw["details"]["causes"]
+        texts = ", ".join(sorted({f"{cause['field']}: {cause['message']}" for cause in causes}))
+    except (KeyError, TypeError):
+        return message
+    same = bracket and sorted(f"{texts}]") == sorted(listed)
+    return f"{head}: [{texts}]" if same else message
