@@ -338,9 +338,9 @@ class Simulation:
 
     def _answer_probe(self, order: ProbeBackend) -> None:
         self.asked.append(order.endpoint)
-        reason = "" if self.backends_up else "Unreachable"
+        reason, sentence = ("", "") if self.backends_up else ("Unreachable", f"there is no route to {order.endpoint}")
         report = BackendReport(
-            order.endpoint, order.username, self.backends_up, reason, reason, self.now, version="8.0.0"
+            order.endpoint, order.username, self.backends_up, reason, sentence, self.now, version="8.0.0"
         )
         self.store.domain(NAMESPACE).backends[order.tier] = report
         self.queue.add(Key("CacheTier", NAMESPACE, order.tier))

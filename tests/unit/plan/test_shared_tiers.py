@@ -299,3 +299,15 @@ class TestClusters:
         settled = simulation.asked[-1]
         simulation.advance(60)
         assert simulation.asked[-1] == settled
+
+    def test_whose_servers_are_all_away_are_asked_in_turn_and_written_about_once(self) -> None:
+        simulation = at_rest(self.TIER)
+        simulation.backends_up = False
+        simulation.advance(20)
+        told = simulation.kube.objects[("CacheTier", NAMESPACE, "shared")]
+        for _ in range(2):
+            simulation.asked.clear()
+            simulation.advance(60)
+            assert set(simulation.asked) == {"a:6379", "b:6379"}
+            assert simulation.kube.objects[("CacheTier", NAMESPACE, "shared")] == told
+            simulation.restart()

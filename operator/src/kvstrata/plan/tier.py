@@ -249,7 +249,21 @@ def _reachable(world: World, tier: CacheTier) -> Finding:
             if report.version
             else "the server answers; its user may not ask for figures",
         )
-    return false(ConditionType.BACKEND_REACHABLE, report.reason, report.message)
+    away = _why_away(tier, report)
+    return false(ConditionType.BACKEND_REACHABLE, away.reason, away.message)
+
+
+def _why_away(tier: CacheTier, report: BackendReport) -> Decision:
+    """Return why no server answers: of a cluster's, which are asked in turn, what holds of the first.
+
+    Each fails in words of its own, and a status that followed the turn would be written anew with every answer. What
+    was told stands until the first one is asked.
+    """
+    link, told = redis_link(tier), _told(tier)
+    asked_first = link is None or report.endpoint == _addresses(link)[0]
+    if asked_first or told is None or told.status != "False" or told.reason == TierReason.PODS_DISCONNECTED:
+        return Decision(report.reason, report.message)
+    return Decision(told.reason, told.message)
 
 
 def _pods_without(world: World, tier: CacheTier) -> list[str]:
@@ -279,7 +293,8 @@ def _room(world: World, tier: CacheTier) -> Finding:
             return Finding(told.type, told.status, told.reason, told.message)
         return unknown(ConditionType.HAS_ROOM, TierReason.PROGRESSING, "the server has not been asked yet")
     if not report.reachable:
-        return unknown(ConditionType.HAS_ROOM, report.reason, report.message)
+        away = _why_away(tier, report)
+        return unknown(ConditionType.HAS_ROOM, away.reason, away.message)
     refused = _pods_refused(world, tier)
     # What one server of a cluster says of its memory says nothing of the others'.
     bounded = report.max_bytes > 0 and not tier.spec.is_cluster
