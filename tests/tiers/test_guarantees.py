@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
@@ -36,9 +36,16 @@ class Division:
 
     def allow(self, **guaranteed: int) -> None:
         """Put a policy in force that guarantees a number of blocks to scope `a` and scope `b`."""
+        self._enforce({KEYSPACE_A: guaranteed.get("a", 0), KEYSPACE_B: guaranteed.get("b", 0)})
+
+    def allow_only(self, keyspace: str, guaranteed: int) -> None:
+        """Put a policy in force that names one scope."""
+        self._enforce({keyspace: guaranteed})
+
+    def _enforce(self, guaranteed: Mapping[str, int]) -> None:
         budgets = {
-            keyspace: (TierBudget("shared", guaranteed_bytes=guaranteed.get(name, 0) * VALUE_BYTES, retention_s=3600),)
-            for name, keyspace in (("a", KEYSPACE_A), ("b", KEYSPACE_B))
+            keyspace: (TierBudget("shared", guaranteed_bytes=blocks * VALUE_BYTES, retention_s=3600),)
+            for keyspace, blocks in guaranteed.items()
         }
         self._gate.revision += 1
         self._gate.write_freshness()
@@ -131,7 +138,21 @@ def test_room_that_is_not_used_any_more_is_given_back(division: Division, redis_
     assert division.a.totals().used == 30 * VALUE_BYTES
 
 
-def test_a_keyspace_that_left_the_policy_keeps_no_guarantee(division: Division, redis_server: RedisProcess) -> None:
+def test_keyspaces_that_leave_the_policy_give_back_at_once_what_their_blocks_do_not_take(division: Division) -> None:
+    """As a tenant's do that changes its epoch again and again."""
+    division.allow(a=30)
+    division.sweep()
+    division.store(KEYSPACE_A, range(2))
+    division.allow_only(KEYSPACE_B, guaranteed=30)
+    division.turn()
+    assert division.store(KEYSPACE_B, range(37)) == 37
+    assert division.b.totals().used == 37 * VALUE_BYTES
+    assert division.a.totals().used == 2 * VALUE_BYTES, "which expire, and are not deleted"
+
+
+def test_a_keyspace_that_no_pod_saw_leave_the_policy_keeps_no_guarantee(
+    division: Division, redis_server: RedisProcess
+) -> None:
     division.allow(a=30)
     division.sweep()
     long_ago_ms = int(time.time() * 1000) - 3_600_000

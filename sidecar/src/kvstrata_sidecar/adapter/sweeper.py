@@ -21,6 +21,7 @@ from kvstrata.contract.cacheview import CacheView
 from kvstrata.contract.keys import BUCKETS, bucket_prefix, claim_key
 
 from .audit import audit_bucket
+from .departed import Departed
 from .drift import LeaseDrift
 from .enforcement import Enforcement, Permit
 from .ledger import Ledgers
@@ -92,6 +93,7 @@ class Sweeper(threading.Thread):
         self._to_settle: deque[str] = deque()
         self._to_sweep: deque[str] = deque()
         self._drift = LeaseDrift(clock)
+        self._departed = Departed(ledgers, hooks.bounds)
         self._reclaim = Reclaim(
             domain, ledgers, token, clock,
             bounds=hooks.bounds, permitted=self._apart, count=self._count, interrupted=self._interrupted,
@@ -183,7 +185,8 @@ class Sweeper(threading.Thread):
         view = self._enforcement.view
         if view is None:
             return False
-        changed, self._seen = view is not self._seen, view
+        before, self._seen = self._seen, view
+        changed = view is not before
         self.follow()
         for keyspace, command in pending.commands(arc=self._arc):
             with self._each():
@@ -191,6 +194,7 @@ class Sweeper(threading.Thread):
         self._until_s = self._clock() + SLICE_S
         if changed:
             self._forget_others(view)
+            self._departed.follow(before.keyspaces if before is not None else (), view.keyspaces)
         self._put_through(changed=changed)
         if self._plaintext is not None:
             self._look_for_plaintext(self._plaintext, view)
@@ -215,6 +219,8 @@ class Sweeper(threading.Thread):
             with self._each():
                 self.sweep(keyspace)
                 again.pop()
+        with self._each():
+            self._departed.turn(self._connected, self._interrupted)
         with self._each():
             self._reclaim.turn(self._connected, view.keyspaces, self._interval_s if due else None)
         while self._to_sweep and not self._interrupted():

@@ -1,0 +1,46 @@
+"""What becomes of the room of keyspaces that leave the policy, as a tenant's does whenever its epoch changes.
+
+Their guarantee ends at once, because their scope has it in its new keyspace, and so does what they were lent and do not
+use: else a tenant that changes its epoch often would hold a whole tier for a quarter of an hour. What their blocks take
+stays charged until they expire. The last pod to learn of the new policy has the last word; for keyspaces that no pod
+saw leave, `tidy` does the same later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from .ledger import Ledgers
+from .protocol import Bounds, Transport
+
+MAX_DEPARTED = 65_536
+
+
+class Departed:
+    """Keyspaces of one tier that left the policy and have yet to give their room back. For one thread."""
+
+    def __init__(self, ledgers: Ledgers, bounds: Callable[[str], Bounds | None]) -> None:
+        self._ledgers = ledgers
+        self._bounds = bounds
+        self._left: dict[str, None] = {}
+
+    def follow(self, before: Collection[str], now: Collection[str]) -> None:
+        """Note who left between two policies, and who came back."""
+        for keyspace in now:
+            self._left.pop(keyspace, None)
+        for keyspace in before:
+            if keyspace not in now and len(self._left) < MAX_DEPARTED:
+                self._left[keyspace] = None
+
+    def turn(self, transport: Callable[[], Transport], interrupted: Callable[[], bool]) -> None:
+        """Have them give back, until interrupted. Raises as the transport does; what is left is tried again."""
+        while self._left and not interrupted():
+            keyspace = next(iter(self._left))
+            bounds = self._bounds(keyspace)
+            if bounds is not None and bounds.divided:
+                self._give_back(transport(), keyspace, bounds)
+            self._left.pop(keyspace, None)
+
+    def _give_back(self, transport: Transport, keyspace: str, bounds: Bounds) -> None:
+        share = self._ledgers.view(transport, keyspace).ledger.share
+        self._ledgers.rooms.shrink(transport, keyspace, bounds, share, lambda _: share.leased, 0)
