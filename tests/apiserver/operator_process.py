@@ -34,12 +34,7 @@ class OperatorProcess:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that have these labels; 0 while the process does not answer."""
-        wanted = [f'{label}="{value}"' for label, value in labels.items()]
-        return sum(
-            float(line.rsplit(" ", 1)[1])
-            for line in self.page("/metrics")[1].splitlines()
-            if line.split("{")[0].split(" ")[0] == name and all(pair in line for pair in wanted)
-        )
+        return total(self.page("/metrics")[1], name, **labels)
 
     @property
     def leading(self) -> bool:
@@ -68,6 +63,16 @@ class OperatorProcess:
     def log_tail(self) -> str:
         """The last lines that it logged."""
         return "\n".join(self.log.read_text().splitlines()[-25:])
+
+
+def total(page: str, name: str, **labels: str) -> float:
+    """The sum of the samples of a metric on a page that have these labels."""
+    wanted = [f'{label}="{value}"' for label, value in labels.items()]
+    return sum(
+        float(line.rsplit(" ", 1)[1])
+        for line in page.splitlines()
+        if line.split("{")[0].split(" ")[0] == name and all(pair in line for pair in wanted)
+    )
 
 
 @dataclass(slots=True)
