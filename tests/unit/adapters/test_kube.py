@@ -75,6 +75,16 @@ async def test_a_refusal_reads_the_same_in_whichever_order_its_causes_come(answe
     assert read == {f'Pod "x" is invalid: [{one}, {other}]'}
 
 
+async def test_what_is_not_of_its_type_reads_the_same_in_whichever_order_its_errors_come(answering: Answers) -> None:
+    first, one, other = "failed to create typed patch object (x): errors:", "  .spec.a: is odd", "  .spec.b: is odd"
+    for order in ((one, other), (other, one)):
+        kube = await answering(status=500, text=json.dumps({"message": "\n".join((first, *order))}))
+        with pytest.raises(KubeError) as raised:
+            await kube.get(SECRET, "team", "one")
+        assert raised.value.message == "\n".join((first, one, other))
+        assert raised.value.is_refusal
+
+
 @pytest.mark.parametrize(
     "said",
     [

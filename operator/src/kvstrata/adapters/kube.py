@@ -242,6 +242,9 @@ def _in_order(raw: Any) -> str:
     status would be news each time.
     """
     message = str(raw.get("message") or "")
+    if message.startswith(_NOT_OF_ITS_TYPE):
+        first, *rest = message.splitlines()
+        return "\n".join((first, *sorted(rest)))
     head, bracket, listed = message.partition(": [")
     try:
         causes = raw["details"]["causes"]
