@@ -23,7 +23,11 @@ for _, key in ipairs(redis.call('KEYS', ARGV[1])) do
     stored = stored + redis.call('STRLEN', key)
   end
 end
-return {used, held, lease, tonumber(redis.call('HGET', KEYS[1], 'leased') or 0), charged, stored}
+local leased = redis.call('HGET', KEYS[1], 'leased')
+if redis.call('HEXISTS', KEYS[1], 'void') == 1 then
+  leased = -1
+end
+return {used, held, lease, tonumber(leased or 0), charged, stored}
 """
 
 
@@ -31,7 +35,8 @@ return {used, held, lease, tonumber(redis.call('HGET', KEYS[1], 'leased') or 0),
 class Totals:
     """Sums over all buckets of a scope, in bytes.
 
-    `charged` is what the index says of its blocks, `stored` are the lengths of all values, committed or not.
+    `charged` is what the index says of its blocks, `stored` are the lengths of all values, committed or not. `leased`
+    is what the ledger says that buckets have, -1 while it is made anew from them and says nothing.
     """
 
     used: int
@@ -43,7 +48,8 @@ class Totals:
 
     def holds(self, limit: int) -> bool:
         """Whether nothing exceeds what it is bounded by."""
-        return self.stored <= self.used + self.held <= self.lease <= self.leased <= limit
+        leased = self.lease if self.leased < 0 else self.leased
+        return self.stored <= self.used + self.held <= self.lease <= leased <= limit
 
 
 class Books:

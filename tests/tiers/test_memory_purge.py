@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
@@ -128,6 +128,7 @@ steps = st.tuples(st.sampled_from("sswwcrlpdt"), st.sampled_from([A, B]), st.int
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(steps, max_size=60))
+@example([("w", A, 0)] * 6 + [("p", A, 0)])
 def test_whatever_happens_a_purged_block_leaves_no_byte_and_free_memory_holds_zeros(
     steps: list[tuple[str, str, int]],
 ) -> None:

@@ -173,7 +173,7 @@ class Ledgers:
         return view(transport, self._domain, keyspace)
 
     def rebuild(self, transport: Transport, keyspace: str, seen_version: int) -> None:
-        """Make the ledger anew from its buckets, unless another did since `seen_version` was seen."""
+        """Make the ledger anew from its buckets, unless another did since `seen_version` (0: none) was seen."""
         key = ledger_key(self._domain, keyspace).encode()
         at_least = 0
         for _ in range(ATTEMPTS):
@@ -248,8 +248,9 @@ class Ledgers:
                 if raised == "ok":
                     granted: int = amount
                     return granted
-            # Void, or the bucket never adopted this version: it was emptied, or its server fell back.
-            self.rebuild(transport, keyspace, version)
+            # Void, unless somebody made it anew meanwhile. Or the bucket never adopted this version: it was emptied, or
+            # its server fell back.
+            self.rebuild(transport, keyspace, 0 if status == "void" else version)
         return 0
 
     def settle(self, transport: Transport, keyspace: str, bounds: Bounds) -> int:
@@ -278,7 +279,7 @@ class Ledgers:
         scope = self.view(transport, keyspace)
         if (scope.ledger.version == 0 or scope.ledger.void) and any(scope.leases):
             # The tier has to know what is leased out, also of a scope that nobody stores into.
-            self.rebuild(transport, keyspace, scope.ledger.version)
+            self.rebuild(transport, keyspace, 0)
         spare = bounds.limit_bytes // LEASE_SHARE
         for bucket in scope.buckets:
             if bucket.slack > 2 * spare:

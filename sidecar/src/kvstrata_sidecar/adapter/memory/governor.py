@@ -191,6 +191,8 @@ class Governor:
             now_s = self._clock()
             # A turn that failed has struck out what was to be looked at.
             everything, self._unfinished = self._unfinished, True
+            # First what is doomed: the book learns of it in this very turn, so no other block goes in its stead.
+            self._purges.advance()
             changed = self._intake.read_notes(now_s) | self._intake.compare(now_s)
             changed |= self._take_view() | self._agenda.due(now_s)
             if everything:
@@ -200,7 +202,6 @@ class Governor:
                 self._look_at_s = now_s + LOOK_S
                 self._reclaim_abandoned()
                 self._forget_names(now_s)
-            self._purges.advance()
             choice = self._choose(now_s, None if everything else changed)
             changed |= self._evict(choice)
             self._book.settle()
