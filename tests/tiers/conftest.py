@@ -18,6 +18,17 @@ from tests.tiers.redis_process import RedisProcess
 from tests.tiers.server_kinds import KINDS, REDIS_7, ServerKind
 from tests.tiers.tier_driver import Driver
 
+PATIENT = {
+    "io_timeout_ms": 5000,
+    "lookup_deadline_ms": 10_000,
+    "load_deadline_ms": 10_000,
+    "store_deadline_ms": 10_000,
+}
+"""So that on a busy machine nothing is given up that a test counts on."""
+
+SHORT = {"io_timeout_ms": 400, "lookup_deadline_ms": 200, "load_deadline_ms": 600, "store_deadline_ms": 1500}
+"""For tests marked `short_deadlines`, which are about servers that do not answer."""
+
 CORE = {
     "test_tier.py": None,
     "test_budget.py": ("TestTheLimit", "TestALedgerThatIsLost"),
@@ -72,19 +83,16 @@ def connect_to() -> Iterator[Callable[..., Connection]]:
 
 
 @pytest.fixture
-def start(gate: GateStandIn) -> Iterator[Callable[..., Driver]]:
+def start(gate: GateStandIn, request: pytest.FixtureRequest) -> Iterator[Callable[..., Driver]]:
     drivers: list[Driver] = []
+    deadlines = SHORT if request.node.get_closest_marker("short_deadlines") else PATIENT
 
     def start(port: int, window_ms: int = WRITE_WINDOW_MS, **options: Any) -> Driver:
         endpoints = (Endpoint("127.0.0.1", port),)
         settings: dict[str, Any] = {
             "endpoints": endpoints,
             "workers": 1,  # so that a test knows which connection is warm
-            "io_timeout_ms": 400,
-            "lookup_deadline_ms": 200,
-            "load_deadline_ms": 600,
-            "store_deadline_ms": 1500,
-        }
+        } | deadlines
         tier = TierParams("shared", **settings | options)
         params = AdapterParams(DOMAIN, IDENTITY, tier, gate.policy_dir, gate.link_dir)
         drivers.append(Driver(acquire(params), params, tier, window_ms=window_ms))

@@ -22,7 +22,6 @@ from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
 pytestmark = pytest.mark.redis
 NUMBERS = list(range(0, 256, 5))
 BLOCKS = [block(KEYSPACE_A, number) for number in NUMBERS]
-PATIENT = {"io_timeout_ms": 5000, "lookup_deadline_ms": 10_000, "load_deadline_ms": 10_000, "store_deadline_ms": 10_000}
 """For tests that count errors, and not how long anything takes: a busy machine makes none."""
 
 DEADLINE_S = 0.6
@@ -137,7 +136,7 @@ class TestSlotsMove:
     def test_blocks_are_read_and_written_while_all_slots_of_a_server_move_to_another(
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
     ) -> None:
-        driver = begin(start, gate, cluster, **PATIENT)
+        driver = begin(start, gate, cluster)
         store_all(driver)
         source, target = (
             node_of(cluster, NUMBERS[0]),
@@ -279,6 +278,7 @@ class TestServersDie:
         stored = sum(store_all(driver, [one]) for one in there[:60])
         assert stored > 30, driver.tier.counters()
 
+    @pytest.mark.short_deadlines
     def test_a_frozen_server_delays_nobody_beyond_the_deadline_and_costs_its_own_blocks_only(
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
     ) -> None:

@@ -347,7 +347,7 @@ class TestAServerThatForgets:
         redis_server.admin().config_set("maxmemory", 1)
         gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=10 * VALUE_BYTES),))
         give_up_at_s = time.monotonic() + 15
-        while not books.totals().holds(10 * VALUE_BYTES):
+        while not books.totals().holds(10 * VALUE_BYTES) or driver.tier.state().settling:
             assert time.monotonic() < give_up_at_s, (books.totals(), driver.tier.counters())
             time.sleep(0.02)
         assert "sweep_errors" not in driver.tier.counters()

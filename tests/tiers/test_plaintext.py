@@ -27,14 +27,13 @@ pytestmark = needs_redis
 
 KEYS = {KEYSPACE_A: (DataKey(1, b"a" * 32),), KEYSPACE_B: (DataKey(1, b"b" * 32),)}
 FILL = 0x41
-PATIENT = {"io_timeout_ms": 5_000, "store_deadline_ms": 8_000, "load_deadline_ms": 8_000}
 PLAIN_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
 
 
 @pytest.fixture
 def plain(start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn) -> Driver:
     """A pod from before the switch."""
-    driver = start(redis_server.port, encryption="Disabled", **PATIENT)
+    driver = start(redis_server.port, encryption="Disabled")
     driver.until("closed")
     KeyedGate(gate).allow(KEYS)
     return driver
@@ -45,7 +44,7 @@ def begin(start: Callable[..., Driver], redis_server: RedisProcess) -> Callable[
     """Starts a pod that encrypts."""
 
     def begin() -> Driver:
-        driver = start(redis_server.port, encryption="Required", **PATIENT)
+        driver = start(redis_server.port, encryption="Required")
         driver.until("closed")
         return driver
 

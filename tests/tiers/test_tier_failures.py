@@ -86,6 +86,7 @@ class TestFailures:
         assert driver.lookup([block(KEYSPACE_A)]) == [1]
         assert driver.tier.state().errors == 0
 
+    @pytest.mark.short_deadlines
     def test_a_frozen_tier_is_a_miss_in_time_then_not_waited_for_then_used_again(
         self, driver: Driver, redis_server: RedisProcess
     ) -> None:
@@ -196,6 +197,7 @@ class TestFailures:
         [says(b""), says(b"", then_close=True), says(b"garbage\r\n"), says(b"$65552\r\nshort"), says(b"-ERR no\r\n")],
         ids=["silent", "closing", "garbage", "half", "error"],
     )
+    @pytest.mark.short_deadlines
     def test_a_hostile_tier_costs_misses_and_bounded_time(
         self, start: Callable[..., Driver], gate: GateStandIn, answer: Answer
     ) -> None:
@@ -211,6 +213,7 @@ class TestFailures:
         assert time.monotonic() - started_s < 5
         server.close()
 
+    @pytest.mark.short_deadlines
     def test_a_trickling_tier_is_cut_off_at_the_deadline(self, start: Callable[..., Driver], gate: GateStandIn) -> None:
         def trickle(connection: socket.socket, arguments: list[bytes]) -> None:
             if arguments[0] != b"GET":

@@ -57,7 +57,7 @@ class Driver:
         return list(found)
 
     def wait(self, task_id: int) -> None:
-        assert self._answered.get(timeout=10).task_id == task_id
+        assert self._answered.get(timeout=30).task_id == task_id
 
 
 def block(keyspace: str, number: int = 1) -> Block:
