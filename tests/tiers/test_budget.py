@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import bucket_prefix
+from kvstrata.contract.keys import BUCKETS, bucket_prefix
 from kvstrata.contract.value import value_bytes
 from kvstrata.objects.redisusers import users_acl
 from kvstrata_sidecar.adapter.protocol import Bounds, Transport, call, read_numbers, read_text, state_key
@@ -41,6 +42,10 @@ def until(condition: Callable[[], bool], what: object = "", timeout_s: float = 1
     while not condition():
         assert time.monotonic() < give_up_at_s, what() if callable(what) else what
         time.sleep(0.02)
+
+
+def _second(reply: Any) -> int:
+    return int(reply[1])
 
 
 def spread(number: int) -> int:
@@ -271,6 +276,37 @@ class TestALedgerThatIsLost:
         ]
         assert connection.ask(late) == ["void", "void"]
         assert books.leases() == books.charged() == before
+
+    def test_what_was_found_void_and_was_made_anew_meanwhile_is_left_as_it_is(
+        self,
+        driver: Driver,
+        gate: GateStandIn,
+        redis_server: RedisProcess,
+        books: Books,
+        connect_to: Callable[..., Connection],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        limited(gate, 20 * VALUE_BYTES)
+        driver.store([block(KEYSPACE_A, 1)])
+        ledgers, other, ledger = driver.tier._shared.ledgers, connect_to(redis_server.port), books.ledger.encode()
+        version = other.ask([call("rebuild", ledger, b"begin", books.version(), 0, 200, read=_second)])[0]
+        rebuild, finished = ledgers.rebuild, []
+
+        def once_the_other_has_ended(transport: Transport, keyspace: str, seen_version: int) -> None:
+            if not finished:
+                states = [state_key(bucket_prefix(DOMAIN, keyspace, bucket).encode()) for bucket in range(BUCKETS)]
+                leases = other.ask([call("adopt", state, version, 60_000, read=_second) for state in states])
+                finished.extend(
+                    other.ask([call("rebuild", ledger, b"finish", version, 60_000, *leases, read=lambda reply: reply)])
+                )
+                assert books.live()
+            rebuild(transport, keyspace, seen_version)
+
+        monkeypatch.setattr(ledgers, "rebuild", once_the_other_has_ended)
+        bounds = Bounds(20 * VALUE_BYTES)
+        assert ledgers.grant(connect_to(redis_server.port), KEYSPACE_A, 0, 100, 100, bounds) == 100
+        assert finished, "the ledger was found void"
+        assert books.version() == version
 
     def test_a_server_that_lost_everything_starts_anew(
         self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books

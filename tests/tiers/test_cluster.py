@@ -22,8 +22,6 @@ from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
 pytestmark = pytest.mark.redis
 NUMBERS = list(range(0, 256, 5))
 BLOCKS = [block(KEYSPACE_A, number) for number in NUMBERS]
-"""For tests that count errors, and not how long anything takes: a busy machine makes none."""
-
 DEADLINE_S = 0.6
 """The longest that a load may take, and what the machine may add to it."""
 
