@@ -3,8 +3,9 @@ heals, and hits return. Nothing but the Redis server itself is started anew."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,8 @@ HEALED_S = 120.0
 AWAY = {"NoSuchHost", "ConnectionRefused", "Timeout", "Unreachable", "Disconnected", "PodsDisconnected"}
 FULL = "OutOfMemory"
 JUNK_BYTES = 4 << 20
+SMALL_JUNK_BYTES = 16 << 10
+FILLED_EVERY_S = 0.05
 
 
 @pytest.fixture
@@ -105,14 +108,14 @@ class TestFull:
             stage.ask(stage.first, ACME_KEY, prompt)
         time.sleep(STORE_SETTLES_S)
         with requests_around_an_outage(stage) as outage:
-            with _full(stage.kubectl) as fill:
+            with _full(stage.kubectl):
                 outage.is_told_by("HasRoom", {FULL})
                 outage.lasts_for(requests=12)
                 assert _condition(stage.kubectl, "BackendReachable")["status"] == "True"
                 # One after another: a lookup that is late on a busy machine is a miss, and stored here then.
                 found = any(stage.second.complete(ACME_KEY, one).cached_tokens == WHOLE_CHUNKS for one in known)
                 assert found, "what was stored before is not served by a full tier"
-                assert any(_refused(stage, fill) for _ in range(3)), "a full tier stored a block"
+                assert not found_across(stage.first, stage.second, ACME_KEY), "a full tier stored a block"
             outage.ends()
 
 
@@ -171,34 +174,37 @@ def requests_around_an_outage(stage: Stage) -> Iterator[Outage]:
 
 
 @contextmanager
-def _full(kubectl: Kubectl) -> Iterator[Callable[[], None]]:
-    """Fill the server, with the model's own user, until it refuses to take more; in the end it has its room back.
+def _full(kubectl: Kubectl) -> Iterator[None]:
+    """Keep the server full, with the model's own user, while the block runs; in the end it has its room back.
 
-    Yields what fills it anew: connections that end and blocks that expire make room for a small block.
+    Buffers of connections count as well, those of the large pieces too, and what they or expired blocks give back is
+    room: it is filled by small pieces as long as the block runs.
     """
     with tier_contents(kubectl) as tier:
         written: list[str] = []
+        over = threading.Event()
 
-        def fill() -> None:
-            for size in (JUNK_BYTES, JUNK_BYTES // 32, JUNK_BYTES // 1024):
-                try:
-                    for _ in range(1000):
-                        written.append(f"kvs1:{tier.domain}:filler:{len(written)}")
-                        tier.client.set(written[-1], bytes(size), px=600_000)
-                except redis.exceptions.OutOfMemoryError:
-                    continue
+        def fill(size: int) -> None:
+            try:
+                while not over.is_set():
+                    written.append(f"kvs1:{tier.domain}:filler:{len(written)}")
+                    tier.client.set(written[-1], bytes(size), px=600_000)
+            except redis.exceptions.OutOfMemoryError:
+                pass
 
-        fill()
+        def keep_full() -> None:
+            while not over.wait(FILLED_EVERY_S):
+                fill(SMALL_JUNK_BYTES)
+
+        fill(JUNK_BYTES)
+        filling = threading.Thread(target=keep_full, daemon=True)
+        filling.start()
         try:
-            yield fill
+            yield
         finally:
+            over.set()
+            filling.join()
             tier.client.unlink(*written)
-
-
-def _refused(stage: Stage, fill: Callable[[], None]) -> bool:
-    """Whether a server that has just been filled again takes no block."""
-    fill()
-    return not found_across(stage.first, stage.second, ACME_KEY)
 
 
 def _redis(stage: Stage) -> Victim:
