@@ -27,6 +27,7 @@ class Settings:
     workers: int
     resync_s: float
     watch_silence_s: float
+    nodefs_reserve_percent: int
 
     @property
     def cluster_wide(self) -> bool:
@@ -50,6 +51,12 @@ class Settings:
             except ValueError as error:
                 raise SettingsError(f"{name} must be a number, not {env[name]!r}") from error
 
+        def percent(name: str, default: str) -> int:
+            value = number(name, default)
+            if not 0 <= value < 100:
+                raise SettingsError(f"{name} must be from 0 to 99, not {env[name]!r}")
+            return int(value)
+
         watch = env.get("KVSTRATA_WATCH_NAMESPACES", "")
         return cls(
             namespace=required("KVSTRATA_NAMESPACE"),
@@ -64,4 +71,5 @@ class Settings:
             workers=int(number("KVSTRATA_WORKERS", "16")),
             resync_s=number("KVSTRATA_RESYNC_SECONDS", "600"),
             watch_silence_s=number("KVSTRATA_WATCH_SILENCE_SECONDS", "70"),
+            nodefs_reserve_percent=percent("KVSTRATA_NODEFS_RESERVE_PERCENT", "11"),
         )

@@ -10,17 +10,41 @@ from __future__ import annotations
 import asyncio
 import ssl
 import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
+from typing import Generic, TypeVar
 
 import aiohttp
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.ack import ACK_TOKEN_HEADER, CONTROL_PORT, STATE_PATH, PodState
+from kvstrata.contract.prefix import PrefixSource
+from kvstrata.contract.warm import (
+    MAX_ANSWER_BYTES,
+    POOL_PATH,
+    RENDER_PATH,
+    WARM_PATH,
+    PoolReport,
+    Rendered,
+    RenderRequest,
+    Warmed,
+    WarmRequest,
+)
+
+T = TypeVar("T")
 
 MAX_STATE_BYTES = 256 * 1024
+RENDER_TIMEOUT_S = 120.0
+"""How long a pod may take over one prefix: it renders one at a time, and its engine may be busy."""
+
 MAX_TOKEN_BYTES = 8 * 1024
+POOL_TIMEOUT_S = 30.0
+MAX_WORK_PER_POD = 8
+"""Requests for pools to one pod at a time; others wait."""
+
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_GRACE_S = 5.0
 """How long after the end of a long poll an answer may still arrive."""
@@ -29,7 +53,7 @@ KEEPALIVE_S = 90.0
 
 
 class GateFailure(StrEnum):
-    """Why a gate's state could not be read; used as a reason in logs, metrics and conditions."""
+    """Why a gate's answer could not be read; used as a reason in logs, metrics and conditions."""
 
     UNREACHABLE = "Unreachable"
     CONNECTION_REFUSED = "ConnectionRefused"
@@ -43,15 +67,39 @@ class GateFailure(StrEnum):
 
 
 class GateError(Exception):
-    """A gate's state could not be read. `reason` is stable, the message is for people and holds no secret."""
+    """A gate's answer could not be read. `reason` is stable, the message is for people and holds no secret.
 
-    def __init__(self, reason: GateFailure, message: str) -> None:
+    `status` is the HTTP status of a refusal, 0 for every other failure.
+    """
+
+    def __init__(self, reason: GateFailure, message: str, status: int = 0) -> None:
         super().__init__(message)
         self.reason = reason
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One request to a gate, and how long and how large its answer may be."""
+
+    method: str
+    path: str
+    timeout_s: float
+    max_answer_bytes: int
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer(Generic[T]):
+    body: T
+    token: str
+    tag: str
 
 
 class GateClient:
-    """Asks gates for their state. Use it as a context manager, within one event loop.
+    """Asks gates for their state, and to work for prefix pools. Use it as a context manager, within one event loop.
 
     The certificates are PEM: the operator's authority, and the client certificate that it issued to the operator.
     Raises ssl.SSLError or ValueError when they are unusable.
@@ -62,7 +110,7 @@ class GateClient:
     ) -> None:
         self._port = port
         self._tls = _client_context(ca_pem, client_certificate_pem, client_key_pem)
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
         self._seen: dict[tuple[str, str], str] = {}
 
     async def __aenter__(self) -> GateClient:
@@ -75,9 +123,9 @@ class GateClient:
 
     async def close(self) -> None:
         """Close every connection."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions.clear()
 
     async def state(self, pod_ip: str, server_name: str, after: int, wait_s: float) -> tuple[PodState, str]:
         """Return a pod's state and the token that it sent with it, unchecked.
@@ -86,25 +134,71 @@ class GateClient:
         since it last answered this client, else within `wait_s` seconds.
         `server_name` is `contract.ack.gate_server_name(model, namespace)`. Raises GateError.
         """
-        host = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
         seen = self._seen.get((pod_ip, server_name))
+        question = _Question(
+            "GET",
+            STATE_PATH,
+            wait_s + ANSWER_GRACE_S,
+            MAX_STATE_BYTES,
+            {"after": str(after), "wait": f"{wait_s:g}"},
+            {"If-None-Match": seen} if seen else {},
+        )
+        answer = await self._ask(pod_ip, server_name, question, PodState.decode)
+        self._seen[pod_ip, server_name] = answer.tag
+        return answer.body, answer.token
+
+    async def render(self, pod_ip: str, server_name: str, prefix: PrefixSource) -> tuple[Rendered, str]:
+        """Return what a pod makes of a prefix and the token that it sent with it, unchecked.
+
+        Raises GateError, and ContractError for a prefix that is too large to be sent.
+        """
+        body = RenderRequest(prefix).encode()
+        question = _Question("POST", RENDER_PATH, RENDER_TIMEOUT_S, MAX_ANSWER_BYTES, body=body)
+        answer = await self._ask(pod_ip, server_name, question, Rendered.decode)
+        return answer.body, answer.token
+
+    async def warm(self, pod_ip: str, server_name: str, request: WarmRequest, timeout_s: float) -> tuple[Warmed, str]:
+        """Have a pod compute a prefix; return what became of it and the token that came with it, unchecked.
+
+        The pod stops when this is cancelled or takes longer than `timeout_s`. Raises GateError, and ContractError for a
+        prefix that is too large to be sent.
+        """
+        question = _Question("POST", WARM_PATH, timeout_s, MAX_ANSWER_BYTES, body=request.encode())
+        answer = await self._ask(pod_ip, server_name, question, Warmed.decode)
+        return answer.body, answer.token
+
+    async def pool(self, pod_ip: str, server_name: str, uid: str) -> tuple[PoolReport, str]:
+        """Return what a pod's tiers hold of a pool and the token that came with it, unchecked. Raises GateError."""
+        question = _Question("GET", POOL_PATH, POOL_TIMEOUT_S, MAX_ANSWER_BYTES, {"uid": uid})
+        answer = await self._ask(pod_ip, server_name, question, PoolReport.decode)
+        return answer.body, answer.token
+
+    async def _ask(
+        self, pod_ip: str, server_name: str, question: _Question, decode: Callable[[bytes], T]
+    ) -> _Answer[T]:
+        host = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
+        headers = dict(question.headers)
+        if question.body is not None:
+            headers["Content-Type"] = "application/json"
         try:
-            async with self._open_session().get(
-                f"https://{host}:{self._port}{STATE_PATH}",
-                params={"after": str(after), "wait": f"{wait_s:g}"},
-                headers={"If-None-Match": seen} if seen else {},
+            async with self._open_session(states=question.path == STATE_PATH).request(
+                question.method,
+                f"https://{host}:{self._port}{question.path}",
+                params=dict(question.query),
+                headers=headers,
+                data=question.body,
                 server_hostname=server_name,
                 allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=wait_s + ANSWER_GRACE_S, sock_connect=CONNECT_TIMEOUT_S),
+                timeout=aiohttp.ClientTimeout(total=question.timeout_s, sock_connect=CONNECT_TIMEOUT_S),
             ) as response:
                 if response.status != 200:
-                    raise GateError(GateFailure.REFUSED, f"the gate at {pod_ip} answered HTTP {response.status}")
+                    told = f"the gate at {pod_ip} answered HTTP {response.status}"
+                    raise GateError(GateFailure.REFUSED, told, response.status)
                 token = response.headers.get(ACK_TOKEN_HEADER, "")
                 if not token:
                     raise GateError(GateFailure.NO_TOKEN, f"the gate at {pod_ip} sent no {ACK_TOKEN_HEADER} header")
-                state = PodState.decode(await _read_capped(response, pod_ip))
-                self._seen[pod_ip, server_name] = response.headers.get("ETag", "")
-                return state, token
+                body = decode(await _read_capped(response, pod_ip, question.max_answer_bytes))
+                return _Answer(body, token, response.headers.get("ETag", ""))
         except GateError:
             raise
         except ContractError as error:
@@ -112,26 +206,32 @@ class GateClient:
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise GateError(_reason(error), f"the gate at {pod_ip}: {error!r}") from error
 
-    def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            # Long polls hold one connection for each pod: a limit on all of them would starve the pods beyond it.
-            connector = aiohttp.TCPConnector(ssl=self._tls, limit=0, limit_per_host=2, keepalive_timeout=KEEPALIVE_S)
-            self._session = aiohttp.ClientSession(
+    def _open_session(self, *, states: bool) -> aiohttp.ClientSession:
+        """Return the connections of long polls, or those of work for pools: that lasts, and acknowledgements never wait
+        for it."""
+        session = self._sessions.get(states)
+        if session is None:
+            # Each keeps a connection for each pod: a limit on all of them would starve the pods beyond it.
+            per_pod = 2 if states else MAX_WORK_PER_POD
+            connector = aiohttp.TCPConnector(
+                ssl=self._tls, limit=0, limit_per_host=per_pod, keepalive_timeout=KEEPALIVE_S
+            )
+            session = self._sessions[states] = aiohttp.ClientSession(
                 connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,
                 max_field_size=MAX_TOKEN_BYTES,
             )
-        return self._session
+        return session
 
 
-async def _read_capped(response: aiohttp.ClientResponse, pod_ip: str) -> bytes:
+async def _read_capped(response: aiohttp.ClientResponse, pod_ip: str, most: int) -> bytes:
     body = bytearray()
     async for piece in response.content.iter_any():
         body += piece
-        if len(body) > MAX_STATE_BYTES:
+        if len(body) > most:
             response.close()
-            raise GateError(GateFailure.TOO_LARGE, f"the gate at {pod_ip} sent more than {MAX_STATE_BYTES} bytes")
+            raise GateError(GateFailure.TOO_LARGE, f"the gate at {pod_ip} sent more than {most} bytes")
     return bytes(body)
 
 

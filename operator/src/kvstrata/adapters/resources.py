@@ -51,6 +51,7 @@ CHILD_RESOURCES = (
 
 POD = Resource("v1", "Pod", "pods")
 SECRET = Resource("v1", "Secret", "secrets")
+CONFIG_MAP = Resource("v1", "ConfigMap", "configmaps")
 LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
 EVENT = Resource("v1", "Event", "events")
 TOKEN_REVIEW = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")

@@ -21,9 +21,9 @@ from kvstrata.api.base import (
 from kvstrata.api.common import Duration, Hex, PodCount, Revision, Status, TierNames, TlsMode
 from kvstrata.api.engineflags import OWNED_ENV, OWNED_FLAGS, owned_flag
 from kvstrata.api.gate import GateSpec
-from kvstrata.api.markers import VALIDATIONS, AtomicList, Between, MapList, SchemaDefault
+from kvstrata.api.markers import VALIDATIONS, AtomicList, Between, MapList, Positive, SchemaDefault
 from kvstrata.api.podtemplate import EnvVar, PodTemplate, ResourceRequirements
-from kvstrata.api.scalars import Generation, Image, ShortText
+from kvstrata.api.scalars import Generation, Image, Quantity, ShortText
 from kvstrata.api.weights import ModelSpec
 
 DEFAULT_CHUNK_SIZE_TOKENS = 256
@@ -120,6 +120,17 @@ class Transfer(StrEnum):
     GPU_IPC = "GPUIPC"
 
 
+class WarmupSpec(ApiModel):
+    """What a new pod's memory tier is loaded with before requests come: what was used last in slower tiers."""
+
+    bytes: Annotated[Quantity, Positive()]
+    """How much is loaded at most. More than the memory tier has room for does no harm."""
+
+    timeout: Annotated[Duration, Between("1s", "1h")]
+    """How long it may take, from the moment at which the engine tells the cache server how its blocks look. A pod that
+    is not done by then, or that long after its engine answers, becomes ready all the same."""
+
+
 class CacheServerSpec(ApiModel):
     """The cache server beside the engine."""
 
@@ -135,6 +146,10 @@ class CacheServerSpec(ApiModel):
     transfer: Transfer | None = None
     """EngineDriven: by shared memory, without access to the accelerator. GPUIPC: by handles of the accelerator's
     memory. Absent means EngineDriven."""
+
+    warmup: WarmupSpec | None = None
+    """Load the memory tier of a new pod from slower tiers before it becomes ready. Needs a CPU tier, and an NVMe or
+    Redis tier. Absent means that requests load what they need."""
 
     @property
     def chunk_size_tokens(self) -> int:

@@ -156,14 +156,15 @@ class Redis(ApiModel):
 
 
 class NvmeEmptyDir(ApiModel):
-    """Space of the node, lost with the pod."""
+    """Space of the node, lost with the pod. It outlives the pod's containers."""
 
 
 class NvmeHostPath(ApiModel):
-    """A folder of the node."""
+    """A folder of the node, in which each pod has a place of its own; the next pod on the node inherits it."""
 
     path: AbsolutePath
-    """The folder; it must exist and belong to uid 65532."""
+    """The folder; it must exist and belong to uid 65532. Namespaces may share one. Such volumes need a namespace whose
+    Pod Security level is privileged."""
 
 
 class NvmeEphemeral(ApiModel):
@@ -183,7 +184,7 @@ class Nvme(ApiModel):
     """Space of the node, lost with the pod."""
 
     host_path: NvmeHostPath | None = None
-    """A folder of the node."""
+    """A folder of the node, in which each pod has a place of its own; the next pod on the node inherits it."""
 
     ephemeral: NvmeEphemeral | None = None
     """A volume that is claimed for each pod."""
@@ -255,7 +256,7 @@ class CacheTierSpec(ApiModel):
     """Classifications of data that may be stored here. Absent means all."""
 
     max_retention: Duration | None = None
-    """Longest life of any block on this tier; kept on Redis and CPU tiers, as condition RetentionKept says. Absent
+    """Longest life of any block on this tier; kept on all media but HBM, as condition RetentionKept says. Absent
     means no limit of the tier's own; on Redis, blocks without a retention then expire after 24 h."""
 
     redis: Redis | None = None
@@ -353,10 +354,11 @@ class CacheTierStatus(Status):
     """The capacity that spec asks for: in each pod or in total, as the medium has it. It is not measured."""
 
     used: ShortText | None = None
-    """Share of the capacity that is in use, in steps of five percent (~45%); for Redis, as its server says."""
+    """Share of the capacity that is in use, in steps of five percent (~45%); for Redis, as its server says, for NVMe
+    in the pod that uses most."""
 
     guaranteed: ShortText | None = None
-    """Sum of the guarantees that were admitted: in each pod for CPU, in total for Redis."""
+    """Sum of the guarantees that were admitted: in each pod for CPU and NVMe, in total for Redis."""
 
     shards: Annotated[int, Field(ge=0, le=MAX_SHOWN_SHARDS)] | None = None
     """Shards that there should be; for Redis."""

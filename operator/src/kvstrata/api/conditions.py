@@ -24,15 +24,19 @@ class ConditionType(StrEnum):
     RECONCILING = "Reconciling", "The operator is still working towards the spec."
     STALLED = "Stalled", "The operator cannot go on until someone changes something; reason and message say what."
 
-    BACKEND_REACHABLE = "BackendReachable", "The tier's servers answer."
+    BACKEND_REACHABLE = "BackendReachable", "The tier's servers answer, or pods use its files."
     CAPACITY_COMMITTED = "CapacityCommitted", "The guarantees on this tier fit into its capacity."
     ENCRYPTED = "Encrypted", "Blocks at rest on this tier are encrypted."
 
-    HAS_ROOM = "HasRoom", "The tier's server takes new blocks; a full one serves those that it has."
+    HAS_ROOM = "HasRoom", "The tier's server or files take new blocks; what is full serves those that it has."
     EVICTS_WHEN_FULL = "EvictsWhenFull", "A full tier makes room for new blocks; otherwise it refuses them."
     RETENTION_KEPT = "RetentionKept", "No block lives longer on this tier than its maxRetention."
 
     TIERS_BOUND = "TiersBound", "Every tier of the model exists and can be used."
+    TIERS_ORDERED = (
+        "TiersOrdered",
+        "Tiers are listed from fast to slow, and none is smaller than a faster one. A warning: Ready does not need it.",
+    )
     POLICY_ENFORCED = "PolicyEnforced", "Every live pod of the model acknowledged the newest policy."
     ISOLATION_VERIFIED = "IsolationVerified", "The last probe found that tenants cannot reuse one another's blocks."
     ROLLED_OUT = "RolledOut", "Every pod runs the newest template."
@@ -40,6 +44,11 @@ class ConditionType(StrEnum):
     ADMITTED = "Admitted", "The policy was accepted and its guarantees were granted."
     ENFORCED = "Enforced", "Every live pod acknowledged this generation of the policy."
     WITHIN_BUDGET = "WithinBudget", "Everything that the object sets limits for stays below them."
+    TIERS_ADMITTED = (
+        "TiersAdmitted",
+        "Every tier of the models takes the data by its classification; absent where no tier asks for one. A warning: "
+        "Ready does not need it.",
+    )
     POOLS_RESOLVED = "PoolsResolved", "Every pool that the policy names exists and lists the tenant as a reader."
     ERASES_ON_DELETION = "ErasesOnDeletion", "Deleting the policy also erases what the tenant has cached."
 
@@ -59,7 +68,7 @@ class ConditionType(StrEnum):
 
 _COMMON = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED)
 _OF_KIND: dict[str, tuple[ConditionType, ...]] = {
-    "CacheDomain": (ConditionType.ENFORCED, ConditionType.WITHIN_BUDGET),
+    "CacheDomain": (ConditionType.ENFORCED, ConditionType.WITHIN_BUDGET, ConditionType.TIERS_ADMITTED),
     "CacheTier": (
         ConditionType.BACKEND_REACHABLE,
         ConditionType.CAPACITY_COMMITTED,
@@ -70,6 +79,7 @@ _OF_KIND: dict[str, tuple[ConditionType, ...]] = {
     ),
     "CachedModel": (
         ConditionType.TIERS_BOUND,
+        ConditionType.TIERS_ORDERED,
         ConditionType.POLICY_ENFORCED,
         ConditionType.ISOLATION_VERIFIED,
         ConditionType.ROLLED_OUT,
@@ -78,11 +88,17 @@ _OF_KIND: dict[str, tuple[ConditionType, ...]] = {
         ConditionType.ADMITTED,
         ConditionType.ENFORCED,
         ConditionType.WITHIN_BUDGET,
+        ConditionType.TIERS_ADMITTED,
         ConditionType.POOLS_RESOLVED,
         ConditionType.ERASES_ON_DELETION,
     ),
-    "TenantGroup": (ConditionType.ENFORCED, ConditionType.WITHIN_BUDGET, ConditionType.MEMBERS_RESOLVED),
-    "PrefixPool": (ConditionType.WARM, ConditionType.PUBLISHED),
+    "TenantGroup": (
+        ConditionType.ENFORCED,
+        ConditionType.WITHIN_BUDGET,
+        ConditionType.TIERS_ADMITTED,
+        ConditionType.MEMBERS_RESOLVED,
+    ),
+    "PrefixPool": (ConditionType.WARM, ConditionType.PUBLISHED, ConditionType.WITHIN_BUDGET),
     "CacheInvalidation": (
         ConditionType.LOGICALLY_INVALID,
         ConditionType.KEYS_REVOKED,

@@ -31,7 +31,15 @@ _ALL_ACKED = ("AllPodsAcknowledged", "Every live pod acknowledged.")
 _NO_LIVE_PODS = ("NoLivePods", "No pod serves, so there is nobody to enforce anything.")
 _NO_MODELS = ("NoModels", "There is no CachedModel that this is for.")
 _WAITING_FOR_DOMAIN = ("WaitingForDomain", "The domain's identity, key or epochs are being drawn.")
+_ROLLING_OUT = ("RollingOut", "Some pods still run an older template.")
+_MODEL_NOT_FOUND = ("ModelNotFound", "A CachedModel that is named does not exist.")
 _TIER_NOT_FOUND = ("TierNotFound", "A CacheTier that is named does not exist.")
+_POOL_NOT_FOUND = ("PoolNotFound", "A PrefixPool that is named does not exist.")
+_AWAITING_KEYS = (
+    "AwaitingKeys",
+    "A data key is being drawn, or a serving pod has not said that it encrypts and has the keys of all keyspaces of "
+    "its policy.",
+)
 _SECRET_NOT_FOUND = ("SecretNotFound", "A Secret that is named does not exist or lacks a key.")
 _CHILD_REFUSED = (
     "ChildRefused",
@@ -54,7 +62,8 @@ _GUARANTEES_EXCEED_CAPACITY = (
 )
 _BUDGET_NOT_SUPPORTED = (
     "BudgetNotSupported",
-    "A budget on a tier of medium HBM has guaranteed or limit; only retention is possible there.",
+    "A budget on a tier of medium HBM has guaranteed or limit, where only retention is possible; or a group that "
+    "shares pools only has budgets.",
 )
 _GUARANTEE_EXCEEDS_CAPACITY = (
     "GuaranteeExceedsCapacity",
@@ -66,6 +75,11 @@ _TIERS_CONFLICT = (
     "Two CacheTiers exclude each other: a pod can have only one of their medium, or both are on one Redis server.",
 )
 _NO_BUDGET = ("NoBudget", "No limit is set.")
+_CLASSIFICATION_NOT_ALLOWED = (
+    "ClassificationNotAllowed",
+    "A tier does not take data of this classification; pods keep it off.",
+)
+_TIERS_ADMITTED = ("TiersAdmitted", "Every tier of the models takes data of this classification.")
 
 
 class DomainReason(Reason):
@@ -85,6 +99,8 @@ class DomainReason(Reason):
     BUDGET_NOT_SUPPORTED = _BUDGET_NOT_SUPPORTED
     GUARANTEE_EXCEEDS_CAPACITY = _GUARANTEE_EXCEEDS_CAPACITY
     RETENTION_EXCEEDS_TIER = _RETENTION_EXCEEDS_TIER
+    CLASSIFICATION_NOT_ALLOWED = _CLASSIFICATION_NOT_ALLOWED
+    TIERS_ADMITTED = _TIERS_ADMITTED
     NO_MODELS = _NO_MODELS
     NOT_COMMITTED = _NOT_COMMITTED
     AWAITING_ACKS = _AWAITING_ACKS
@@ -105,10 +121,7 @@ class TierReason(Reason):
     READY = "TierReady", "The tier can be used."
     IN_POD = "InPod", "The tier lives inside the pods of the models that list it."
     KEYS_HELD = "KeysHeld", "Every serving pod encrypts, and has the keys of all keyspaces of its policy."
-    AWAITING_KEYS = (
-        "AwaitingKeys",
-        "A serving pod has not said that it encrypts and has the keys of all keyspaces of its policy.",
-    )
+    AWAITING_KEYS = _AWAITING_KEYS
     PLAINTEXT_LEFT = (
         "PlaintextLeft",
         "Blocks may be left that were stored before the tier required encryption; pods look for them and delete them.",
@@ -116,15 +129,14 @@ class TierReason(Reason):
     NO_LIVE_PODS = _NO_LIVE_PODS
     ENCRYPTION_DISABLED = "EncryptionDisabled", "The spec says encryption: Disabled."
     NOT_AT_REST = "NotAtRest", "The medium is memory of a pod, which is not encrypted."
-    MEDIUM_NOT_RECONCILED = "MediumNotReconciled", "This version does not provide tiers of this medium."
     SHARDING_NOT_RECONCILED = (
         "ShardingNotReconciled",
         "This version runs one Redis server, without shards and replicas.",
     )
     TIERS_CONFLICT = _TIERS_CONFLICT
-    CLASSIFICATION_NOT_RECONCILED = (
-        "ClassificationNotReconciled",
-        "This version does not keep data off a tier by its classification, so the tier is not used.",
+    CLASSIFICATION_NOT_SUPPORTED = (
+        "ClassificationNotSupported",
+        "The engine's own memory holds every request, so that no data can be kept off it by its classification.",
     )
     NAME_CONFLICT = "NameConflict", "An object that would belong to this one exists and belongs to someone else."
     CHILD_REFUSED = _CHILD_REFUSED
@@ -139,8 +151,11 @@ class TierReason(Reason):
     EXPIRES_BY_ITSELF = "ExpiresByItself", "Each block gets its time to live when it is stored."
     ROOM_LEFT = "RoomLeft", "The server has memory for new blocks, or makes room itself."
     OUT_OF_MEMORY = "OutOfMemory", "The server holds all that it may and refuses new blocks for now."
-    REACHABLE = "Reachable", "The tier's servers answer."
-    PODS_DISCONNECTED = "PodsDisconnected", "The operator reaches the tier's server, and pods do not."
+    DISK_FULL = "DiskFull", "The disk of a pod's files has no room for new blocks for now."
+    DISK_READ_ONLY = "DiskReadOnly", "The file system of a pod's files takes no writing."
+    FLOOR_REACHED = "FloorReached", "Files may take less than the capacity, because the file system has little left."
+    REACHABLE = "Reachable", "The tier's servers answer, or pods use its files."
+    PODS_DISCONNECTED = "PodsDisconnected", "Pods do not reach the tier's server, or do not use its files."
     UNREACHABLE = "Unreachable", "There is no route to the tier's server."
     CONNECTION_REFUSED = "ConnectionRefused", "Nothing listens at the tier's address."
     TIMEOUT = "Timeout", "The tier's server did not answer in time."
@@ -173,6 +188,15 @@ class ModelReason(Reason):
     TIER_NOT_FOUND = _TIER_NOT_FOUND
     TIER_NOT_READY = "TierNotReady", "A CacheTier of the model is not ready; the model serves without it."
     TIERS_CONFLICT = _TIERS_CONFLICT
+    TIERS_ORDERED = "TiersOrdered", "Tiers are listed from fast to slow, and none is smaller than a faster one."
+    NOT_FAST_TO_SLOW = (
+        "NotFastToSlow",
+        "A tier in memory is listed behind a slower one; it serves before it all the same.",
+    )
+    LOWER_TIER_SMALLER = (
+        "LowerTierSmaller",
+        "A tier holds less than a faster one, so it has mostly let go of what that one has no room for.",
+    )
     AUTHENTICATION_NOT_RECONCILED = (
         "AuthenticationNotReconciled",
         "This version authenticates callers by API keys only.",
@@ -180,6 +204,10 @@ class ModelReason(Reason):
     REUSE_NOT_RECONCILED = "ReuseNotReconciled", "This version reuses equal beginnings only, not parts anywhere."
     TIMING_NOT_RECONCILED = "TimingNotReconciled", "This version does not pad the time of the first token."
     ADAPTER_NOT_RECONCILED = "AdapterNotReconciled", "This version does not load LoRA adapters."
+    WARMUP_NEEDS_TIERS = (
+        "WarmupNeedsTiers",
+        "A warm start is asked for, and the model has no memory tier or no slower one to load it from.",
+    )
     CHUNK_SIZE_MISMATCH = "ChunkSizeMismatch", "The chunk size is not a multiple of the engine's block size."
     TIER_STALLED = "TierStalled", "A CacheTier of the model is stalled; the model serves without it."
     NAME_CONFLICT = "NameConflict", "An object that would belong to this one exists and belongs to someone else."
@@ -188,7 +216,7 @@ class ModelReason(Reason):
         "PodsReportProblem",
         "A pod cannot read its policy or its API keys.",
     )
-    ROLLING_OUT = "RollingOut", "Some pods still run an older template."
+    ROLLING_OUT = _ROLLING_OUT
     ROLLED_OUT = "RolledOut", "Every pod runs the newest template."
     ROLLOUT_STUCK = "RolloutStuck", "Pods do not become ready within startupTimeout."
     PODS_NOT_READY = "PodsNotReady", "Fewer pods are ready than spec asks for."
@@ -212,12 +240,13 @@ class PolicyReason(Reason):
     GROUP_NOT_FOUND = "GroupNotFound", "The TenantGroup does not exist; the tenant stays isolated."
     NOT_A_MEMBER = "NotAMember", "The TenantGroup does not list the tenant; the tenant stays isolated."
     TIER_NOT_FOUND = _TIER_NOT_FOUND
-    MODEL_NOT_FOUND = "ModelNotFound", "A CachedModel that the policy names does not exist."
+    MODEL_NOT_FOUND = _MODEL_NOT_FOUND
     NO_MODELS = _NO_MODELS
     BUDGET_NOT_SUPPORTED = _BUDGET_NOT_SUPPORTED
     GUARANTEE_EXCEEDS_CAPACITY = _GUARANTEE_EXCEEDS_CAPACITY
     RETENTION_EXCEEDS_TIER = _RETENTION_EXCEEDS_TIER
-    CLASSIFICATION_NOT_ALLOWED = "ClassificationNotAllowed", "A tier does not allow the tenant's classification."
+    CLASSIFICATION_NOT_ALLOWED = _CLASSIFICATION_NOT_ALLOWED
+    TIERS_ADMITTED = _TIERS_ADMITTED
     LAST_VALID_IN_FORCE = "LastValidInForce", "This spec is not in force; the last valid one still is."
     NEVER_ENFORCED = "NeverEnforced", "No valid version of this policy was ever in force."
     NOT_COMMITTED = _NOT_COMMITTED
@@ -230,7 +259,14 @@ class PolicyReason(Reason):
     MEMORY_NOT_GOVERNED = _MEMORY_NOT_GOVERNED
     GUARANTEES_EXCEED_CAPACITY = _GUARANTEES_EXCEED_CAPACITY
     NO_POOLS = "NoPools", "The policy reads no PrefixPool."
-    POOLS_NOT_RECONCILED = "PoolsNotReconciled", "This version does not serve PrefixPools."
+    POOLS_RESOLVED = "PoolsResolved", "The tenant may read every PrefixPool that the policy lists."
+    POOL_NOT_FOUND = _POOL_NOT_FOUND
+    POOL_OF_OTHER_MODEL = "PoolOfOtherModel", "A PrefixPool is of a CachedModel that the policy does not select."
+    NOT_A_READER = "NotAReader", "A PrefixPool does not list the tenant among its readers."
+    NARROWED_BY_SCOPE = (
+        "NarrowedByScope",
+        "Another tenant of the same scope may not read a PrefixPool, so none of the scope does.",
+    )
     ERASURE_NOT_RECONCILED = (
         "ErasureNotReconciled",
         "This version makes data unreachable when the policy is deleted, but does not erase it.",
@@ -243,14 +279,21 @@ class GroupReason(Reason):
     SETTLED = _SETTLED
     PROGRESSING = _PROGRESSING
     INVALID_SPEC = _INVALID_SPEC
-    SHARING_NOT_RECONCILED = "SharingNotReconciled", "This version does not reconcile sharing PoolsOnly."
-    NO_MEMBERS = "NoMembers", "No policy of a listed tenant names the group."
-    ALL_MEMBERS_JOINED = "AllMembersJoined", "A policy of every listed tenant names the group."
-    MEMBERS_WITHOUT_POLICY = "MembersWithoutPolicy", "Some listed tenants have no policy that names the group."
+    NO_MEMBERS = "NoMembers", "No policy of a listed tenant names the group, or none is there with sharing PoolsOnly."
+    ALL_MEMBERS_JOINED = (
+        "AllMembersJoined",
+        "A policy of every listed tenant names the group, or is there with sharing PoolsOnly.",
+    )
+    MEMBERS_WITHOUT_POLICY = (
+        "MembersWithoutPolicy",
+        "Some listed tenants have no policy that names the group, or none at all with sharing PoolsOnly.",
+    )
     TIER_NOT_FOUND = _TIER_NOT_FOUND
     BUDGET_NOT_SUPPORTED = _BUDGET_NOT_SUPPORTED
     GUARANTEE_EXCEEDS_CAPACITY = _GUARANTEE_EXCEEDS_CAPACITY
     RETENTION_EXCEEDS_TIER = _RETENTION_EXCEEDS_TIER
+    CLASSIFICATION_NOT_ALLOWED = _CLASSIFICATION_NOT_ALLOWED
+    TIERS_ADMITTED = _TIERS_ADMITTED
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
     BUDGETS_ENFORCED = _BUDGETS_ENFORCED
     MEMORY_NOT_GOVERNED = _MEMORY_NOT_GOVERNED
@@ -265,8 +308,66 @@ class GroupReason(Reason):
 class PoolReason(Reason):
     """Reasons on a PrefixPool."""
 
+    SETTLED = _SETTLED
+    PROGRESSING = _PROGRESSING
     INVALID_SPEC = _INVALID_SPEC
-    NOT_RECONCILED = "NotReconciled", "This version does not compute or serve PrefixPools."
+    WAITING_FOR_DOMAIN = _WAITING_FOR_DOMAIN
+    MODEL_NOT_FOUND = _MODEL_NOT_FOUND
+    TIER_NOT_FOUND = _TIER_NOT_FOUND
+    TIER_NOT_IN_MODEL = "TierNotInModel", "A CacheTier that is named is none of the model's, or the model has none."
+    TIER_NOT_SUPPORTED = (
+        "TierNotSupported",
+        "Pools cannot be kept on a tier of medium HBM, where blocks cannot be shared.",
+    )
+    TIER_NOT_ALLOWED = (
+        "TierNotAllowed",
+        "A CacheTier that is named takes data of some classifications only, and pools have none.",
+    )
+    TEMPLATE_ARGUMENTS_REFUSED = (
+        "TemplateArgumentsRefused",
+        "A prefix has chatTemplateKwargs that no caller may send, so that no request could begin with it.",
+    )
+    SOURCE_NOT_FOUND = "SourceNotFound", "A ConfigMap that is named does not exist or lacks the key."
+    SOURCE_REFUSED = (
+        "SourceRefused",
+        "A ConfigMap's key does not hold what its format says, or the gate or the engine refuses the prefix as they "
+        "would refuse a caller's.",
+    )
+    PREFIX_TOO_LONG = "PrefixTooLong", "A prefix is longer than what the engine takes, or than a pool can hold."
+    TOO_MANY_CHUNKS = "TooManyChunks", "All prefixes together have more chunks than a pool can hold."
+    NO_WHOLE_CHUNK = (
+        "NoWholeChunk",
+        "A prefix has not one whole chunk that no continuation changes; the message has its tokens.",
+    )
+    UNSTABLE_TEMPLATE = (
+        "UnstableTemplate",
+        "The chat template makes other tokens of the same prefix at other times: it writes a date, a time or a random "
+        "value into it.",
+    )
+    REPLICAS_DISAGREE = "ReplicasDisagree", "Pods that should be equal make different tokens of the same prefix."
+    RENDERING = "Rendering", "Pods are making tokens of the prefixes."
+    ROLLING_OUT = _ROLLING_OUT
+    NO_LIVE_PODS = _NO_LIVE_PODS
+    PODS_TOO_OLD = "PodsTooOld", "Pods run a version that cannot render prefixes; they have to be replaced."
+    TOO_MANY_POOLS = "TooManyPools", "A CachedModel has more pools than its bundle has room for; the eldest are kept."
+    NOT_COMMITTED = _NOT_COMMITTED
+    AWAITING_ACKS = _AWAITING_ACKS
+    AWAITING_KEYS = _AWAITING_KEYS
+    WARMING = "Warming", "Pods compute the chunks, or are asked what they hold of them."
+    RENEWING = "Renewing", "What readers have is computed anew before its retention ends."
+    WARMING_TIMED_OUT = "WarmingTimedOut", "Not all is stored within warmup.timeout; it is tried again at times."
+    RENDER_MISMATCH = (
+        "RenderMismatch",
+        "A real request with the prefix begins with other tokens than the prefix came to by itself.",
+    )
+    CHUNKS_LOST = "ChunksLost", "A tier lost chunks, which are computed again."
+    WARM = "Warm", "Every tier of the pool holds every chunk."
+    PUBLISHED = "Published", "Every serving pod knows what readers are to have."
+    GUARANTEES_EXCEED_CAPACITY = _GUARANTEES_EXCEED_CAPACITY
+    BUDGETS_ENFORCED = _BUDGETS_ENFORCED
+    BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
+    MEMORY_NOT_GOVERNED = _MEMORY_NOT_GOVERNED
+    NO_BUDGET = _NO_BUDGET
 
 
 class InvalidationReason(Reason):
@@ -285,11 +386,12 @@ class InvalidationReason(Reason):
     LAZY_COMPLETE = "LazyComplete", "The data is unreachable; its bytes age out of each tier."
     TENANT_NOT_FOUND = "TenantNotFound", "No TenantCachePolicy of the namespace is for the tenant."
     GROUP_NOT_FOUND = "GroupNotFound", "The TenantGroup does not exist."
+    POOL_NOT_FOUND = _POOL_NOT_FOUND
     SHARED_SCOPE_CHOICE_REQUIRED = (
         "SharedScopeChoiceRequired",
         "The tenant shares a scope: sharedScopes must say whether that is rolled or left.",
     )
-    SCOPE_NOT_RECONCILED = "ScopeNotReconciled", "This version invalidates tenants, groups and whole namespaces only."
+    SCOPE_NOT_RECONCILED = "ScopeNotReconciled", "This version invalidates tenants, groups, pools and whole namespaces."
     EAGER_NOT_RECONCILED = "EagerNotReconciled", "This version makes data unreachable but does not erase it."
     RESET_NOT_RECONCILED = "ResetNotReconciled", "This version does not empty the engines' prefix caches."
     DEADLINE_EXCEEDED = "DeadlineExceeded", "The deadline passed before the invalidation was complete."

@@ -31,7 +31,7 @@ class TenantGroupSpec(ApiModel):
     read. Absent means Full."""
 
     tiers: TierBudgets = ()
-    """Budgets of the group as a whole."""
+    """Budgets of the group as a whole; with sharing Full only, because otherwise nothing is stored under the group."""
 
     cache_generation: Generation | None = None
     """Raise it to make everything that this group has cached unreachable."""
@@ -58,7 +58,7 @@ class TenantGroupStatus(Status):
     """The group's scope and its epoch."""
 
     joined: Count | None = None
-    """Members whose policy names this group."""
+    """Members whose policy names this group; with sharing PoolsOnly those that have a policy."""
 
     enforced_generation: Generation | None = None
     """The metadata.generation that every live pod has acknowledged."""
@@ -75,8 +75,8 @@ class TenantGroupStatus(Status):
 
 class TenantGroup(Resource):
     """A TenantGroup lists tenants that may share blocks. It is a kind of its own, so that the right to edit a policy is
-    not the right to join a group. Each member's blocks have the classification and the retention of its own policy:
-    this version does not apply the strictest of them to all."""
+    not the right to join a group. What members share is as sensitive as the strictest classification of their
+    policies says, whose absence counts as Restricted; retention is the group's own, in its tiers."""
 
     INFO: ClassVar[KindInfo] = KindInfo(
         kind="TenantGroup",

@@ -32,6 +32,7 @@ from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.secrets import Keeper
 from kvstrata.reconcile.server import build_app
 from kvstrata.reconcile.store import Store
+from kvstrata.reconcile.warming import Warming
 from kvstrata.reconcile.writer import NotLeadingError, Writer
 from kvstrata.settings import Settings, SettingsError
 
@@ -209,9 +210,12 @@ class Operator:
         await self._first_look(resync)
         self._leading = True
         metrics.LEADING.set(1)
-        writer = Writer(self._kube, self._store, self._queue, self._keeper, self._may_write)
         authority = self._keeper.authority
-        async with GateClient(authority.certificate_pem, client.certificate_pem, client.key_pem) as gates:
+        async with (
+            GateClient(authority.certificate_pem, client.certificate_pem, client.key_pem) as gates,
+            Warming(self._kube, gates, self._store, self._queue) as warming,
+        ):
+            writer = Writer(self._kube, self._store, self._queue, self._keeper, self._may_write, warming.ask)
             listener = AckListener(self._kube, gates, self._store, self._queue)
             loop = Loop(self._store, self._queue, writer, self._context(), self._settings.workers)
             await listener.first_round()
@@ -287,6 +291,7 @@ class Operator:
             operator_namespace=self._settings.namespace,
             cluster_domain=self._settings.cluster_domain,
             service_monitors=self._service_monitors,
+            nodefs_reserve_percent=self._settings.nodefs_reserve_percent,
         )
 
     async def _supervise_watchers(self) -> None:

@@ -7,6 +7,9 @@ and the engine's images.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 CONTRACT_VERSION = 1
 """Version of every document in this package; readers accept this one and its predecessor."""
 
@@ -24,3 +27,14 @@ def require_version(document: dict[str, object], what: str) -> None:
     version = document.get("contract")
     if version not in (CONTRACT_VERSION, CONTRACT_VERSION - 1):
         raise ContractError(f"{what} speaks contract version {version!r}; this side understands {CONTRACT_VERSION}")
+
+
+@contextmanager
+def contract_errors(what: str) -> Iterator[None]:
+    """Turn what malformed documents raise into ContractError, with the document's name."""
+    try:
+        yield
+    except ContractError:
+        raise
+    except MALFORMED as error:
+        raise ContractError(f"{what} is malformed: {error!r}") from error

@@ -10,45 +10,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from . import CONTRACT_VERSION, MALFORMED, ContractError, require_version
+from . import CONTRACT_VERSION, ContractError, contract_errors, require_version
+from .budget import TierBudget as TierBudget
 from .canonical import canonical_json, digest, digest_bytes
 from .datakey import DataKey, require_distinct
 from .keyspace import Scope, ScopeKind, is_keyspace
+from .pools import MAX_ENTRY_POOLS, MAX_POOLS, PoolRef, PoolShard
+from .slots import SLOTS, other_slot
 
 MAX_SHARD_BYTES = 64 * 1024
 ROOT_DATA_KEY = "root.json"
 SHARD_DATA_KEY = "shard.json"
-SLOTS = ("a", "b")
-
-
-@dataclass(frozen=True, slots=True)
-class TierBudget:
-    """What a scope may hold in one tier. None means that the policy sets no bound of that kind."""
-
-    tier: str
-    limit_bytes: int | None = None
-    guaranteed_bytes: int | None = None
-    retention_s: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the wire form."""
-        return _without_none(
-            tier=self.tier,
-            limitBytes=self.limit_bytes,
-            guaranteedBytes=self.guaranteed_bytes,
-            retentionSeconds=self.retention_s,
-        )
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> TierBudget:
-        """Read the wire form."""
-        return cls(raw["tier"], raw.get("limitBytes"), raw.get("guaranteedBytes"), raw.get("retentionSeconds"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +34,8 @@ class Entry:
 
     `policy` is the UID of the TenantCachePolicy that it was compiled from, `since` the bundle revision in which it
     last changed: the policy is enforced once every live pod has acknowledged that revision. `keys` are the data keys of
-    the keyspace: the first encrypts, the others only decrypt; none where nothing is encrypted.
+    the keyspace: the first encrypts, the others only decrypt; none where nothing is encrypted. `pools` names the pools
+    of this model that the tenant may read, in its policy's order; a name that the bundle has no pool for means nothing.
     """
 
     tenant: str
@@ -68,6 +46,7 @@ class Entry:
     suspended: bool = False
     budgets: tuple[TierBudget, ...] = ()
     keys: tuple[DataKey, ...] = ()
+    pools: tuple[str, ...] = ()
 
     def enforces_the_same_as(self, other: Entry) -> bool:
         """Whether nothing but the revision of the last change differs."""
@@ -79,6 +58,7 @@ class Entry:
             and self.scope == other.scope
             and self.tenant == other.tenant
             and self.keys == other.keys
+            and self.pools == other.pools
         )
 
     def content_digest(self) -> str:
@@ -92,16 +72,21 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """Return the wire form, which holds data keys: it belongs into Secrets only."""
-        keys = {"keys": [key.to_json() for key in self.keys]} if self.keys else {}
-        return keys | {
-            "tenant": self.tenant,
-            "keyspace": self.keyspace,
-            "scope": {"kind": str(self.scope.kind), "name": self.scope.name},
-            "policy": self.policy,
-            "since": self.since,
-            "suspended": self.suspended,
-            "budgets": [budget.to_json() for budget in self.budgets],
-        }
+        keys: dict[str, Any] = {"keys": [key.to_json() for key in self.keys]} if self.keys else {}
+        pools = {"pools": list(self.pools)} if self.pools else {}
+        return (
+            keys
+            | pools
+            | {
+                "tenant": self.tenant,
+                "keyspace": self.keyspace,
+                "scope": {"kind": str(self.scope.kind), "name": self.scope.name},
+                "policy": self.policy,
+                "since": self.since,
+                "suspended": self.suspended,
+                "budgets": [budget.to_json() for budget in self.budgets],
+            }
+        )
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Entry:
@@ -118,6 +103,8 @@ class Entry:
             budgets=tuple(TierBudget.from_json(budget) for budget in raw.get("budgets", ())),
             # An operator of the version before draws none, and a gate of that version reads none.
             keys=require_distinct(tuple(DataKey.from_json(key) for key in raw.get("keys", ()))),
+            # Nor does it know pools: its tenants read none.
+            pools=_pool_names(raw.get("pools", [])),
         )
 
 
@@ -176,7 +163,7 @@ class ShardRef:
     @property
     def other_slot(self) -> str:
         """The slot that a writer may fill while readers use this one."""
-        return SLOTS[1 - SLOTS.index(self.slot)]
+        return other_slot(self.slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +178,14 @@ class Root:
     rules: Rules
     shards: tuple[ShardRef, ...]
     rules_since: int = 0
+    pools: tuple[PoolRef, ...] = ()
 
     def encode(self) -> bytes:
         """Return the stored form, canonical JSON."""
+        pools = {"pools": [reference.to_json() for reference in self.pools]} if self.pools else {}
         return canonical_json(
-            {
+            pools
+            | {
                 "contract": CONTRACT_VERSION,
                 "domain": self.domain,
                 "model": self.model,
@@ -211,12 +201,17 @@ class Root:
     @classmethod
     def decode(cls, data: bytes) -> Root:
         """Read the stored form. Raises ContractError for anything malformed or of an unknown version."""
-        with _contract_errors("the bundle root"):
+        with contract_errors("the bundle root"):
             raw = json.loads(data)
             require_version(raw, "the bundle root")
             shards = tuple(ShardRef(int(s["index"]), s["slot"], s["digest"]) for s in raw["shards"])
             if [s.index for s in shards] != list(range(len(shards))) or any(s.slot not in SLOTS for s in shards):
                 raise ContractError("the bundle root names shards out of order or in unknown slots")
+            # An operator of the version before knows no pools, and a gate of that version reads none.
+            pools = tuple(PoolRef.from_json(reference) for reference in raw.get("pools", ()))
+            indexes = [reference.index for reference in pools]
+            if indexes != sorted(set(indexes)) or not set(indexes) <= set(range(MAX_POOLS)):
+                raise ContractError(f"the bundle root names pools out of order or beyond {MAX_POOLS}")
             return cls(
                 domain=raw["domain"],
                 model=raw["model"],
@@ -226,6 +221,7 @@ class Root:
                 rules=Rules.from_json(raw["rules"]),
                 shards=shards,
                 rules_since=int(raw.get("rulesSince", 0)),
+                pools=pools,
             )
 
     def supersedes(self, other: Root | None) -> bool:
@@ -252,7 +248,7 @@ def decode_shard(data: bytes, expected_digest: str) -> tuple[Entry, ...]:
     """Return a shard's entries. Raises ContractError if the bytes do not hash to `expected_digest`."""
     if digest_bytes(data) != expected_digest:
         raise ContractError("a bundle shard does not match the digest in its root")
-    with _contract_errors("a bundle shard"):
+    with contract_errors("a bundle shard"):
         raw = json.loads(data)
         require_version(raw, "a bundle shard")
         return tuple(Entry.from_json(entry) for entry in raw["entries"])
@@ -266,15 +262,34 @@ def shard_of(tenant: str, shard_count: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A root with all entries of its shards, by tenant."""
+    """A root with all entries of its shards, by tenant, and its pools, by name."""
 
     root: Root
     entries: Mapping[str, Entry] = field(default_factory=dict)
+    pools: Mapping[str, PoolShard] = field(default_factory=dict)
 
     @property
     def keyspaces(self) -> frozenset[str]:
-        """Every keyspace that the data plane may use under this bundle."""
-        return frozenset(entry.keyspace for entry in self.entries.values() if not entry.suspended)
+        """Every keyspace that the data plane may use under this bundle, those of pools among them."""
+        tenants = (entry.keyspace for entry in self.entries.values() if not entry.suspended)
+        return frozenset(tenants) | self.pool_keyspaces
+
+    @property
+    def pool_keyspaces(self) -> frozenset[str]:
+        """The keyspaces of pools: nobody but a warmer writes under them."""
+        return frozenset(version.keyspace for shard in self.pools.values() for version in shard.versions)
+
+    @classmethod
+    def assemble(cls, root: Root, entries: Iterable[Entry], pools: Iterable[PoolShard]) -> Bundle:
+        """Put together what was read. Raises ContractError if two pools have a name or anybody else's keyspace."""
+        shards = tuple(pools)
+        bundle = cls(root, {entry.tenant: entry for entry in entries}, {shard.pool: shard for shard in shards})
+        count = sum(len(shard.versions) for shard in shards)
+        if len(bundle.pools) != len(shards) or len(bundle.pool_keyspaces) != count:
+            raise ContractError("two pools of the bundle have one name or one keyspace")
+        if shards and not bundle.pool_keyspaces.isdisjoint(entry.keyspace for entry in bundle.entries.values()):
+            raise ContractError("a pool of the bundle has a tenant's keyspace")
+        return bundle
 
 
 def split_into_shards(entries: Iterable[Entry], minimum_count: int = 1) -> tuple[bytes, ...]:
@@ -298,16 +313,10 @@ def split_into_shards(entries: Iterable[Entry], minimum_count: int = 1) -> tuple
         count *= 2
 
 
-@contextmanager
-def _contract_errors(what: str) -> Iterator[None]:
-    """Turn what malformed documents raise into ContractError, with the document's name."""
-    try:
-        yield
-    except ContractError:
-        raise
-    except MALFORMED as error:
-        raise ContractError(f"{what} is malformed: {error!r}") from error
-
-
-def _without_none(**fields: Any) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
+def _pool_names(raw: Any) -> tuple[str, ...]:
+    names = tuple(raw) if isinstance(raw, list) else None
+    if names is None or not all(isinstance(name, str) and name for name in names) or len(set(names)) != len(names):
+        raise ContractError("a bundle entry names pools in an unknown form")
+    if len(names) > MAX_ENTRY_POOLS:
+        raise ContractError(f"a bundle entry names more than {MAX_ENTRY_POOLS} pools")
+    return names

@@ -33,9 +33,10 @@ from functools import lru_cache
 BUCKETS = 16
 KEY_PREFIX = "kvs1"
 
+_MEMBER = re.compile(r"(?P<identity>[0-9a-f]{16}):(?P<rank>[0-9a-f]{8}):(?P<group>[0-9a-f]+):(?P<hash>[0-9a-f]+)")
 _KEY = re.compile(
     rf"{KEY_PREFIX}:(?P<domain>[0-9a-f]{{16}}):\{{(?P<keyspace>[0-9a-f]{{32}}):(?P<bucket>[0-9a-f]{{2}})\}}"
-    r":(?P<identity>[0-9a-f]{16}):(?P<rank>[0-9a-f]{8}):(?P<group>[0-9a-f]+):(?P<hash>[0-9a-f]+)"
+    rf":{_MEMBER.pattern}"
 )
 
 
@@ -72,6 +73,17 @@ def member_of(identity: str, rank: int, group: int, chunk_hash: bytes) -> str:
 @lru_cache(maxsize=1024)
 def _member_prefix(identity: str, rank: int, group: int) -> str:
     return f"{identity}:{rank:08x}:{group:x}:"
+
+
+def parse_member(text: str) -> tuple[str, int, int, bytes] | None:
+    """Return identity, rank, group and hash of a block's name within its bucket, or None if `text` is none."""
+    found = _MEMBER.fullmatch(text)
+    if found is None:
+        return None
+    try:
+        return found["identity"], int(found["rank"], 16), int(found["group"], 16), bytes.fromhex(found["hash"])
+    except ValueError:
+        return None
 
 
 def bucket_of(chunk_hash: bytes) -> int:

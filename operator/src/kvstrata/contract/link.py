@@ -4,23 +4,35 @@ Gate: `{"op":"apply","revision":R,"term":T}` after it wrote policy.json; the ada
 keyspace outside of that revision at each socket operation and the I/O that was under way on them has ended.
 Gate: `{"op":"state"}`; the adapter answers with what it holds.
 Gate: `{"op":"metrics"}`; the adapter answers with a page in Prometheus' text format.
+Gate: `{"op":"hash","tokens":"<base64>"}`; the adapter answers with the hashes that the cache server gives the whole
+chunks of these tokens, and with the size of its chunks.
+Gate: `{"op":"pool",…}`, see `holding`.
 Gate: `{"op":"purge","keyspaces":[…]}`; the adapter deletes all blocks of these keyspaces from the cache server's own
-memory, overwrites their bytes, and answers with what is done and what readers and writers still hold. It goes on with
-the rest by itself; asked again it tells the sum.
+memory and from its files, overwrites their bytes (not those of encrypted files), and answers with what is done and what
+readers and writers still hold. It goes on with the rest by itself; asked again it tells the sum.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import MALFORMED, ContractError
+from . import MALFORMED, ContractError, contract_errors
+from .holding import PoolQuestion
 from .keyspace import is_keyspace
+from .pools import CHUNK_HASH_BYTES
 
 SOCKET_NAME = "adapter.sock"
 MAX_LINE_BYTES = 1 << 20
+
+TOKEN_BYTES = 4
+"""A token id is an unsigned little-endian integer of 32 bits."""
+
+MAX_HASHED_TOKENS = 131_072
+"""How many tokens one question may have: 699 KiB of a line in base64."""
 
 MAX_PURGED_KEYSPACES = 4096
 """How many keyspaces one purge may name."""
@@ -64,6 +76,39 @@ def decode_metrics_answer(line: bytes) -> str:
     return page
 
 
+def hash_request(tokens: bytes) -> bytes:
+    """Return the line that asks for the hashes of tokens, given as `TOKEN_BYTES` each, `MAX_HASHED_TOKENS` at most."""
+    return _line({"op": "hash", "tokens": base64.b64encode(tokens).decode()})
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkHashes:
+    """How the cache server `boot` names chunks: `hashes` are its names of the whole ones, one after the other."""
+
+    boot: str
+    chunk_tokens: int
+    hashes: bytes
+
+    def encode(self) -> bytes:
+        """Return the line."""
+        hashes = base64.b64encode(self.hashes).decode()
+        return _line({"hash": {"boot": self.boot, "chunkTokens": self.chunk_tokens, "hashes": hashes}})
+
+    @classmethod
+    def decode(cls, line: bytes) -> ChunkHashes:
+        """Read the line. Raises ContractError for an error answer or anything malformed."""
+        raw = _object(line)
+        if "error" in raw:
+            raise ContractError(f"the adapter refused: {raw['error']}")
+        with contract_errors("the adapter's answer"):
+            told = raw["hash"]
+            chunk_tokens = int(told["chunkTokens"])
+            hashes = base64.b64decode(told["hashes"], validate=True)
+            if chunk_tokens < 1 or len(hashes) % CHUNK_HASH_BYTES:
+                raise ContractError("the adapter told hashes that are none")
+            return cls(str(told["boot"]), chunk_tokens, hashes)
+
+
 def purge_request(keyspaces: Iterable[str]) -> bytes:
     """Return the line that asks the adapter to purge keyspaces, `MAX_PURGED_KEYSPACES` at most."""
     return _line({"op": "purge", "keyspaces": sorted(keyspaces)})
@@ -93,7 +138,9 @@ class TierState:
     together, so that guarantees hold; 0 where nobody bounds it. `settling` is for how many scopes a limit or retention
     that the policy changed is not put through yet. A tier that encrypts may hold plaintext of before: `unseen` is how
     many of the scopes that the policy had when the pod began it has not looked through, `plaintext` in how many scopes
-    it found some that may not all be gone.
+    it found some that may not all be gone. Of a tier of files `used_bytes` is what they take on the disk, `recovering`
+    whether they are still being counted, `read_only` whether the file system takes none, and `floor_reached` whether
+    they may take less than the capacity because the file system has too little free.
     """
 
     name: str
@@ -113,6 +160,10 @@ class TierState:
     settling: int = 0
     unseen: int = 0
     plaintext: int = 0
+    used_bytes: int = 0
+    read_only: bool = False
+    recovering: bool = False
+    floor_reached: bool = False
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> TierState:
@@ -156,7 +207,8 @@ class ScopeUsage:
 class PurgeAnswer:
     """What became of a purge in the server that `boot` names.
 
-    `purged` was deleted and its bytes overwritten, since these keyspaces left the policy or were first asked for;
+    `purged` was deleted since these keyspaces left the policy or were first asked for, and its bytes in memory and in
+    plain files overwritten;
     `locked` is still held by readers or writers and goes when they let go. `residue` is empty, or says why copies may
     be left that the adapter cannot reach.
     """
@@ -179,7 +231,8 @@ class AdapterState:
 
     `usage` names the scopes that hold something in the server's own memory, largest first; `usage_left_out` is how many
     did not fit. `tier_usage` is what scopes hold in shared tiers, as this pod's sweeps last saw it: pods share the
-    sweeps, so each pod tells of some scopes, and several may tell of the same.
+    sweeps, so each pod tells of some scopes, and several may tell of the same. `warming` is whether a server that
+    started still loads what was used last, and is better not asked yet.
     """
 
     boot: str
@@ -192,6 +245,7 @@ class AdapterState:
     usage: tuple[ScopeUsage, ...] = ()
     usage_left_out: int = 0
     tier_usage: tuple[ScopeUsage, ...] = ()
+    warming: bool = False
 
     def encode(self) -> bytes:
         """Return the line."""
@@ -210,6 +264,7 @@ class AdapterState:
                     "usage": [row.to_json() for row in self.usage],
                     "usageLeftOut": self.usage_left_out,
                     "tierUsage": [row.to_json() for row in self.tier_usage],
+                    "warming": self.warming,
                 }
             }
         )
@@ -222,6 +277,10 @@ def decode_request(line: bytes) -> dict[str, Any]:
         return raw
     if raw.get("op") in ("state", "metrics"):
         return raw
+    if raw.get("op") == "hash":
+        return {"op": "hash", "tokens": _tokens(raw.get("tokens"))}
+    if raw.get("op") == "pool":
+        return {"op": "pool", "question": PoolQuestion.from_json(raw)}
     if raw.get("op") == "purge":
         return {"op": "purge", "keyspaces": _keyspaces(raw.get("keyspaces"))}
     raise ContractError("the adapter was asked something that it does not know")
@@ -248,6 +307,7 @@ def decode_answer(line: bytes) -> AdapterAck | AdapterState:
             usage=tuple(ScopeUsage.from_json(row) for row in state.get("usage", ())),
             usage_left_out=int(state.get("usageLeftOut", 0)),
             tier_usage=tuple(ScopeUsage.from_json(row) for row in state.get("tierUsage", ())),
+            warming=state.get("warming") is True,
         )
     except MALFORMED as error:
         if isinstance(error, ContractError):
@@ -279,6 +339,14 @@ def decode_purge_answer(line: bytes) -> PurgeAnswer:
 def error_answer(message: str) -> bytes:
     """Return the line that refuses a request."""
     return _line({"error": message})
+
+
+def _tokens(raw: Any) -> bytes:
+    with contract_errors("a question about tokens"):
+        tokens = base64.b64decode(raw, validate=True)
+    if len(tokens) % TOKEN_BYTES or len(tokens) > MAX_HASHED_TOKENS * TOKEN_BYTES:
+        raise ContractError(f"a question about tokens has {MAX_HASHED_TOKENS} at most")
+    return tokens
 
 
 def _keyspaces(raw: Any) -> list[str]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import chain
 
 from kvstrata.contract.ack import PodState
-from kvstrata.contract.bundle import Bundle
+from kvstrata.contract.bundle import Bundle, Entry
+from kvstrata.contract.pools import PoolShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +17,8 @@ class Pod:
     """A pod of a CachedModel as the API server shows it.
 
     `ever_ran` is whether the kubelet reported any of its containers as running or terminated: before that it cannot
-    hold a policy, and its gate will read the newest bundle when it starts.
+    hold a policy, and its gate will read the newest bundle when it starts. `render_id` is empty on pods of a version
+    that renders nothing.
     """
 
     name: str
@@ -28,6 +31,7 @@ class Pod:
     ready: bool
     deleting: bool
     identity: str
+    render_id: str = ""
 
     @property
     def live(self) -> bool:
@@ -69,18 +73,21 @@ class CommittedBundle:
 
     `compiled` tells, by the UID of a policy, the generation of it that was compiled last and the first revision that
     was, `keyless` by an epoch the first revision that no longer had its data key; both are known of what this process
-    committed only.
+    committed only. `pool_indexes` tells which of the root's pools is which.
     """
 
     bundle: Bundle
     resource_version: str
     compiled: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
     keyless: Mapping[str, int] = field(default_factory=dict, compare=False)
+    pool_indexes: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def whole(self) -> bool:
         """Whether every shard could be read; of a damaged bundle nobody knows which keyspaces pods hold."""
-        return bool(self.bundle.root.shards) and all(ref.digest for ref in self.bundle.root.shards)
+        root = self.bundle.root
+        shards = bool(root.shards) and all(ref.digest for ref in root.shards)
+        return shards and all(ref.digest for ref in root.pools)
 
     def holds_since(self, policy_uid: str, generation: int) -> int:
         """Return a revision that says all that a policy says in `generation`; the newest where none is known."""
@@ -89,8 +96,8 @@ class CommittedBundle:
 
     @property
     def data_keys(self) -> frozenset[bytes]:
-        """The data keys that its entries have."""
-        return frozenset(key.secret for entry in self.bundle.entries.values() for key in entry.keys)
+        """The data keys that its entries and its pools have."""
+        return secrets_in(self.bundle.entries, self.bundle.pools)
 
     def keyless_since(self, epoch: str) -> int:
         """Return a revision that came without an epoch's data key, of a bundle that has it no more.
@@ -98,6 +105,13 @@ class CommittedBundle:
         The newest one where none is known.
         """
         return self.keyless.get(epoch, self.bundle.root.revision)
+
+
+def secrets_in(entries: Mapping[str, Entry], pools: Mapping[str, PoolShard]) -> frozenset[bytes]:
+    """Return the data keys of entries and pools."""
+    versions = (version for shard in pools.values() for version in shard.versions)
+    keys = chain((entry.keys for entry in entries.values()), (version.keys for version in versions))
+    return frozenset(key.secret for held in keys for key in held)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from kvstrata.api.tenantgroup import TenantGroup
 
 from .facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
 from .memo import Memo
+from .poolfacts import HoldingReport, RenderReport, SourceReport, WarmReport
 from .refs import Key
 
 LiveObject = Mapping[str, Any]
@@ -31,6 +32,10 @@ class World:
 
     `policy_names` gives the name of a policy by its UID, `unsettled` names the policies whose generation was never
     enforced, and `owned` gives kind and name of the children that the object of a UID controls.
+
+    `sources` gives what a ConfigMap's key holds by name and key, `renders` what a pod, by UID, made of a prefix, by its
+    digest, `warmed` what became of warming it there, by the digits of the version's scope and that digest, and
+    `holdings` what a pod's tiers hold of a pool, by the pool's UID.
 
     `data_keys` gives the data key of an epoch. `judged_epochs` are those of them which no status names unless one in
     this snapshot does; of the others a status may still be news to come.
@@ -61,6 +66,10 @@ class World:
     states: Mapping[str, VerifiedState] = field(default_factory=dict)
     bundles: Mapping[str, CommittedBundle] = field(default_factory=dict)
     backends: Mapping[str, BackendReport] = field(default_factory=dict)
+    sources: Mapping[tuple[str, str], SourceReport] = field(default_factory=dict)
+    renders: Mapping[str, Mapping[str, RenderReport]] = field(default_factory=dict)
+    warmed: Mapping[str, Mapping[tuple[str, str], WarmReport]] = field(default_factory=dict)
+    holdings: Mapping[str, Mapping[str, HoldingReport]] = field(default_factory=dict)
     memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     @property

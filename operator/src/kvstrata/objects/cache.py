@@ -14,7 +14,7 @@ from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
 from kvstrata.api.podtemplate import PodTemplate
 from kvstrata.contract.canonical import canonical_json
 
-from . import paths, sizing
+from . import nvme, paths, sizing
 from .container import SECURITY, amounts, chosen_amounts, environment, exec_probe, mount
 from .engine import needs_device_sharing
 from .meta import without_empty
@@ -25,6 +25,7 @@ SHARED_MEMORY_NAME = "kvstrata"
 ADAPTER_MODULE = "kvstrata_sidecar.adapter.plugin"
 ADAPTER_CLASS = "PolicyAdapter"
 
+EPHEMERAL_STORAGE = "ephemeral-storage"
 MEMORY_MODULE = "kvstrata_sidecar.adapter.memory.module"
 
 HEALTH_SCRIPT = (
@@ -33,8 +34,13 @@ HEALTH_SCRIPT = (
 )
 
 
-def build_container(domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str) -> dict[str, Any]:
-    """Return the native sidecar `cache`. `tiers` are those of the model, from fast to slow."""
+def build_container(
+    domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str, nodefs_reserve_percent: int
+) -> dict[str, Any]:
+    """Return the native sidecar `cache`. `tiers` are those of the model, from fast to slow.
+
+    `nodefs_reserve_percent` of the node's own file system stay free of the tiers' files.
+    """
     chosen = model.spec.engine.pod_template or PodTemplate()
     probe = ("python3", "-S", "-c", HEALTH_SCRIPT, str(paths.CACHE_HTTP_PORT))
     variables = {
@@ -55,11 +61,11 @@ def build_container(domain_id: str, model: CachedModel, tiers: Sequence[CacheTie
             "imagePullPolicy": chosen.image_pull_policy,
             "restartPolicy": "Always",
             "command": ["lmcache", "server"],
-            "args": arguments(domain_id, model, tiers, identity),
+            "args": arguments(domain_id, model, tiers, identity, nodefs_reserve_percent),
             "env": environment(variables),
             "startupProbe": exec_probe(probe, period_s=1, timeout_s=5, failures=300),
             "livenessProbe": exec_probe(probe, period_s=10, timeout_s=5, failures=6),
-            "resources": chosen_amounts(model.spec.cache_server.resources, _default_resources(tiers)),
+            "resources": _resources(model, tiers),
             "securityContext": SECURITY,
             "volumeMounts": [
                 mount("plugin", paths.PLUGIN, read_only=True),
@@ -72,12 +78,15 @@ def build_container(domain_id: str, model: CachedModel, tiers: Sequence[CacheTie
                     for tier in tiers
                     if tier_secrets(tier)
                 ),
+                *nvme.mounts(tiers),
             ],
         }
     )
 
 
-def arguments(domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str) -> list[str]:
+def arguments(
+    domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str, nodefs_reserve_percent: int
+) -> list[str]:
     """Return the cache server's arguments."""
     flags = [
         *("--host", "127.0.0.1", "--port", str(paths.CACHE_PORT)),
@@ -86,27 +95,43 @@ def arguments(domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], id
         # LMCache multiplies by 2^30, whatever the flag's name says.
         *("--l1-size-gb", f"{sizing.l1_bytes(tiers) / GIB:.9g}", "--no-l1-use-lazy"),
         # The memory's policy is the server module's alone: LMCache's own eviction knows no guarantee.
-        *("--eviction-policy", "noop", "--server-module", _server_module(memory_config(domain_id, tiers, identity))),
+        *(
+            "--eviction-policy",
+            "noop",
+            "--server-module",
+            _server_module(memory_config(domain_id, model, tiers, identity)),
+        ),
     ]
+    if any(tier.spec.medium is Medium.CPU for tier in tiers):
+        # What came from a slower tier stays. LMCache's default drops it when it was read, and a prompt that lives in
+        # Redis would cross the network at each use.
+        flags += ["--l2-prefetch-policy", "retain"]
     if needs_device_sharing(model):
         flags += ["--supported-transfer-mode", "lmcache_driven", "--isolated-ipc"]
     else:
         flags += ["--supported-transfer-mode", "engine_driven", "--shm-name", SHARED_MEMORY_NAME]
-    for params in adapter_params(domain_id, tiers, identity):
+    for params in adapter_params(domain_id, model.name, tiers, identity, nodefs_reserve_percent):
         flags += ["--l2-adapter", _plugin(params)]
     return flags
 
 
-def adapter_params(domain_id: str, tiers: Sequence[CacheTier], identity: str) -> tuple[dict[str, Any], ...]:
-    """Return the parameters of each policy adapter: one for each Redis tier; without any, one that only enforces.
+def adapter_params(
+    domain_id: str, model: str, tiers: Sequence[CacheTier], identity: str, nodefs_reserve_percent: int
+) -> tuple[dict[str, Any], ...]:
+    """Return the parameters of each policy adapter: one for each tier behind the memory, in the order of the model;
+    without any, one that only enforces.
 
     The adapter acknowledges policies to the gate, so there is always one.
     """
-    shared: list[dict[str, Any] | None] = [_tier_params(tier) for tier in tiers if tier.spec.medium is Medium.REDIS]
-    return tuple({"domain": domain_id, "identity": identity, "tier": params} for params in shared or [None])
+    behind: list[dict[str, Any] | None] = [
+        _tier_params(tier) if tier.spec.medium is Medium.REDIS else nvme.params(tier, model, nodefs_reserve_percent)
+        for tier in tiers
+        if tier.spec.medium in (Medium.NVME, Medium.REDIS)
+    ]
+    return tuple({"domain": domain_id, "identity": identity, "tier": params} for params in behind or [None])
 
 
-def memory_config(domain_id: str, tiers: Sequence[CacheTier], identity: str) -> dict[str, Any]:
+def memory_config(domain_id: str, model: CachedModel, tiers: Sequence[CacheTier], identity: str) -> dict[str, Any]:
     """Return what the module is told that governs the server's memory, which also a model without a CPU tier has."""
     memory = next((tier for tier in tiers if tier.spec.medium is Medium.CPU), None)
     config: dict[str, Any] = {"domain": domain_id, "identity": identity, "tier": memory.name if memory else None}
@@ -114,6 +139,8 @@ def memory_config(domain_id: str, tiers: Sequence[CacheTier], identity: str) -> 
         config["high_watermark_percent"] = memory.spec.high_watermark_percent
         if memory.spec.eviction_policy is EvictionPolicy.ARC:
             config["eviction"] = "ARC"
+        if (warmup := model.spec.cache_server.warmup) is not None:
+            config["warmup"] = {"bytes": warmup.bytes.in_bytes, "timeout_s": warmup.timeout.in_seconds}
     return config
 
 
@@ -154,9 +181,23 @@ def _server_module(config: dict[str, Any]) -> str:
     return canonical_json({"module_path": MEMORY_MODULE, "config": config}).decode()
 
 
+def _resources(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]:
+    """Return the user's resources or the default; what files take of the node is asked for in either case."""
+    chosen = chosen_amounts(model.spec.cache_server.resources, _default_resources(tiers))
+    named = EPHEMERAL_STORAGE in {**chosen.get("requests", {}), **chosen.get("limits", {})}
+    if named or not (space := _node_space(tiers)):
+        return chosen
+    return chosen | {"requests": chosen.get("requests", {}) | space}
+
+
 def _default_resources(tiers: Sequence[CacheTier]) -> dict[str, Any]:
-    size = sizing.l1_bytes(tiers)
+    size = sizing.l1_bytes(tiers) + nvme.index_bytes(tiers)
     return amounts(
-        requests={"cpu": "100m", "memory": binary(size + sizing.CACHE_BASE_REQUEST_BYTES)},
+        requests={"cpu": "100m", "memory": binary(size + sizing.CACHE_BASE_REQUEST_BYTES), **_node_space(tiers)},
         limits={"memory": binary(size + sizing.CACHE_BASE_LIMIT_BYTES)},
     )
+
+
+def _node_space(tiers: Sequence[CacheTier]) -> dict[str, str]:
+    size_bytes = nvme.node_bytes(tiers)
+    return {EPHEMERAL_STORAGE: binary(size_bytes)} if size_bytes else {}

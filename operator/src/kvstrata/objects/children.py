@@ -30,15 +30,17 @@ def model_children(
     identity: str,
     *,
     shard_count: int = 1,
+    has_pools: bool = False,
     service_monitors: bool = False,
 ) -> tuple[dict[str, Any], ...]:
     """Return every object of a CachedModel but its Secrets. What is absent here and exists must be pruned.
 
-    `shard_count` is the number of the bundle's shards, `service_monitors` whether the cluster knows ServiceMonitor.
+    `shard_count` is the number of the bundle's shards, `has_pools` whether it may have pools, `service_monitors`
+    whether the cluster knows ServiceMonitor.
     """
     return _present(
         build_serviceaccount(model),
-        build_role(model, shard_count),
+        build_role(model, shard_count, has_pools=has_pools),
         build_rolebinding(model),
         build_model_networkpolicy(ctx, model),
         build_model_service(model),

@@ -31,6 +31,8 @@ def build_deployment(
     `tiers` are those to use, from fast to slow; `identity` is `cache_identity` of the same arguments; `shard_count` is
     the number of the bundle's shards.
     """
+    warmup = model.spec.cache_server.warmup
+    warm_up_s = warmup.timeout.in_seconds if warmup is not None else 0
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -44,7 +46,7 @@ def build_deployment(
         "spec": {
             "replicas": model.spec.engine.replicas,
             "revisionHistoryLimit": REVISIONS_KEPT,
-            "progressDeadlineSeconds": model.spec.engine.startup_timeout_s + PROGRESS_MARGIN_S,
+            "progressDeadlineSeconds": model.spec.engine.startup_timeout_s + warm_up_s + PROGRESS_MARGIN_S,
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
             "selector": {"matchLabels": labels.selector_of_model(model.name)},
             "template": pod_template(ctx, domain_id, model, tiers, identity, shard_count),

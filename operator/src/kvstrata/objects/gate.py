@@ -12,6 +12,7 @@ from kvstrata.contract.link import SOCKET_NAME
 from . import names, paths, sizing
 from .container import SECURITY, amounts, chosen_amounts, environment, field_environment, http_probe, mount
 from .context import BuildContext
+from .identity import render_id
 from .meta import without_empty
 from .quantities import binary
 
@@ -76,12 +77,15 @@ def _variables(model: CachedModel, identity: str) -> dict[str, str]:
     keys = model.spec.gate.authentication.api_keys
     mode = model.spec.gate.tls_mode
     port = caller_port(model)
+    warmup = model.spec.cache_server.warmup
     return {
         "KVSTRATA_MODEL": model.name,
         "KVSTRATA_SERVED_MODEL": model.spec.model.name,
         "KVSTRATA_IDENTITY": identity,
+        "KVSTRATA_RENDER_ID": render_id(model),
         "KVSTRATA_BUNDLE_SECRET": names.bundle_root(model.name),
         **({"KVSTRATA_API_KEYS_SECRET": keys.secret_ref.name} if keys is not None else {}),
+        **({"KVSTRATA_WARM_PATIENCE_S": str(warmup.timeout.in_seconds)} if warmup is not None else {}),
         "KVSTRATA_ENGINE_SOCKET": paths.ENGINE_SOCKET,
         "KVSTRATA_POLICY_DIR": paths.POLICY,
         "KVSTRATA_ADAPTER_SOCKET": f"{paths.LINK}/{SOCKET_NAME}",

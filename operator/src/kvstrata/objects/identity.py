@@ -46,6 +46,7 @@ KV_NEUTRAL_FLAGS = frozenset(
         "--allow-credentials",
         "--chat-template",
         "--chat-template-content-format",
+        "--default-chat-template-kwargs",
         "--enable-auto-tool-choice",
         "--enable-force-include-usage",
         "--enable-prompt-tokens-details",
@@ -124,6 +125,27 @@ _FLAG = re.compile(r"-{1,2}[A-Za-z]")
 def cache_identity(model: CachedModel, tiers: Sequence[CacheTier]) -> str:
     """Return the cache identity, 16 hexadecimal digits. `tiers` are those of the model, in any order."""
     return digest(_inputs(model, tiers))[:IDENTITY_HEX_DIGITS]
+
+
+def render_id(model: CachedModel) -> str:
+    """Return a digest of everything that decides which tokens a text or a chat becomes, 16 hexadecimal digits.
+
+    Pods with one identity may differ in it: another chat template makes other tokens, and the same tokens the same
+    blocks. All arguments and variables count, because any of them may name a template or a tokenizer.
+    """
+    spec = model.spec
+    inputs = {
+        "weights": _weights(spec.model.source),
+        "revision": spec.model.revision,
+        "tokenizer": spec.model.tokenizer,
+        "maxModelLen": spec.model.max_model_len,
+        "chunkSize": spec.cache_server.chunk_size_tokens,
+        "engineImage": spec.engine.image,
+        "cacheImage": spec.cache_image,
+        "arguments": list(spec.engine.args),
+        "variables": sorted((variable.name, variable.value) for variable in spec.engine.env),
+    }
+    return digest(inputs)[:IDENTITY_HEX_DIGITS]
 
 
 def kv_relevant_arguments(arguments: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:

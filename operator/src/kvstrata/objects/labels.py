@@ -16,6 +16,7 @@ PART_OF = "app.kubernetes.io/part-of"
 MODEL = "kvstrata.io/model"
 TIER = "kvstrata.io/tier"
 IDENTITY = "kvstrata.io/identity"
+RENDER = "kvstrata.io/render"
 BUNDLE_PART = "kvstrata.io/bundle-part"
 READS_TIER_PREFIX = "tier.kvstrata.io/"
 

@@ -6,6 +6,7 @@ Names of this API group have at most 40 characters, so every derived name fits i
 from __future__ import annotations
 
 from kvstrata.contract.ack import gate_server_name
+from kvstrata.contract.pools import shard_name
 
 PREFIX = "kvs-"
 
@@ -36,6 +37,11 @@ def bundle_root(model: str) -> str:
 def bundle_shard(model: str, index: int, slot: str) -> str:
     """Return the name of the Secret with one slot (`a` or `b`) of a bundle's shard."""
     return f"{PREFIX}{model}-bundle-{index}{slot}"
+
+
+def pool_shard(model: str, index: int, slot: str) -> str:
+    """Return the name of the Secret with one slot (`a` or `b`) of a pool's shard in a model's bundle."""
+    return shard_name(bundle_root(model), index, slot)
 
 
 def gate_tls(model: str) -> str:

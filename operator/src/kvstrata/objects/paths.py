@@ -22,6 +22,7 @@ CALLER_TLS = "/run/kvstrata/caller-tls"
 ACK_TOKEN = "/run/kvstrata/ack-token"  # noqa: S105  (a path)
 KUBE_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105  (a path)
 TIERS = "/run/kvstrata/tiers"
+NVME = "/run/kvstrata/nvme"
 HUB_TOKEN = "/run/kvstrata/hub"  # noqa: S105  (a path)
 HUB_CACHE = "/run/kvstrata/weights-cache"
 WEIGHTS = "/run/kvstrata/weights"
@@ -35,3 +36,8 @@ REDIS_AUTH = "/etc/kvstrata/auth"
 def tier_directory(tier: str) -> str:
     """Return the folder of the cache container that holds a tier's credentials."""
     return f"{TIERS}/{tier}"
+
+
+def nvme_directory(tier: str) -> str:
+    """Return the folder of the cache container that a tier's files are in."""
+    return f"{NVME}/{tier}"

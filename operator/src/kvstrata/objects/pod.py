@@ -15,9 +15,10 @@ from kvstrata.api.common import TlsMode
 from kvstrata.api.podtemplate import PodTemplate
 from kvstrata.contract.ack import ACK_AUDIENCE
 
-from . import cache, engine, gate, labels, names, paths, sizing
+from . import cache, engine, gate, labels, names, nvme, paths, sizing
 from .container import SECURITY, amounts, mount
 from .context import BuildContext
+from .identity import render_id
 from .meta import without_empty
 from .quantities import MIB, binary
 from .tierlinks import tier_secrets
@@ -44,7 +45,7 @@ def pod_template(
     `shard_count` is the number of the bundle's shards.
     """
     chosen = model.spec.engine.pod_template or PodTemplate()
-    own_labels = labels.of_model(model.name) | {labels.IDENTITY: identity}
+    own_labels = labels.of_model(model.name) | {labels.IDENTITY: identity, labels.RENDER: render_id(model)}
     for tier in tiers:
         if tier.spec.medium is Medium.REDIS:
             own_labels |= labels.reads_tier(tier.name)
@@ -53,11 +54,11 @@ def pod_template(
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": engine.DRAIN_TIMEOUT_S + TERMINATION_MARGIN_S,
-        "securityContext": pod_security(),
+        "securityContext": _security(tiers),
         "initContainers": [
             plugin_container(ctx),
             gate.build_container(ctx, model, identity, sizing.gate_limit_bytes(tiers, shard_count)),
-            cache.build_container(domain_id, model, tiers, identity),
+            cache.build_container(domain_id, model, tiers, identity, ctx.nodefs_reserve_percent),
         ],
         "containers": [engine.build_container(model, tiers)],
         "volumes": _volumes(model, tiers, shard_count),
@@ -96,6 +97,12 @@ def pod_security() -> dict[str, Any]:
         "fsGroup": RUN_AS,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
+
+
+def _security(tiers: Sequence[CacheTier]) -> dict[str, Any]:
+    if not nvme.claims_volumes(tiers):
+        return pod_security()
+    return pod_security() | {"fsGroupChangePolicy": "OnRootMismatch"}
 
 
 def placement(chosen: PodTemplate, selector: Mapping[str, str]) -> dict[str, Any]:
@@ -153,7 +160,7 @@ def _volumes(model: CachedModel, tiers: Sequence[CacheTier], shard_count: int) -
     if gate_spec.tls is not None and gate_spec.tls_mode is TlsMode.SECRET and gate_spec.tls.secret_ref is not None:
         volumes.append({"name": "caller-tls", "secret": _secret_files(gate_spec.tls.secret_ref.name)})
     volumes += [_tier_volume(tier) for tier in tiers if tier_secrets(tier)]
-    return volumes + engine.weight_volumes(model)
+    return [*volumes, *nvme.volumes(tiers), *engine.weight_volumes(model)]
 
 
 def _tier_volume(tier: CacheTier) -> dict[str, Any]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.contract.bundle import SLOTS
+from kvstrata.contract.pools import MAX_POOLS
+from kvstrata.contract.slots import SLOTS
 
 from . import labels, names
 from .meta import metadata
@@ -23,12 +24,15 @@ def build_serviceaccount(model: CachedModel) -> dict[str, Any]:
     }
 
 
-def build_role(model: CachedModel, shard_count: int) -> dict[str, Any]:
-    """Return the Role. `shard_count` is the number of the bundle's shards, present and imminent.
+def build_role(model: CachedModel, shard_count: int, *, has_pools: bool = False) -> dict[str, Any]:
+    """Return the Role. `shard_count` is the number of the bundle's shards, present and imminent, `has_pools` whether
+    there may be shards of pools, too: of these all are named at once, because pools come and go.
 
     A Role has to name a shard before the root does, or gates cannot read the new bundle: apply it first.
     """
     shards = [names.bundle_shard(model.name, index, slot) for index in range(shard_count) for slot in SLOTS]
+    if has_pools:
+        shards += [names.pool_shard(model.name, index, slot) for index in range(MAX_POOLS) for slot in SLOTS]
     watched = [names.bundle_root(model.name)]
     keys = model.spec.gate.authentication.api_keys
     if keys is not None:

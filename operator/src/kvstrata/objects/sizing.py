@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from kvstrata.api.cachedmodel import CachedModel, Transfer
 from kvstrata.api.cachetier import CacheTier, CacheTierSpec, Medium
+from kvstrata.contract.pools import CHUNK_HASH_BYTES, MAX_CHUNKS, MAX_POOLS, MAX_VERSIONS
 
 from .quantities import GIB, MIB, round_up
 
@@ -27,6 +28,9 @@ POLICY_VOLUME_STEP = 4
 KEYS_OF_A_SHARD_BYTES = MIB
 """What the data keys of a full bundle shard take as files: some 220 of them, a page of memory each."""
 
+MANIFESTS_BYTES = 2 * MAX_POOLS * MAX_VERSIONS * MAX_CHUNKS * CHUNK_HASH_BYTES
+"""What the manifests of all pools take that a model can have, and those that they replace until these are removed."""
+
 GATE_REQUEST_BYTES = 96 * MIB
 GATE_LIMIT_BYTES = 384 * MIB
 
@@ -41,14 +45,14 @@ REDIS_MARGIN_DIVISOR = 4
 
 
 def policy_volume_bytes(tiers: Sequence[CacheTier], shard_count: int) -> int:
-    """Return the size limit of the volume with the policy and, for pods that encrypt, its data keys.
+    """Return the size limit of the volume with the policy, pools' manifests and, for pods that encrypt, data keys.
 
     Each scope's key is a file. Another limit restarts pods, so it follows the number of the bundle's shards, which
     never shrinks, in steps of four, and leaves room for twice as many keys as there can be when a step is taken.
     """
     size = POLICY_VOLUME_BYTES
-    if any(tier.spec.medium is Medium.REDIS and tier.spec.encryption_required for tier in tiers):
-        while size < (shard_count + 1) * KEYS_OF_A_SHARD_BYTES:
+    if any(tier.spec.encryption_required for tier in tiers):
+        while size < (shard_count + 1) * KEYS_OF_A_SHARD_BYTES + MANIFESTS_BYTES:
             size *= POLICY_VOLUME_STEP
     return size
 
@@ -69,8 +73,8 @@ def stored_bytes(spec: CacheTierSpec) -> int | None:
 
     None for a medium without a capacity. It is what can be guaranteed, too.
     """
-    if spec.capacity_bytes is None or spec.medium is Medium.NVME:
-        return spec.capacity_bytes
+    if spec.capacity_bytes is None:
+        return None
     percent = spec.high_watermark_percent
     if spec.medium is Medium.REDIS:
         percent = min(percent, CLUSTER_STORED_PERCENT if spec.is_cluster else REDIS_STORED_PERCENT)

@@ -19,17 +19,20 @@ from kvstrata.contract.bundle import (
     split_into_shards,
 )
 from kvstrata.contract.canonical import digest_bytes
-from kvstrata.model.facts import CommittedBundle
+from kvstrata.contract.pools import PoolShard
+from kvstrata.model.facts import CommittedBundle, secrets_in
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
 from .capacity import BUDGETED
-from .compile import Compiled, compile_policy, rules_of, selects, still_allowed
-from .datakeys import as_held
+from .classification import shared_classifications
+from .compile import Compiled, compile_policy, entry_in, rules_of, selects, still_allowed
+from .poolshards import are_placed, desired_pools, empty_leftovers, leftovers, place
 from .scopes import current_epoch
 from .types import CommitBundle, Plan
 
 NO_PLAN = Plan()
+TIDY_AFTER_S = 60.0
 
 
 def plan_bundle(world: World, name: str) -> Plan:
@@ -44,18 +47,30 @@ def plan_bundle(world: World, name: str) -> Plan:
     committed = world.bundles.get(name)
     current = committed.bundle if committed and committed.bundle.root.model_uid == model.uid else None
     entries = desired_entries(world, model, current)
+    pools = desired_pools(world, model, current.pools if current else {})
     rules = rules_of(world, model)
     if (
-        current
+        committed
+        and current
         and _unchanged(current, entries)
+        and are_placed(committed, pools)
         and current.root.rules == rules
         and current.root.domain == world.domain_id
     ):
-        return NO_PLAN
+        return _tidy(world, model, committed)
     revision = 1 + max(committed.bundle.root.revision if committed else 0, model.status.bundle_revision or 0)
     dated = _dated(entries, current, revision)
-    commit = _commit(world, model, committed, current, dated, revision)
-    return Plan(actions=(commit,), enqueue=_tiers_with_budgets(world, model))
+    commit = _commit(world, model, committed, current, dated, pools, revision)
+    followers = _tiers_with_budgets(world, model)
+    return Plan(actions=(commit,), enqueue=followers, wake_after_s=TIDY_AFTER_S if commit.pool_shards else None)
+
+
+def _tidy(world: World, model: CachedModel, committed: CommittedBundle) -> Plan:
+    """Return the order to empty slots of pools that no reader needs any more; as long as one may, look again."""
+    emptied = empty_leftovers(world, model, committed)
+    if emptied is not None:
+        return Plan(actions=(emptied,))
+    return Plan(wake_after_s=TIDY_AFTER_S) if leftovers(world, model, committed) else NO_PLAN
 
 
 def _tiers_with_budgets(world: World, model: CachedModel) -> tuple[Key, ...]:
@@ -81,7 +96,7 @@ def desired_entries(world: World, model: CachedModel, current: Bundle | None) ->
         elif not share.absent:
             kept = _kept(current, share.policy)
             if kept is not None and share.compiled.blocked:
-                kept = share.as_committed(kept, as_held(world, model, still_allowed(world, share.policy, kept)))
+                kept = share.as_committed(kept, entry_in(world, model, still_allowed(world, share.policy, kept)))
             if kept is not None:
                 entries.setdefault(share.tenant, kept)
     return tuple([entries[tenant] for tenant in sorted(entries)])
@@ -143,7 +158,7 @@ def _shares(world: World, model: CachedModel) -> list[_Share]:
 def _share(world: World, model: CachedModel, policy: TenantCachePolicy) -> _Share:
     compiled = compile_policy(world, policy)
     absent = policy.metadata.deletion_timestamp is not None or not (compiled.blocked or selects(policy, model))
-    entry = None if absent or compiled.blocked or compiled.entry is None else as_held(world, model, compiled.entry)
+    entry = None if absent or compiled.blocked or compiled.entry is None else entry_in(world, model, compiled.entry)
     current = current_epoch(world, policy)
     epoch = current.value if current is not None else ""
     return _Share(policy, policy.spec.tenant, compiled, entry, absent, epoch, world.data_keys.get(epoch))
@@ -158,9 +173,11 @@ def _common_inputs(world: World, model: CachedModel) -> tuple[Any, ...]:
         world.domain_spec.public_tiers,
         tuple((name, tier.spec) for name, tier in sorted(world.tiers.items())),
         tuple((name, g.spec, g.status.scope, g.metadata.deleting) for name, g in sorted(world.groups.items())),
+        tuple((name, p.spec.readers, p.spec.model_ref, p.metadata.deleting) for name, p in sorted(world.pools.items())),
         frozenset(world.models),
         model.metadata.labels,
         model.spec.tier_names,
+        shared_classifications(world),
         # Rivals for a tenant look at each other.
         tuple(
             [
@@ -240,9 +257,12 @@ def _commit(
     committed: CommittedBundle | None,
     current: Bundle | None,
     entries: tuple[Entry, ...],
+    pools: Mapping[str, PoolShard],
     revision: int,
 ) -> CommitBundle:
     refs, changed = _shards(committed, entries)
+    placed = place(committed, current.pools if current else {}, pools, revision)
+    by_tenant = {entry.tenant: entry for entry in entries}
     rules = rules_of(world, model)
     rules_since = current.root.rules_since if current and current.root.rules == rules else revision
     root = Root(
@@ -255,16 +275,20 @@ def _commit(
         rules=rules,
         shards=refs,
         rules_since=rules_since,
+        pools=placed.refs,
     )
     return CommitBundle(
         model=model.name,
         root=root,
-        entries={entry.tenant: entry for entry in entries},
+        entries=by_tenant,
         shards=changed,
         resource_version=committed.resource_version if committed else None,
         owner=model.owner_reference(),
         compiled=_compiled(world, committed, entries, revision),
-        keyless=_keyless(world, committed, entries, revision),
+        keyless=_keyless(world, committed, secrets_in(by_tenant, pools), revision),
+        pools=pools,
+        pool_shards=placed.changed,
+        pool_indexes=placed.indexes,
     )
 
 
@@ -287,12 +311,9 @@ def _compiled(
     return known
 
 
-def _keyless(
-    world: World, committed: CommittedBundle | None, entries: tuple[Entry, ...], revision: int
-) -> dict[str, int]:
-    """Return since which revision no entry has the data key of an epoch, for the epochs that none has it of."""
+def _keyless(world: World, committed: CommittedBundle | None, held: frozenset[bytes], revision: int) -> dict[str, int]:
+    """Return since which revision a bundle has not the data key of an epoch, for the epochs whose key is not `held`."""
     if not world.data_keys:
         return {}
     before = committed.keyless if committed else {}
-    held = {key.secret for entry in entries for key in entry.keys}
     return {epoch: before.get(epoch, revision) for epoch, secret in world.data_keys.items() if secret not in held}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier, Medium
-from kvstrata.api.common import TierBudget
+from kvstrata.api.common import Classification, TierBudget
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason, TierReason
 from kvstrata.contract.ack import PodState
@@ -18,7 +19,7 @@ from kvstrata.objects.sizing import stored_bytes
 
 from .conditions import Finding, false, true, unknown
 
-BUDGETED = (Medium.CPU, Medium.REDIS)
+BUDGETED = (Medium.CPU, Medium.NVME, Medium.REDIS)
 """Media whose pods keep budgets and say so."""
 
 
@@ -46,11 +47,15 @@ def guaranteed_bytes(world: World, tier: CacheTier) -> int:
 
 
 def _promised(bundle: Bundle, tier: str) -> Mapping[str, int]:
+    versions = (version for shard in bundle.pools.values() for version in shard.versions)
+    scopes = chain(
+        ((entry.keyspace, entry.budgets) for entry in bundle.entries.values() if not entry.suspended),
+        ((version.keyspace, version.budgets) for version in versions),
+    )
     return {
-        entry.keyspace: budget.guaranteed_bytes or 0
-        for entry in bundle.entries.values()
-        if not entry.suspended
-        for budget in entry.budgets
+        keyspace: budget.guaranteed_bytes or 0
+        for keyspace, budgets in scopes
+        for budget in budgets
         if budget.tier == tier
     }
 
@@ -80,7 +85,7 @@ def capacity_committed(world: World, tier: CacheTier) -> Finding:
 def keeps_budgets(state: PodState | None, tier: CacheTier) -> bool:
     """Whether a pod says that it keeps this tier's budgets; one without a cache server stores nothing.
 
-    Of a Redis tier the capacity that it divides is the word: an adapter of the version before tells of none.
+    Of NVMe and Redis the capacity that it divides is the word: an adapter of the version before tells of none.
     """
     if state is None or not state.cache_boot:
         return state is not None
@@ -101,8 +106,16 @@ def silent_pods(world: World, tier: CacheTier, models: Iterable[CachedModel]) ->
     return serving, [pod for pod in serving if not keeps_budgets(_said(world, pod.uid), tier)]
 
 
-def within_budget(world: World, budgets: Sequence[TierBudget], models: Iterable[CachedModel], nothing: str) -> Finding:
+def within_budget(
+    world: World,
+    budgets: Sequence[TierBudget],
+    models: Iterable[CachedModel],
+    nothing: str,
+    levels: Sequence[Classification] = (),
+) -> Finding:
     """Return the condition WithinBudget of whoever declares `budgets` for `models`; `nothing` says that there are none.
+
+    `levels` are the classifications of the data of those who share the budgets, none for budgets that are not shared.
 
     It is True only if every serving pod says of itself that it enforces what is declared. What is declared for media
     without such a word is nobody's knowledge.
@@ -111,6 +124,15 @@ def within_budget(world: World, budgets: Sequence[TierBudget], models: Iterable[
     known = [(budget, world.tiers[budget.name]) for budget in budgets if budget.name in world.tiers and _bounds(budget)]
     if not known:
         return true(kind, PolicyReason.NO_BUDGET, nothing)
+    budgeted = [tier for _, tier in known if tier.spec.medium in BUDGETED]
+    closed = [tier.name for tier in budgeted if not all(map(tier.spec.admits, levels))]
+    if closed:
+        return false(
+            kind,
+            PolicyReason.CLASSIFICATION_NOT_ALLOWED,
+            f"what is declared on CacheTier {', '.join(closed)} is given to nobody: data is kept off by its "
+            "classification, as condition TiersAdmitted says",
+        )
     untold = sorted({budget.name for budget, tier in known if tier.spec.medium not in BUDGETED})
     if untold:
         return unknown(
@@ -132,6 +154,10 @@ def within_budget(world: World, budgets: Sequence[TierBudget], models: Iterable[
     if silent[Medium.CPU]:
         return unknown(
             kind, PolicyReason.MEMORY_NOT_GOVERNED, do_not_say(silent[Medium.CPU], "keep their memory within budgets")
+        )
+    if silent[Medium.NVME]:
+        return unknown(
+            kind, PolicyReason.BUDGETS_NOT_ENFORCED, do_not_say(silent[Medium.NVME], "keep their files within budgets")
         )
     if silent[Medium.REDIS]:
         return unknown(
@@ -158,7 +184,7 @@ def do_not_say(pods: set[str], what: str) -> str:
 
 
 def _consequence(tier: CacheTier) -> str:
-    if tier.spec.medium is Medium.CPU:
+    if tier.spec.per_pod:
         return "every guarantee is cut by the same share"
     return "the server refuses blocks for want of memory, also some that are guaranteed"
 

@@ -17,8 +17,10 @@ from kvstrata.model.world import World
 from .chains import first
 from .chains import model as model_chain
 from .chains import policy as chain
-from .datakeys import encrypts, keys_of
-from .scopes import current_epoch, epoch_of
+from .classification import denied_tiers
+from .datakeys import as_held, encrypts, keys_of
+from .pools import may_read, of_model, reading_inputs
+from .scopes import current_epoch, epoch_of, scope_in_force
 from .types import Decision
 
 
@@ -57,10 +59,12 @@ def _inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
         shared,
         tiers,
         _caps(world),
+        denied_tiers(world, policy, scope_in_force(world, policy)),
         # A refusal lists the tiers that there are.
         tuple(sorted(world.tiers)) if None in tiers else (),
         tuple(world.policies[name] for name in rivals) if len(rivals) > 1 else (),
         tuple(name in world.models for name in spec.models.names or ()) if spec.models else (),
+        reading_inputs(world, policy) if spec.pools else (),
     )
 
 
@@ -85,20 +89,29 @@ def _compile(world: World, policy: TenantCachePolicy) -> Compiled:
             suspended=policy.spec.is_suspended,
             budgets=budgets_of(world, policy, epoch.scope),
             keys=keys_of(world, epoch),
+            pools=may_read(world, policy.spec.tenant, policy.spec.pool_names),
         )
     )
+
+
+def entry_in(world: World, model: CachedModel, entry: Entry) -> Entry:
+    """Return a policy's entry as the bundle of `model` has it: its pools, and data keys if its pods encrypt."""
+    return of_model(world, model, as_held(world, model, entry))
 
 
 def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry:
     """Return the last valid entry of a policy whose new spec is invalid, as far as others still allow it.
 
-    An invalid spec may not shield its tenant from an invalidation or from a group that removed it: the entry follows
-    its scope's epoch, and a scope that the tenant may no longer use is not reused.
+    An invalid spec may not shield its tenant from an invalidation, or from a group, a pool or a tier that admits it no
+    more: the entry follows its scope's epoch, and what the tenant may no longer use or read is not reused. Nor does it
+    open a tier that was closed: the classification that it names may be part of what is wrong with it.
     """
+    kept = replace(kept, budgets=_without(kept.budgets, denied_tiers(world, policy, kept.scope)))
     epoch = epoch_of(world, policy, kept.scope)
+    pools = may_read(world, kept.tenant, kept.pools)
     if epoch is None or world.domain_key is None:
-        return replace(kept, suspended=True, keys=())
-    return replace(kept, keyspace=epoch.keyspace(world.domain_key), keys=keys_of(world, epoch))
+        return replace(kept, suspended=True, keys=(), pools=pools)
+    return replace(kept, keyspace=epoch.keyspace(world.domain_key), keys=keys_of(world, epoch), pools=pools)
 
 
 def budgets_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[TierBudget, ...]:
@@ -120,7 +133,19 @@ def budgets_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[T
         for budget in declared
     }
     capped = {name: TierBudget(tier=name, retention_s=longest_s) for name, longest_s in _caps(world)}
-    return tuple(budget for _, budget in sorted((capped | named).items()))
+    budgets = tuple(budget for _, budget in sorted((capped | named).items()))
+    return _without(budgets, denied_tiers(world, policy, scope))
+
+
+def _without(budgets: tuple[TierBudget, ...], denied: tuple[str, ...]) -> tuple[TierBudget, ...]:
+    """Return budgets that keep a scope off the tiers in `denied`, whatever they were."""
+    if not denied:
+        return budgets
+    by_tier = {budget.tier: budget for budget in budgets}
+    for name in denied:
+        old = by_tier.get(name)
+        by_tier[name] = TierBudget.denying(name, old.retention_s if old is not None else None)
+    return tuple(budget for _, budget in sorted(by_tier.items()))
 
 
 def _caps(world: World) -> tuple[tuple[str, int], ...]:

@@ -17,7 +17,7 @@ from datetime import datetime
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import CacheDomain
-from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.bundle import Entry
 from kvstrata.contract.datakey import MAX_GENERATION, DataKey
 from kvstrata.model.refs import BUNDLE, Key
@@ -31,7 +31,7 @@ from .types import EnsureSecret, Material, Plan
 LOOK_AGAIN_S = 60.0
 """When to look again at keys that may not go yet: pods that vanished count as gone by time alone."""
 
-HOLDERS = frozenset({"CacheDomain", "TenantCachePolicy", "TenantGroup"})
+HOLDERS = frozenset({"CacheDomain", "PrefixPool", "TenantCachePolicy", "TenantGroup"})
 """Kinds whose status names epochs."""
 
 
@@ -48,9 +48,12 @@ def keys_of(world: World, epoch: Epoch) -> tuple[DataKey, ...]:
 
 def as_held(world: World, model: CachedModel, entry: Entry) -> Entry:
     """Return a policy's entry as the bundle of `model` has it: pods that encrypt nothing get no keys."""
-    if not entry.keys or any(_encrypts(world.tiers[name]) for name in model.spec.tier_names if name in world.tiers):
-        return entry
-    return replace(entry, keys=())
+    return entry if not entry.keys or seals(world, model) else replace(entry, keys=())
+
+
+def seals(world: World, model: CachedModel) -> bool:
+    """Whether a tier of the model is to hold ciphertext."""
+    return any(_encrypts(world.tiers[name]) for name in model.spec.tier_names if name in world.tiers)
 
 
 def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
@@ -80,7 +83,7 @@ def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
 
 
 def _encrypts(tier: CacheTier) -> bool:
-    return tier.spec.medium is Medium.REDIS and tier.spec.encryption_required
+    return tier.spec.encryption_required
 
 
 def _by_secret(epochs: Iterable[str]) -> dict[str, set[str]]:
@@ -96,7 +99,8 @@ def _epochs_in_use(world: World) -> set[str]:
         *(group.status.scope for group in world.groups.values()),
         *(domain.status.scope for domain in world.domains.values()),
     ]
-    return {scope.epoch for scope in scopes if scope is not None}
+    of_pools = [epoch for pool in world.pools.values() for epoch in pool.status.epochs]
+    return {*(scope.epoch for scope in scopes if scope is not None), *of_pools}
 
 
 def _droppable(world: World, unused: Iterable[str], now: datetime) -> tuple[str, ...]:

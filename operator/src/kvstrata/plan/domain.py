@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
 from kvstrata.api.base import API_VERSION
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
+from kvstrata.api.common import Classification
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import DomainReason
 from kvstrata.contract.bundle import TierBudget
@@ -17,6 +19,7 @@ from kvstrata.objects import labels, names
 
 from .capacity import within_budget
 from .chains import budgets
+from .classification import because_of, shared_levels, tiers_admitted
 from .conditions import Finding, false, kstatus, write_status
 from .datakeys import plan_data_keys
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, rules_are_committed
@@ -96,15 +99,21 @@ def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
     }
     ready = Decision(DomainReason.READY, "the domain has its identity and key")
     wrong = budgets.problem(world, domain.spec.public_tiers, "spec.publicBudget.tiers")
-    findings = (*kstatus(wrong, pending, ready), enforced, _within_budget(world, domain, wrong))
+    levels, models = shared_levels(world, PUBLIC_SCOPE), world.models.values()
+    admitted = tiers_admitted(world, levels, because_of(world, PUBLIC_SCOPE), models)
+    findings = (*kstatus(wrong, pending, ready), enforced, _within_budget(world, domain, wrong, levels), *admitted)
     can_wait = pending is not None and wrong is None
     return Plan(statuses=write_status(domain, now, findings, fields, can_wait=can_wait))
 
 
-def _within_budget(world: World, domain: CacheDomain, wrong: Decision | None) -> Finding:
+def _within_budget(
+    world: World, domain: CacheDomain, wrong: Decision | None, levels: Sequence[Classification]
+) -> Finding:
     if wrong:
         return false(ConditionType.WITHIN_BUDGET, wrong.reason, wrong.message)
-    return within_budget(world, domain.spec.public_tiers, world.models.values(), "the public scope has no limit")
+    return within_budget(
+        world, domain.spec.public_tiers, world.models.values(), "the public scope has no limit", levels
+    )
 
 
 def _usage(world: World, domain: CacheDomain, now: datetime) -> dict[str, object] | None:

@@ -12,9 +12,8 @@ from kvstrata.contract.bundle import Bundle, Entry, Root
 from kvstrata.model.facts import Pod
 from kvstrata.model.world import World
 
-from .compile import rules_of, selects
+from .compile import entry_in, rules_of, selects
 from .conditions import Finding, false, true, unknown
-from .datakeys import as_held
 
 ENFORCED = "Enforced"
 
@@ -88,7 +87,7 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
             committed is None
             or entry is None
             or not current
-            or replace(entry, since=0) != as_held(world, model, desired)
+            or replace(entry, since=0) != entry_in(world, model, desired)
         ):
             uncommitted.append(model.name)
             continue

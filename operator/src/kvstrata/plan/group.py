@@ -17,9 +17,10 @@ from kvstrata.model.world import World
 
 from .capacity import within_budget
 from .chains import budgets
-from .compile import compile_policy, selects
+from .chains.policy import by_seniority
+from .classification import because_of, shared_levels, tiers_admitted
+from .compile import compile_policy, entry_in, selects
 from .conditions import Finding, false, kstatus, true, unknown, write_status
-from .datakeys import as_held
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, needed_revision
 from .scopes import fresh_epoch, group_scope, held
 from .types import Decision, Plan
@@ -49,7 +50,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
             *kstatus(stalled, waiting, waiting),
             enforced,
             _members(world, group),
-            _within_budget(world, group, stalled),
+            *_of_tiers(world, group, stalled),
         )
         generation = group.spec.effective_cache_generation
         of_epoch = {"scope": epoch.to_status(), "cacheGeneration": generation, "usage": None}
@@ -65,7 +66,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         *kstatus(stalled, pending, ready),
         enforced,
         _members(world, group),
-        _within_budget(world, group, stalled),
+        *_of_tiers(world, group, stalled),
     )
     fields: dict[str, object] = {"joined": len(_joined(world, group)), "usage": _usage(world, group, now)}
     if enforced.status == "True" and not stalled:
@@ -82,46 +83,69 @@ def _stalled(world: World, group: TenantGroup) -> Decision | None:
     wrong = budgets.problem(world, group.spec.tiers, "spec.tiers")
     if wrong:
         return wrong
-    if group.spec.effective_sharing is Sharing.POOLS_ONLY:
+    if group.spec.tiers and not _shares_blocks(group):
         return Decision(
-            GroupReason.SHARING_NOT_RECONCILED,
-            "sharing PoolsOnly is not reconciled by this version: members share nothing; use Full, or remove the group",
+            GroupReason.BUDGET_NOT_SUPPORTED,
+            "with sharing PoolsOnly nothing is stored under the group: remove spec.tiers, and give members budgets in "
+            "their own policies",
         )
     return None
 
 
+def _shares_blocks(group: TenantGroup) -> bool:
+    return group.spec.effective_sharing is Sharing.FULL
+
+
 def _enforced(world: World, group: TenantGroup) -> tuple[Finding, Coverage | None]:
-    """Return the condition Enforced, and None for coverage while a bundle has yet to follow the group."""
+    """Return the condition Enforced, and None for coverage while a bundle has yet to follow the group.
+
+    Of a group that shares pools only, members are in scopes of their own: what it gives them is in their entries.
+    """
     scope = group_scope(group.name)
     total = Coverage()
     members = _member_policies(world, group)
     joined = {policy.uid for policy in members}
+    in_scope = joined if _shares_blocks(group) else set()
     settled = group.status.enforced_generation == group.generation
     for model, committed in sorted(world.bundles.items()):
         root, entries = committed.bundle.root, committed.bundle.entries
         inside = {entry.policy for entry in entries.values() if entry.scope == scope}
         if (
             not committed.whole
-            or inside - joined
+            or inside - in_scope
             or not all(_is_committed(world, model, policy, entries) for policy in members)
         ):
             return false(
                 ENFORCED, GroupReason.NOT_COMMITTED, f"the bundle of CachedModel {model} is being rewritten"
             ), None
-        since = max((e.since for e in committed.bundle.entries.values() if e.scope == scope), default=0)
+        concerned = inside if _shares_blocks(group) else joined
+        since = max((entry.since for entry in entries.values() if entry.policy in concerned), default=0)
         total += coverage(world, model, needed_revision(root, since, settled=settled))
     if not joined:
-        return unknown(ENFORCED, GroupReason.NO_MEMBERS, "no TenantCachePolicy of a member names this group"), total
+        return unknown(ENFORCED, GroupReason.NO_MEMBERS, _nobody(group)), total
     return enforced_finding(total), total
 
 
-def _within_budget(world: World, group: TenantGroup, stalled: Decision | None) -> Finding:
+def _of_tiers(world: World, group: TenantGroup, stalled: Decision | None) -> tuple[Finding, ...]:
+    """Return whether the budgets are kept, and whether the tiers take what the members share."""
+    scope, models = group_scope(group.name), world.models.values()
+    levels = shared_levels(world, scope)
+    budgets = within_budget(world, group.spec.tiers, models, "the group sets no limit", levels)
     if stalled:
-        return false(ConditionType.WITHIN_BUDGET, stalled.reason, stalled.message)
-    return within_budget(world, group.spec.tiers, world.models.values(), "the group sets no limit")
+        budgets = false(ConditionType.WITHIN_BUDGET, stalled.reason, stalled.message)
+    if not _shares_blocks(group):
+        return (budgets,)
+    return (budgets, *tiers_admitted(world, levels, because_of(world, scope), models))
+
+
+def _nobody(group: TenantGroup) -> str:
+    named = "no TenantCachePolicy of a member names this group"
+    return named if _shares_blocks(group) else "no member has a TenantCachePolicy"
 
 
 def _usage(world: World, group: TenantGroup, now: datetime) -> dict[str, object] | None:
+    if not _shares_blocks(group):
+        return None
     scope, told = group_scope(group.name), group.status.scope
     keyspace = derive_keyspace(world.domain_key, scope, told.epoch) if told and world.domain_key else None
     budgets = [TierBudget(b.name, b.limit_bytes, b.guaranteed_bytes or None) for b in group.spec.tiers]
@@ -141,23 +165,27 @@ def _is_committed(world: World, model: str, policy: TenantCachePolicy, entries: 
     held_entry = entries.get(policy.spec.tenant)
     if held_entry is None or compiled.entry is None:
         return False
-    return replace(held_entry, since=0) == as_held(world, selected, compiled.entry)
+    return replace(held_entry, since=0) == entry_in(world, selected, compiled.entry)
 
 
 def _members(world: World, group: TenantGroup) -> Finding:
     joined = _joined(world, group)
     absent = sorted(set(group.spec.members) - joined)
     if absent:
-        return false(
-            MEMBERS_RESOLVED,
-            GroupReason.MEMBERS_WITHOUT_POLICY,
-            f"no TenantCachePolicy names this group for {', '.join(absent[:5])}; they share nothing until one does",
-        )
+        named = ", ".join(absent[:5])
+        sentence = f"no TenantCachePolicy names this group for {named}; they share nothing until one does"
+        if not _shares_blocks(group):
+            sentence = f"no TenantCachePolicy speaks for {named}; they read no pool until one does and lists it"
+        return false(MEMBERS_RESOLVED, GroupReason.MEMBERS_WITHOUT_POLICY, sentence)
     return true(MEMBERS_RESOLVED, GroupReason.ALL_MEMBERS_JOINED, f"{len(joined)} members have joined")
 
 
 def _member_policies(world: World, group: TenantGroup) -> tuple[TenantCachePolicy, ...]:
+    """Return the policies of members: to share blocks each must name the group, to read pools it need not."""
     members = set(group.spec.members)
+    if not _shares_blocks(group):
+        standing = (by_seniority(world, tenant)[:1] for tenant in sorted(members))
+        return tuple(policy for found in standing for policy in found)
     return tuple(
         policy
         for policy in world.policies.values()

@@ -7,13 +7,13 @@ revisions to wait for are read off bundles that no longer hold the old keyspaces
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from kvstrata.api.cachedomain import DOMAIN_NAME
-from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, Phase
+from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, Phase, RolledScope
 from kvstrata.api.common import ScopeStatus
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.scalars import format_timestamp
@@ -81,7 +81,7 @@ def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
             InvalidationReason.WAITING_FOR_DOMAIN, f"scope {missing[0]} has not drawn its first epoch yet"
         )
         return Plan(statuses=write_status(invalidation, now, kstatus(None, waiting, waiting), {}), wake_after_s=1)
-    rolled = [_intent(world, scope) for scope in scopes]
+    rolled = [intent for scope in scopes for intent in _intents(world, scope)]
     waiting = Decision(InvalidationReason.ROLLING_EPOCHS, f"{len(scopes)} scopes get a new epoch")
     fields = {
         "phase": str(Phase.ROLLING),
@@ -94,16 +94,20 @@ def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
     return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
 
 
-def _intent(world: World, scope: Scope) -> dict[str, Any]:
-    """Return which epoch a scope leaves and which it gets; each scope's draw differs, from one plan's entropy."""
+def _intents(world: World, scope: Scope) -> list[dict[str, Any]]:
+    """Return which epochs a scope leaves and which it gets; each scope's draw differs, from one plan's entropy.
+
+    A pool whose content is being replaced has two, of which the second may take over at any time.
+    """
     status = _holder(world, scope)[1]
+    epochs = [status.epoch if status else ""]
+    if scope.kind is ScopeKind.POOL and (following := world.pools[scope.name].status.next) is not None:
+        epochs.append(following.scope.epoch)
     drawn = bytes.fromhex(digest([world.entropy.hex(), str(scope)]))[:16]
-    return {
-        "kind": str(scope.kind),
-        "name": scope.name,
-        "oldEpoch": status.epoch if status else "",
-        "newEpoch": epoch_from_random(drawn),
-    }
+    return [
+        {"kind": str(scope.kind), "name": scope.name, "oldEpoch": epoch, "newEpoch": epoch_from_random(drawn)}
+        for epoch in epochs
+    ]
 
 
 def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
@@ -111,12 +115,15 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
     writes: list[StatusWrite] = []
     for rolled in invalidation.status.scopes:
         scope = Scope(ScopeKind(rolled.kind), rolled.name)
+        if scope.kind is ScopeKind.POOL:
+            continue
         holder, status, version = _holder_with_version(world, scope)
         if status is None or status.epoch != rolled.old_epoch or rolled.new_epoch is None:
             continue
         epoch = {"kind": str(scope.kind), "name": scope.name, "epoch": rolled.new_epoch, "rolls": status.rolls + 1}
         # What the scope held under the old epoch says nothing of the new one.
         writes.append(StatusWrite(holder, version, {"scope": epoch, "usage": None}))
+    writes += _pool_rolls(world, invalidation.status.scopes)
     if writes:
         followers = _followers(world)
         return Plan(statuses=tuple(writes), enqueue=(*followers, _key(invalidation)))
@@ -146,6 +153,30 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
     }
     findings = (*kstatus(None, waiting, waiting), false(LOGICALLY_INVALID, waiting.reason, waiting.message))
     return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
+
+
+def _pool_rolls(world: World, intents: Iterable[RolledScope]) -> Iterator[StatusWrite]:
+    """Yield the writes for pools that still have an epoch which is to go, in force or to come.
+
+    The new one is that of content that nobody has computed, so it is not published.
+    """
+    gone: dict[str, dict[str, str]] = {}
+    for intent in intents:
+        if ScopeKind(intent.kind) is ScopeKind.POOL and intent.old_epoch and intent.new_epoch:
+            gone.setdefault(intent.name, {})[intent.old_epoch] = intent.new_epoch
+    for name, epochs in sorted(gone.items()):
+        pool = world.pools.get(name)
+        if pool is None or not pool.status.epochs & epochs.keys():
+            continue
+        now, following = pool.status.scope, pool.status.next
+        fields: dict[str, Any] = {}
+        if following is not None and following.scope.epoch in epochs:
+            fields["next"] = None
+        if now is not None and now.epoch in epochs:
+            rolls = max(now.rolls, following.scope.rolls if following is not None else 0) + 1
+            scope = {"kind": str(ScopeKind.POOL), "name": name, "epoch": epochs[now.epoch], "rolls": rolls}
+            fields |= {"scope": scope, "published": None, "warmedAt": None, "usage": None}
+        yield StatusWrite(Key(pool.INFO.kind, world.namespace, name), pool.metadata.resource_version, fields)
 
 
 def _bundles_follow(world: World, invalidation: CacheInvalidation) -> bool:
@@ -270,6 +301,10 @@ def _holder_with_version(world: World, scope: Scope) -> tuple[Key, ScopeStatus |
             key = Key("CacheDomain", world.namespace, DOMAIN_NAME)
             found = held(domain.status.scope, PUBLIC_SCOPE) if domain else None
             return key, found, domain.metadata.resource_version if domain else ""
+        case ScopeKind.POOL:
+            pool = world.pools.get(scope.name)
+            key = Key("PrefixPool", world.namespace, scope.name)
+            return (key, held(pool.status.scope, scope), pool.metadata.resource_version) if pool else (key, None, "")
         case _:
             # Of two policies for one tenant only the older one's epoch is in bundles.
             for policy in by_seniority(world, scope.name):

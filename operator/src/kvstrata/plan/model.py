@@ -27,6 +27,8 @@ from .conditions import Finding, false, kstatus, true, unknown, write_status
 from .custody import witnesses_of
 from .enforcement import coverage, rules_are_committed
 from .ownership import no_longer_wanted, taken_by_someone_else
+from .pools import pools_of
+from .tierorder import tiers_ordered
 from .types import Decision, EnsureSecret, Material, Plan
 
 
@@ -85,17 +87,25 @@ def _children(
 ) -> tuple[dict[str, Any], ...]:
     committed = world.bundles.get(model.name)
     shard_count = max(1, len(committed.bundle.root.shards)) if committed else 1
+    has_pools = bool(pools_of(world, model) or (committed is not None and committed.bundle.root.pools))
     domain_id = world.domain_id or ""
 
     def render() -> tuple[dict[str, Any], ...]:
         return model_children(
-            ctx, domain_id, model, tiers, identity, shard_count=shard_count, service_monitors=ctx.service_monitors
+            ctx,
+            domain_id,
+            model,
+            tiers,
+            identity,
+            shard_count=shard_count,
+            has_pools=has_pools,
+            service_monitors=ctx.service_monitors,
         )
 
     # Objects follow from specs: a status that was written, of the model or of a tier, makes none of them anew.
     own = (model.spec, model.name, model.namespace, model.uid, model.metadata.labels)
     of_tiers = tuple((tier.name, tier.uid, tier.spec) for tier in tiers)
-    inputs = (ctx, domain_id, own, of_tiers, identity, shard_count)
+    inputs = (ctx, domain_id, own, of_tiers, identity, shard_count, has_pools)
     return world.memo.get((CachedModel, model.name), inputs, render)
 
 
@@ -143,7 +153,8 @@ def _report(
     }
     if rolled_out.status == "True":
         fields["cacheGeneration"] = model.spec.effective_cache_generation
-    findings = (*kstatus(None, pending, ready), tiers_bound, enforced, isolation, rolled_out)
+    ordered = tiers_ordered(_listed(world, model))
+    findings = (*kstatus(None, pending, ready), tiers_bound, ordered, enforced, isolation, rolled_out)
     # Which pods hold a policy must be known to whoever leads next, so that is never put off.
     same_witnesses = {witness["uid"] for witness in fields["witnesses"]} == {w.uid for w in model.status.witnesses}
     return write_status(model, now, findings, fields, can_wait=pending is not None and same_witnesses)

@@ -15,15 +15,16 @@ from kvstrata.model.world import World
 from .capacity import within_budget
 from .chains import first
 from .chains import policy as chain
+from .classification import because_of_policy, levels_of, tiers_admitted
 from .compile import compile_policy, selects
 from .conditions import Finding, false, kstatus, true, write_status
 from .enforcement import ENFORCED, Enforcement, holds, policy_enforcement
+from .pools import pools_resolved
 from .scopes import Epoch, current_epoch, former_scopes, fresh_epoch, held, scope_in_force
 from .types import Decision, Plan
 from .usage import usage_status
 
 ADMITTED = "Admitted"
-POOLS_RESOLVED = "PoolsResolved"
 ERASES_ON_DELETION = "ErasesOnDeletion"
 
 
@@ -143,7 +144,13 @@ def _waiting(world: World, policy: TenantCachePolicy, blocked: Decision | None) 
 
 def _declared(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> tuple[Finding, ...]:
     """Return the conditions that follow from the spec alone."""
-    return (_admitted(blocked), _within_budget(world, policy, blocked), _pools(policy), *_erasure(policy))
+    return (
+        _admitted(blocked),
+        _within_budget(world, policy, blocked),
+        *_tiers_admitted(world, policy),
+        pools_resolved(world, policy, blocked),
+        *_erasure(policy),
+    )
 
 
 def _last_enforced(world: World, policy: TenantCachePolicy) -> Finding:
@@ -169,10 +176,11 @@ def _within_budget(world: World, policy: TenantCachePolicy, blocked: Decision | 
     return within_budget(world, policy.spec.tiers, models, "the policy sets no limit")
 
 
-def _pools(policy: TenantCachePolicy) -> Finding:
-    if policy.spec.pools:
-        return false(POOLS_RESOLVED, PolicyReason.POOLS_NOT_RECONCILED, "this version does not serve prefix pools")
-    return true(POOLS_RESOLVED, PolicyReason.NO_POOLS, "the policy reads no pool")
+def _tiers_admitted(world: World, policy: TenantCachePolicy) -> tuple[Finding, ...]:
+    scope = scope_in_force(world, policy)
+    models = [model for model in world.models.values() if selects(policy, model)]
+    levels = levels_of(world, policy, scope)
+    return tiers_admitted(world, levels, because_of_policy(policy, scope), models)
 
 
 def _erasure(policy: TenantCachePolicy) -> tuple[Finding, ...]:

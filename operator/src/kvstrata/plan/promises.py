@@ -129,14 +129,15 @@ def _retention(world: World, tier: CacheTier, stalled: Decision | None) -> tuple
     if tier.spec.medium is Medium.REDIS:
         sentence = f"each block expires {tier.spec.max_retention} after it was stored, or sooner"
         return (true(kind, TierReason.EXPIRES_BY_ITSELF, sentence),)
-    if tier.spec.medium is not Medium.CPU:
+    if tier.spec.medium not in BUDGETED:
         sentence = (
             "spec.maxRetention is not kept on this medium by this version: blocks stay until they are evicted or "
         )
         return (false(kind, TierReason.RETENTION_NOT_RECONCILED, sentence + "their pod ends"),)
     sentence = f"pods remove each block {tier.spec.max_retention} after it was computed, or sooner"
     kept = true(kind, TierReason.REMOVED_IN_TIME, sentence)
-    return (_if_pods_say(world, tier, stalled, "keep their memory under the policy", kept),)
+    whose = "memory" if tier.spec.medium is Medium.CPU else "files"
+    return (_if_pods_say(world, tier, stalled, f"keep their {whose} under the policy", kept),)
 
 
 def _if_pods_say(world: World, tier: CacheTier, stalled: Decision | None, what: str, kept: Finding) -> Finding:

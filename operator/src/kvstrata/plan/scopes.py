@@ -41,6 +41,11 @@ def group_scope(name: str) -> Scope:
     return Scope(ScopeKind.GROUP, name)
 
 
+def pool_scope(name: str) -> Scope:
+    """Return the scope of a PrefixPool, into which its warmer alone writes."""
+    return Scope(ScopeKind.POOL, name)
+
+
 def is_member(world: World, policy: TenantCachePolicy, name: str | None) -> bool:
     """Whether the group of that name shares blocks and lists the policy's tenant."""
     group = world.groups.get(name or "")

@@ -20,10 +20,11 @@ from kvstrata.objects.quantities import binary
 from kvstrata.objects.redisusers import users_acl, what_users_may
 from kvstrata.objects.tierlinks import RedisLink, redis_link, redis_tls_secret
 
-from .capacity import guaranteed_bytes
+from .capacity import BUDGETED, guaranteed_bytes
 from .chains import first
 from .chains import tier as chain
 from .conditions import Finding, false, kstatus, true, unknown, write_status
+from .filetier import USED_STEPS, file_findings, used_share
 from .ownership import no_longer_wanted, taken_by_someone_else
 from .promises import promises
 from .types import Action, Decision, EnsureSecret, Material, Plan, ProbeBackend
@@ -33,9 +34,6 @@ PROBE_WHILE_DOWN_S = 3.0
 FULL_PERCENT = 90
 """From here on a pod's word that its block was refused counts, although the server's own figure is below its bound:
 what a write needs on its way in counts for the server, too. Below it, the pod has not tried since there is room."""
-
-USED_STEPS = 20
-"""`used` is reported in twentieths of the capacity, so that a busy tier does not rewrite its status all the time."""
 
 _UNKNOWN_USE: Mapping[str, Any] = {"shardsReady": None, "used": None, "guaranteed": None}
 """What a stalled tier says of its servers, which nobody asks, and of its use by pods, which there is none of."""
@@ -54,9 +52,13 @@ def plan_tier(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan
         return Plan(statuses=write_status(tier, now, findings, fields))
     if tier.spec.medium is not Medium.REDIS:
         in_pod = Decision(TierReason.IN_POD, "the tier lives inside the pods of the models that list it")
-        if tier.spec.medium is Medium.CPU:
+        if tier.spec.medium in BUDGETED:
             fields["guaranteed"] = binary(guaranteed_bytes(world, tier))
-        findings = (*kstatus(None, None, in_pod), *promises(world, tier))
+        told: tuple[Finding, ...] = ()
+        if tier.spec.medium is Medium.NVME:
+            fields["used"] = used_share(world, tier)
+            told = file_findings(world, tier)
+        findings = (*kstatus(None, None, in_pod), *told, *promises(world, tier))
         return Plan(statuses=write_status(tier, now, findings, fields))
     return _redis(world, ctx, tier, now, fields)
 

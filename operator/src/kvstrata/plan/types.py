@@ -8,6 +8,9 @@ from enum import StrEnum
 from typing import Any
 
 from kvstrata.contract.bundle import Entry, Root
+from kvstrata.contract.pools import PoolShard
+from kvstrata.contract.prefix import PrefixSource
+from kvstrata.model.facts import Pod
 from kvstrata.model.refs import Key
 
 
@@ -66,9 +69,9 @@ class EnsureSecret:
 class CommitBundle:
     """Write a model's bundle: its changed shards into their free slots, then the root, conditionally.
 
-    `shards` maps the index of each changed shard to its bytes; `resource_version` is the root's, None to create it;
-    `entries` is the whole content, as the store will hold it, `compiled` and `keyless` what those of `CommittedBundle`
-    will be.
+    `shards` maps the index of each changed shard to its bytes, `pool_shards` that of each changed shard of a pool;
+    `resource_version` is the root's, None to create it; `entries` and `pools` are the whole content, as the store will
+    hold it, `compiled`, `keyless` and `pool_indexes` what those of `CommittedBundle` will be.
     """
 
     model: str
@@ -79,6 +82,18 @@ class CommitBundle:
     owner: Mapping[str, Any]
     compiled: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     keyless: Mapping[str, int] = field(default_factory=dict)
+    pools: Mapping[str, PoolShard] = field(default_factory=dict)
+    pool_shards: Mapping[int, bytes] = field(default_factory=dict, repr=False)
+    pool_indexes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EmptySecrets:
+    """Take out what Secrets of a model's bundle hold that no reader needs, each if it is still at its version."""
+
+    model: str
+    versions: Mapping[str, str]
+    owner: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +113,50 @@ class ProbeBackend:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadSource:
+    """Read a key of a ConfigMap that holds a prefix."""
+
+    name: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenderPool:
+    """Ask a pod to name the chunks of a pool's prefixes, one after the other."""
+
+    pool: str
+    pod: Pod
+    prefixes: tuple[PrefixSource, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WarmPool:
+    """Have a pod compute prefixes of a version of a pool, one after the other.
+
+    The version is the one whose keyspace begins with `scope` and whose manifest has this digest. `timeout_s` is for
+    each prefix, and `at_once` how many a model's pods compute at one time, of whichever pool.
+    """
+
+    pool: str
+    pool_uid: str
+    pod: Pod
+    scope: str
+    manifest: str
+    prefixes: tuple[PrefixSource, ...] = field(repr=False)
+    timeout_s: float = 600.0
+    at_once: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class InspectPool:
+    """Ask a pod what its tiers hold of a pool."""
+
+    pool: str
+    pool_uid: str
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True)
 class Create:
     """Create an object that users may also write, so it is never applied over theirs."""
 
@@ -113,7 +172,11 @@ class Remove:
     uid: str
 
 
-Action = EnsureSecret | CommitBundle | ProbeBackend | Create | Remove
+PoolQuestion = ReadSource | RenderPool | WarmPool | InspectPool
+Question = ProbeBackend | PoolQuestion
+"""Actions that write nothing; their answers are facts of a later plan, and nobody waits for them."""
+
+Action = EnsureSecret | CommitBundle | EmptySecrets | Question | Create | Remove
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,4 +196,4 @@ class Plan:
     @property
     def empty(self) -> bool:
         """Whether this plan writes nothing."""
-        return not (self.apply or self.statuses or [a for a in self.actions if not isinstance(a, ProbeBackend)])
+        return not (self.apply or self.statuses or [a for a in self.actions if not isinstance(a, Question)])

@@ -7,7 +7,7 @@ nothing: a tenant's use of memory is known before that of Redis, and would hide 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from typing import Any
@@ -16,7 +16,7 @@ from kvstrata.api.cachetier import Medium
 from kvstrata.api.common import Usage
 from kvstrata.api.scalars import Quantity, format_timestamp
 from kvstrata.contract.ack import PodState
-from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.bundle import Bundle, TierBudget
 from kvstrata.contract.keyspace import ScopeKind
 from kvstrata.contract.link import SCOPE_DIGITS, ScopeUsage
 from kvstrata.model.refs import Key
@@ -30,6 +30,9 @@ FORGOTTEN_AFTER_S = 3600.0
 OFF_PERCENT = 25
 SMALLEST_BYTES = 1 << 16
 MOST_TIERS = 64
+
+_PER_POD = (Medium.CPU, Medium.NVME)
+"""Media of which a pod tells all that scopes hold, at once."""
 
 Held = Mapping[str, Mapping[str, int]]
 """By the digits of a scope and by tier, in bytes."""
@@ -84,25 +87,18 @@ def usage_status(
 
 
 def holders_of_news(world: World, model: str, now: datetime) -> frozenset[Key]:
-    """Return the policies, groups and the domain whose usage in status is off by what the pods of a model say."""
+    """Return policies, groups, pools and the domain if their usage in status is off by what the pods of a model say."""
     committed = world.bundles.get(model)
     if committed is None:
         return frozenset()
     told_now, by_model = _of_model(world, model), [_of_model(world, name) for name in world.models]
     found = set()
-    for entry in committed.bundle.entries.values():
-        scope = entry.keyspace[:SCOPE_DIGITS]
+    for keyspace, holder in _holders(world, committed.bundle):
+        scope = keyspace[:SCOPE_DIGITS]
         if scope not in told_now:
             continue
         # Status shows the highest word of all models, so one that holds less has no news.
         sizes = _highest(held[scope] for held in by_model if scope in held)
-        holder: Any = None
-        if entry.scope.kind is ScopeKind.TENANT:
-            holder = world.policies.get(world.policy_names.get(entry.policy, ""))
-        elif entry.scope.kind is ScopeKind.GROUP:
-            holder = world.groups.get(entry.scope.name)
-        elif entry.scope.kind is ScopeKind.PUBLIC:
-            holder = world.domain
         shown: Usage | None = holder.status.usage if holder is not None else None
         at = shown.observed_at if shown else None
         told = _told(shown)
@@ -112,8 +108,24 @@ def holders_of_news(world: World, model: str, now: datetime) -> frozenset[Key]:
     return frozenset(found)
 
 
+def _holders(world: World, bundle: Bundle) -> Iterator[tuple[str, Any]]:
+    """Yield each keyspace of a bundle with the object whose status tells what it holds, None where there is none."""
+    for entry in bundle.entries.values():
+        match entry.scope.kind:
+            case ScopeKind.TENANT:
+                yield entry.keyspace, world.policies.get(world.policy_names.get(entry.policy, ""))
+            case ScopeKind.GROUP:
+                yield entry.keyspace, world.groups.get(entry.scope.name)
+            case _:
+                yield entry.keyspace, world.domain
+    for name, shard in bundle.pools.items():
+        # While content is replaced, status tells of the one that readers have.
+        for version in shard.versions[:1]:
+            yield version.keyspace, world.pools.get(name)
+
+
 def _held(world: World, models: Iterable[str]) -> Held:
-    """Return what scopes hold: of memory in the pod that holds most of it, of Redis by the highest word.
+    """Return what scopes hold: of memory and files in the pod that holds most of it, of Redis by the highest word.
 
     Pods look at a scope on Redis in turns, so what another one says may be some minutes old.
     """
@@ -153,11 +165,11 @@ def _states(world: World, model: str) -> list[PodState]:
 
 
 def _emptied(world: World, models: Sequence[str], tiers: Iterable[str]) -> dict[str, int]:
-    """Return which of these tiers hold nothing of a scope that no row names: memory, if all rows were told."""
-    memory = [name for name in tiers if name in world.tiers and world.tiers[name].spec.medium is Medium.CPU]
-    states = list(chain.from_iterable(_states(world, model) for model in models)) if memory else []
+    """Return which of these tiers hold nothing of a scope that no row names: memory and files, if all was told."""
+    own = [name for name in tiers if name in world.tiers and world.tiers[name].spec.medium in _PER_POD]
+    states = list(chain.from_iterable(_states(world, model) for model in models)) if own else []
     whole = bool(states) and not any(state.usage_left_out for state in states) and _all_speak(world, models)
-    return dict.fromkeys(memory, 0) if whole else {}
+    return dict.fromkeys(own, 0) if whole else {}
 
 
 def _all_speak(world: World, models: Iterable[str]) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import random
 import time
@@ -11,12 +10,12 @@ from collections.abc import Callable
 
 from kvstrata.adapters.gate_client import GateClient, GateError
 from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.contract.ack import ACK_AUDIENCE, PodState, gate_server_name
+from kvstrata.contract.ack import PodState, gate_server_name
 from kvstrata.model.facts import Pod, VerifiedState
-from kvstrata.objects import names
 
 from . import metrics
 from .clock import utc_now
+from .podtokens import PodTokens
 from .queue import WorkQueue
 from .store import Store
 
@@ -25,7 +24,6 @@ log = logging.getLogger(__name__)
 LONG_POLL_S = 20.0
 MIN_PAUSE_S = 0.02
 RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-TOKEN_CACHE_S = 60.0
 FIRST_ROUND_S = 3.0
 COUNTS_PODS = ("CachedModel", "CacheDomain")
 GATHER_S = 0.05
@@ -41,7 +39,7 @@ class AckListener:
         self._kube, self._gates, self._store, self._queue, self._jitter = kube, gates, store, queue, jitter
         self._polls: dict[str, asyncio.Task[None]] = {}
         self._answered: set[str] = set()
-        self._tokens: dict[str, tuple[float, str, str]] = {}
+        self._tokens = PodTokens(kube)
 
     async def run(self) -> None:
         """Follow the pods in the store until cancelled."""
@@ -131,23 +129,4 @@ class AckListener:
         """Return why a state is not believed, or None."""
         if (state.pod_uid, state.namespace, state.model) != (pod.uid, namespace, pod.model):
             return "WrongPod"
-        username, bound_to = await self._identity(token)
-        if username != f"system:serviceaccount:{namespace}:{names.model_child(pod.model)}":
-            return "WrongAccount"
-        if bound_to != pod.uid:
-            return "ForeignToken"
-        return None
-
-    async def _identity(self, token: str) -> tuple[str, str]:
-        """Return whose token this is, asking the API server at most once a minute for each token."""
-        now = time.monotonic()
-        digest = hashlib.sha256(token.encode()).hexdigest()
-        cached = self._tokens.get(digest)
-        if cached and cached[0] > now:
-            return cached[1], cached[2]
-        identity = await self._kube.review_token(token, ACK_AUDIENCE)
-        if identity is None:
-            return "", ""
-        self._tokens = {d: entry for d, entry in self._tokens.items() if entry[0] > now}
-        self._tokens[digest] = (now + TOKEN_CACHE_S, identity.username, identity.pod_uid)
-        return identity.username, identity.pod_uid
+        return await self._tokens.doubt(namespace, pod, token)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,10 @@ from kvstrata.adapters.kube import Kube
 from kvstrata.adapters.resources import SECRET
 from kvstrata.contract import ContractError
 from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Entry, Root, Rules, decode_shard
+from kvstrata.contract.pools import PoolShard
 from kvstrata.model.facts import CommittedBundle
 from kvstrata.objects import labels, names
+from kvstrata.plan.types import CommitBundle
 
 from .secrets import decode
 from .store import DomainStore
@@ -33,12 +36,14 @@ async def read_bundle(kube: Kube, namespace: str, model: str) -> CommittedBundle
     if stored is None:
         return None
     try:
-        refs = Root.decode(decode(stored).get(ROOT_DATA_KEY, b"")).shards
+        root = Root.decode(decode(stored).get(ROOT_DATA_KEY, b""))
     except ContractError:
-        refs = ()
+        return assemble(model, {names.bundle_root(model): stored})
     shards = {}
-    for ref in refs:
-        name = names.bundle_shard(model, ref.index, ref.slot)
+    for name in (
+        *(names.bundle_shard(model, ref.index, ref.slot) for ref in root.shards),
+        *(names.pool_shard(model, ref.index, ref.slot) for ref in root.pools),
+    ):
         shard = await kube.get(SECRET, namespace, name)
         if shard is not None:
             shards[name] = shard
@@ -49,7 +54,7 @@ def assemble(model: str, secrets: Mapping[str, Mapping[str, Any]]) -> CommittedB
     """Return a model's bundle from the Secrets of its namespace by name, or None if there is none.
 
     Of one with a shard that is missing or damaged the root is returned without entries: its revision must still be
-    exceeded, and the next commit writes every shard anew.
+    exceeded, and the next commit writes every shard anew. A pool whose shard is damaged is left out by itself.
     """
     stored = secrets.get(names.bundle_root(model))
     if stored is None:
@@ -61,6 +66,7 @@ def assemble(model: str, secrets: Mapping[str, Mapping[str, Any]]) -> CommittedB
         log.error("the bundle's root cannot be read and is replaced", extra={"model": model, "error": str(error)})
         nothing = Root(domain="", model=model, model_uid="", revision=0, term=0, rules=Rules(), shards=())
         return CommittedBundle(Bundle(nothing, {}), version)
+    root, pools, indexes = _pools(model, root, secrets)
     entries: dict[str, Entry] = {}
     try:
         for ref in root.shards:
@@ -69,8 +75,53 @@ def assemble(model: str, secrets: Mapping[str, Mapping[str, Any]]) -> CommittedB
             entries |= {entry.tenant: entry for entry in decode_shard(data, ref.digest)}
     except ContractError as error:
         log.error("a bundle's shard is damaged and is rewritten", extra={"model": model, "error": str(error)})
-        return CommittedBundle(Bundle(replace(root, shards=(), rules_since=0), {}), version)
-    return CommittedBundle(Bundle(root, entries), version)
+        damaged = Bundle(replace(root, shards=(), rules_since=0), {}, pools)
+        return CommittedBundle(damaged, version, pool_indexes=indexes)
+    return CommittedBundle(Bundle(root, entries, pools), version, pool_indexes=indexes)
+
+
+def _pools(
+    model: str, root: Root, secrets: Mapping[str, Mapping[str, Any]]
+) -> tuple[Root, dict[str, PoolShard], dict[str, int]]:
+    """Return the pools of a bundle by name, with their indexes, and the root without digests of those not readable."""
+    pools: dict[str, PoolShard] = {}
+    indexes: dict[str, int] = {}
+    refs = []
+    for ref in root.pools:
+        stored = secrets.get(names.pool_shard(model, ref.index, ref.slot))
+        try:
+            shard = PoolShard.decode(decode(stored).get(SHARD_DATA_KEY, b"") if stored else b"", ref.digest)
+        except ContractError as error:
+            log.error("a pool's shard is damaged and is rewritten", extra={"model": model, "error": str(error)})
+            refs.append(replace(ref, digest=""))
+            continue
+        pools[shard.pool], indexes[shard.pool] = shard, ref.index
+        refs.append(ref)
+    return replace(root, pools=tuple(refs)), pools, indexes
+
+
+def shards_of(commit: CommitBundle) -> Iterator[tuple[str, bytes]]:
+    """Yield the names of the Secrets that a commit fills before it flips the root, and what they get."""
+    for index, data in commit.shards.items():
+        yield names.bundle_shard(commit.model, index, commit.root.shards[index].slot), data
+    slots = {ref.index: ref.slot for ref in commit.root.pools}
+    for index, data in commit.pool_shards.items():
+        yield names.pool_shard(commit.model, index, slots[index]), data
+
+
+def bundle_secret(name: str, data: Mapping[str, bytes], model: str, owner: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a Secret of a model's bundle, with the model as its owner."""
+    return {
+        "apiVersion": SECRET.api_version,
+        "kind": SECRET.kind,
+        "metadata": {
+            "name": name,
+            "labels": labels.of_model(model, "bundle"),
+            "ownerReferences": [dict(owner)],
+        },
+        "type": "Opaque",
+        "data": {data_key: base64.b64encode(value).decode() for data_key, value in data.items()},
+    }
 
 
 def take(domain: DomainStore, model: str, found: CommittedBundle | None) -> None:
@@ -95,6 +146,7 @@ def take(domain: DomainStore, model: str, found: CommittedBundle | None) -> None
     revision = max(own.bundle.root.revision, theirs.revision, reported)
     log.warning("a bundle is not as it was committed and is rewritten", extra={"model": model, "above": revision})
     shards = theirs.shards or own.bundle.root.shards
+    pools = theirs.pools if found else own.bundle.root.pools
     # No domain and no digest is right for it, so that all of it is written anew; each shard into the slot not in use.
     root = replace(
         own.bundle.root,
@@ -103,6 +155,11 @@ def take(domain: DomainStore, model: str, found: CommittedBundle | None) -> None
         term=max(own.bundle.root.term, theirs.term),
         rules_since=revision + 1,
         shards=tuple(replace(ref, digest="") for ref in shards),
+        pools=tuple(replace(ref, digest="", since=revision + 1) for ref in pools),
     )
     entries = {tenant: replace(entry, since=revision + 1) for tenant, entry in own.bundle.entries.items()}
-    domain.bundles[model] = CommittedBundle(Bundle(root, entries), found.resource_version if found else "")
+    domain.bundles[model] = CommittedBundle(
+        Bundle(root, entries, own.bundle.pools),
+        found.resource_version if found else "",
+        pool_indexes=found.pool_indexes if found else own.pool_indexes,
+    )

@@ -11,12 +11,19 @@ from typing import Any
 
 from kvstrata.api.base import Resource
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.common import Classification
 from kvstrata.api.conditions import ConditionType
+from kvstrata.api.prefixpool import PrefixPool
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.api.tenantgroup import Sharing, TenantGroup
+from kvstrata.contract.ack import PodState
 from kvstrata.model.facts import Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects.tierlinks import servers
 from kvstrata.plan.capacity import BUDGETED, keeps_budgets
+from kvstrata.plan.classification import sharers_to_tell
+from kvstrata.plan.poolshards import leftovers
 from kvstrata.plan.usage import holders_of_news
 
 
@@ -28,7 +35,8 @@ def concerned_by_object(world: World, key: Key, before: Resource | None, after: 
     own.add(Key("CacheDomain", world.namespace, "default"))
     match key.kind:
         case "CacheDomain":
-            return frozenset({*own, *_policies(world), *_groups(world), *_models(world), *_bundles(world)})
+            everyone = (*_policies(world), *_groups(world), *_pools(world), *_models(world))
+            return frozenset({*own, *everyone, *_bundles(world)})
         case "CacheTier":
             models = {
                 Key("CachedModel", world.namespace, m.name)
@@ -45,22 +53,38 @@ def concerned_by_object(world: World, key: Key, before: Resource | None, after: 
                 for group in world.groups.values()
                 if any(budget.name == key.name for budget in group.spec.tiers)
             }
-            return frozenset(
-                own | models | policies | groups | set(_bundles(world)) | _neighbours(world, before, after)
-            )
+            whole = {*_pools(world), *_bundles(world)}
+            if _admits(before) != _admits(after):
+                whole |= {*_policies(world), *_groups(world)}
+            return frozenset(own | models | policies | groups | whole | _neighbours(world, before, after))
         case "CachedModel":
-            return frozenset({*own, Key(BUNDLE, world.namespace, key.name), *_policies(world), *_groups(world)})
+            bundle = Key(BUNDLE, world.namespace, key.name)
+            return frozenset({*own, bundle, *_policies(world), *_groups(world), *_pools(world, key.name)})
         case "TenantCachePolicy":
-            return frozenset(
-                {*own, *_rivals(world, before, after), *_groups_of(world, before, after), *_bundles(world)}
-            )
+            told = {*_rivals(world, before, after), *_groups_of(world, before, after), *_sharers(world, before, after)}
+            return frozenset({*own, *told, *_bundles(world)})
         case "TenantGroup":
+            # Members may read the pools that the group may, whether or not their policy names it.
+            listed = {t for group in (before, after) if isinstance(group, TenantGroup) for t in group.spec.members}
             followers = {
                 Key("TenantCachePolicy", world.namespace, policy.name)
                 for policy in world.policies.values()
-                if policy.spec.group_name == key.name
+                if policy.spec.group_name == key.name or (policy.spec.pools and policy.spec.tenant in listed)
             }
             return frozenset({*own, *followers, *_bundles(world)})
+        case "PrefixPool":
+            named = {pool.spec.model_ref.name for pool in (before, after) if isinstance(pool, PrefixPool)}
+            bundles = {Key(BUNDLE, world.namespace, name) for name in named if name in world.models}
+            if before is not None and after is not None and _declared(before) == _declared(after):
+                return frozenset({*own, *bundles})
+            models = {Key("CachedModel", world.namespace, name) for name in named if name in world.models}
+            readers = {
+                Key("TenantCachePolicy", world.namespace, policy.name)
+                for policy in world.policies.values()
+                if key.name in policy.spec.pool_names
+            }
+            others = {key for name in named for key in _pools(world, name)}  # one that goes makes room for another
+            return frozenset({*own, *readers, *models, *bundles, *others})
         case _:
             return frozenset(own)
 
@@ -72,6 +96,7 @@ def concerned_by_pod(world: World, before: Pod | None, after: Pod | None, model:
     pod = after or before
     name = pod.model if pod else model or ""
     keys = {Key("CachedModel", world.namespace, name), Key("CacheDomain", world.namespace, "default")}
+    keys |= set(_pools(world, name))
     if (before is None or not before.live) != (after is None or not after.live):
         keys |= set(_open_invalidations(world))
     ended = before is not None and before.live and (after is None or not after.live)
@@ -92,6 +117,8 @@ def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, aft
     old, new = before.state if before else None, after.state
     same_use = old is not None and (old.usage, old.tier_usage) == (new.usage, new.tier_usage)
     news = frozenset() if same_use else holders_of_news(world, pod.model, after.at)
+    if before is None or not before.in_contact or _renders_as(before.state) != _renders_as(new):
+        news |= frozenset(_pools(world, pod.model))
     if old is not None and (old.acked, old.problem, old.fresh, old.tiers) == (
         new.acked,
         new.problem,
@@ -105,7 +132,8 @@ def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, aft
         keys |= {Key("CacheTier", world.namespace, tier.name) for tier in (*told_before, *new.tiers)}
     if old is None or old.acked != new.acked:
         keys |= _waiting_policies(world, pod.model, old.acked if old else 0)
-        keys |= set(_open_invalidations(world)) | set(_groups(world))
+        keys |= set(_open_invalidations(world)) | set(_groups(world)) | _waiting_slots(world, pod.model)
+        keys |= _waiting_pools(world, pod.model, old.acked if old else 0)
     changed = [t for t in _budgeted(world, pod.model) if keeps_budgets(old, t) != keeps_budgets(new, t)]
     return frozenset(keys | _with_budgets_in(world, changed))
 
@@ -148,13 +176,49 @@ def _waiting_policies(world: World, model: str, enforced: int) -> set[Key]:
     return {Key("TenantCachePolicy", world.namespace, name) for name in names}
 
 
+def _waiting_slots(world: World, model: str) -> set[Key]:
+    """Return the bundle of a model if it has slots that are emptied once no pod reads them any more."""
+    found, committed = world.models.get(model), world.bundles.get(model)
+    if found is None or committed is None or not leftovers(world, found, committed):
+        return set()
+    return {Key(BUNDLE, world.namespace, model)}
+
+
+def _waiting_pools(world: World, model: str, enforced: int) -> set[Key]:
+    """Return the pools of a model that changed after revision `enforced`."""
+    committed = world.bundles.get(model)
+    if committed is None:
+        return set()
+    changed = {ref.index for ref in committed.bundle.root.pools if ref.since > enforced}
+    named = (name for name, index in committed.pool_indexes.items() if index in changed)
+    return {Key("PrefixPool", world.namespace, name) for name in named if name in world.pools}
+
+
+def _declared(resource: Resource) -> tuple[Any, ...]:
+    """Return what of an object its users decide."""
+    metadata = resource.metadata
+    return metadata.uid, metadata.generation, metadata.labels, metadata.deleting
+
+
 def _meaning(resource: Resource) -> tuple[Any, ...]:
     """Return what of an object others look at: its spec, its labels, whether it is going, and its epoch."""
     status: Any = getattr(resource, "status")  # noqa: B009  (declared by each kind)
-    metadata = resource.metadata
     scope = getattr(status, "scope", None)
-    extra = (getattr(status, "domain_id", None), getattr(status, "phase", None), _usable(resource))
-    return (metadata.uid, metadata.generation, metadata.labels, metadata.deleting, scope, *extra)
+    extra = (
+        getattr(status, "domain_id", None),
+        getattr(status, "phase", None),
+        _usable(resource),
+        _compiled(resource),
+    )
+    return (*_declared(resource), scope, *extra)
+
+
+def _compiled(resource: Resource) -> tuple[Any, ...] | None:
+    """Return what bundles have of a pool's status, beside its epoch."""
+    if not isinstance(resource, PrefixPool):
+        return None
+    status = resource.status
+    return status.manifest_digest, status.render_id, status.published, status.tiers, status.next
 
 
 def _usable(resource: Resource) -> tuple[bool, bool] | None:
@@ -173,6 +237,16 @@ def _rivals(world: World, *policies: Resource | None) -> set[Key]:
     }
 
 
+def _sharers(world: World, *policies: Resource | None) -> set[Key]:
+    edited = [policy for policy in policies if isinstance(policy, TenantCachePolicy)]
+    return {Key("TenantCachePolicy", world.namespace, name) for name in sharers_to_tell(world, *edited)}
+
+
+def _admits(tier: Resource | None) -> tuple[Classification, ...] | None:
+    """Return whose data a tier takes, None for everybody's, as where there is no tier."""
+    return tier.spec.allowed_classifications if isinstance(tier, CacheTier) else None
+
+
 def _neighbours(world: World, before: Resource | None, after: Resource | None) -> set[Key]:
     """Return the tiers that may or may not be used now that another names other servers, and who lists them."""
     named = [servers(tier) if isinstance(tier, CacheTier) else frozenset() for tier in (before, after)]
@@ -185,8 +259,13 @@ def _neighbours(world: World, before: Resource | None, after: Resource | None) -
 
 
 def _groups_of(world: World, *policies: Resource | None) -> set[Key]:
-    named = {policy.spec.group_name for policy in policies if policy is not None}  # type: ignore[attr-defined]
-    return {Key("TenantGroup", world.namespace, name) for name in named if name in world.groups}
+    edited = [policy.spec for policy in policies if isinstance(policy, TenantCachePolicy)]
+    named, tenants = {spec.group_name for spec in edited}, {spec.tenant for spec in edited}
+    return {
+        Key("TenantGroup", world.namespace, name)
+        for name, group in world.groups.items()
+        if name in named or (group.spec.effective_sharing is Sharing.POOLS_ONLY and tenants & set(group.spec.members))
+    }
 
 
 def _policies(world: World) -> tuple[Key, ...]:
@@ -199,6 +278,20 @@ def _groups(world: World) -> tuple[Key, ...]:
 
 def _models(world: World) -> tuple[Key, ...]:
     return tuple(Key("CachedModel", world.namespace, name) for name in world.models)
+
+
+def _pools(world: World, model: str | None = None) -> tuple[Key, ...]:
+    """Return the pools of a model, of any model for None."""
+    return tuple(
+        Key("PrefixPool", world.namespace, name)
+        for name, pool in world.pools.items()
+        if model is None or pool.spec.model_ref.name == model
+    )
+
+
+def _renders_as(state: PodState) -> tuple[object, ...]:
+    """Return what of a pod's state decides whether it can be asked about prefixes, and whether its answers stand."""
+    return state.gate_boot, state.cache_boot, state.engine_ready, state.acked > 0
 
 
 def _bundles(world: World) -> tuple[Key, ...]:

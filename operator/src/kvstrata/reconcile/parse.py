@@ -46,6 +46,7 @@ def parse_pod(raw: Mapping[str, Any]) -> Pod | None:
         ready=_serves(status, containers),
         deleting="deletionTimestamp" in metadata,
         identity=(metadata.get("labels") or {}).get(labels.IDENTITY, ""),
+        render_id=(metadata.get("labels") or {}).get(labels.RENDER, ""),
     )
 
 

@@ -72,7 +72,9 @@ class SecretWatch:
     def _mark(self, domain: DomainStore, model: str, raw: Raw) -> frozenset[Key]:
         """Ask for the bundle of `model` to be read anew, unless the event tells of what this process committed."""
         committed = domain.bundles.get(model)
-        shards = committed.bundle.root.shards if committed else ()
+        root = committed.bundle.root if committed else None
+        named = {names.bundle_shard(model, ref.index, ref.slot) for ref in (root.shards if root else ())}
+        named |= {names.pool_shard(model, ref.index, ref.slot) for ref in (root.pools if root else ())}
         name, version = raw["metadata"]["name"], resource_version(raw)
         if model not in domain.objects["CachedModel"]:
             return frozenset()
@@ -80,7 +82,7 @@ class SecretWatch:
             return frozenset()
         if name == names.bundle_root(model):
             newest: float = version
-        elif name in {names.bundle_shard(model, ref.index, ref.slot) for ref in shards}:
+        elif name in named:
             # The root does not change with its shards, so no version of it can tell that they were read anew.
             newest = math.inf
         else:

@@ -15,14 +15,16 @@ from typing import Any
 from kvstrata.api.base import InvalidObjectError, Resource
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.link import ScopeUsage
 from kvstrata.model.facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
 from kvstrata.model.memo import Memo
+from kvstrata.model.poolfacts import HoldingReport, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects.applied import memo_names
-from kvstrata.objects.identity import cache_identity
+from kvstrata.objects.identity import cache_identity, render_id
 from kvstrata.plan.capacity import guaranteed_bytes
 from kvstrata.plan.ownership import controllers
 
@@ -62,6 +64,14 @@ class DomainStore:
     committed_at: dict[str, tuple[int, float]] = field(default_factory=dict)
     """By model, the revision that this process committed last and when, in monotonic seconds."""
     backends: dict[str, BackendReport] = field(default_factory=dict)
+    sources: dict[tuple[str, str], SourceReport] = field(default_factory=dict)
+    """By a ConfigMap's name and key."""
+    renders: dict[str, dict[str, RenderReport]] = field(default_factory=lambda: defaultdict(dict))
+    """By a pod's UID and a prefix's digest."""
+    warmed: dict[str, dict[tuple[str, str], WarmReport]] = field(default_factory=lambda: defaultdict(dict))
+    """By a pod's UID, and the digits of a version's scope with a prefix's digest."""
+    holdings: dict[str, dict[str, HoldingReport]] = field(default_factory=lambda: defaultdict(dict))
+    """By a pod's UID and a pool's."""
     memo: Memo = field(default_factory=Memo)
 
 
@@ -115,6 +125,10 @@ class Store:
             states=d.states,
             bundles=d.bundles,
             backends=d.backends,
+            sources=d.sources,
+            renders=d.renders,
+            warmed=d.warmed,
+            holdings=d.holdings,
             memo=d.memo,
         )
 
@@ -158,7 +172,10 @@ class Store:
             if isinstance(before, CachedModel):
                 d.bundles.pop(name, None)
                 d.suspected_bundles.pop(name, None)
-                d.memo.forget((CachedModel, name), (cache_identity, name), (BUNDLE, name), (ScopeUsage, name))
+                d.memo.forget((CachedModel, name), (cache_identity, name), (render_id, name))
+                d.memo.forget((BUNDLE, name), (ScopeUsage, name))
+            if isinstance(before, PrefixPool):
+                d.memo.forget((PrefixPool, name))
             if isinstance(before, CacheTier):
                 d.memo.forget((guaranteed_bytes, name))
             return concerned_by_object(self.world(namespace), Key(kind, namespace, name), before, None)
@@ -185,6 +202,9 @@ class Store:
             return frozenset()  # It went while it was asked.
         before = d.states.get(pod.uid)
         d.states[pod.uid] = verified
+        if not verified.state.engine_ready:
+            # Another start of the engine may read another tokenizer.
+            d.renders.pop(pod.uid, None)
         return concerned_by_state(self.world(namespace), pod, before, verified)
 
     def lose_contact(self, namespace: str, uid: str) -> None:
@@ -281,15 +301,24 @@ class Store:
             departure = Departure(pod.name, pod.uid, self._now(), clean, said.state.acked if said else 0)
             d.departures[model] = (*d.departures.get(model, ()), departure)[-MAX_DEPARTURES:]
             d.states.pop(pod.uid, None)
+            for facts in (d.renders, d.warmed, d.holdings):
+                facts.pop(pod.uid, None)
             return concerned_by_pod(self.world(d.namespace), pod, None, model=model)
         return frozenset()
 
 
 def _note_epoch_left(d: DomainStore, before: Resource | None, after: Resource | None) -> None:
-    """Take note of an epoch that a status no longer names: epochs are random, so it never will again."""
-    left, now = (getattr(getattr(one, "status", None), "scope", None) for one in (before, after))
-    if left is not None and left.epoch in d.data_keys and (now is None or now.epoch != left.epoch):
-        d.judged_epochs.add(left.epoch)
+    """Take note of epochs that a status no longer names: epochs are random, so it never will again."""
+    left = _epochs(before) - _epochs(after)
+    if left:
+        d.judged_epochs |= left & d.data_keys.keys()
+
+
+def _epochs(resource: Resource | None) -> frozenset[str]:
+    if isinstance(resource, PrefixPool):
+        return resource.status.epochs
+    scope = getattr(getattr(resource, "status", None), "scope", None)
+    return frozenset() if scope is None else frozenset({scope.epoch})
 
 
 def owners(raw: Mapping[str, Any]) -> frozenset[Key]:

@@ -2,35 +2,44 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.redis_probe import probe_redis
 from kvstrata.adapters.resources import BY_KIND, SECRET, SERVICE_MONITOR
-from kvstrata.api.cachetier import CacheTier, Medium
-from kvstrata.api.conditions import ConditionType
-from kvstrata.api.reasons import TierReason
 from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle
-from kvstrata.model.facts import BackendReport, CommittedBundle
+from kvstrata.model.facts import CommittedBundle
 from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
-from kvstrata.objects import labels, names
+from kvstrata.objects import names
 from kvstrata.objects.applied import missing
+from kvstrata.plan.pools import narrowed_anew
+from kvstrata.plan.poolshards import changed_pools
 from kvstrata.plan.refused import plan_refused
-from kvstrata.plan.types import Action, CommitBundle, Create, EnsureSecret, Plan, ProbeBackend, Remove, StatusWrite
+from kvstrata.plan.types import (
+    Action,
+    CommitBundle,
+    Create,
+    EmptySecrets,
+    EnsureSecret,
+    InspectPool,
+    Plan,
+    PoolQuestion,
+    ProbeBackend,
+    ReadSource,
+    Remove,
+    RenderPool,
+    StatusWrite,
+    WarmPool,
+)
 
 from . import metrics
-from .bundles import read_bundle, take
+from .backends import Backends
+from .bundles import bundle_secret, read_bundle, shards_of, take
 from .clock import utc_now
 from .queue import WorkQueue
-from .secrets import Keeper, decode
-from .store import Store
-
-log = logging.getLogger(__name__)
+from .secrets import Keeper
+from .store import DomainStore, Store
 
 COMMIT_INTERVAL_S = 0.1
 """A bundle is committed at most ten times a second; edits in between are carried by the next commit."""
@@ -40,11 +49,21 @@ PROGRESS_INTERVAL_S = 0.25
 
 
 class Writer:
-    """Carries out plans for one operator process. `leading` says whether this process may still write."""
+    """Carries out plans for one operator process. `leading` says whether this process may still write, `ask_for_pools`
+    begins with what a plan of a pool asks of others."""
 
-    def __init__(self, kube: Kube, store: Store, queue: WorkQueue, keeper: Keeper, leading: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        kube: Kube,
+        store: Store,
+        queue: WorkQueue,
+        keeper: Keeper,
+        leading: Callable[[], bool],
+        ask_for_pools: Callable[[str, PoolQuestion], None],
+    ) -> None:
         self._kube, self._store, self._queue, self._keeper, self._leading = kube, store, queue, keeper, leading
-        self._probes: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._ask_for_pools = ask_for_pools
+        self.backends = Backends(kube, store, queue)
 
     async def carry_out(self, key: Key, plan: Plan) -> None:
         """Write everything of `plan`, in its order. Raises KubeError on the first refusal; what was written stands.
@@ -62,16 +81,8 @@ class Writer:
             self._queue.add(other)
         if plan.wake_after_s is not None:
             self._queue.add(key, plan.wake_after_s)
-        if key.kind == "CacheTier" and not self._is_asked(key.namespace, key.name):
-            self._store.domain(key.namespace).backends.pop(key.name, None)
-            metrics.BACKEND_UP.remove(key.namespace, key.name)
-
-    def _is_asked(self, namespace: str, tier: str) -> bool:
-        """Whether a tier exists and has a server that the operator asks."""
-        found: CacheTier | None = self._store.domain(namespace).objects["CacheTier"].get(tier)
-        if found is None or found.metadata.deleting or found.status.is_true(ConditionType.STALLED):
-            return False
-        return found.spec.medium is Medium.REDIS
+        if key.kind == "CacheTier":
+            self.backends.forget_unasked(key.namespace, key.name)
 
     async def _act(self, key: Key, action: Action) -> None:
         match action:
@@ -80,8 +91,12 @@ class Writer:
                 await self._keeper.ensure(self._store.domain(key.namespace), action)
             case CommitBundle():
                 await self._commit(key, action)
+            case EmptySecrets():
+                await self._empty(key, action)
             case ProbeBackend():
-                self._probe(key.namespace, action)
+                self.backends.begin(key.namespace, action)
+            case ReadSource() | RenderPool() | WarmPool() | InspectPool():
+                self._ask_for_pools(key.namespace, action)
             case Create():
                 await self._create(key, action.body)
             case Remove():
@@ -160,10 +175,11 @@ class Writer:
         self._may_write()
         started = time.monotonic()
         self._queue.hold_off(key, COMMIT_INTERVAL_S)
-        for index in commit.shards:
-            await self._write_shard(key, commit, index)
+        for name, data in shards_of(commit):
+            await self._write_shard(key, commit, name, data)
         self._may_write()
-        root = _bundle_secret(names.bundle_root(commit.model), ROOT_DATA_KEY, commit.root.encode(), commit)
+        encoded = {ROOT_DATA_KEY: commit.root.encode()}
+        root = bundle_secret(names.bundle_root(commit.model), encoded, commit.model, commit.owner)
         try:
             if not commit.resource_version:
                 written = await self._kube.create(SECRET, key.namespace, root)
@@ -176,24 +192,33 @@ class Writer:
                 raise
             # The answer may have been lost after the write: then what is stored is what was to be written.
             found = await read_bundle(self._kube, key.namespace, commit.model)
-            if found is None or found.bundle != Bundle(commit.root, commit.entries):
+            if found is None or found.bundle != Bundle(commit.root, commit.entries, commit.pools):
                 take(self._store.domain(key.namespace), commit.model, found)
                 raise
             version = found.resource_version
         domain = self._store.domain(key.namespace)
         before = domain.bundles.get(commit.model)
-        held = {entry.policy for entry in before.bundle.entries.values()} if before else set()
-        dropped = frozenset(held - {entry.policy for entry in commit.entries.values()})
+        entries_before = before.bundle.entries if before else {}
+        held = {entry.policy for entry in entries_before.values()}
+        others = frozenset(held - {entry.policy for entry in commit.entries.values()})
+        others |= narrowed_anew(entries_before, commit.entries)
         domain.bundles[commit.model] = CommittedBundle(
-            Bundle(commit.root, commit.entries), version, commit.compiled, commit.keyless
+            Bundle(commit.root, commit.entries, commit.pools),
+            version,
+            commit.compiled,
+            commit.keyless,
+            commit.pool_indexes,
         )
         domain.committed_at[commit.model] = (commit.root.revision, time.monotonic())
         metrics.COMMITS.observe(time.monotonic() - started)
         for other in ("TenantCachePolicy", "TenantGroup"):
             self._enqueue(
-                {Key(other, key.namespace, name) for name in self._concerned(key.namespace, other, commit, dropped)}
+                {Key(other, key.namespace, name) for name in self._concerned(key.namespace, other, commit, others)}
             )
         self._enqueue({Key("CachedModel", key.namespace, commit.model), Key("CacheDomain", key.namespace, "default")})
+        changed = changed_pools(before.bundle.pools if before else {}, commit.pools)
+        pools = domain.objects["PrefixPool"]
+        self._enqueue({Key("PrefixPool", key.namespace, name) for name in changed if name in pools})
         self._enqueue(
             {
                 Key("CacheInvalidation", key.namespace, invalidation.name)
@@ -202,14 +227,13 @@ class Writer:
             }
         )
 
-    async def _write_shard(self, key: Key, commit: CommitBundle, index: int) -> None:
+    async def _write_shard(self, key: Key, commit: CommitBundle, name: str, data: bytes) -> None:
         """Fill the slot of a shard that no reader uses, if it is as this process knows it.
 
         Otherwise somebody else wrote it, perhaps another leader: then the plan was made for a bundle of the past.
         """
         self._may_write()
-        name = names.bundle_shard(commit.model, index, commit.root.shards[index].slot)
-        body = _bundle_secret(name, SHARD_DATA_KEY, commit.shards[index], commit)
+        body = bundle_secret(name, {SHARD_DATA_KEY: data}, commit.model, commit.owner)
         domain = self._store.domain(key.namespace)
         known = domain.secrets.get(name)
         try:
@@ -220,21 +244,42 @@ class Writer:
                 written = await self._kube.replace(SECRET, key.namespace, body)
         except KubeError as error:
             if error.is_conflict or error.is_not_found:
-                stored = await self._kube.get(SECRET, key.namespace, name)
-                if stored is not None:
-                    self._keeper.observe(domain, stored)
-                else:
-                    self._keeper.forget(domain, name)
+                await self._reread(domain, key.namespace, name)
                 await self.load_bundle(key.namespace, commit.model)
             raise
         self._keeper.observe(domain, written)
 
-    def _concerned(self, namespace: str, kind: str, commit: CommitBundle, dropped: frozenset[str]) -> set[str]:
-        """Return the objects that a commit concerns; `dropped` are the policies whose entry it took out."""
+    async def _empty(self, key: Key, order: EmptySecrets) -> None:
+        """Empty Secrets that nobody reads; one that somebody else wrote meanwhile is looked at again."""
+        domain = self._store.domain(key.namespace)
+        for name, version in order.versions.items():
+            self._may_write()
+            body = bundle_secret(name, {}, order.model, order.owner)
+            body["metadata"]["resourceVersion"] = version
+            try:
+                written = await self._kube.replace(SECRET, key.namespace, body)
+            except KubeError as error:
+                if error.is_not_found:
+                    self._keeper.forget(domain, name)
+                    continue
+                if error.is_conflict:
+                    await self._reread(domain, key.namespace, name)
+                raise
+            self._keeper.observe(domain, written)
+
+    async def _reread(self, domain: DomainStore, namespace: str, name: str) -> None:
+        stored = await self._kube.get(SECRET, namespace, name)
+        if stored is not None:
+            self._keeper.observe(domain, stored)
+        else:
+            self._keeper.forget(domain, name)
+
+    def _concerned(self, namespace: str, kind: str, commit: CommitBundle, others: frozenset[str]) -> set[str]:
+        """Return the objects that a commit concerns; `others` are policies whose entry is not what it changed."""
         objects = self._store.domain(namespace).objects[kind]
         if kind == "TenantGroup":
             return set(objects)
-        changed = dropped | {e.policy for e in commit.entries.values() if e.since == commit.root.revision}
+        changed = others | {e.policy for e in commit.entries.values() if e.since == commit.root.revision}
         everyone = commit.root.rules_since == commit.root.revision
         return {name for name, policy in objects.items() if everyone or policy.uid in changed}
 
@@ -262,58 +307,6 @@ class Writer:
         take(self._store.domain(namespace), model, await read_bundle(self._kube, namespace, model))
         self._queue.add(Key(BUNDLE, namespace, model))
 
-    def _probe(self, namespace: str, order: ProbeBackend) -> None:
-        slot = (namespace, order.tier)
-        running = self._probes.get(slot)
-        if running is None or running.done():
-            self._probes[slot] = asyncio.create_task(self._ask_backend(namespace, order), name=f"probe {order.tier}")
-
-    async def _ask_backend(self, namespace: str, order: ProbeBackend) -> None:
-        try:
-            password = await self._secret_value(namespace, order.password_secret)
-            authority = await self._secret_value(namespace, order.authority_secret)
-            text = password.decode() if password else None
-        except (KubeError, LookupError) as error:
-            report = _unasked(order, TierReason.SECRET_NOT_FOUND, str(error))
-        except UnicodeDecodeError:
-            where = order.password_secret or ("", "")
-            sentence = f"the key {where[1]} of Secret {where[0]} is not UTF-8 text"
-            report = _unasked(order, TierReason.SECRET_UNREADABLE, sentence)
-        else:
-            answer = await probe_redis(
-                order.endpoint,
-                text,
-                authority,
-                order.server_name,
-                username=order.username,
-            )
-            report = BackendReport(
-                endpoint=order.endpoint,
-                username=order.username,
-                reachable=answer.reachable,
-                reason=str(answer.reason),
-                message=answer.message,
-                at=utc_now(),
-                used_bytes=answer.used_memory_bytes,
-                max_bytes=answer.maxmemory_bytes,
-                evicts=answer.maxmemory_policy not in ("", "noeviction"),
-                version=answer.version,
-            )
-        if not self._is_asked(namespace, order.tier):
-            return
-        self._store.domain(namespace).backends[order.tier] = report
-        metrics.BACKEND_UP.labels(namespace, order.tier).set(1 if report.reachable else 0)
-        self._queue.add(Key("CacheTier", namespace, order.tier))
-
-    async def _secret_value(self, namespace: str, where: tuple[str, str] | None) -> bytes | None:
-        if where is None:
-            return None
-        raw = await self._kube.get(SECRET, namespace, where[0])
-        value = decode(raw).get(where[1]) if raw else None
-        if value is None:
-            raise LookupError(f"Secret {where[0]} does not exist or has no key {where[1]}")
-        return value
-
     def _enqueue(self, keys: frozenset[Key] | set[Key]) -> None:
         for key in keys:
             self._queue.add(key)
@@ -335,23 +328,5 @@ class NotLeadingError(RuntimeError):
     """A write was about to happen in a process that lost the Lease."""
 
 
-def _unasked(order: ProbeBackend, reason: TierReason, message: str) -> BackendReport:
-    return BackendReport(order.endpoint, order.username, reachable=False, reason=reason, message=message, at=utc_now())
-
-
 def _typed(answer: dict[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:
     return answer | {"apiVersion": desired["apiVersion"], "kind": desired["kind"]}
-
-
-def _bundle_secret(name: str, data_key: str, data: bytes, commit: CommitBundle) -> dict[str, Any]:
-    return {
-        "apiVersion": SECRET.api_version,
-        "kind": SECRET.kind,
-        "metadata": {
-            "name": name,
-            "labels": labels.of_model(commit.model, "bundle"),
-            "ownerReferences": [dict(commit.owner)],
-        },
-        "type": "Opaque",
-        "data": {data_key: base64.b64encode(data).decode()},
-    }

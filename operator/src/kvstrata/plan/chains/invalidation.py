@@ -7,7 +7,7 @@ from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
 from kvstrata.model.world import World
-from kvstrata.plan.scopes import former_scopes, group_scope, held, scope_in_force, tenant_scope
+from kvstrata.plan.scopes import former_scopes, group_scope, held, pool_scope, scope_in_force, tenant_scope
 from kvstrata.plan.types import Decision
 
 from . import first
@@ -34,13 +34,14 @@ def leaves_the_engine_running(world: World, invalidation: CacheInvalidation) -> 
 
 
 def has_a_scope_with_an_epoch(world: World, invalidation: CacheInvalidation) -> Decision | None:
-    """This version rolls the epochs of tenants, groups and whole domains."""
+    """This version rolls the epochs of tenants, groups, pools and whole domains."""
     scope = invalidation.spec.scope
-    if scope.tenant is not None or scope.group is not None or scope.all:
+    if scope.tenant is not None or scope.group is not None or scope.pool is not None or scope.all:
         return None
     return Decision(
         InvalidationReason.SCOPE_NOT_RECONCILED,
-        f"scope {scope.summary} is not reconciled by this version: nothing was done; name a tenant, a group or all",
+        f"scope {scope.summary} is not reconciled by this version: nothing was done; name a tenant, a group, a "
+        "pool or all",
     )
 
 
@@ -57,6 +58,11 @@ def names_something_that_exists(world: World, invalidation: CacheInvalidation) -
         return Decision(
             InvalidationReason.GROUP_NOT_FOUND,
             f"TenantGroup {scope.group} does not exist in namespace {world.namespace}: correct the name",
+        )
+    if scope.pool is not None and scope.pool not in world.pools:
+        return Decision(
+            InvalidationReason.POOL_NOT_FOUND,
+            f"PrefixPool {scope.pool} does not exist in namespace {world.namespace}: correct the name",
         )
     return None
 
@@ -92,9 +98,13 @@ def scopes_to_roll(world: World, invalidation: CacheInvalidation) -> tuple[Scope
     scope = invalidation.spec.scope
     if scope.group is not None:
         return (group_scope(scope.group),)
+    # A pool that has no epoch yet has computed nothing.
+    pools = {pool_scope(name) for name, pool in world.pools.items() if pool.status.scope is not None}
+    if scope.pool is not None:
+        return tuple(pools & {pool_scope(scope.pool)})
     if scope.all:
         tenants = {tenant_scope(policy) for policy in world.policies.values() if _has_own_scope(world, policy)}
-        return tuple(sorted({*tenants, *(group_scope(name) for name in world.groups), PUBLIC_SCOPE}))
+        return tuple(sorted({*tenants, *pools, *(group_scope(name) for name in world.groups), PUBLIC_SCOPE}))
     chosen = {
         tenant_scope(world.policies[name])
         for name in world.policies_of_tenant.get(scope.tenant or "", ())

@@ -89,6 +89,17 @@ def chunks_are_whole_blocks(world: World, model: CachedModel) -> Decision | None
     )
 
 
+def warms_memory_up_from_tiers(world: World, model: CachedModel) -> Decision | None:
+    """What is loaded before requests come has to stay somewhere, and to come from somewhere."""
+    media = {world.tiers[name].spec.medium for name in model.spec.tier_names}
+    if model.spec.cache_server.warmup is None or (Medium.CPU in media and media & {Medium.NVME, Medium.REDIS}):
+        return None
+    return Decision(
+        ModelReason.WARMUP_NEEDS_TIERS,
+        "cacheServer.warmup loads a CPU tier from an NVMe or Redis tier: list one of each in spec.tiers, or remove it",
+    )
+
+
 def names_own_secrets(world: World, model: CachedModel) -> Decision | None:
     """A model may mount its user's Secrets, not the operator's."""
     spec = model.spec
@@ -119,5 +130,6 @@ RULES = (
     timing_is_exact,
     has_no_adapter,
     chunks_are_whole_blocks,
+    warms_memory_up_from_tiers,
     names_own_secrets,
 )

@@ -94,10 +94,12 @@ def seniority(policy: TenantCachePolicy) -> tuple[float, str]:
 
 
 def _classification_problem(tier: CacheTier, policy: TenantCachePolicy) -> Decision | None:
-    if policy.spec.classification and not tier.spec.admits(policy.spec.classification):
-        return Decision(
-            PolicyReason.CLASSIFICATION_NOT_ALLOWED,
-            f"CacheTier {tier.name} does not allow data of classification {policy.spec.classification}: choose "
-            "another tier in spec.tiers",
-        )
-    return None
+    level = policy.spec.effective_classification
+    if tier.spec.admits(level):
+        return None
+    unsaid = "" if policy.spec.classification else ", as which data counts while spec.classification is absent"
+    return Decision(
+        PolicyReason.CLASSIFICATION_NOT_ALLOWED,
+        f"CacheTier {tier.name} does not allow data of classification {level}{unsaid}: pods keep it off; choose "
+        "another tier in spec.tiers",
+    )

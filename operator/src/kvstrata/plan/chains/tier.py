@@ -14,24 +14,14 @@ from kvstrata.plan.types import Decision
 from .secretrefs import reserved, sentence
 
 
-def medium_is_provided(world: World, tier: CacheTier) -> Decision | None:
-    """NVMe tiers are accepted, and nothing else."""
-    if tier.spec.medium is not Medium.NVME:
-        return None
-    return Decision(
-        TierReason.MEDIUM_NOT_RECONCILED,
-        "this version stores the tier but puts nothing on it; models that list it serve from their other tiers",
-    )
-
-
 def classifications_can_be_kept(world: World, tier: CacheTier) -> Decision | None:
-    """A tier that must not hold some data may not be used before that is enforced."""
-    if tier.spec.allowed_classifications is None:
+    """The engine's memory holds every request that it serves, whosoever it is."""
+    if tier.spec.medium is not Medium.HBM or tier.spec.allowed_classifications is None:
         return None
     return Decision(
-        TierReason.CLASSIFICATION_NOT_RECONCILED,
-        "this version does not keep data off a tier by its classification, so the tier is not used: remove "
-        "spec.allowedClassifications to admit all data",
+        TierReason.CLASSIFICATION_NOT_SUPPORTED,
+        "the engine's own memory holds every request, so nobody's data can be kept off it: remove "
+        "spec.allowedClassifications, or serve such tenants by another CachedModel",
     )
 
 
@@ -95,7 +85,6 @@ def eviction_is_provided(world: World, tier: CacheTier) -> Decision | None:
 
 
 RULES = (
-    medium_is_provided,
     classifications_can_be_kept,
     is_one_server,
     has_servers_of_its_own,

@@ -1,0 +1,10 @@
+"""The two slots that each shard of a bundle has: one is read, the other may be filled."""
+
+from __future__ import annotations
+
+SLOTS = ("a", "b")
+
+
+def other_slot(slot: str) -> str:
+    """Return the slot that a writer may fill while readers use `slot`."""
+    return SLOTS[1 - SLOTS.index(slot)]

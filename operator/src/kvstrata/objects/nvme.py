@@ -1,0 +1,124 @@
+"""Files of a tier in each pod: the volume that they are on, what it is charged with, what the adapter is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
+
+from . import paths, sizing
+from .container import mount
+from .meta import without_empty
+from .quantities import MIB, binary, round_up
+
+MARGIN_BYTES = 64 * MIB
+MARGIN_PERCENT = 2
+"""How much larger than the capacity a volume of the node is: directories, and files that are being removed."""
+
+CLAIM_MARGIN_PERCENT = 5
+"""The same for a claimed volume, whose file system needs room of its own."""
+
+CLAIM_FLOOR_PERCENT = 2
+BLOCK_BYTES_AT_LEAST = 256 << 10
+MOST_BLOCKS = 1 << 20
+FEWEST_BLOCKS = 1 << 14
+INDEX_BYTES_PER_BLOCK = 640
+"""What the index takes of the cache server's memory for each block (530 to 570 bytes were measured)."""
+
+
+def file_tiers(tiers: Sequence[CacheTier]) -> list[CacheTier]:
+    """Return the tiers that keep files in the pod."""
+    return [tier for tier in tiers if tier.spec.medium is Medium.NVME]
+
+
+def max_blocks(tier: CacheTier) -> int:
+    """Return how many blocks a pod's index of the tier has room for."""
+    return max(FEWEST_BLOCKS, min(MOST_BLOCKS, (tier.spec.capacity_bytes or 0) // BLOCK_BYTES_AT_LEAST))
+
+
+def index_bytes(tiers: Sequence[CacheTier]) -> int:
+    """Return what the indexes of all file tiers take of the cache server's memory, in whole MiB."""
+    return sum(round_up(max_blocks(tier) * INDEX_BYTES_PER_BLOCK) for tier in file_tiers(tiers))
+
+
+def node_bytes(tiers: Sequence[CacheTier]) -> int:
+    """Return how much of the node's own space the tiers take: what has to be asked of the scheduler."""
+    return sum(tier.spec.capacity_bytes or 0 for tier in file_tiers(tiers) if _is_of_the_node(tier))
+
+
+def mounts(tiers: Sequence[CacheTier]) -> list[dict[str, Any]]:
+    """Return where the cache container finds the files; no other container sees them."""
+    return [mount(_volume_name(tier), paths.nvme_directory(tier.name)) for tier in file_tiers(tiers)]
+
+
+def volumes(tiers: Sequence[CacheTier]) -> list[dict[str, Any]]:
+    """Return the pod's volumes."""
+    return [_volume(tier) for tier in file_tiers(tiers)]
+
+
+def claims_volumes(tiers: Sequence[CacheTier]) -> bool:
+    """Whether the pod claims a volume, whose files must not be given to its group one by one at each start."""
+    return any(_is_claimed(tier) for tier in file_tiers(tiers))
+
+
+def params(tier: CacheTier, model: str, nodefs_reserve_percent: int) -> dict[str, Any]:
+    """Return what the adapter of a model's pods is told.
+
+    `nodefs_reserve_percent` of the node's file system have to stay free.
+    """
+    spec = tier.spec
+    told: dict[str, Any] = {
+        "medium": str(Medium.NVME),
+        "name": tier.name,
+        "directory": paths.nvme_directory(tier.name),
+        "capacity_bytes": sizing.stored_bytes(spec),
+        "max_blocks": max_blocks(tier),
+        "free_floor_percent": CLAIM_FLOOR_PERCENT if _is_claimed(tier) else nodefs_reserve_percent,
+    }
+    if spec.nvme is not None and spec.nvme.host_path is not None:
+        # The folder is all pods' of the node: each takes a place of its own in it.
+        told["place"] = model
+    if spec.encryption_required:
+        told["encryption"] = "Required"
+    if spec.eviction_policy is EvictionPolicy.ARC:
+        told["eviction"] = "ARC"
+    if spec.max_retention_s is not None:
+        told["default_ttl_s"] = spec.max_retention_s
+    return told
+
+
+def _is_of_the_node(tier: CacheTier) -> bool:
+    return tier.spec.nvme is not None and tier.spec.nvme.empty_dir is not None
+
+
+def _is_claimed(tier: CacheTier) -> bool:
+    return tier.spec.nvme is not None and tier.spec.nvme.ephemeral is not None
+
+
+def _volume_name(tier: CacheTier) -> str:
+    return f"nvme-{tier.name}"
+
+
+def _volume(tier: CacheTier) -> dict[str, Any]:
+    spec, size_bytes = tier.spec.nvme, tier.spec.capacity_bytes or 0
+    if spec is not None and spec.ephemeral is not None:
+        claimed_bytes = round_up(size_bytes + size_bytes * CLAIM_MARGIN_PERCENT // 100)
+        template = without_empty(
+            {
+                "metadata": without_empty({"labels": dict(spec.ephemeral.labels)}),
+                "spec": without_empty(
+                    {
+                        "accessModes": ["ReadWriteOnce"],
+                        "storageClassName": spec.ephemeral.storage_class_name,
+                        "resources": {"requests": {"storage": binary(claimed_bytes)}},
+                    }
+                ),
+            }
+        )
+        return {"name": _volume_name(tier), "ephemeral": {"volumeClaimTemplate": template}}
+    if spec is not None and spec.host_path is not None:
+        return {"name": _volume_name(tier), "hostPath": {"path": spec.host_path.path, "type": "Directory"}}
+    # No limit of a container's own: the kubelet would hold the sum of these against all that the pod has.
+    limit_bytes = round_up(size_bytes + max(MARGIN_BYTES, size_bytes * MARGIN_PERCENT // 100))
+    return {"name": _volume_name(tier), "emptyDir": {"sizeLimit": binary(limit_bytes)}}

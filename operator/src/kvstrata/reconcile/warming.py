@@ -1,0 +1,260 @@
+"""What is asked for prefix pools: ConfigMaps of the API server; of gates renderings, warm-ups, and what tiers hold.
+
+Nobody waits for an answer: it becomes a fact, and its pool is planned again. A pod is asked about one prefix after the
+other, of whichever pool, because it renders one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Coroutine, Hashable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from kvstrata.adapters.gate_client import GateClient, GateError
+from kvstrata.adapters.kube import Kube, KubeError
+from kvstrata.adapters.resources import CONFIG_MAP
+from kvstrata.api.prefixpool import PrefixPool
+from kvstrata.contract import ContractError
+from kvstrata.contract.ack import gate_server_name
+from kvstrata.contract.prefix import PrefixSource
+from kvstrata.contract.warm import WarmOutcome, WarmRequest
+from kvstrata.model.facts import Pod
+from kvstrata.model.poolfacts import HoldingReport, NoRendering, RenderReport, SourceReport, WarmReport
+from kvstrata.model.refs import Key
+from kvstrata.plan.rendering import RENDER_AGAIN_S
+from kvstrata.plan.types import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
+
+from . import metrics
+from .clock import utc_now
+from .podtokens import PodTokens
+from .queue import WorkQueue
+from .store import DomainStore, Store
+
+log = logging.getLogger(__name__)
+
+UNHEARD_OF = (404, 413)
+"""What gates answer that do not know the path, or take no body on this port."""
+
+RETRY_S = 5.0
+FORGET_AFTER = timedelta(seconds=2 * RENDER_AGAIN_S)
+"""What nobody asks again is of a prefix that no pool has any more."""
+
+
+_GO_ON = (WarmOutcome.STORED, WarmOutcome.INCOMPLETE)
+"""Outcomes after which the next prefix is worth a try."""
+
+T = TypeVar("T")
+K = TypeVar("K")
+R = TypeVar("R", RenderReport, WarmReport, HoldingReport)
+
+
+@dataclass(frozen=True, slots=True)
+class _Warmup:
+    """The slot of a warm-up: of one version in one pod there is one at a time."""
+
+    namespace: str
+    model: str
+    pod_uid: str
+    pool: str
+    scope: str
+
+
+class _NoAnswerError(Exception):
+    def __init__(self, problem: NoRendering) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+class Warming:
+    """Asks for pools. Use it as a context manager, within one event loop: it ends what is under way."""
+
+    def __init__(self, kube: Kube, gates: GateClient, store: Store, queue: WorkQueue) -> None:
+        self._kube, self._gates, self._store, self._queue = kube, gates, store, queue
+        self._tokens = PodTokens(kube)
+        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
+        self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By the UIDs of pods that are being asked."""
+
+    async def __aenter__(self) -> Warming:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+
+    def ask(self, namespace: str, question: PoolQuestion) -> None:
+        """Begin with a question, unless it is being asked."""
+        match question:
+            case ReadSource():
+                self._begin(namespace, (namespace, question), self._read(namespace, question))
+            case RenderPool():
+                slot = (namespace, question.pod.uid, question.pool)
+                self._begin(namespace, slot, self._render_all(namespace, question), question.pool)
+            case WarmPool():
+                self._warm(namespace, question)
+            case InspectPool():
+                self._begin(namespace, (namespace, question), self._inspect(namespace, question), question.pool)
+
+    def _warm(self, namespace: str, question: WarmPool) -> None:
+        """Begin with a warm-up if the pods of its model are not at as many as they may be; else ask the pool again."""
+        of_model = _Warmup(namespace, question.pod.model, question.pod.uid, question.pool, question.scope)
+        running = [slot for slot in self._tasks if isinstance(slot, _Warmup) and slot.model == of_model.model]
+        if of_model in running or len([slot for slot in running if slot.namespace == namespace]) < question.at_once:
+            self._begin(namespace, of_model, self._warm_all(namespace, question), question.pool)
+        else:
+            self._queue.add(Key("PrefixPool", namespace, question.pool), RETRY_S)
+
+    def _begin(self, namespace: str, slot: Hashable, work: Coroutine[Any, Any, None], *again: str) -> None:
+        """Begin with `work` unless its slot is taken; the pools in `again` are planned anew if it fails."""
+        if slot in self._tasks:
+            work.close()
+            return
+        task = asyncio.create_task(work)
+        self._tasks[slot] = task
+
+        def ended(_: asyncio.Task[None]) -> None:
+            del self._tasks[slot]
+            if task.cancelled() or (error := task.exception()) is None:
+                return
+            log.error("a question for a pool failed, and is asked again", exc_info=error)
+            for name in again:
+                self._queue.add(Key("PrefixPool", namespace, name), RETRY_S)
+
+        task.add_done_callback(ended)
+
+    async def _read(self, namespace: str, where: ReadSource) -> None:
+        named = f"ConfigMap {where.name} in namespace {namespace}"
+        text, problem = None, ""
+        try:
+            found = await self._kube.get(CONFIG_MAP, namespace, where.name)
+        except KubeError as error:
+            log.warning("a ConfigMap could not be read", extra={"config_map": where.name, "error": str(error)})
+            self._queue_readers(namespace, where, RETRY_S)
+            return
+        if found is None:
+            problem = f"{named} does not exist"
+        else:
+            text = (found.get("data") or {}).get(where.key)
+            problem = "" if text is not None else f"{named} has no key {where.key} with text"
+        sources = self._store.domain(namespace).sources
+        sources[where.name, where.key] = SourceReport(text, problem, utc_now())
+        for gone in sources.keys() - self._named(namespace):
+            del sources[gone]
+        self._queue_readers(namespace, where)
+
+    def _named(self, namespace: str) -> set[tuple[str, str]]:
+        """Return every key of a ConfigMap that a pool names."""
+        pools: dict[str, PrefixPool] = self._store.domain(namespace).objects["PrefixPool"]
+        return {
+            (ref.name, ref.key)
+            for pool in pools.values()
+            for prefix in pool.spec.prefixes
+            if (ref := prefix.config_map_key_ref) is not None
+        }
+
+    def _queue_readers(self, namespace: str, where: ReadSource, after_s: float = 0.0) -> None:
+        pools: dict[str, PrefixPool] = self._store.domain(namespace).objects["PrefixPool"]
+        for pool in pools.values():
+            refs = (prefix.config_map_key_ref for prefix in pool.spec.prefixes)
+            if any(ref is not None and (ref.name, ref.key) == (where.name, where.key) for ref in refs):
+                self._queue.add(Key("PrefixPool", namespace, pool.name), after_s)
+
+    async def _render_all(self, namespace: str, question: RenderPool) -> None:
+        busy = self._busy.setdefault(question.pod.uid, asyncio.Lock())
+        for prefix in question.prefixes:
+            async with busy:
+                report = await self._render(namespace, question.pod, prefix)
+            domain = self._store.domain(namespace)
+            if question.pod.name not in domain.pods[question.pod.model]:
+                return
+            domain.renders[question.pod.uid][prefix.digest] = _shared(domain, prefix.digest, report)
+        _forget(self._store.domain(namespace).renders[question.pod.uid])
+        self._queue.add(Key("PrefixPool", namespace, question.pool))
+
+    async def _render(self, namespace: str, pod: Pod, prefix: PrefixSource) -> RenderReport:
+        server_name = gate_server_name(pod.model, namespace)
+        try:
+            rendered = await self._believed(namespace, pod, self._gates.render(pod.ip or "", server_name, prefix))
+        except _NoAnswerError as error:
+            return RenderReport(None, error.problem, utc_now())
+        return RenderReport(rendered, None, utc_now())
+
+    async def _warm_all(self, namespace: str, question: WarmPool) -> None:
+        """Have prefixes computed until one cannot be, and look what there is then."""
+        pod, server_name = question.pod, gate_server_name(question.pod.model, namespace)
+        for prefix in question.prefixes:
+            request = WarmRequest(question.pool_uid, question.scope, question.manifest, prefix)
+            asked = self._gates.warm(pod.ip or "", server_name, request, question.timeout_s)
+            outcome: WarmOutcome | None = None
+            with contextlib.suppress(_NoAnswerError):
+                outcome = (await self._believed(namespace, pod, asked)).outcome
+            domain = self._store.domain(namespace)
+            if pod.name not in domain.pods[pod.model]:
+                break
+            known = domain.warmed[pod.uid]
+            slot = (question.scope, prefix.digest)
+            known[slot] = WarmReport.after(known.get(slot), outcome, utc_now())
+            if outcome not in _GO_ON:
+                break
+        _forget(self._store.domain(namespace).warmed.get(pod.uid, {}))
+        await self._inspect(namespace, InspectPool(question.pool, question.pool_uid, pod))
+
+    async def _inspect(self, namespace: str, question: InspectPool) -> None:
+        pod, report = question.pod, None
+        server_name = gate_server_name(pod.model, namespace)
+        with contextlib.suppress(_NoAnswerError):
+            report = await self._believed(
+                namespace, pod, self._gates.pool(pod.ip or "", server_name, question.pool_uid)
+            )
+        domain = self._store.domain(namespace)
+        if pod.name in domain.pods[pod.model]:
+            domain.holdings[pod.uid][question.pool_uid] = HoldingReport(report, utc_now())
+            _forget(domain.holdings[pod.uid])
+        self._queue.add(Key("PrefixPool", namespace, question.pool))
+
+    async def _believed(self, namespace: str, pod: Pod, asked: Awaitable[tuple[T, str]]) -> T:
+        """Return a pod's answer if its token is that of the pod. Raises _NoAnswerError."""
+        try:
+            answer, token = await asked
+            doubt = await self._tokens.doubt(namespace, pod, token)
+        except GateError as error:
+            metrics.GATE_ERRORS.labels(str(error.reason)).inc()
+            log.info("a pod did not work for a pool", extra={"pod": pod.name, "reason": str(error.reason)})
+            too_old = error.status in UNHEARD_OF
+            raise _NoAnswerError(NoRendering.TOO_OLD if too_old else NoRendering.UNANSWERED) from error
+        except ContractError as error:
+            raise _NoAnswerError(NoRendering.OVERSIZE) from error
+        except KubeError as error:
+            log.warning("a token could not be reviewed", extra={"pod": pod.name, "error": str(error)})
+            raise _NoAnswerError(NoRendering.UNANSWERED) from error
+        if doubt is not None:
+            metrics.ACKS_REFUSED.labels(doubt).inc()
+            log.warning("an answer about a pool was refused", extra={"pod": pod.name, "reason": doubt})
+            raise _NoAnswerError(NoRendering.UNANSWERED)
+        return answer
+
+
+def _forget(reports: dict[K, R]) -> None:
+    """Drop what nobody asked for in a long time."""
+    for old in [name for name, report in reports.items() if utc_now() - report.at > FORGET_AFTER]:
+        del reports[old]
+
+
+def _shared(domain: DomainStore, digest: str, report: RenderReport) -> RenderReport:
+    """Return the report with the hashes of whoever said the same before: pods are many, and manifests large."""
+    made = report.rendered
+    if made is None:
+        return report
+    for reports in domain.renders.values():
+        known = reports.get(digest)
+        if known is not None and known.rendered is not None and known.rendered.hashes == made.hashes:
+            return replace(report, rendered=replace(made, hashes=known.rendered.hashes))
+    return report
