@@ -8,12 +8,11 @@ connection and nothing else.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from .cluster import Node, Topology
-from .dial import Dialing
+from .connections import Connections
 from .resp import Connection
 from .slots import redirection, slot_of
 from .values import Accepted, Read, Write
@@ -21,9 +20,7 @@ from .wire import (
     FOREIGN_KEY,
     PIPELINE_COMMANDS,
     Command,
-    DemotedError,
     NodeAwayError,
-    PeerClosedError,
     ReplyError,
     SlotMovingError,
     TransportError,
@@ -34,8 +31,6 @@ from .wire import (
 MAX_REDIRECTIONS = 5
 NOT_THE_NODES_FAULT = frozenset({"OOM", "MOVED", "ASK", "TRYAGAIN"})
 WRITES = frozenset({b"EVAL", b"EVALSHA", b"SET"})
-
-T = TypeVar("T")
 
 
 class ClusterTransport:
@@ -49,47 +44,25 @@ class ClusterTransport:
         self, topology: Topology, dial: Callable[[Node], Connection], *, strangers: bool, dial_timeout_s: float
     ) -> None:
         self._topology = topology
-        self._dial = dial
         self._strangers = strangers
-        self._dial_timeout_s = dial_timeout_s
-        self._connections: dict[Node, Connection] = {}
-        self._eras: dict[Node, int] = {}
-        self._dialing: dict[Node, Dialing] = {}
-        self._new: set[Node] = set()
-        self._lock = threading.Lock()
-        self._in_use: set[Connection | Dialing] = set()
-        self._aborted: str | None = None
-        self._closed = False
+        self._nodes = Connections(topology, dial, dial_timeout_s)
 
     @property
     def usable(self) -> bool:
         """Whether it was neither cut off nor closed."""
-        return self._aborted is None and not self._closed
+        return self._nodes.usable
 
     def renew(self) -> None:
         """Begin something new: an abort from before counts no more."""
-        with self._lock:
-            self._aborted = None
-        self._new.clear()
-        if len(self._connections) > len(self._topology.primaries):
-            for node in self._connections.keys() - set(self._topology.primaries):
-                self._drop(node)
+        self._nodes.renew()
 
     def abort(self, why: str = "") -> None:
         """Make what is under way fail at once, and all that follows until `renew`; `why` blames the node."""
-        with self._lock:
-            self._aborted = why
-            for one in self._in_use:
-                if isinstance(one, Dialing):
-                    one.give_up(why or "it was given up")
-                else:
-                    one.abort()
+        self._nodes.abort(why)
 
     def close(self) -> None:
         """Close all connections."""
-        self._closed = True
-        for node in tuple(self._connections):
-            self._drop(node)
+        self._nodes.close()
 
     def ask(self, commands: Sequence[Command]) -> list[Any]:
         """Return what the replies say, in order. Raises the first that is an error, or why there is none."""
@@ -143,7 +116,7 @@ class ClusterTransport:
         """Write values and enter what the reply to the command behind each says, or the error that tells why not."""
 
         def settle(node: Node, indices: list[int]) -> Iterator[tuple[int, ReplyError]]:
-            self._on(node, lambda connection: connection.set_each([writes[index] for index in indices]))
+            self._nodes.use(node, lambda one: one.set_each([writes[index] for index in indices]))
             for index in indices:
                 if isinstance(writes[index].answer, ReplyError):
                     yield index, writes[index].answer
@@ -160,7 +133,7 @@ class ClusterTransport:
         def settle(node: Node, indices: list[int]) -> Iterator[tuple[int, ReplyError]]:
             left = indices
             while left:
-                told = self._on(node, lambda connection: connection.get_each([reads[index] for index in left]))  # noqa: B023
+                told = self._nodes.use(node, lambda one: one.get_each([reads[index] for index in left]))  # noqa: B023
                 unknown: list[int] = []
                 for index, outcome in zip(left, told, strict=True):
                     if isinstance(outcome, ReplyError):
@@ -217,7 +190,7 @@ class ClusterTransport:
                 if isinstance(answer, ReplyError) and answer.code not in NOT_THE_NODES_FAULT:
                     raise answer
 
-        self._on(node, ping, probing=True)
+        self._nodes.use(node, ping, probing=True)
 
     def _get_apart(self, node: Node, read: Read) -> bool:
         """Read a value in a slot that moves key by key: what is asked before may be elsewhere than the value."""
@@ -226,7 +199,7 @@ class ClusterTransport:
         apart = Accepted(read)
         asking = False
         for _ in range(2):
-            (outcome,) = self._on(node, lambda connection: connection.get_each([apart], asking=asking))  # noqa: B023
+            (outcome,) = self._nodes.use(node, lambda one: one.get_each([apart], asking=asking))  # noqa: B023
             if not isinstance(outcome, ReplyError):
                 return bool(outcome)
             told = redirection(outcome, node.address, self._topology.known())
@@ -241,7 +214,7 @@ class ClusterTransport:
         if len(todo) == 1 or any(len(indices) > PIPELINE_COMMANDS for indices in todo.values()):
             for (node, asking), indices in todo.items():
                 mine = [asked[index] for index in indices]
-                self._note(answers, indices, lambda: self._on(node, lambda c: c.exchange(mine, asking=asking)))  # noqa: B023
+                self._note(answers, indices, lambda: self._nodes.use(node, lambda c: c.exchange(mine, asking=asking)))  # noqa: B023
             return
         begun: list[tuple[Node, bool, list[int], Connection]] = []
         try:
@@ -262,22 +235,12 @@ class ClusterTransport:
             connection.start(mine, asking=asking)
             return connection
 
-        return lambda: self._on(node, start, keep=True)
+        return lambda: self._nodes.use(node, start, keep=True)
 
     def _finishing(
         self, node: Node, connection: Connection, mine: list[Command], asking: bool
     ) -> Callable[[], list[Any]]:
-        return lambda: self._finish(node, connection, mine, asking=asking)
-
-    def _finish(self, node: Node, connection: Connection, mine: list[Command], *, asking: bool) -> list[Any]:
-        try:
-            answers = connection.finish(mine, asking=asking)
-        except TransportError as error:
-            raise self._blamed(node, error) from error
-        finally:
-            with self._lock:
-                self._in_use.discard(connection)
-        return answers
+        return lambda: self._nodes.end(node, connection, lambda one: one.finish(mine, asking=asking))
 
     @staticmethod
     def _note(answers: list[Any], indices: list[int], do: Callable[[], Any]) -> Any:
@@ -334,78 +297,3 @@ class ClusterTransport:
             self._topology.want()
             return SlotMovingError(f"{node}: {error}")
         return error
-
-    def _on(self, node: Node, use: Callable[[Connection], T], *, probing: bool = False, keep: bool = False) -> T:
-        """Use the connection to a node, and note how that went; with `keep` it stays in use."""
-        if not probing and not node.breaker.closed:
-            raise NodeAwayError(f"{node}: {node.breaker.detail}")
-        try:
-            connection = self._connected(node)
-            self._begin(connection)
-            kept = False
-            try:
-                result = use(connection)
-                kept = keep
-            finally:
-                if not kept:
-                    with self._lock:
-                        self._in_use.discard(connection)
-        except TransportError as error:
-            if probing:
-                raise
-            raise self._blamed(node, error) from error
-        return result
-
-    def _blamed(self, node: Node, error: TransportError) -> TransportError:
-        """Return the error to raise; a node is blamed unless others cut it off, or an idle connection had ended."""
-        with self._lock:
-            aborted = self._aborted
-        if aborted is not None:
-            if aborted:
-                self._topology.blame(node, aborted)
-            return error
-        if isinstance(error, DemotedError):
-            self._topology.demoted(node, self._eras.get(node, node.era))
-        if isinstance(error, PeerClosedError) and node not in self._new:
-            error.reused = True
-            self._topology.want()
-            return error
-        self._topology.blame(node, error)
-        return error
-
-    def _begin(self, one: Connection | Dialing) -> None:
-        with self._lock:
-            if self._aborted is None and not self._closed:
-                self._in_use.add(one)
-                return
-        raise PeerClosedError("it was given up")
-
-    def _connected(self, node: Node) -> Connection:
-        connection = self._connections.get(node)
-        if connection is not None and connection.usable and self._eras[node] == node.era:
-            return connection
-        self._drop(node)
-        era = node.era
-        dialing = self._dialing.get(node)
-        if dialing is not None and not dialing.over:
-            raise TransportError(f"{node}: an earlier attempt to connect has not ended yet")
-        self._new.add(node)
-        dialing = self._dialing[node] = Dialing(lambda: self._dial(node))
-        try:
-            self._begin(dialing)
-            connection = dialing.wait(self._dial_timeout_s)
-        except PeerClosedError:
-            dialing.give_up("it was given up")
-            raise
-        finally:
-            with self._lock:
-                self._in_use.discard(dialing)
-        del self._dialing[node]
-        self._connections[node], self._eras[node] = connection, era
-        return connection
-
-    def _drop(self, node: Node) -> None:
-        self._eras.pop(node, None)
-        connection = self._connections.pop(node, None)
-        if connection is not None:
-            connection.close()

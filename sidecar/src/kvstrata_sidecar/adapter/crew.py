@@ -1,7 +1,9 @@
 """The threads of a tier: workers for blocks, one for each node's lookups, and one that keeps time.
 
-Time means deadlines, at which tasks are cancelled and what runs for them is cut off, and the probes of nodes that are
-away.
+Lookups, deletions and probes have a lane and a connection of their own for each node, so that a block of many megabytes
+is never in front of a lookup that a request waits for. Blocks share the other lane; loads go before stores, because
+somebody waits for a load. Time means deadlines, at which tasks are cancelled and what runs for them is cut off, and the
+probes of nodes that are away.
 """
 
 from __future__ import annotations
@@ -16,10 +18,10 @@ from .counts import Counters
 from .enforcement import Enforcement, Refusal
 from .lanes import Lane
 from .params import TierParams
-from .part import Part
+from .part import AnyPart, Part
 from .parts import ProbePart
 from .tasks import TaskTable
-from .wire import TransportError
+from .wire import NodeAwayError, PeerClosedError, SlotMovingError, TransportError
 from .workers import Worker
 
 PROBE_TIMEOUT_S = 1.0
@@ -73,22 +75,22 @@ class Crew:
         for thread in (*self._block_workers, self._timer):
             thread.start()
 
-    def put_block(self, part: Part, node: Node) -> Refusal | None:
+    def put_block(self, part: Part[ClusterTransport], node: Node) -> Refusal | None:
         """Queue a load or store for a node; why not, if so."""
         return self._blocks.put(part, node)
 
-    def put_lookup(self, part: Part, node: Node) -> Refusal | None:
+    def put_lookup(self, part: Part[ClusterTransport], node: Node) -> Refusal | None:
         """Queue what must not wait behind blocks; why not, if so."""
         with self._lock:
             manned = self._lookups.get(node)
         return Refusal.BREAKER_OPEN if manned is None else manned[0].put(part)
 
-    def abort(self, which: Callable[[Part], bool], why: str = "") -> None:
+    def abort(self, which: Callable[[AnyPart], bool], why: str = "") -> None:
         """Cut off the parts under way that `which` picks; `why` blames the nodes that they wait for."""
         for worker in self._workers():
             worker.abort(which, why)
 
-    def give_up(self, part: Part, why: str) -> None:
+    def give_up(self, part: Part[ClusterTransport], why: str) -> None:
         """Take back a part that nobody waits for any more, or cut it off."""
         for lane in self._lanes():
             lane.forget(lambda waiting: waiting is part)
@@ -136,7 +138,17 @@ class Crew:
         return Lane(self._tier.queue_limit, self._tier.queue_limit_bytes, share)
 
     def _worker(self, name: str, lane: Lane) -> Worker:
-        return Worker(name, lane, self._tasks, self._enforcement, self._transport(), self._failed)
+        return Worker(
+            name,
+            lane,
+            self._tasks,
+            self._enforcement,
+            self._transport(),
+            self._failed,
+            tier=self._tier.name,
+            refusal_of=_refusal_of,
+            worth_another=_worth_another,
+        )
 
     def _share(self) -> int | None:
         """Return how many workers one node may occupy: half of them, where there is another."""
@@ -167,7 +179,7 @@ class Crew:
             self._end(lane.close(), "the node has no slots any more")
         self.wake()
 
-    def _end(self, parts: list[Part], why: str) -> None:
+    def _end(self, parts: list[AnyPart], why: str) -> None:
         for part in parts:
             if part.task is not None:
                 self._tasks.drop(part.task)
@@ -205,3 +217,14 @@ class Crew:
                 lambda part, task=task: part.task is task,  # type: ignore[misc]
                 f"a {task.kind} took longer than its deadline",
             )
+
+
+def _refusal_of(error: Exception) -> Refusal | None:
+    if isinstance(error, NodeAwayError):
+        return Refusal.BREAKER_OPEN
+    return Refusal.SLOT_MOVING if isinstance(error, SlotMovingError) else None
+
+
+def _worth_another(error: Exception) -> bool:
+    """Whether an idle connection turned out to have ended: the next attempt opens it anew."""
+    return isinstance(error, PeerClosedError) and error.reused

@@ -1,8 +1,9 @@
 """Who may touch a tier now: the cache view in force, its freshness, and the I/O under way.
 
 One object serves all tiers of a pod. Every socket operation asks it for a permit, and gets a reason instead when the
-keyspace is not in the view or the view is too old. When a new view drops keyspaces, no permit is given for them from
-that moment on, and `settle` returns once the last I/O on them has ended: only then may the pod acknowledge.
+keyspace is not in the view, is kept off the tier by it, or the view is too old. When a new view drops keyspaces, pools
+from what a keyspace may read, or a tier from where its blocks may be, no permit is given for them from that moment on,
+and `settle` returns once the last I/O on them has ended: only then may the pod acknowledge.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from enum import StrEnum
 from pathlib import Path
 
@@ -21,8 +22,17 @@ from kvstrata.contract.keyspace import is_keyspace
 
 from .ages import Ages
 from .datakeys import DataKeys
+from .pools import NOTHING_READABLE, Readable
 
 NANOSECONDS = 1_000_000_000
+
+LoadedFrom = Callable[[Hashable, str, memoryview], None]
+"""Told LMCache's key of a block that was loaded, the keyspace that it is kept under, which is the key's own or a
+pool's, and the memory that it is in now."""
+
+
+def nobody_asks(_key: Hashable, _kept: str, _view: memoryview) -> None:
+    """Tell nobody from where blocks come: there is no memory that they could stay in."""
 
 
 class Refusal(StrEnum):
@@ -46,6 +56,11 @@ class Refusal(StrEnum):
     NO_KEY = "no_key"
     KEY_SPENT = "key_spent"
     PLAINTEXT = "plaintext"
+    NOT_A_READER = "not_a_reader"
+    NOT_IN_POOL = "not_in_pool"
+    NOT_ALLOWED = "not_allowed"
+    RECOVERING = "recovering"
+    READ_ONLY = "read_only"
 
 
 class FreshnessFile:
@@ -93,13 +108,26 @@ def boottime_ns() -> int:
 
 
 class Permit:
-    """The right to use a keyspace for one socket operation. `abort` must make that operation fail soon."""
+    """The right to use a keyspace for one socket operation. `abort` must make that operation fail soon.
 
-    __slots__ = ("_enforcement", "abort", "keyspace")
+    `pools` are the pools' keyspaces that are read on the keyspace's behalf: the permit is for as long as it may read
+    all of them. `tier` is where the operation takes place, None if it may whatever the policy says of tiers.
+    """
 
-    def __init__(self, enforcement: Enforcement, keyspace: str, abort: Callable[[], None]) -> None:
+    __slots__ = ("_enforcement", "abort", "keyspace", "pools", "tier")
+
+    def __init__(
+        self,
+        enforcement: Enforcement,
+        keyspace: str,
+        abort: Callable[[], None],
+        pools: tuple[str, ...] = (),
+        tier: str | None = None,
+    ) -> None:
         self._enforcement = enforcement
         self.keyspace = keyspace
+        self.pools = pools
+        self.tier = tier
         self.abort = abort
 
     def release(self) -> None:
@@ -119,8 +147,14 @@ class Enforcement:
         self._sent_ns = sent_ns
         self._now_ns = now_ns
         self._view: CacheView | None = None
+        self._readable = NOTHING_READABLE
         self._permits: set[Permit] = set()
         self._changed = threading.Condition()
+        self.loaded_from: LoadedFrom = nobody_asks
+        """Told of each block that was loaded, before the load is answered."""
+        self.warmed: frozenset[Hashable] = frozenset()
+        """LMCache's keys of the blocks that memory is being warmed with now: to look for them and to load them is no
+        use of them in their tier."""
         self.ages = Ages()
         self.keys = DataKeys()
 
@@ -129,9 +163,15 @@ class Enforcement:
         """The view in force; None before the first."""
         return self._view
 
-    def apply(self, view: CacheView) -> None:
+    @property
+    def readable(self) -> Readable:
+        """What pools have and who reads them, under the view in force."""
+        return self._readable
+
+    def apply(self, view: CacheView, readable: Readable | None = None) -> None:
         """Put `view` in force: from now on no permit is given outside of it.
 
+        `readable` is what it says of pools; without it pools have no chunks.
         Raises ContractError for a view of another domain, of a lower revision or of a lower term.
         """
         with self._changed:
@@ -143,10 +183,12 @@ class Enforcement:
                     f"revision {view.revision} of term {view.term} is older than"
                     f" revision {current.revision} of term {current.term}, which is in force"
                 )
+            # In this order: nobody may use a pool's keyspace without knowing that it is one.
+            self._readable = Readable.of(view, {}) if readable is None else readable
             self._view = view
 
     def settle(self, *, grace_s: float, timeout_s: float) -> bool:
-        """Wait until no I/O is under way on a keyspace outside of the view; return whether that came true in time.
+        """Wait until no I/O is under way that the view does not allow; return whether that came true in time.
 
         What has not ended within `grace_s` is aborted.
         """
@@ -159,8 +201,8 @@ class Enforcement:
         with self._changed:
             return self._changed.wait_for(lambda: not self._condemned(), timeout_s)
 
-    def refusal(self, keyspace: str) -> Refusal | None:
-        """Return why `keyspace` may not be used now, None if it may."""
+    def refusal(self, keyspace: str, pools: tuple[str, ...] = (), tier: str | None = None) -> Refusal | None:
+        """Return why `keyspace` may not be used now, not to read these pools, or not in `tier`, None if it may."""
         view = self._view
         if not is_keyspace(keyspace):
             return Refusal.MALFORMED_KEYSPACE
@@ -170,15 +212,25 @@ class Enforcement:
             return Refusal.UNKNOWN_KEYSPACE
         if view.rules.on_stale != "ServeStale" and not self.fresh():
             return Refusal.STALE
+        if pools and not _reads(view, keyspace, pools):
+            return Refusal.NOT_A_READER
+        if tier is not None and _is_denied(view, tier, keyspace, *pools):
+            return Refusal.NOT_ALLOWED
         return None
 
-    def enter(self, keyspace: str, abort: Callable[[], None]) -> Permit | Refusal:
-        """Return a permit for one socket operation on `keyspace`, or the reason why there is none."""
+    def enter(
+        self, keyspace: str, abort: Callable[[], None], pools: tuple[str, ...] = (), tier: str | None = None
+    ) -> Permit | Refusal:
+        """Return a permit for one socket operation on `keyspace`, or the reason why there is none.
+
+        `pools` are the pools' keyspaces that the operation reads on its behalf, `tier` is where it reads or writes
+        blocks; None is for what puts a tier in order.
+        """
         with self._changed:
-            refusal = self.refusal(keyspace)
+            refusal = self.refusal(keyspace, pools, tier)
             if refusal is not None:
                 return refusal
-            permit = Permit(self, keyspace, abort)
+            permit = Permit(self, keyspace, abort, pools, tier)
             self._permits.add(permit)
             return permit
 
@@ -191,10 +243,12 @@ class Enforcement:
     def budget(self, keyspace: str, tier: str) -> TierBudget | None:
         """Return what the policy says about `keyspace` in `tier`, None if it says nothing."""
         view = self._view
-        for budget in view.keyspaces.get(keyspace, ()) if view is not None else ():
-            if budget.tier == tier:
-                return budget
-        return None
+        return None if view is None else _budget(view, keyspace, tier)
+
+    def denies(self, keyspace: str, tier: str) -> bool:
+        """Whether the policy keeps `keyspace` off `tier`."""
+        view = self._view
+        return view is not None and _is_denied(view, tier, keyspace)
 
     def retention_s(self, keyspace: str, tier: str) -> int | None:
         """Return how many seconds the policy lets a block of `keyspace` live in `tier`, None if it does not say."""
@@ -229,5 +283,27 @@ class Enforcement:
         return False
 
     def _condemned(self) -> list[Permit]:
-        keyspaces = self._view.keyspaces if self._view is not None else {}
-        return [permit for permit in self._permits if permit.keyspace not in keyspaces]
+        view = self._view
+        if view is None:
+            return list(self._permits)
+        return [
+            permit
+            for permit in self._permits
+            if permit.keyspace not in view.keyspaces
+            or (permit.pools and not _reads(view, permit.keyspace, permit.pools))
+            or (permit.tier is not None and _is_denied(view, permit.tier, permit.keyspace, *permit.pools))
+        ]
+
+
+def _budget(view: CacheView, keyspace: str, tier: str) -> TierBudget | None:
+    return next((budget for budget in view.keyspaces.get(keyspace, ()) if budget.tier == tier), None)
+
+
+def _is_denied(view: CacheView, tier: str, *keyspaces: str) -> bool:
+    """Whether any of the keyspaces is kept off a tier."""
+    return any((budget := _budget(view, name, tier)) is not None and budget.denied for name in keyspaces)
+
+
+def _reads(view: CacheView, reader: str, pools: tuple[str, ...]) -> bool:
+    """Whether `reader` may read all of these pools' keyspaces."""
+    return not frozenset(pools).difference(view.reads.get(reader, ()))

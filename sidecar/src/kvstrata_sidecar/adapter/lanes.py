@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable
 
 from .enforcement import Refusal
-from .part import Part
+from .part import AnyPart
 
 Label = Hashable
 
@@ -20,16 +20,16 @@ class _Queue:
     """Parts of one urgency. Labels take turns, parts of one label go in order."""
 
     def __init__(self) -> None:
-        self.parts: dict[Label, deque[Part]] = {}
+        self.parts: dict[Label, deque[AnyPart]] = {}
         self.count = 0
         self.size = 0
 
-    def add(self, label: Label, part: Part) -> None:
+    def add(self, label: Label, part: AnyPart) -> None:
         self.parts.setdefault(label, deque()).append(part)
         self.count += 1
         self.size += part.size
 
-    def next(self, ready: Callable[[Label], bool]) -> tuple[Label, Part] | None:
+    def next(self, ready: Callable[[Label], bool]) -> tuple[Label, AnyPart] | None:
         for label, waiting in self.parts.items():
             if ready(label):
                 part = waiting.popleft()
@@ -42,7 +42,7 @@ class _Queue:
                 return label, part
         return None
 
-    def remove(self, which: Callable[[Part], bool]) -> list[Part]:
+    def remove(self, which: Callable[[AnyPart], bool]) -> list[AnyPart]:
         removed = [part for waiting in self.parts.values() for part in waiting if which(part)]
         if removed:
             left = {label: deque(p for p in waiting if not which(p)) for label, waiting in self.parts.items()}
@@ -69,7 +69,7 @@ class Lane:
         self._under_way: Counter[Label] = Counter()
         self._closed = False
 
-    def put(self, part: Part, label: Label = None) -> Refusal | None:
+    def put(self, part: AnyPart, label: Label = None) -> Refusal | None:
         """Add a part; why it was not added, if so."""
         with self._changed:
             queue = self._urgent if part.urgent else self._patient
@@ -81,7 +81,7 @@ class Lane:
             self._changed.notify()
             return None
 
-    def take(self) -> tuple[Label, Part] | None:
+    def take(self) -> tuple[Label, AnyPart] | None:
         """Wait for a part whose label has its share left; None once the lane is closed. `done` has to follow."""
         with self._changed:
             while not self._closed:
@@ -102,12 +102,12 @@ class Lane:
                 del self._under_way[label]
             self._changed.notify()
 
-    def forget(self, which: Callable[[Part], bool]) -> list[Part]:
+    def forget(self, which: Callable[[AnyPart], bool]) -> list[AnyPart]:
         """Remove parts that wait, and return them."""
         with self._changed:
             return [*self._urgent.remove(which), *self._patient.remove(which)]
 
-    def close(self) -> list[Part]:
+    def close(self) -> list[AnyPart]:
         """Refuse further parts, release the workers and return what was left."""
         with self._changed:
             self._closed = True

@@ -11,7 +11,6 @@ Whatever was granted or yielded under an older version counts no more, so a froz
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from dataclasses import dataclass, replace
 from kvstrata.contract.keys import BUCKETS, bucket_prefix, ledger_key
 
 from .enforcement import Refusal
+from .foresight import Foresight
 from .protocol import (
     FOR_EVER_MS,
     Bounds,
@@ -43,9 +43,6 @@ ATTEMPTS = 6
 
 LEASE_SHARE = 256
 """A lease grows by this part of the limit beyond what is needed, so that not every store asks the ledger."""
-
-FORESIGHT_S = 1.0
-"""How long a store relies on what was last seen of the scope's buckets, once the ledger is exhausted."""
 
 EVICTIONS_PER_CALL = 256
 REBUILD_PATIENCE_MS = 200
@@ -97,8 +94,7 @@ class Ledgers:
         self._window_ms = window_ms
         self._pause = pause
         self.rooms = Rooms(domain)
-        self._lock = threading.Lock()
-        self._foresight: dict[tuple[str, int], tuple[float, int]] = {}
+        self._foresight = Foresight(clock, per_bucket=arc)
 
     def admit_each(self, transport: Transport, demands: Sequence[Demand]) -> list[Refusal | bool | Exception]:
         """Reserve room for blocks: for each True if it may be written, False if it is there, or why it may not.
@@ -155,7 +151,7 @@ class Ledgers:
     def _question(self, demand: Demand, before_ms: int | None = None, passed_ms: int = 0) -> Command:
         terms = replace(demand.terms, age_ms=demand.terms.age_ms + passed_ms) if passed_ms else demand.terms
         if before_ms is None:
-            before_ms = 0 if demand.bounds is None else self._foreseen(demand.place)
+            before_ms = 0 if demand.bounds is None else self._foresight.of(demand.place)
         return reserve(demand.place, demand.size, demand.token, terms, before_ms, self._window_ms)
 
     def _judge(self, keyspace: str, answer: Reserved | Exception) -> Refusal | bool | Exception | None:
@@ -324,7 +320,7 @@ class Ledgers:
         else:
             goes_first = own.oldest_ms is not None and own.oldest_ms < evict_before_ms
         if goes_first or (not self._arc and evict_before_ms < FOR_EVER_MS):
-            self._foresee(place, evict_before_ms)
+            self._foresight.note(place, evict_before_ms)
         if own_fits and goes_first:
             return evict_before_ms
         if left <= 0 or self._collect(transport, keyspace, scope, left, exclude=bucket) >= left:
@@ -365,28 +361,6 @@ class Ledgers:
     def _count_evicted(self, keyspace: str, number: int, size: int) -> None:
         self._count("evicted", number, keyspace)
         self._count("evicted_bytes", size, keyspace)
-
-    def _foreseen(self, place: Place) -> int:
-        known = self._known_of(place)
-        with self._lock:
-            until_s, evict_before_ms = self._foresight.get(known, (0.0, 0))
-            if until_s <= self._clock():
-                self._foresight.pop(known, None)
-                return 0
-            return evict_before_ms
-
-    def _known_of(self, place: Place) -> tuple[str, int]:
-        """Return what foresight holds for: the age of the oldest for a scope, the turn to evict for a bucket."""
-        return place.keyspace, place.bucket if self._arc else -1
-
-    def _foresee(self, place: Place, evict_before_ms: int) -> None:
-        now_s, known = self._clock(), self._known_of(place)
-        with self._lock:
-            self._foresight.pop(known, None)
-            self._foresight[known] = (now_s + FORESIGHT_S, evict_before_ms)
-            # In the order in which they end: what nobody asks for any more is not kept.
-            while self._foresight[first := next(iter(self._foresight))][0] <= now_s:
-                del self._foresight[first]
 
     def _base(self, keyspace: str, bucket: int) -> bytes:
         return bucket_prefix(self._domain, keyspace, bucket).encode()

@@ -1,7 +1,8 @@
-"""The gate's line into the cache server: a unix socket that takes `apply`, `state`, `metrics` and `purge`.
+"""The gate's line into the cache server: a unix socket.
 
-See kvstrata.contract.link for the messages. An `apply` reads policy.json, puts it in force, and is acknowledged only
-when the I/O on the keyspaces that it dropped has ended.
+It takes `apply`, `state`, `metrics`, `hash`, `pool` and `purge`; see kvstrata.contract.link for the messages. An
+`apply` reads policy.json, puts it in force, and is acknowledged only when the I/O on the keyspaces that it dropped has
+ended.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from pathlib import Path
 from typing import Protocol
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.cacheview import POLICY_FILE, CacheView
+from kvstrata.contract.cacheview import MANIFESTS_DIRECTORY, POLICY_FILE, CacheView
 from kvstrata.contract.datakey import KEYS_DIRECTORY
+from kvstrata.contract.holding import PoolHolding, PoolQuestion
 from kvstrata.contract.link import (
     MAX_LINE_BYTES,
     SOCKET_NAME,
     AdapterAck,
     AdapterState,
+    ChunkHashes,
     PurgeAnswer,
     decode_request,
     error_answer,
@@ -30,6 +33,7 @@ from kvstrata.contract.link import (
 )
 
 from .enforcement import Enforcement
+from .pools import Manifests
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +53,14 @@ class Server(Protocol):
     def metrics(self) -> str:
         """Return the process' metrics as a page."""
 
+    def hash(self, tokens: bytes) -> ChunkHashes:
+        """Return the names of the whole chunks of tokens. Raises ContractError while nobody can tell them."""
+
+    def pool(self, question: PoolQuestion) -> PoolHolding:
+        """Return what tiers hold of a pool. Raises ContractError if it is none of the policy's."""
+
     def purge(self, keyspaces: Sequence[str]) -> PurgeAnswer:
-        """Erase keyspaces from the server's own memory. Raises ContractError when it cannot be told to be done."""
+        """Erase keyspaces from the server's memory and files. Raises ContractError if it cannot be told to be done."""
 
     def policy_applied(self) -> None:
         """Hear that another view is in force."""
@@ -74,6 +84,7 @@ class PolicyLink:
         self._path = link_dir / SOCKET_NAME
         self._policy_file = policy_dir / POLICY_FILE
         self._keys_dir = policy_dir / KEYS_DIRECTORY
+        self._manifests = Manifests(policy_dir / MANIFESTS_DIRECTORY)
         self._enforcement = enforcement
         self._boot = boot
         self._server = server
@@ -112,6 +123,10 @@ class PolicyLink:
                 return self._server.state().encode()
             if request["op"] == "metrics":
                 return metrics_answer(self._server.metrics())
+            if request["op"] == "hash":
+                return self._server.hash(request["tokens"]).encode()
+            if request["op"] == "pool":
+                return self._server.pool(request["question"]).encode()
             if request["op"] == "purge":
                 return self._server.purge(request["keyspaces"]).encode()
             return self._apply(request["revision"], request["term"]).encode()
@@ -131,7 +146,7 @@ class PolicyLink:
             raise ContractError(f"policy.json cannot be read: {error.strerror}") from error
         if view.revision < revision or view.term < term:
             raise ContractError(f"policy.json holds revision {view.revision} of term {view.term}, which is older")
-        self._enforcement.apply(view)
+        self._enforcement.apply(view, self._manifests.of(view))
         self._enforcement.take_keys(self._keys_dir)
         self._server.policy_applied()
         if not self._enforcement.settle(grace_s=DRAIN_GRACE_S, timeout_s=DRAIN_TIMEOUT_S):

@@ -7,6 +7,7 @@ page is, too; it has to fit into one line of the link.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Protocol
 
 from kvstrata.contract.link import MAX_LINE_BYTES, AdapterState, ScopeUsage, TierState
@@ -15,12 +16,28 @@ from .counts import LATENCY_BUCKETS_S, MAX_SCOPES, Histogram
 
 Row = tuple[Mapping[str, str], float]
 
+FILES = "NVMe"
+MEMORY = "CPU"
 OPERATIONS = ("stored", "loaded", "evicted")
 FAILURES = (
     "errors", "late_lookup", "late_load", "late_store", "load_misses", "unreadable", "stores_present", "sweep_errors",
     "reservations_reaped", "ledgers_rebuilt", "recounts_repeated",
 )  # fmt: skip
+POOLED = (("pool_hits", "loaded"), ("stores_in_pool", "not_stored"), ("copies_discarded", "discarded"))
 DRIFTS = ("drift_entries", "drift_bytes", "drift_leases", "drift_rooms")
+
+
+MEMORY_TRAFFIC = {
+    "promoted_blocks": "Blocks that came from slower tiers and stay in memory.",
+    "promoted_bytes": "Their bytes.",
+    "warmed_blocks": "Of these, blocks that were loaded when the server started, before anybody asked for them.",
+    "warmed_bytes": "Their bytes.",
+    "handed_down_blocks": "Blocks that were copied to the next slower tier before they left the memory.",
+    "handed_down_bytes": "Their bytes.",
+    "left_uncopied_blocks": "Blocks that left the memory and are in no slower tier that could have them.",
+    "lent_blocks": "Blocks of pools that memory lent to a scope that reads them.",
+    "lent_bytes": "Their bytes.",
+}
 
 
 class CountedTier(Protocol):
@@ -42,21 +59,32 @@ class CountedTier(Protocol):
         """Return how long answers took."""
 
 
-def page(state: AdapterState, tiers: Sequence[CountedTier], memory_evictions: Mapping[tuple[str, str], int]) -> str:
-    """Return the page. `memory_evictions` counts blocks that left the server's own memory, by scope and cause.
+def page(
+    state: AdapterState,
+    tiers: Sequence[CountedTier],
+    memory_evictions: Mapping[tuple[str, str], int],
+    memory_traffic: Mapping[tuple[str, str], int],
+    warm_up_s: float | None = None,
+) -> str:
+    """Return the page. `memory_evictions` counts blocks that left the server's own memory, by scope and cause,
+    `memory_traffic` what came into it from slower tiers to stay and what was lent, by scope and name. `warm_up_s` is
+    how long the memory was warmed up, None where it is not.
 
     A page that is too long, as only very many tiers could make it, comes without the series of scopes.
     """
-    whole = "\n".join(_lines(state, tiers, memory_evictions, scopes=True)) + "\n"
+    memory = (memory_evictions, memory_traffic, warm_up_s)
+    whole = "\n".join(_lines(state, tiers, *memory, scopes=True)) + "\n"
     if len(whole) + whole.count('"') + whole.count("\n") < MAX_LINE_BYTES - 1024:
         return whole
-    return "\n".join(_lines(state, tiers, memory_evictions, scopes=False)) + "\n"
+    return "\n".join(_lines(state, tiers, *memory, scopes=False)) + "\n"
 
 
 def _lines(
     state: AdapterState,
     tiers: Sequence[CountedTier],
     memory_evictions: Mapping[tuple[str, str], int],
+    memory_traffic: Mapping[tuple[str, str], int],
+    warm_up_s: float | None,
     *,
     scopes: bool,
 ) -> Iterator[str]:
@@ -78,13 +106,30 @@ def _lines(
         ("tier_used_bytes", "used_bytes", "What a scope holds in a tier, as last seen by this pod's sweeps."),
         ("tier_limit_bytes", "limit_bytes", "What a scope may hold in a tier, where that is bounded."),
     ):
-        yield from _family(name, "gauge", text, _usage(state.tier_usage[:MAX_SCOPES] if scopes else (), figure))
+        yield from _family(name, "gauge", text, _usage(_rows(state, named) if scopes else (), figure))
+    files = [one for one, _ in named if one.medium == FILES]
+    yield from _family(
+        "files_bytes", "gauge", "What the files of a tier take on the disk.",
+        [({"tier": one.name}, one.used_bytes) for one in files],
+    )  # fmt: skip
+    yield from _family(
+        "files_state", "gauge", "1 for what holds of a tier's files now, else 0.",
+        [
+            ({"tier": one.name, "state": told}, int(getattr(one, told)))
+            for one in files
+            for told in ("full", "read_only", "recovering", "floor_reached")
+        ],
+    )  # fmt: skip
     scoped = [
         (one.name, scope, counts) for one, tier in named for scope, counts in sorted(tier.by_scope().items()) if scopes
     ]
     yield from _family(
         "lookups_total", "counter", "Blocks that a tier was asked for, by result.",
         _by_scope(scoped, "result", {"lookup_hits": "hit", "lookup_misses": "miss"}),
+    )  # fmt: skip
+    yield from _family(
+        "shadowed_total", "counter", "Blocks that a tier was not asked for, because a faster one has them.",
+        _by_scope(scoped, "use", {"shadowed": "all", "hints": "passed_on"}),
     )  # fmt: skip
     yield from _family(
         "blocks_total", "counter", "Blocks that came to or left a tier.",
@@ -94,10 +139,21 @@ def _lines(
         "bytes_total", "counter", "Bytes of these blocks.",
         _by_scope(scoped, "operation", {f"{name}_bytes": name for name in OPERATIONS}),
     )  # fmt: skip
+    yield from _family(
+        "pool_blocks_total", "counter", "Blocks that a reader had from pools, or did not keep because a pool has them.",
+        _by_scope(scoped, "outcome", dict(POOLED)),
+    )  # fmt: skip
+    yield from _family(
+        "pool_bytes_total", "counter", "Bytes of the blocks that were loaded from pools.",
+        _by_scope(scoped, "outcome", {"pool_bytes": "loaded"}),
+    )  # fmt: skip
     reasons = sorted({name for _, _, counts in scoped for name in counts if name.startswith("refused_")})
     yield from _family(
         "refused_total", "counter", "Blocks that a tier was not used for, by reason.",
-        _by_scope(scoped, "reason", {name: name.removeprefix("refused_") for name in reasons}),
+        chain(
+            _by_scope(scoped, "reason", {name: name.removeprefix("refused_") for name in reasons}),
+            _refused_in_memory(state, memory_traffic) if scopes else (),
+        ),
     )  # fmt: skip
     counted = [(one.name, tier.counters()) for one, tier in named]
     for family, kinds, text in (
@@ -114,12 +170,37 @@ def _lines(
         "memory_evicted_total", "counter", "Blocks that had to leave the cache server's own memory, by cause.",
         [({"scope": scope, "cause": cause}, count) for (scope, cause), count in sorted(memory_evictions.items())],
     )  # fmt: skip
+    for name, text in MEMORY_TRAFFIC.items():
+        rows = [({"scope": scope}, count) for (scope, what), count in sorted(memory_traffic.items()) if what == name]
+        yield from _family(f"memory_{name}_total", "counter", text, rows)
+    yield from _family(
+        "memory_warming", "gauge", "1 while the memory of a server that started is being warmed up, else 0.",
+        [({}, int(state.warming))],
+    )  # fmt: skip
+    yield from _family(
+        "memory_warm_up_seconds", "gauge", "How long that took, or takes by now, from the engine's registration.",
+        [] if warm_up_s is None else [({}, round(warm_up_s, 3))],
+    )  # fmt: skip
+
+
+def _rows(state: AdapterState, named: Iterable[tuple[TierState, CountedTier]]) -> list[ScopeUsage]:
+    """Return what scopes hold in shared tiers and in files; of memory the server's own status tells."""
+    files = {one.name for one, _ in named if one.medium == FILES}
+    own = [row for row in state.usage if row.tier in files and row.scope]
+    return [*state.tier_usage[:MAX_SCOPES], *own[:MAX_SCOPES]]
 
 
 def _servers(tier: str, nodes: Mapping[str, str]) -> Iterator[Row]:
     states = [text.partition(":")[0] for text in nodes.values()]
     for state in ("closed", "half-open", "open"):
         yield {"tier": tier, "breaker": state}, states.count(state)
+
+
+def _refused_in_memory(state: AdapterState, traffic: Mapping[tuple[str, str], int]) -> Iterator[Row]:
+    tier = next((one.name for one in state.tiers if one.medium == MEMORY), "")
+    for (scope, name), count in sorted(traffic.items()):
+        if name.startswith("refused_"):
+            yield {"tier": tier, "scope": scope, "reason": name.removeprefix("refused_")}, count
 
 
 def _usage(rows: Sequence[ScopeUsage], figure: str) -> Iterator[Row]:

@@ -15,6 +15,8 @@ from typing import Any
 
 _HEX16 = re.compile(r"[0-9a-f]{16}")
 
+_PLACE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
 EVICTIONS = ("LRU", "ARC")
 
 MAX_STORE_DEADLINE_MS = 120_000
@@ -94,21 +96,66 @@ class TierParams:
             if (values["tls"].cert_file is None) != (values["tls"].key_file is None):
                 raise ValueError("tier.tls needs both cert_file and key_file, or neither")
         tier = cls(**values)
-        positive = (name for name in ("default_ttl_s", "workers", "queue_limit", "queue_limit_bytes", *_durations()))
-        for name in positive:
-            value = getattr(tier, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-                raise ValueError(f"tier.{name} must be a positive integer, not {value!r}")
-        if tier.capacity_bytes is not None and (type(tier.capacity_bytes) is not int or tier.capacity_bytes <= 0):
-            raise ValueError(f"tier.capacity_bytes must be a positive integer, not {tier.capacity_bytes!r}")
+        _require_positive(tier, "default_ttl_s", "workers", "queue_limit", "queue_limit_bytes", *_durations(cls))
+        if tier.capacity_bytes is not None:
+            _require_positive(tier, "capacity_bytes")
         if type(tier.cluster) is not bool:
             raise ValueError(f"tier.cluster must be true or false, not {tier.cluster!r}")
-        if tier.encryption not in ("Required", "Disabled"):
-            raise ValueError(f"tier.encryption must be Required or Disabled, not {tier.encryption!r}")
-        if tier.eviction not in EVICTIONS:
-            raise ValueError(f"tier.eviction must be LRU or ARC, not {tier.eviction!r}")
-        if tier.store_deadline_ms > MAX_STORE_DEADLINE_MS:
-            raise ValueError(f"tier.store_deadline_ms must be at most {MAX_STORE_DEADLINE_MS}")
+        _require_common(tier)
+        return tier
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether blocks are encrypted on this tier."""
+        return self.encryption == "Required"
+
+
+@dataclass(frozen=True, slots=True)
+class FileTierParams:
+    """One tier of files in `directory`, which is this cache server's alone.
+
+    `capacity_bytes` is what all files together may take, `max_blocks` how many there may be: the index is in memory.
+    `free_floor_percent` of the file system stay free. `default_ttl_s` is how long a block lives where the policy names
+    no retention for this tier, None for as long as there is room. `place` is the model's name where `directory` is a
+    folder that the pods of a node share: then each finds a place of its own in it. The rest is as in TierParams; there
+    is no deadline for lookups, because they touch no disk.
+    """
+
+    name: str
+    directory: Path
+    capacity_bytes: int
+    max_blocks: int
+    free_floor_percent: int = 2
+    place: str | None = None
+    default_ttl_s: int | None = None
+    workers: int = 4
+    queue_limit: int = 8_192
+    queue_limit_bytes: int = 16 << 30
+    encryption: str = "Disabled"
+    eviction: str = "LRU"
+    load_deadline_ms: int = 5_000
+    store_deadline_ms: int = 30_000
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> FileTierParams:
+        """Read the wire form. Raises ValueError for anything missing, unknown or out of bounds."""
+        values = _known(cls, raw)
+        if not isinstance(values["directory"], str) or not values["directory"].startswith("/"):
+            raise ValueError(f"tier.directory must be an absolute path, not {values['directory']!r}")
+        values["directory"] = Path(values["directory"])
+        tier = cls(**values)
+        _require_positive(
+            tier, "capacity_bytes", "max_blocks", "workers", "queue_limit", "queue_limit_bytes", *_durations(cls)
+        )
+        if tier.default_ttl_s is not None:
+            _require_positive(tier, "default_ttl_s")
+        if type(tier.free_floor_percent) is not int or not 0 <= tier.free_floor_percent < 100:
+            raise ValueError(f"tier.free_floor_percent must be from 0 to 99, not {tier.free_floor_percent!r}")
+        if tier.place is not None and (not isinstance(tier.place, str) or not _PLACE.fullmatch(tier.place)):
+            raise ValueError(f"tier.place must be a model's name, not {tier.place!r}")
+        if tier.place is not None and not _PLACE.fullmatch(tier.name):
+            raise ValueError(f"tier.name must be the name of a directory, too, not {tier.name!r}")
+        _require_common(tier)
         return tier
 
     @property
@@ -126,7 +173,7 @@ class AdapterParams:
 
     domain: str
     identity: str
-    tier: TierParams | None
+    tier: TierParams | FileTierParams | None
     policy_dir: Path = Path("/run/kvstrata/policy")
     link_dir: Path = Path("/run/kvstrata/link")
 
@@ -141,12 +188,41 @@ class AdapterParams:
             if name in values:
                 values[name] = Path(values[name])
         if values["tier"] is not None:
-            values["tier"] = TierParams.from_json(values["tier"])
+            values["tier"] = _tier(values["tier"])
         return cls(**values)
 
 
-def _durations() -> tuple[str, ...]:
-    return tuple(field.name for field in fields(TierParams) if field.name.endswith("_ms"))
+def _tier(raw: Any) -> TierParams | FileTierParams:
+    """Read a tier of the kind that its `medium` names; without one it is in Redis, as in all versions."""
+    if not isinstance(raw, Mapping):
+        raise ValueError("tier must be an object or null")
+    values = dict(raw)
+    medium = values.pop("medium", "Redis")
+    if medium == "NVMe":
+        return FileTierParams.from_json(values)
+    if medium != "Redis":
+        raise ValueError(f"tier.medium must be Redis or NVMe, not {medium!r}")
+    return TierParams.from_json(values)
+
+
+def _require_positive(tier: TierParams | FileTierParams, *names: str) -> None:
+    for name in names:
+        value = getattr(tier, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise ValueError(f"tier.{name} must be a positive integer, not {value!r}")
+
+
+def _require_common(tier: TierParams | FileTierParams) -> None:
+    if tier.encryption not in ("Required", "Disabled"):
+        raise ValueError(f"tier.encryption must be Required or Disabled, not {tier.encryption!r}")
+    if tier.eviction not in EVICTIONS:
+        raise ValueError(f"tier.eviction must be LRU or ARC, not {tier.eviction!r}")
+    if tier.store_deadline_ms > MAX_STORE_DEADLINE_MS:
+        raise ValueError(f"tier.store_deadline_ms must be at most {MAX_STORE_DEADLINE_MS}")
+
+
+def _durations(cls: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(cls) if field.name.endswith("_ms"))
 
 
 def _known(cls: Any, raw: Any) -> dict[str, Any]:

@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
-from .cluster_transport import ClusterTransport
 from .enforcement import Refusal
 from .tasks import Key, Task
+
+
+class Carrier(Protocol):
+    """What one worker reaches its tier through."""
+
+    def renew(self) -> None:
+        """Forget that what was under way was cut off: another part begins."""
+
+    def abort(self, why: str = "") -> None:
+        """Cut off what is under way, where that can be done; `why` blames whoever it waits for. From any thread."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+CarrierT = TypeVar("CarrierT", contravariant=True)
 
 
 @dataclass(slots=True)
@@ -24,23 +40,29 @@ class Gain:
         self.sizes.append(size)
 
 
-class Part(ABC):
-    """One exchange with a tier, all within one keyspace. `task` is None for what LMCache does not wait for.
+class Part(ABC, Generic[CarrierT]):
+    """One exchange with a tier, on one keyspace's behalf. `task` is None for what LMCache does not wait for.
 
-    `size` is how many bytes of LMCache's memory it keeps lent while it waits.
+    `size` is how many bytes of LMCache's memory it keeps lent while it waits, `pools` are the pools' keyspaces that it
+    reads.
     """
 
     task: Task | None
     keyspace: str | None
     urgent: bool
     size: int = 0
+    pools: tuple[str, ...] = ()
 
     @abstractmethod
-    def run(self, transport: ClusterTransport, gain: Gain) -> None:
-        """Do the exchange. Raises TransportError or ReplyError; what `gain` has by then counts all the same."""
+    def run(self, carrier: CarrierT, gain: Gain) -> None:
+        """Do the exchange. Raises what its carrier raises; what `gain` has by then counts all the same."""
 
-    def refused(self, refusal: Refusal) -> None:  # noqa: B027  (to be overridden by those that count)
+    def refused(self, refusal: Refusal) -> None:
         """Learn that the exchange is not allowed (any more)."""
 
-    def over(self, error: Exception | None) -> None:  # noqa: B027  (to be overridden by those without a task)
+    def over(self, error: Exception | None) -> None:
         """Learn that the part is over, for those that no task waits for."""
+
+
+AnyPart = Part[Any]
+"""A part of whichever tier."""

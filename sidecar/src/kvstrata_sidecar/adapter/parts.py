@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from . import protocol
@@ -11,14 +11,15 @@ from .ages import Ages
 from .cluster import Node, Topology, key_of
 from .cluster_transport import ClusterTransport
 from .counts import Counters
-from .enforcement import Refusal
+from .enforcement import LoadedFrom, Refusal
 from .ledger import Ledgers
 from .part import Gain, Part
 from .protocol import Place, Sought, Terms
 from .revoked import RevokedSet
 from .sealer import Sealer
+from .shares import Shares
 from .sweeper import Sweeper
-from .tasks import Task
+from .tasks import Key, Task
 from .wire import Command
 
 
@@ -28,7 +29,8 @@ class Shared:
 
     `retention_ms` is what the policy allows, `terms` under what a new block is stored now: both are asked at the last
     moment, because a part may have waited. `room` is told whether there was memory for a block where it belongs.
-    `sealer` returns the calling thread's own.
+    `sealer` returns the calling thread's own. `loaded_from` is told of each block that was loaded, `warmed` returns
+    what memory is being warmed with.
     """
 
     counters: Counters
@@ -41,6 +43,8 @@ class Shared:
     room: Callable[[Place, bool], None]
     sealer: Callable[[], Sealer]
     revoked: RevokedSet
+    loaded_from: LoadedFrom
+    warmed: Callable[[], Collection[Key]]
 
     def refuse(self, keyspace: str, refusal: Refusal, amount: int = 1) -> None:
         """Count blocks that the tier may not be used for, and have the scope looked at if it can be repaired."""
@@ -50,40 +54,69 @@ class Shared:
 
 
 @dataclass(slots=True, eq=False)
-class LookupPart(Part):
-    """Ask which blocks are there; they are numbered as in LMCache's request."""
+class LookupPart(Part[ClusterTransport]):
+    """Ask which blocks are there, numbered as in LMCache's request: `sought` by the keyspace that they are kept under.
+
+    `shares` knows the blocks that are asked for in several places, if there are any.
+    """
 
     task: Task | None
     keyspace: str
-    sought: Sequence[Sought]
+    sought: Mapping[str, Sequence[Sought]]
     shared: Shared
+    shares: Shares | None = None
     urgent: bool = True
+    pools: tuple[str, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        self.pools = tuple(kept for kept in self.sought if kept != self.keyspace)
 
     def run(self, transport: ClusterTransport, gain: Gain) -> None:
         """Look all of them up in one pipeline."""
-        refusal = self.shared.revoked.refusal(transport, self.keyspace)
-        if refusal is not None:
-            self.refused(refusal)
-            return
-        sight = protocol.lookup(transport, self.sought, self.shared.retention_ms(self.keyspace))
-        for refusal, amount in sight.refused.items():
-            self.shared.refuse(self.keyspace, refusal, amount)
-        gain.hits = sight.hits
-        misses = self._count() - len(sight.hits) - sum(sight.refused.values())
-        for name, amount in (("lookup_hits", len(sight.hits)), ("lookup_misses", misses)):
-            if amount:
-                self.shared.counters.add(name, amount, self.keyspace)
+        shared = self.shared
+        asked: dict[str, Sequence[Sought]] = {}
+        for kept, sought in self.sought.items():
+            refusal = shared.revoked.refusal(transport, kept)
+            if refusal is None:
+                asked[kept] = sought
+            elif kept == self.keyspace:
+                self.refused(refusal)
+                return
+            else:
+                shared.refuse(kept, refusal, _amount(sought))
+        told = protocol.lookup_each(transport, [(sought, shared.retention_ms(kept)) for kept, sought in asked.items()])
+        sights = dict(zip(asked, told, strict=True))
+        for kept, sight in sights.items():
+            for refusal, amount in sight.refused.items():
+                shared.refuse(kept, refusal, amount)
+            gain.hits += sight.hits
+        hits, amount = len(gain.hits), sum(map(_amount, asked.values()))
+        if (shares := self.shares) is not None:
+            hits = sum(number not in shares for number in gain.hits)
+            amount = sum(number not in shares for sought in asked.values() for number in _numbers(sought))
+        self._count(hits, max(0, amount - hits - sum(sum(sight.refused.values()) for sight in told)))
+        self._tell({kept: sight.hits for kept, sight in sights.items()})
 
     def refused(self, refusal: Refusal) -> None:
         """Count the blocks."""
-        self.shared.counters.refuse(refusal, self._count(), self.keyspace)
+        self.shared.counters.refuse(refusal, _amount(self.sought.get(self.keyspace, ())), self.keyspace)
+        self._tell({})
 
-    def _count(self) -> int:
-        return sum(len(one.numbers) for one in self.sought)
+    def _tell(self, hits: Mapping[str, Sequence[int]]) -> None:
+        """Enter what was found of blocks that are asked for elsewhere, too, and count those that are thereby known."""
+        if self.shares is not None:
+            for kept, sought in self.sought.items():
+                pool = None if kept == self.keyspace else kept
+                self._count(*self.shares.told(_numbers(sought), hits.get(kept, ()), pool))
+
+    def _count(self, hits: int, misses: int) -> None:
+        for name, amount in (("lookup_hits", hits), ("lookup_misses", misses)):
+            if amount:
+                self.shared.counters.add(name, amount, self.keyspace)
 
 
 @dataclass(slots=True, eq=False)
-class DeletePart(Part):
+class DeletePart(Part[ClusterTransport]):
     """Delete blocks of one keyspace; `done` is set when it is over and `deleted` says which were there."""
 
     keyspace: str
@@ -108,7 +141,17 @@ class DeletePart(Part):
 
 
 @dataclass(slots=True, eq=False)
-class ProbePart(Part):
+class DiscardPart(DeletePart):
+    """Delete a reader's own copies of what a pool has; nobody waits for it."""
+
+    def run(self, transport: ClusterTransport, gain: Gain) -> None:
+        """Delete them in one pipeline."""
+        DeletePart.run(self, transport, gain)
+        self.counters.add("copies_discarded", sum(self.deleted), self.keyspace)
+
+
+@dataclass(slots=True, eq=False)
+class ProbePart(Part[ClusterTransport]):
     """See whether a node answers, on behalf of its breaker.
 
     In a cluster a key in one of its slots is asked for, too, because a server that cannot serve any answers a PING all
@@ -137,3 +180,11 @@ class ProbePart(Part):
         else:
             self.node.breaker.probe_failed(str(error))
         self.wake()
+
+
+def _amount(sought: Sequence[Sought]) -> int:
+    return sum(len(one.numbers) for one in sought)
+
+
+def _numbers(sought: Sequence[Sought]) -> list[int]:
+    return [number for one in sought for number in one.numbers]

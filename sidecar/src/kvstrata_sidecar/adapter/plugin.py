@@ -23,10 +23,12 @@ from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 
-from .params import AdapterParams
+from .files.tier import FileTier
+from .params import AdapterParams, FileTierParams, TierParams
+from .pod_tier import Block, PodTier
 from .runtime import acquire, release
 from .tasks import StoreOutcome, Task, TaskKind
-from .tier import Block, Tier
+from .tier import Tier
 
 logger = logging.getLogger(__name__)
 
@@ -48,12 +50,25 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
         self._event_fds = {kind: os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for kind in TaskKind}
         self._runtime = runtime = acquire(params)
         runtime.enforcement.ages.memory = lambda: runtime.memory
-        self._tier: Tier | NoTier
-        if params.tier is None:
-            self._tier = NoTier(self._signal)
-        else:
-            self._tier = Tier(params, params.tier, self._runtime.enforcement, self._answered)
-            self._runtime.add(self._tier)
+        self._own: PodTier | None = None
+        self._tier: PodTier | NoTier = NoTier(self._signal)
+        if params.tier is not None:
+            self._tier = self._own = self._start(params, params.tier)
+            self._runtime.add(self._own)
+
+    def _start(self, params: AdapterParams, tier: TierParams | FileTierParams) -> PodTier:
+        runtime = self._runtime
+        if isinstance(tier, TierParams):
+            return Tier(params, tier, runtime.enforcement, self._answered, held_faster=runtime.held_faster())
+        return FileTier(
+            params,
+            tier,
+            runtime.enforcement,
+            self._answered,
+            spans=runtime.spans,
+            # Whoever governs the memory keeps back what a disk may still touch.
+            guarded=lambda: runtime.memory is not None,
+        )
 
     def get_store_event_fd(self) -> int:
         """Return the descriptor that is signalled when a store was answered."""
@@ -110,7 +125,7 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
     def report_status(self) -> dict[str, Any]:
         """Return the adapter's state; a tier that is away is reported, and is not this process' ill health."""
         state = self._runtime.state()
-        own = self._tier.state() if isinstance(self._tier, Tier) else None
+        own = self._own.state() if self._own is not None else None
         return {
             "is_healthy": self._runtime.link.healthy and self._tier.healthy,
             "type": "kvstrata-policy",
@@ -120,14 +135,14 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
             "tier": own.name if own else None,
             "breaker": own.breaker if own else None,
             "detail": own.detail if own else "",
-            "nodes": self._tier.nodes() if isinstance(self._tier, Tier) else {},
+            "nodes": self._own.nodes() if self._own is not None else {},
             "counters": self._tier.counters(),
         }
 
     def close(self) -> None:
         """Answer every task, end the threads, close the descriptors."""
-        if isinstance(self._tier, Tier):
-            self._runtime.remove(self._tier)
+        if self._own is not None:
+            self._runtime.remove(self._own)
         self._tier.close()
         release(self._runtime)
         for descriptor in self._event_fds.values():
@@ -135,6 +150,9 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
 
     def _answered(self, task: Task) -> None:
         try:
+            memory = self._runtime.memory
+            if memory is not None and self._own is not None:
+                memory.heard(self._own, task.keys)
             if task.keys and task.kind is TaskKind.STORE:
                 self._notify_keys_stored(task.keys, task.sizes)
             elif task.keys:

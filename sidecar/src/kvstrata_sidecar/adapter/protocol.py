@@ -186,26 +186,29 @@ def write(place: Place, parts: Callable[[], Parts], token: bytes, terms: Terms, 
     return Write(place.name, parts, window_ms, commit)
 
 
-def lookup(transport: Transport, sought: Sequence[Sought], retention_ms: int | None) -> Sight:
-    """Return which blocks are committed and alive, all of one keyspace, in one pipeline.
+def lookup_each(transport: Transport, asked: Sequence[tuple[Sequence[Sought], int | None]]) -> list[Sight]:
+    """Return which blocks are committed and alive, in one pipeline: of each keyspace that is asked about, what is
+    sought in it and its retention in milliseconds.
 
-    A bucket in which something may live longer than `retention_ms` is not used until it was clamped.
+    A bucket in which something may live longer than the retention is not used until it was clamped.
     """
-    sight = Sight()
-    if not sought:
-        return sight
+    sights = [Sight() for _ in asked]
+    first = next((one for sought, _ in asked for one in sought), None)
+    if first is None:
+        return sights
     # One clock for all: should a bucket turn out to have moved to another server, its own decides when it is loaded.
-    commands = [_now(state_key(sought[0].base))]
-    asked: list[list[int]] = []
-    for base, members, numbers in sought:
-        allowed = _allowed(state_key(base))
-        for start in range(0, len(members), MEMBERS_PER_COMMAND):
-            some = members[start : start + MEMBERS_PER_COMMAND]
-            commands.append(allowed)
-            commands.append(Command(allowed.key, (b"ZMSCORE", base + b":#x", *some), _read_scores(len(some))))
-            asked.append(numbers[start : start + MEMBERS_PER_COMMAND])
+    commands = [_now(state_key(first.base))]
+    questions: list[tuple[Sight, int | None, list[int]]] = []
+    for sight, (sought, retention_ms) in zip(sights, asked, strict=True):
+        for base, members, numbers in sought:
+            allowed = _allowed(state_key(base))
+            for start in range(0, len(members), MEMBERS_PER_COMMAND):
+                some = members[start : start + MEMBERS_PER_COMMAND]
+                commands.append(allowed)
+                commands.append(Command(allowed.key, (b"ZMSCORE", base + b":#x", *some), _read_scores(len(some))))
+                questions.append((sight, retention_ms, numbers[start : start + MEMBERS_PER_COMMAND]))
     now_ms, *answers = transport.ask(commands)
-    for numbers, state, scores in zip(asked, answers[::2], answers[1::2], strict=True):
+    for (sight, retention_ms, numbers), state, scores in zip(questions, answers[::2], answers[1::2], strict=True):
         refusal = _bucket_refusal(state, retention_ms)
         if refusal is not None:
             sight.refused[refusal] += len(numbers)
@@ -216,7 +219,7 @@ def lookup(transport: Transport, sought: Sequence[Sought], retention_ms: int | N
             for number, score in zip(numbers, scores, strict=True)
             if score is not None and now_ms < score <= latest_ms
         ]
-    return sight
+    return sights
 
 
 class Loading(Read):

@@ -9,19 +9,33 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.cacheview import FRESHNESS_FILE
-from kvstrata.contract.link import MAX_TIER_USAGE_ROWS, AdapterState, PurgeAnswer
+from kvstrata.contract.holding import PoolHolding, PoolQuestion
+from kvstrata.contract.link import MAX_TIER_USAGE_ROWS, MAX_USAGE_ROWS, AdapterState, ChunkHashes, PurgeAnswer
 
 from .enforcement import Enforcement, FreshnessFile
+from .hashing import Hasher
+from .holdings import Lacking, Names, Sizes, holding_of
 from .link import PolicyLink
 from .memory.governor import Governor
+from .memory.warmer import Warmer
 from .metrics import page
 from .params import AdapterParams
-from .tier import Tier
+from .pod_tier import Block, PodTier
+from .spans import Spans
+
+
+def no_names(keyspace: str, chunk_hashes: Sequence[bytes]) -> None:
+    """Say that nobody knows the parts of chunks."""
+
+
+def nobody_offers(_keyspace: str, _keys: Sequence[object]) -> None:
+    """Leave lacking what a tier lacks: without a server module nobody can offer it."""
+
 
 _lock = threading.Lock()
 _current: Runtime | None = None
@@ -30,26 +44,62 @@ _current: Runtime | None = None
 class Runtime:
     """The enforcement, the link, the tiers and the memory of this process. Use `acquire` and `release`.
 
-    `memory` governs the server's own memory; None until its server module is there.
+    `memory` governs the server's own memory and `hasher` names chunks as the server does; both are None until its
+    server module is there. `names` gives the keys of chunks' parts; without that module nobody knows them. `lacking` is
+    told which blocks of a pool memory has and another tier has not. `warmer` warms the memory of a server that
+    starts, None where that was not asked for.
     """
 
     def __init__(self, pod: AdapterParams) -> None:
         self.pod = replace(pod, tier=None)
         self.users = 0
         self._boot = secrets.token_hex(16)
-        self._tiers: list[Tier] = []
+        self._tiers: list[PodTier] = []
+        self._tier_names: tuple[str, ...] = ()
         self.memory: Governor | None = None
+        self.hasher: Hasher | None = None
+        self.names: Names = no_names
+        self.lacking: Lacking = nobody_offers
+        self.warmer: Warmer | None = None
+        self.spans = Spans()
         self._freshness = FreshnessFile(pod.policy_dir / FRESHNESS_FILE)
         self.enforcement = Enforcement(pod.domain, self._freshness.sent_ns)
         self.link = PolicyLink(pod.link_dir, pod.policy_dir, self.enforcement, self._boot, self)
 
-    def add(self, tier: Tier) -> None:
+    def add(self, tier: PodTier) -> None:
         """Report this tier to the gate from now on."""
-        self._tiers = [*self._tiers, tier]
+        self._put([*self._tiers, tier])
 
-    def remove(self, tier: Tier) -> None:
+    def remove(self, tier: PodTier) -> None:
         """Report this tier no more."""
-        self._tiers = [other for other in self._tiers if other is not tier]
+        self._put([other for other in self._tiers if other is not tier])
+
+    @property
+    def tiers(self) -> Sequence[PodTier]:
+        """The tiers behind the server's own memory, from fast to slow."""
+        return self._tiers
+
+    def passes_on(self, keyspace: str) -> bool:
+        """Whether there is a tier behind the server's own memory that a scope is not kept off."""
+        return any(not self.enforcement.denies(keyspace, name) for name in self._tier_names)
+
+    def held_faster(self) -> Callable[[Block], bool]:
+        """Return what tells, for a tier that is about to be added, whether a faster one serves a block in its stead.
+
+        That is the server's own memory, which keeps the block for who reads it now, or a tier that was added before.
+        """
+        faster = tuple(self._tiers)
+
+        def held(block: Block) -> bool:
+            memory = self.memory
+            if memory is not None and memory.in_use(block.key):
+                return True
+            return any(tier.holds(block.keyspace, block) for tier in faster)
+
+        return held
+
+    def _put(self, tiers: list[PodTier]) -> None:
+        self._tiers, self._tier_names = tiers, tuple(tier.state().name for tier in tiers)
 
     def state(self) -> AdapterState:
         """Return what the gate passes on to the operator."""
@@ -61,11 +111,13 @@ class Runtime:
             for state, tier in zip(states, tiers, strict=True)
             for name, count in sorted(tier.counters().items())
         }
-        memory = self.memory
+        memory, warmer = self.memory, self.warmer
         if memory is not None:
             counters |= {f"memory.{name}": count for name, count in sorted(memory.counters().items())}
-        tier_usage = [row for tier in tiers for row in tier.usage()]
-        usage, left_out = memory.usage() if memory is not None else ((), 0)
+        shared = [row for tier in tiers if not tier.per_pod for row in tier.usage()]
+        own = [row for tier in tiers if tier.per_pod for row in tier.usage()]
+        in_memory, left_out = memory.usage() if memory is not None else ((), 0)
+        usage = sorted((*in_memory, *own), key=lambda row: -row.used_bytes)
         return AdapterState(
             boot=self._boot,
             revision=view.revision if view else 0,
@@ -74,22 +126,52 @@ class Runtime:
             keyspaces=len(view.keyspaces) if view else 0,
             tiers=states if memory is None else (*states, *memory.states()),
             counters=counters,
-            usage=usage,
-            usage_left_out=left_out,
-            tier_usage=tuple(sorted(tier_usage, key=lambda row: -row.used_bytes)[:MAX_TIER_USAGE_ROWS]),
+            usage=tuple(usage[:MAX_USAGE_ROWS]),
+            usage_left_out=left_out + max(0, len(usage) - MAX_USAGE_ROWS),
+            tier_usage=tuple(sorted(shared, key=lambda row: -row.used_bytes)[:MAX_TIER_USAGE_ROWS]),
+            warming=warmer is not None and warmer.warming,
         )
 
     def metrics(self) -> str:
         """Return a page in Prometheus' text format."""
+        memory, warmer = self.memory, self.warmer
+        lasted_s = warmer.lasted_s if warmer is not None else None
+        if memory is None:
+            return page(self.state(), self._tiers, {}, {})
+        return page(self.state(), self._tiers, memory.evictions(), memory.came_and_lent(), lasted_s)
+
+    def hash(self, tokens: bytes) -> ChunkHashes:
+        """Return the names of the whole chunks of tokens. Raises ContractError while the server cannot tell them."""
+        hasher = self.hasher
+        if hasher is None:
+            raise ContractError("this cache server does not say how it names chunks: its server module has not started")
+        return ChunkHashes(self._boot, hasher.chunk_tokens, hasher.hashes(tokens))
+
+    def pool(self, question: PoolQuestion) -> PoolHolding:
+        """Return what this pod's tiers hold of a pool. Raises ContractError if it is none of the policy's."""
+        tiers: dict[str, Sizes] = {tier.state().name: tier.sizes for tier in self._tiers}
         memory = self.memory
-        return page(self.state(), self._tiers, memory.evictions() if memory is not None else {})
+        if memory is not None and memory.tier is not None:
+            tiers[memory.tier] = memory.sizes
+        enforcement = self.enforcement
+        return holding_of(
+            self._boot, question, enforcement.view, enforcement.readable, self.names, tiers,
+            memory=memory.tier if memory is not None else None, lacking=self.lacking,
+        )  # fmt: skip
 
     def purge(self, keyspaces: Sequence[str]) -> PurgeAnswer:
-        """Erase keyspaces from the server's own memory. Raises ContractError where nobody governs it."""
+        """Erase keyspaces from the server's own memory and from its files.
+
+        Raises ContractError where nobody governs the memory, and if a disk takes too long; the gate asks again.
+        """
         memory = self.memory
         if memory is None:
             raise ContractError("this cache server's own memory is not governed: its server module was not started")
-        return memory.purge(keyspaces, self._boot)
+        # First the memory: from there blocks may be on their way to the files.
+        answer = memory.purge(keyspaces, self._boot)
+        for tier in self._tiers:
+            answer = tier.purge(keyspaces, answer)
+        return answer
 
     def policy_applied(self) -> None:
         """Let tiers and memory follow a new view at once."""

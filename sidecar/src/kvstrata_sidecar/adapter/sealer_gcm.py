@@ -81,12 +81,21 @@ class SealedOpening:
 
 
 class GcmSealer:
-    """Seals and opens with the keys of `keys`; for one thread. `entropy(n)` returns n random bytes."""
+    """Seals and opens with the keys of `keys`; for one thread. `entropy(n)` returns n random bytes.
 
-    def __init__(self, keys: DataKeys, entropy: Callable[[int], bytes] = os.urandom) -> None:
+    `room(n)` returns n bytes for staging, the same ones each time; by default of the sealer's own.
+    """
+
+    def __init__(
+        self,
+        keys: DataKeys,
+        entropy: Callable[[int], bytes] = os.urandom,
+        room: Callable[[int], memoryview] | None = None,
+    ) -> None:
         self._keys = keys
         self._entropy = entropy
         self._staging = bytearray()
+        self._room = self._own_room if room is None else room
 
     def refusal(self, keyspace: str, *, seals: bool = False) -> Refusal | None:
         """Refuse keyspaces without a key, and to seal with one that has sealed as many blocks as it may."""
@@ -101,7 +110,7 @@ class GcmSealer:
 
     def seal(self, keyspace: str, key: bytes, view: memoryview) -> Sequence[bytes | memoryview]:
         """Return header and sealed body, in the staging buffer. Raises NoKeyError if the key went meanwhile."""
-        sealed = self._room(len(view))
+        sealed = self._room(len(view) + TAG_BYTES)
         nonce = self._entropy(NONCE_BYTES)
         for _ in range(2):  # the first may have been replaced between the question and its use
             held = self._keys.sealing(keyspace)
@@ -115,12 +124,12 @@ class GcmSealer:
 
     def open_into(self, keyspace: str, key: bytes, view: memoryview) -> Opening:
         """Return an opening that reads into the staging buffer; valid until the next call."""
-        return SealedOpening(self._keys, keyspace, key, view, self._room(len(view)))
+        return SealedOpening(self._keys, keyspace, key, view, self._room(len(view) + TAG_BYTES))
 
-    def _room(self, body_bytes: int) -> memoryview:
-        if len(self._staging) < body_bytes + TAG_BYTES:
-            self._staging = bytearray(body_bytes + TAG_BYTES)
-        return memoryview(self._staging)[: body_bytes + TAG_BYTES]
+    def _own_room(self, length: int) -> memoryview:
+        if len(self._staging) < length:
+            self._staging = bytearray(length)
+        return memoryview(self._staging)[:length]
 
 
 def overwrite(view: memoryview) -> None:

@@ -13,8 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 
 from kvstrata.contract.cacheview import CacheView
@@ -23,7 +22,7 @@ from kvstrata.contract.keys import BUCKETS, bucket_prefix, claim_key
 from .audit import audit_bucket
 from .departed import Departed
 from .drift import LeaseDrift
-from .enforcement import Enforcement, Permit
+from .enforcement import Enforcement
 from .ledger import Ledgers
 from .pending import MAX_PENDING, Pending
 from .plaintext import Plaintext
@@ -31,7 +30,8 @@ from .protocol import Bounds, Place, Transport, claim, state_key
 from .reclaim import Reclaim
 from .scope import ScopeView
 from .settling import Settling
-from .sweeper_hooks import SweeperConnection, SweeperHooks
+from .sweeper_access import SweeperAccess
+from .sweeper_hooks import SweeperHooks
 from .upkeep import clamp, expire
 from .wire import Command, ReplyError, TransportError
 
@@ -69,6 +69,7 @@ class Sweeper(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._domain = domain
         self._enforcement = enforcement
+        self._access = SweeperAccess(enforcement, hooks)
         self._ledgers = ledgers
         self._hooks = hooks
         self._token = token
@@ -83,7 +84,6 @@ class Sweeper(threading.Thread):
         self._pending = Pending()
         self._wake = threading.Event()
         self._closed = False
-        self._connection: SweeperConnection | None = None
         self._seen: CacheView | None = None
         self._followed: CacheView | None = None
         self._settling = Settling()
@@ -96,7 +96,7 @@ class Sweeper(threading.Thread):
         self._departed = Departed(ledgers, hooks.bounds)
         self._reclaim = Reclaim(
             domain, ledgers, token, clock,
-            bounds=hooks.bounds, permitted=self._apart, count=self._count, interrupted=self._interrupted,
+            bounds=hooks.bounds, permitted=self._access.apart, count=self._count, interrupted=self._interrupted,
         )  # fmt: skip
 
     def touch(self, place: Place) -> None:
@@ -144,9 +144,7 @@ class Sweeper(threading.Thread):
         """End the thread soon."""
         self._closed = True
         self._wake.set()
-        connection = self._connection
-        if connection is not None:
-            connection.abort()
+        self._access.abort()
 
     def run(self) -> None:
         """Work until closed; whatever fails is tried again a tick later."""
@@ -164,7 +162,7 @@ class Sweeper(threading.Thread):
                 self._wake.wait(TICK_S)
             if not self._closed:
                 self._wake.clear()
-        self._drop_connection()
+        self._access.close()
 
     def turn(self) -> bool:
         """Do what is due now, for about a second; whether there is more."""
@@ -189,7 +187,7 @@ class Sweeper(threading.Thread):
         changed = view is not before
         self.follow()
         for keyspace, command in pending.commands(arc=self._arc):
-            with self._each():
+            with self._access.each():
                 self._ask_for(keyspace, command)
         self._until_s = self._clock() + SLICE_S
         if changed:
@@ -203,12 +201,12 @@ class Sweeper(threading.Thread):
             if due:
                 self._to_sweep = deque(dict.fromkeys((*self._to_sweep, *view.keyspaces)))
             self._sweep_at_s = self._clock() + self._interval_s * (0.8 + 0.4 * self._jitter())
-            with self._each():
-                self._hooks.learn(self._connected(), view.keyspaces)
+            with self._access.each():
+                self._hooks.learn(self._access.connected(), view.keyspaces)
             if self._settling.take_guarantees_changed():
                 self._reclaim.begin()
         for keyspace in self._drift.due():
-            with self._each():
+            with self._access.each():
                 self._look_again(keyspace)
         again: list[str] = []
         for keyspace in pending.urgent:
@@ -216,15 +214,15 @@ class Sweeper(threading.Thread):
                 self.urge(keyspace)
                 continue
             again.append(keyspace)
-            with self._each():
+            with self._access.each():
                 self.sweep(keyspace)
                 again.pop()
-        with self._each():
-            self._departed.turn(self._connected, self._interrupted)
-        with self._each():
-            self._reclaim.turn(self._connected, view.keyspaces, self._interval_s if due else None)
+        with self._access.each():
+            self._departed.turn(self._access.connected, self._interrupted)
+        with self._access.each():
+            self._reclaim.turn(self._access.connected, view.keyspaces, self._interval_s if due else None)
         while self._to_sweep and not self._interrupted():
-            with self._each():
+            with self._access.each():
                 self._sweep(self._to_sweep.popleft(), True, None)
         more = bool(self._to_settle or self._to_sweep or self._pending.urgent)
         for keyspace in again:  # with the next turn: a server that does not answer is not asked all the time
@@ -238,7 +236,7 @@ class Sweeper(threading.Thread):
         terms = dict(self._settling.pending())
         while self._to_settle and not self._interrupted():
             keyspace = self._to_settle.popleft()
-            with self._each():
+            with self._access.each():
                 if keyspace in terms and self._settle(keyspace, *terms[keyspace]):
                     self._settling.done(keyspace, terms[keyspace])
 
@@ -257,10 +255,10 @@ class Sweeper(threading.Thread):
         self._to_sweep = deque(keyspace for keyspace in self._to_sweep if keyspace in view.keyspaces)
 
     def _sweep(self, keyspace: str, claim: bool, audit: bool | None) -> None:
-        with self._permitted(keyspace) as permitted:
+        with self._access.permitted(keyspace) as permitted:
             if not permitted:
                 return
-            transport = self._connected()
+            transport = self._access.connected()
             if claim and not self._claim(transport, keyspace):
                 return
             scope = self._ledgers.view(transport, keyspace)
@@ -291,16 +289,16 @@ class Sweeper(threading.Thread):
         for keyspace in plaintext.todo():
             if self._closed or self._clock() > until_s:
                 break
-            with self._apart(keyspace) as permitted:
+            with self._access.apart(keyspace) as permitted:
                 if permitted:
-                    plaintext.look(self._connected(), keyspace)
+                    plaintext.look(self._access.connected(), keyspace)
 
     def _settle(self, keyspace: str, bounds: Bounds | None, life_ms: int | None) -> bool:
         """Put changed bounds of one scope through; whether they hold now."""
-        with self._permitted(keyspace) as permitted:
+        with self._access.permitted(keyspace) as permitted:
             if not permitted:
                 return False
-            transport = self._connected()
+            transport = self._access.connected()
             scope = self._ledgers.view(transport, keyspace)
             self._note_usage(keyspace, scope)
             if life_ms is not None:
@@ -332,47 +330,20 @@ class Sweeper(threading.Thread):
             self._ledgers.rebuild(transport, keyspace, scope.ledger.version)
 
     def _look_again(self, keyspace: str) -> None:
-        with self._permitted(keyspace) as permitted:
+        with self._access.permitted(keyspace) as permitted:
             if permitted and self._hooks.bounds(keyspace) is not None:
-                self._compare_leases(self._connected(), keyspace)
+                self._compare_leases(self._access.connected(), keyspace)
 
     def _claim(self, transport: Transport, keyspace: str) -> bool:
         """Whether this scope is this process' to sweep in this interval."""
         key = claim_key(self._domain, keyspace).encode()
         return claim(transport, key, self._token, int(self._interval_s * 750))
 
-    @contextmanager
-    def _permitted(self, keyspace: str) -> Iterator[bool]:
-        """Whether the policy allows the tier for a scope; it does until the end, or the connection is cut off."""
-        permit = self._enforcement.enter(keyspace, self._abort)
-        if not isinstance(permit, Permit):
-            yield False
-            return
-        try:
-            yield True
-        finally:
-            permit.release()
-
-    @contextmanager
-    def _each(self) -> Iterator[None]:
-        """Do one of several things that do not depend on one another: one node's failure is not the others'."""
-        try:
-            yield
-        except (TransportError, ReplyError) as error:
-            self._hooks.count("sweep_errors", 1, "")
-            logger.info("The sweep was interrupted: %s", error)
-
-    @contextmanager
-    def _apart(self, keyspace: str) -> Iterator[bool]:
-        """Whether the policy allows the tier for a scope whose failure is not that of others."""
-        with self._each(), self._permitted(keyspace) as permitted:
-            yield permitted
-
     def _ask_for(self, keyspace: str, command: Command) -> None:
-        with self._permitted(keyspace) as permitted:
+        with self._access.permitted(keyspace) as permitted:
             try:
                 if permitted:
-                    self._connected().ask([command])
+                    self._access.connected().ask([command])
             except ReplyError as error:
                 if error.code != "OOM":
                     raise
@@ -388,19 +359,3 @@ class Sweeper(threading.Thread):
 
     def _state(self, keyspace: str, bucket: int) -> bytes:
         return state_key(bucket_prefix(self._domain, keyspace, bucket).encode())
-
-    def _abort(self) -> None:
-        connection = self._connection
-        if connection is not None:
-            connection.abort()
-
-    def _connected(self) -> SweeperConnection:
-        if self._connection is None or not self._connection.usable:
-            self._drop_connection()
-            self._connection = self._hooks.connect()
-        return self._connection
-
-    def _drop_connection(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()

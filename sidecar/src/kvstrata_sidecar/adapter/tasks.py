@@ -2,7 +2,8 @@
 
 A task is answered when its last part has ended, or at its deadline. A deadline does not answer at once: the task is
 cancelled, so that no further part may begin, and answered when no part touches a buffer any more. Lookups touch none
-of LMCache's buffers and are answered at their deadline, with what is known by then.
+of LMCache's buffers and are answered at their deadline, with what is known by then. So is everything of a tier whose
+parts cannot be cut off, where somebody else sees to it that the buffers are not used anew before they are let go.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ class TaskKind(StrEnum):
 
 @dataclass(slots=True)
 class Task:
-    """One request of LMCache. `found` has a byte for each of its keys, 1 for a hit; the table's lock guards it all."""
+    """One request. `found` has a byte for each of its keys, 1 for what is there now; the table's lock guards it all.
+
+    `done` is who made it, if that was not LMCache: then it is in no answer that LMCache fetches.
+    """
 
     task_id: int
     kind: TaskKind
@@ -39,6 +43,7 @@ class Task:
     failed_parts: int = 0
     keys: list[Key] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    done: Callable[[Task], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +57,34 @@ class StoreOutcome:
 class TaskTable:
     """Tasks under way and answers not yet fetched. Safe to share between threads.
 
-    `answered(task)` is called once for each task, without any lock, when its answer can be fetched.
+    `answered(task)` is called once for each task, without any lock, when its answer can be fetched. `lets_go` is asked
+    whether a task may be answered at its deadline while parts still touch its buffers.
     """
 
-    def __init__(self, answered: Callable[[Task], None]) -> None:
+    def __init__(self, answered: Callable[[Task], None], lets_go: Callable[[], bool] = lambda: False) -> None:
         self._answered = answered
+        self._lets_go = lets_go
         self._lock = threading.Lock()
         self._last_id = 0
         self._tasks: dict[int, Task] = {}
         self._stores: dict[int, StoreOutcome] = {}
         self._found: dict[int, bytes] = {}
 
-    def open(self, kind: TaskKind, key_count: int, parts: int, deadline_s: float) -> Task:
+    def open(
+        self,
+        kind: TaskKind,
+        key_count: int,
+        parts: int,
+        deadline_s: float,
+        done: Callable[[Task], None] | None = None,
+    ) -> Task:
         """Register a task of `parts` parts; one without parts is answered at once, with no hits and no bytes."""
         with self._lock:
             self._last_id += 1
-            task = Task(self._last_id, kind, deadline_s, bytearray(key_count), parts)
+            task = Task(self._last_id, kind, deadline_s, bytearray(key_count), parts, done=done)
             self._tasks[task.task_id] = task
-            done = self._answer_if_over(task)
-        if done:
+            over = self._answer_if_over(task)
+        if over:
             self._answered(task)
         return task
 
@@ -146,11 +160,15 @@ class TaskTable:
 
     def _answer_if_over(self, task: Task) -> bool:
         """Make the answer visible if the task is over; whether it became so just now. The caller holds the lock."""
-        over = task.parts == 0 or (task.cancelled and (task.touching == 0 or task.kind is TaskKind.LOOKUP))
+        over = task.parts == 0 or (
+            task.cancelled and (task.touching == 0 or task.kind is TaskKind.LOOKUP or self._lets_go())
+        )
         if task.answered or not over:
             return False
         task.answered = True
         del self._tasks[task.task_id]
+        if task.done is not None:
+            return True
         if task.kind is TaskKind.STORE:
             stored_bytes = sum(task.sizes)
             failed = task.failed_parts > 0 or task.cancelled

@@ -9,51 +9,47 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import KEY_PREFIX, bucket_of, member_of
-from kvstrata.contract.link import SCOPE_DIGITS, ScopeUsage, TierState
+from kvstrata.contract.keys import KEY_PREFIX
+from kvstrata.contract.link import PurgeAnswer, ScopeUsage, TierState
 
-from .block_parts import BATCH_BLOCKS, BATCH_BYTES, Lent, LoadPart, StorePart
+from .block_parts import Lent, LoadPart, StorePart
 from .cluster import Node, Topology
 from .cluster_scout import Scout
+from .cluster_transport import ClusterTransport
 from .counts import Counters, Histogram
 from .crew import CLOSE_TIMEOUT_S, Crew
 from .enforcement import Enforcement, Refusal
+from .full_nodes import FullNodes
+from .hot import Hot
+from .hottest import Hottest
 from .ledger import Ledgers
+from .lookups import Lookups
 from .params import AdapterParams, TierParams
 from .part import Part
-from .parts import DeletePart, LookupPart, Shared
+from .parts import DeletePart, DiscardPart, LookupPart, Shared
+from .placing import Placing
 from .plaintext import Plaintext
-from .protocol import WRITE_WINDOW_MS, Bounds, Place, Sought, Terms
+from .pod_tier import Block
+from .pool_places import PoolPlaces
+from .protocol import WRITE_WINDOW_MS
 from .revoked import RevokedSet
+from .scope_terms import ScopeTerms
 from .sealer import Sealer
 from .sealer_gcm import sealers
+from .shadow import Shadow
+from .sizes import SizesPart
 from .slots import Address
 from .sweeper import Sweeper
 from .sweeper_hooks import SweeperHooks
 from .tasks import Key, StoreOutcome, Task, TaskKind, TaskTable
+from .usage import usage_rows
 from .ways import Ways
 
 MEDIUM = "Redis"
-FULL_PAUSE_S = 1.0
-"""How long stores rest after the tier said that it has no memory: its answer costs the transfer of a whole block."""
-
 SWEEP_INTERVAL_S = 60.0
 TOKEN_BYTES = 9
-
-
-class Block(NamedTuple):
-    """What LMCache names one block by, and its own key object `key`, which is handed back untouched."""
-
-    key: Key
-    keyspace: str
-    rank: int
-    group: int
-    chunk_hash: bytes
 
 
 class Tier:
@@ -61,8 +57,11 @@ class Tier:
 
     `answered(task)` is called from any thread, without locks, once a task's answer can be fetched by `pop_stores` or
     `pop_found`. The threads start with the object and end with `close`. `sealer` returns the calling thread's own, by
-    default what `tier` asks for; `window_ms` is how long a value lives that is not committed.
+    default what `tier` asks for; `window_ms` is how long a value lives that is not committed. `held_faster` says of a
+    block that is being looked up whether a faster tier has it.
     """
+
+    per_pod = False
 
     def __init__(
         self,
@@ -75,6 +74,7 @@ class Tier:
         sealer: Callable[[], Sealer] | None = None,
         window_ms: int = WRITE_WINDOW_MS,
         sweep_interval_s: float = SWEEP_INTERVAL_S,
+        held_faster: Callable[[Block], bool] = lambda _: False,
     ) -> None:
         self._domain, self._identity = params.domain, params.identity
         self._params = tier
@@ -88,14 +88,19 @@ class Tier:
             TaskKind.LOOKUP: tier.lookup_deadline_ms,
             TaskKind.LOAD: tier.load_deadline_ms,
         }
-        self._full: dict[Node | None, float] = {}
         self._writer = secrets.token_hex(TOKEN_BYTES).encode()
         seeds = [Address(endpoint.host, endpoint.port) for endpoint in tier.endpoints]
         self._topology = topology = Topology(seeds, cluster=tier.cluster, clock=clock)
         self._ways = Ways(tier, topology)
+        self._terms = ScopeTerms(tier, enforcement)
+        self._full = FullNodes(topology, clock)
         self._revoked = RevokedSet(self._domain)
-        self._arc = tier.eviction == "ARC"
-        ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms, arc=self._arc)
+        pools = PoolPlaces(params, tier.name, topology, enforcement, self._refusal, self._counters)
+        self._placing = Placing(
+            params, tier, topology, enforcement, self._refusal, self._full.rests, self._counters, pools
+        )
+        arc = tier.eviction == "ARC"
+        ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms, arc=arc)
         self._plaintext = Plaintext(self._domain, self._counters.add, window_ms=window_ms) if tier.encrypts else None
         self._sweeper = Sweeper(
             f"kvs-{tier.name}-sweeper",
@@ -105,8 +110,8 @@ class Tier:
             SweeperHooks(
                 self._ways.transport,
                 lambda: any(node.breaker.closed for node in topology.primaries),
-                self._retention_ms,
-                self._bounds,
+                self._terms.retention_ms,
+                self._terms.bounds,
                 self._counters.add,
                 self._revoked.learn,
             ),
@@ -114,8 +119,15 @@ class Tier:
             interval_s=sweep_interval_s,
             clock=clock,
             jitter=random.random,
-            arc=self._arc,
+            arc=arc,
             plaintext=self._plaintext,
+        )
+        shadow = Shadow(
+            held_faster, self._sweeper.touch, self._placing.first, self._counters.add, clock,
+            warmed=lambda: enforcement.warmed,
+        )  # fmt: skip
+        self._lookups = Lookups(
+            params, topology, self._refusal, self._counters, shadow, pools, self._discard_copies, clock
         )
         self._shared = Shared(
             counters=self._counters,
@@ -123,16 +135,19 @@ class Tier:
             sweeper=self._sweeper,
             ages=enforcement.ages,
             window_ms=window_ms,
-            retention_ms=self._retention_ms,
-            terms=self._terms,
-            room=self._room,
+            retention_ms=self._terms.retention_ms,
+            terms=self._terms.of,
+            room=self._full.note,
             sealer=sealer or sealers(enforcement.keys, encrypt=tier.encrypts),
             revoked=self._revoked,
+            loaded_from=lambda key, kept, view: enforcement.loaded_from(key, kept, view),
+            warmed=lambda: enforcement.warmed,
         )
         probe_prefix = f"{KEY_PREFIX}:{self._domain}"
         self._crew = Crew(
             tier, self._tasks, enforcement, topology, self._ways.transport, self._counters, clock, probe_prefix
         )
+        self._hottest = Hottest(params, tier, topology, self._crew, self._refusal, self._counters)
         self._scout = (
             Scout(f"kvs-{tier.name}-scout", topology, self._ways.dial, random.random) if tier.cluster else None
         )
@@ -144,34 +159,44 @@ class Tier:
 
     def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
         """Begin to store blocks from `views`; return the task's id. What is refused counts as stored with 0 bytes."""
-        batches = self._batches(blocks, views, self._admitted(blocks, storing=True))
-        task = self._open(TaskKind.STORE, len(blocks), len(batches), self._params.store_deadline_ms)
-        for keyspace, node, batch in batches:
-            named = [block._replace(token=self._token(task, block)) for block in batch]
-            self._put(self._crew.put_block, StorePart(task, keyspace, named, self._shared), node)
-        return task.task_id
+        return self._store(blocks, views, self._params.store_deadline_ms)
+
+    def hand_down(
+        self, blocks: Sequence[Block], views: Sequence[memoryview], within_s: float, done: Callable[[Task], None]
+    ) -> None:
+        """Begin to store blocks that are about to leave the memory; see PodTier."""
+        self._store(blocks, views, min(self._params.store_deadline_ms, int(1000 * within_s)), done)
+
+    def life_s(self, block: Block) -> float:
+        """Return how long after its tokens were computed the policy lets a block live here, 0 for not at all."""
+        return self._terms.life_s(block)
+
+    def takes(self, block: Block) -> bool:
+        """Whether a block could be stored here now, as far as that is known without waiting."""
+        return self._placing.takes(block)
 
     def lookup(self, blocks: Sequence[Block]) -> int:
-        """Begin to look blocks up; return the task's id. Whatever is not known by the deadline is a miss."""
-        groups: dict[tuple[str, Node], list[Sought]] = defaultdict(list)
-        for keyspace, sought in self._sought(blocks):
-            node = self._topology.node_of(sought.base)
-            if node is None or not node.breaker.closed:
-                self._counters.refuse(Refusal.BREAKER_OPEN, len(sought.numbers), keyspace)
-            else:
-                groups[keyspace, node].append(sought)
+        """Begin to look blocks up; return the task's id. Whatever is not known by the deadline is a miss.
+
+        So is what a faster tier has: there it is a hit.
+        """
+        groups, shares = self._lookups.divide(blocks)
         task = self._open(TaskKind.LOOKUP, len(blocks), len(groups), self._params.lookup_deadline_ms)
-        for (keyspace, node), buckets in groups.items():
-            self._put(self._crew.put_lookup, LookupPart(task, keyspace, buckets, self._shared), node)
+        for (keyspace, node), sought in groups.items():
+            self._put(self._crew.put_lookup, LookupPart(task, keyspace, sought, self._shared, shares), node)
         return task.task_id
 
     def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
         """Begin to load blocks into `views`; return the task's id. Nothing touches a view once it is answered."""
-        batches = self._batches(blocks, views, self._admitted(blocks))
+        batches = self._placing.to_load(blocks, views)
         task = self._open(TaskKind.LOAD, len(blocks), len(batches), self._params.load_deadline_ms)
         for keyspace, node, batch in batches:
             self._put(self._crew.put_block, LoadPart(task, keyspace, batch, self._shared), node)
         return task.task_id
+
+    def holds(self, keyspace: str, block: Block) -> bool:  # noqa: ARG002
+        """Say no: only its servers know."""
+        return False
 
     def pop_stores(self) -> dict[int, StoreOutcome]:
         """Return, once, the stores answered since the last call."""
@@ -183,9 +208,7 @@ class Tier:
 
     def delete(self, blocks: Sequence[Block]) -> list[Key]:
         """Delete blocks and return the keys of those that were there. It takes the load deadline at most."""
-        groups: dict[tuple[str, Node], list[tuple[int, Place]]] = defaultdict(list)
-        for index, place, node in self._admitted(blocks):
-            groups[place.keyspace, node].append((index, place))
+        groups = self._placing.own(blocks)
         deleted: list[Key] = []
         give_up_at_s = self._clock() + self._params.load_deadline_ms / 1000
         for (keyspace, node), group in groups.items():
@@ -198,6 +221,37 @@ class Tier:
             deleted += [blocks[index].key for (index, _), there in zip(group, part.deleted, strict=False) if there]
         return deleted
 
+    def sizes(self, blocks: Sequence[Block]) -> list[int]:
+        """Return how many bytes each block takes here, 0 for what cannot be read here or not be told in time.
+
+        It takes the load deadline at most.
+        """
+        found = [0] * len(blocks)
+        parts = []
+        for (keyspace, node), group in self._placing.own(blocks).items():
+            part = SizesPart(keyspace, [place for _, place in group], self._counters)
+            if self._crew.put_lookup(part, node) is None:
+                parts.append((part, group))
+        give_up_at_s = self._clock() + self._params.load_deadline_ms / 1000
+        for part, group in parts:
+            if not part.done.wait(max(0.0, give_up_at_s - self._clock())):
+                self._crew.give_up(part, "a count of blocks took too long")
+                continue
+            for (index, _), size_bytes in zip(group, part.sizes, strict=False):
+                found[index] = size_bytes
+        return found
+
+    def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
+        """Return the blocks of these keyspaces that were used last; None if no server tells in time.
+
+        Each question, one for each keyspace, may take the load deadline.
+        """
+        return self._hottest.of(keyspaces)
+
+    def purge(self, keyspaces: Sequence[str], answer: PurgeAnswer) -> PurgeAnswer:  # noqa: ARG002
+        """Erase nothing: what pods share is not one pod's to erase."""
+        return answer
+
     def state(self) -> TierState:
         """Return what the pod reports about this tier."""
         counts = self._counters.snapshot()
@@ -206,12 +260,12 @@ class Tier:
             name=self._params.name,
             medium=MEDIUM,
             breaker=str(self._topology.state()),
-            detail=self._topology.detail() or self._full_detail(),
+            detail=self._topology.detail() or self._full.detail,
             stored=counts.get("stored", 0),
             loaded=counts.get("loaded", 0),
             refused=counts.get("refused", 0),
             errors=counts.get("errors", 0),
-            full=bool(self._full),
+            full=bool(self._full.detail),
             encrypted=self._params.encrypts,
             keyless=self._enforcement.keyless() if self._params.encrypts else 0,
             nodes=len(self._topology.primaries),
@@ -231,14 +285,7 @@ class Tier:
 
     def usage(self) -> list[ScopeUsage]:
         """Return what scopes held here when this pod's sweeps last saw them."""
-        rows = []
-        for keyspace, used_bytes, blocks in self._sweeper.usage():
-            bounds = self._bounds(keyspace)
-            limit_bytes, guaranteed_bytes = (bounds.limit_bytes, bounds.guaranteed_bytes) if bounds else (None, 0)
-            scope = keyspace[:SCOPE_DIGITS]
-            row = ScopeUsage(scope, self._params.name, used_bytes, blocks, limit_bytes, guaranteed_bytes or None)
-            rows.append(row)
-        return rows
+        return usage_rows(self._params.name, self._sweeper.usage(), self._terms.bounds)
 
     def by_scope(self) -> dict[str, Mapping[str, int]]:
         """Return the counts that belong to scopes."""
@@ -275,126 +322,63 @@ class Tier:
             if thread is not None:
                 thread.join(CLOSE_TIMEOUT_S)
 
-    def _open(self, kind: TaskKind, key_count: int, parts: int, deadline_ms: int) -> Task:
+    def _store(
+        self,
+        blocks: Sequence[Block],
+        views: Sequence[memoryview],
+        deadline_ms: int,
+        done: Callable[[Task], None] | None = None,
+    ) -> int:
+        batches = self._placing.to_store(blocks, views)
+        task = self._open(TaskKind.STORE, len(blocks), len(batches), deadline_ms, done)
+        for keyspace, node, batch in batches:
+            named = [block._replace(token=self._token(task, block)) for block in batch]
+            self._put(self._crew.put_block, StorePart(task, keyspace, named, self._shared), node)
+        return task.task_id
+
+    def _open(
+        self,
+        kind: TaskKind,
+        key_count: int,
+        parts: int,
+        deadline_ms: int,
+        done: Callable[[Task], None] | None = None,
+    ) -> Task:
         # What nobody works on has no deadline, by which `_answer` knows it.
         deadline_s = self._clock() + deadline_ms / 1000 if parts else float("inf")
-        task = self._tasks.open(kind, key_count, parts, deadline_s)
+        task = self._tasks.open(kind, key_count, parts, deadline_s, done)
         if parts:
             self._crew.wake_by(deadline_s)
         return task
 
     def _answer(self, task: Task) -> None:
+        if task.done is not None:
+            task.done(task)
+            return
         lasted_s = self._clock() - task.deadline_s + self._deadlines_ms[task.kind] / 1000
         if lasted_s >= 0:
             self._counters.observe(str(task.kind), lasted_s)
         self._answered(task)
 
-    def _put(self, put: Callable[[Part, Node], Refusal | None], part: Part, node: Node) -> None:
+    def _put(
+        self, put: Callable[[Part[ClusterTransport], Node], Refusal | None], part: Part[ClusterTransport], node: Node
+    ) -> None:
         refusal = put(part, node)
         if refusal is not None:
             part.refused(refusal)
             if part.task is not None:
                 self._tasks.drop(part.task)
 
-    def _admitted(self, blocks: Sequence[Block], *, storing: bool = False) -> Iterator[tuple[int, Place, Node]]:
-        """Give the index, place and node of each block that may be asked for now, and count the others."""
-        refusals: dict[str, Refusal | None] = {}
-        for index, block in enumerate(blocks):
-            if block.keyspace not in refusals:
-                refusals[block.keyspace] = self._refusal(block.keyspace)
-            refusal = refusals[block.keyspace]
-            if refusal is None:
-                place = self._place(block)
-                node = self._topology.node_of(place.base)
-                if node is None or not node.breaker.closed:
-                    refusal = Refusal.BREAKER_OPEN
-                elif storing and self._clock() < self._full.get(node, 0.0):
-                    refusal = Refusal.TIER_FULL
-                else:
-                    yield index, place, node
-                    continue
-            self._counters.refuse(refusal, 1, block.keyspace)
-
-    def _sought(self, blocks: Sequence[Block]) -> list[tuple[str, Sought]]:
-        """Return the blocks that may be looked up now, by keyspace and bucket, and count the others."""
-        refusals: dict[str, Refusal | None] = {}
-        buckets: dict[tuple[str, int], Sought] = {}
-        for number, (_, keyspace, rank, group, chunk_hash) in enumerate(blocks):
-            if keyspace not in refusals:
-                refusals[keyspace] = self._refusal(keyspace)
-            if (refusal := refusals[keyspace]) is not None:
-                self._counters.refuse(refusal, 1, keyspace)
-                continue
-            which = keyspace, bucket_of(chunk_hash)
-            if (sought := buckets.get(which)) is None:
-                sought = buckets[which] = Sought.at(self._domain, *which)
-            sought.members.append(member_of(self._identity, rank, group, chunk_hash).encode())
-            sought.numbers.append(number)
-        return [(keyspace, sought) for (keyspace, _), sought in buckets.items()]
-
-    def _batches(
-        self, blocks: Sequence[Block], views: Sequence[memoryview], admitted: Iterator[tuple[int, Place, Node]]
-    ) -> list[tuple[str, Node, list[Lent]]]:
-        """Divide blocks into parts, each of one keyspace and node, such that all workers have something to do."""
-        groups: dict[tuple[str, Node], list[Lent]] = defaultdict(list)
-        for index, place, node in admitted:
-            groups[place.keyspace, node].append(Lent(index, blocks[index].key, place, views[index]))
-        share = -(-len(blocks) // self._params.workers)
-        batches: list[tuple[str, Node, list[Lent]]] = []
-        for (keyspace, node), lent in groups.items():
-            size, batch = 0, list[Lent]()
-            for block in lent:
-                if batch and (len(batch) == min(share, BATCH_BLOCKS) or size + len(block.view) > BATCH_BYTES):
-                    batches.append((keyspace, node, batch))
-                    size, batch = 0, []
-                batch.append(block)
-                size += len(block.view)
-            batches.append((keyspace, node, batch))
-        return batches
+    def _discard_copies(self, blocks: Sequence[Block]) -> None:
+        """Delete a reader's own copies of what a pool has, some time soon or not at all; called by workers."""
+        for (keyspace, node), group in self._placing.own(blocks).items():
+            self._crew.put_lookup(DiscardPart(keyspace, [place for _, place in group], self._counters), node)
 
     def _token(self, task: Task, block: Lent) -> bytes:
         return b"%b-%x-%x" % (self._writer, task.task_id, block.position)
 
-    def _place(self, block: Block) -> Place:
-        member = member_of(self._identity, block.rank, block.group, block.chunk_hash)
-        return Place.at(self._domain, block.keyspace, member, block.chunk_hash)
-
     def _refusal(self, keyspace: str) -> Refusal | None:
-        refusal = self._enforcement.refusal(keyspace)
+        refusal = self._enforcement.refusal(keyspace, tier=self._params.name)
         if refusal is None and keyspace in self._revoked.revoked:
             return Refusal.REVOKED
         return self._shared.sealer().refusal(keyspace) if refusal is None else refusal
-
-    def _terms(self, keyspace: str) -> Terms:
-        """Return under what a new block may be stored now."""
-        retention_ms = self._retention_ms(keyspace)
-        return Terms(
-            life_ms=1000 * self._params.default_ttl_s if retention_ms is None else retention_ms,
-            bounds=self._bounds(keyspace),
-            arc=self._arc,
-            encrypts=self._params.encrypts,
-        )
-
-    def _retention_ms(self, keyspace: str) -> int | None:
-        retention_s = self._enforcement.retention_s(keyspace, self._params.name)
-        return None if retention_s is None else 1000 * retention_s
-
-    def _bounds(self, keyspace: str) -> Bounds | None:
-        """Return what a scope may use, None if that is not bounded."""
-        budget = self._enforcement.budget(keyspace, self._params.name) or TierBudget(self._params.name)
-        capacity = self._params.capacity_bytes
-        if capacity is None:
-            return None if budget.limit_bytes is None else Bounds(budget.limit_bytes)
-        limit = capacity if budget.limit_bytes is None else min(capacity, budget.limit_bytes)
-        return Bounds(limit, budget.guaranteed_bytes or 0, capacity)
-
-    def _room(self, place: Place, left: bool) -> None:
-        """Note whether the node of a block took it or had no memory for it."""
-        node = self._topology.node_of(place.base)
-        if not left:
-            self._full[node] = self._clock() + FULL_PAUSE_S
-        elif self._full:
-            self._full.pop(node, None)
-
-    def _full_detail(self) -> str:
-        return "the tier is out of memory: it refuses blocks" if self._full else ""

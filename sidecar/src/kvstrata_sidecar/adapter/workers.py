@@ -1,28 +1,25 @@
-"""Threads that carry a tier's parts, each over connections of its own.
-
-Lookups, deletions and probes have a lane and a connection of their own for each node, so that a block of many megabytes
-is never in front of a lookup that a request waits for. Blocks share the other lane; loads go before stores, because
-somebody waits for a load.
-"""
+"""Threads that carry a tier's parts, each over a carrier of its own."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
 
-from .cluster_transport import ClusterTransport
 from .enforcement import Enforcement, Permit, Refusal
 from .lanes import Lane
-from .part import Gain, Part
+from .part import AnyPart, Carrier, Gain
 from .tasks import TaskTable
-from .wire import NodeAwayError, PeerClosedError, SlotMovingError
 
 ATTEMPTS = 3
-"""How many idle connections may turn out to have ended before a part fails: each attempt opens those anew."""
+"""How often a part is tried that failed for a reason that may be gone at once."""
 
 
 class Worker(threading.Thread):
-    """Serves one lane until it is closed. `failed` is told of what no refusal has a name for."""
+    """Serves one lane, all of whose parts are of the tier named `tier`, which `carrier` reaches, until it is closed.
+
+    Of what a part raises, `refusal_of` returns the refusal that it amounts to, None for none: that `failed` is told of.
+    `worth_another` says whether the same part may succeed if it is tried once more at once.
+    """
 
     def __init__(
         self,
@@ -30,17 +27,24 @@ class Worker(threading.Thread):
         lane: Lane,
         tasks: TaskTable,
         enforcement: Enforcement,
-        transport: ClusterTransport,
+        carrier: Carrier,
         failed: Callable[[Exception], None],
+        *,
+        tier: str,
+        refusal_of: Callable[[Exception], Refusal | None] = lambda _: None,
+        worth_another: Callable[[Exception], bool] = lambda _: False,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._lane = lane
         self._tasks = tasks
         self._enforcement = enforcement
-        self._transport = transport
+        self._carrier = carrier
+        self._tier = tier
         self._failed = failed
+        self._refusal_of = refusal_of
+        self._worth_another = worth_another
         self._lock = threading.Lock()
-        self._part: Part | None = None
+        self._part: AnyPart | None = None
         self._aborted = False
 
     def run(self) -> None:
@@ -51,47 +55,46 @@ class Worker(threading.Thread):
                 self._serve(part)
             finally:
                 self._lane.done(label)
-        self._transport.close()
+        self._carrier.close()
 
-    def abort(self, which: Callable[[Part], bool], why: str = "") -> None:
-        """Make the part under way fail at once if `which` picks it; `why` blames the node that it waits for."""
+    def abort(self, which: Callable[[AnyPart], bool], why: str = "") -> None:
+        """Make the part under way fail at once if `which` picks it; `why` blames whoever it waits for."""
         with self._lock:
             if self._part is not None and which(self._part):
                 self._aborted = True
-                self._transport.abort(why)
+                self._carrier.abort(why)
 
-    def _serve(self, part: Part) -> None:
+    def _serve(self, part: AnyPart) -> None:
         error: Exception | None = None
         try:
             self._attempt(part)
         except Exception as failure:
             error = failure
-            if isinstance(failure, NodeAwayError):
-                part.refused(Refusal.BREAKER_OPEN)
-            elif isinstance(failure, SlotMovingError):
-                part.refused(Refusal.SLOT_MOVING)
+            refusal = self._refusal_of(failure)
+            if refusal is not None:
+                part.refused(refusal)
             else:
                 self._failed(failure)
             self._drop(part)
         part.over(error)
 
-    def _attempt(self, part: Part) -> None:
-        """Carry the part out; again on new connections if idle ones turn out to be dead."""
+    def _attempt(self, part: AnyPart) -> None:
+        """Carry the part out, again if that may help."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 self._exchange(part)
                 return
-            except PeerClosedError as error:
-                if not error.reused or self._aborted or attempt == ATTEMPTS:
+            except Exception as error:
+                if not self._worth_another(error) or self._aborted or attempt == ATTEMPTS:
                     raise
 
-    def _exchange(self, part: Part) -> None:
+    def _exchange(self, part: AnyPart) -> None:
         """Run the part between begin and end, under a permit, abortable; raises what the exchange raised."""
         task = part.task
         permit: Permit | None = None
         gain = Gain()
         ended = False
-        self._transport.renew()
+        self._carrier.renew()
         with self._lock:
             self._part, self._aborted = part, False
         try:
@@ -103,7 +106,7 @@ class Worker(threading.Thread):
                     part.refused(entered)
                 else:
                     permit = entered
-                    part.run(self._transport, gain)
+                    part.run(self._carrier, gain)
                     if task is not None:
                         self._tasks.end(task, gain.hits, gain.keys, gain.sizes)
                     ended = True
@@ -119,11 +122,13 @@ class Worker(threading.Thread):
         if not ended:
             self._drop(part)
 
-    def _enter(self, part: Part) -> Permit | Refusal | None:
+    def _enter(self, part: AnyPart) -> Permit | Refusal | None:
         if part.keyspace is None:
             return None
-        return self._enforcement.enter(part.keyspace, lambda: self.abort(lambda current: current is part))
+        return self._enforcement.enter(
+            part.keyspace, lambda: self.abort(lambda current: current is part), part.pools, self._tier
+        )
 
-    def _drop(self, part: Part) -> None:
+    def _drop(self, part: AnyPart) -> None:
         if part.task is not None:
             self._tasks.drop(part.task)

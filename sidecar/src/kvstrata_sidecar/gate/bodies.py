@@ -6,10 +6,11 @@ queue. A key that is in no list is refused by name: an engine of a later version
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from kvstrata.contract.template import refused_argument
 
 from . import content
 from .errors import Reason, bad_request
@@ -85,24 +86,6 @@ _IGNORED = frozenset(
 )
 """Keys that OpenAI's clients send and no engine needs: taken, and not forwarded."""
 
-_TEMPLATE_KEYWORD = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_TEMPLATE_RESERVED = frozenset(
-    (
-        "chat_template",
-        "tokenize",
-        "tools",
-        "messages",
-        "conversation",
-        "documents",
-        "return_dict",
-        "return_tensors",
-        "add_generation_prompt",
-        "continue_final_message",
-        "tokenizer_kwargs",
-        "processor_kwargs",
-        "template_id",
-    )
-)
 _STRUCTURED = frozenset(
     (
         "json",
@@ -213,13 +196,12 @@ def _check_template_keywords(fields: Json) -> None:
         return
     if not isinstance(keywords, dict):
         raise bad_request(Reason.BAD_VALUE, "'chat_template_kwargs' is an object", "chat_template_kwargs")
-    for name, value in keywords.items():
-        if not _TEMPLATE_KEYWORD.fullmatch(name) or name in _TEMPLATE_RESERVED or isinstance(value, (dict, list)):
-            raise bad_request(
-                Reason.FORBIDDEN_KEY,
-                "'chat_template_kwargs' takes simple values for names that the template itself defines",
-                "chat_template_kwargs",
-            )
+    if refused_argument(keywords) is not None:
+        raise bad_request(
+            Reason.FORBIDDEN_KEY,
+            "'chat_template_kwargs' takes simple values for names that the template itself defines",
+            "chat_template_kwargs",
+        )
 
 
 def _check_chat(fields: Json) -> None:

@@ -24,6 +24,7 @@ from kvstrata.contract.bundle import (
     ShardRef,
     decode_shard,
 )
+from kvstrata.contract.pools import PoolRef, PoolShard, shard_name
 
 from . import log
 from .auth import KEYS_DATA_KEY, KeyRing, Keys, MalformedKeysError
@@ -67,6 +68,7 @@ class BundleWatch:
         self._version = ""
         self._root: Root | None = None
         self._shards: dict[int, tuple[str, tuple[Entry, ...]]] = {}
+        self._pools: dict[int, tuple[str, PoolShard]] = {}
         self._failures = 0
 
     async def run(self) -> None:
@@ -145,18 +147,33 @@ class BundleWatch:
             if known is None or known[0] != reference.digest:
                 known = (reference.digest, await self._read_shard(reference))
             shards[reference.index] = known
-        entries = {entry.tenant: entry for _, shard in shards.values() for entry in shard}
+        pools: dict[int, tuple[str, PoolShard]] = {}
+        for pool in root.pools:
+            held_pool = self._pools.get(pool.index)
+            if held_pool is None or held_pool[0] != pool.digest:
+                held_pool = (pool.digest, await self._read_pool(pool))
+            pools[pool.index] = held_pool
+        entries = (entry for _, shard in shards.values() for entry in shard)
+        bundle = Bundle.assemble(root, entries, (shard for _, shard in pools.values()))
         self.seen = root.revision
-        self._enforcement.apply(Bundle(root, entries))
+        self._enforcement.apply(bundle)
         # Only now: a root that could not be put in force is tried again.
-        self._root, self._shards = root, shards
+        self._root, self._shards, self._pools = root, shards, pools
 
     async def _read_shard(self, reference: ShardRef) -> tuple[Entry, ...]:
-        name = f"{self._root_name}-{reference.index}{reference.slot}"
+        data = await self._read(f"{self._root_name}-{reference.index}{reference.slot}")
+        return decode_shard(data, reference.digest)
+
+    async def _read_pool(self, reference: PoolRef) -> PoolShard:
+        return PoolShard.decode(
+            await self._read(shard_name(self._root_name, reference.index, reference.slot)), reference.digest
+        )
+
+    async def _read(self, name: str) -> bytes:
         secret = await self._api.get_secret(name)
         if secret is None:
             raise ContractError(f"the bundle shard {name} does not exist")
-        return decode_shard(_data(secret, SHARD_DATA_KEY), reference.digest)
+        return _data(secret, SHARD_DATA_KEY)
 
 
 class KeyWatch:

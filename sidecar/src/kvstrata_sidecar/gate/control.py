@@ -1,50 +1,80 @@
-"""What the operator asks: `GET /v1/state?after=<acked revision>&wait=<seconds>`, over mutual TLS.
+"""What the operator asks, over mutual TLS: the pod's state, and work for prefix pools.
 
-The answer comes at once when the acknowledged revision is not `after`; otherwise when anything in it changes, and
-after `wait` seconds at the latest. It carries an entity tag: a caller that sends it back as `If-None-Match` is also
-told at once of what changed between two of its polls.
+The answer to `GET /v1/state?after=<acked revision>&wait=<seconds>` comes at once when the acknowledged revision is not
+`after`; otherwise when anything in it changes, and after `wait` seconds at the latest. It carries an entity tag: a
+caller that sends it back as `If-None-Match` is also told at once of what changed between two of its polls. What is
+posted (`contract.warm`) is answered when it is done; a caller that leaves ends the work.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import parse_qs
 
 from kvstrata.contract.ack import ACK_TOKEN_HEADER, OPERATOR_COMMON_NAME, STATE_PATH, PodState
+from kvstrata.contract.warm import MAX_REQUEST_BYTES
 
+from . import log
 from .errors import Reason, Refusal, bad_request
-from .messages import Connection, Request
+from .messages import Connection, Limits, Request
 
 MAX_WAIT_S = 120.0
+LIMITS = Limits(body_bytes=MAX_REQUEST_BYTES, buffered_bytes=16 * MAX_REQUEST_BYTES)
+"""Half of what is buffered is one caller's, and there is one: the eight requests that it may have under way."""
+
 _TICK_S = 1.0
+
+Work = Callable[[bytes], Awaitable[bytes]]
+"""Answers what was posted, or the query of what is got, with a body. May raise Refusal."""
 
 
 class ControlService:
-    """Serves the pod's state to the operator and to nobody else."""
+    """Serves the operator and nobody else. `work` is what it may ask for beside the state, by method and path."""
 
-    def __init__(self, state: Callable[[], PodState], token_file: Path, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        state: Callable[[], PodState],
+        token_file: Path,
+        loop: asyncio.AbstractEventLoop,
+        work: Mapping[tuple[bytes, str], Work],
+    ) -> None:
         self._state = state
+        self._work = {path: work for (_, path), work in work.items()}
+        self._methods = {STATE_PATH: b"GET", **{path: method for method, path in work}}
+        self._jobs: set[_Job] = set()
         self._token_file = token_file
         self._loop = loop
         self._polls: set[_LongPoll] = set()
         self._ticker: asyncio.TimerHandle | None = None
 
     def check_head(self, request: Request) -> None:
-        """Refuse whoever is not the operator, and everything but the one question."""
+        """Refuse whoever is not the operator, and everything but its questions."""
         if request.peer != OPERATOR_COMMON_NAME:
             raise Refusal(403, Reason.UNAUTHENTICATED, "this port is the operator's")
         request.subject = request.peer
-        if request.path.decode("latin-1") != STATE_PATH:
-            raise Refusal(404, Reason.NOT_FOUND, f"the only path here is {STATE_PATH}")
-        if request.method != b"GET":
-            raise Refusal(405, Reason.METHOD, "use GET here", allow="GET")
+        method = self._methods.get(request.path.decode("latin-1"))
+        if method is None:
+            raise Refusal(404, Reason.NOT_FOUND, f"the paths here are {', '.join(self._methods)}")
+        if request.method != method:
+            raise Refusal(405, Reason.METHOD, f"use {method.decode()} here", allow=method.decode())
+        if method == b"POST" and request.headers.get(b"content-type") != b"application/json":
+            raise Refusal(415, Reason.ENCODING, "send 'Content-Type: application/json'")
+        if method == b"GET" and (request.headers.get(b"content-length", b"0") != b"0" or _is_chunked(request)):
+            raise Refusal(413, Reason.TOO_LARGE, "a question without a body is asked here")
 
     def serve(self, request: Request, connection: Connection) -> None:
-        """Answer now or hold the poll."""
+        """Answer now, hold the poll, or begin with the work."""
+        work = self._work.get(request.path.decode("latin-1"))
+        if work is not None:
+            said = bytes(request.body) if request.method == b"POST" else request.query
+            job = _Job(self, connection, work, said, self._loop)
+            self._jobs.add(job)
+            connection.hold(job)
+            return
         query = parse_qs(request.query.decode("latin-1"))
         try:
             after = int(query.get("after", ["-1"])[0])
@@ -82,6 +112,20 @@ class ControlService:
         for poll in tuple(self._polls):
             self._polls.discard(poll)
             self._answer(poll.connection, self._state())
+        for job in tuple(self._jobs):
+            job.client_gone()
+
+    def done(self, job: _Job, answer: bytes | Refusal) -> None:
+        """Answer whoever waits for a job."""
+        self._jobs.discard(job)
+        if isinstance(answer, Refusal):
+            job.connection.refuse(answer)
+        else:
+            self._reply(job.connection, answer, b"")
+
+    def drop(self, job: _Job) -> None:
+        """The job's caller has gone."""
+        self._jobs.discard(job)
 
     def _tick(self) -> None:
         # Freshness ends without an event, so the state is also looked at by the clock.
@@ -98,13 +142,58 @@ class ControlService:
             self._answer(poll.connection, state)
 
     def _answer(self, connection: Connection, state: PodState) -> None:
+        self._reply(connection, state.encode(), b"ETag: %s\r\n" % entity_tag(state))
+
+    def _reply(self, connection: Connection, body: bytes, extra: bytes) -> None:
         try:
             token = self._token_file.read_bytes().strip()
         except OSError:
             connection.refuse(Refusal(503, Reason.NO_POLICY, "the pod's token cannot be read", retry_after_s=1))
             return
-        extra = b"%s: %s\r\nETag: %s\r\n" % (ACK_TOKEN_HEADER.encode(), token, entity_tag(state))
-        connection.reply(200, state.encode(), extra=extra)
+        connection.reply(200, body, extra=b"%s: %s\r\n%s" % (ACK_TOKEN_HEADER.encode(), token, extra))
+
+
+class _Job:
+    """Work for one caller, which ends with it."""
+
+    __slots__ = ("_service", "_task", "connection")
+
+    def __init__(
+        self,
+        service: ControlService,
+        connection: Connection,
+        work: Work,
+        said: bytes,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._service = service
+        self.connection = connection
+        self._task = loop.create_task(self._run(work, said))
+
+    async def _run(self, work: Work, said: bytes) -> None:
+        answer: bytes | Refusal
+        try:
+            answer = await work(said)
+        except Refusal as refusal:
+            answer = refusal
+        except Exception as error:
+            log.warning("work for the operator failed", error=type(error).__name__)
+            answer = Refusal(500, Reason.ENGINE, "this could not be done")
+        self._service.done(self, answer)
+
+    def client_gone(self) -> None:
+        self._task.cancel()
+        self._service.drop(self)
+
+    def client_paused(self) -> None:
+        pass
+
+    def client_resumed(self) -> None:
+        pass
+
+
+def _is_chunked(request: Request) -> bool:
+    return b"transfer-encoding" in request.headers
 
 
 class _LongPoll:
@@ -138,6 +227,7 @@ def entity_tag(state: PodState) -> bytes:
             refused=0,
             errors=0,
             settling=0,
+            used_bytes=0,
             unseen=min(1, tier.unseen),
             plaintext=min(1, tier.plaintext),
         )

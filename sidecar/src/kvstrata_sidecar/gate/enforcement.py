@@ -16,7 +16,7 @@ from kvstrata.contract.bundle import Bundle
 
 from . import log
 from .fencing import Freshness, PolicyVolume
-from .grants import still_granted
+from .grants import PoolSubject, still_granted
 
 _NEVER = float("inf")
 
@@ -29,16 +29,16 @@ class InFlight(Protocol):
 
 
 class _Hold:
-    """What an admitted request holds on to: its tenant's keyspace, empty for a random salt.
+    """What an admitted request holds on to: the keyspace of its subject, empty for a random salt.
 
     `floor` is set once that keyspace was taken away: the newest revision that may be acknowledged meanwhile.
     `deadline` is the time at which patience with the request ends.
     """
 
-    __slots__ = ("deadline", "floor", "keyspace", "tenant")
+    __slots__ = ("deadline", "floor", "keyspace", "subject")
 
-    def __init__(self, tenant: str, keyspace: str) -> None:
-        self.tenant = tenant
+    def __init__(self, subject: str | PoolSubject, keyspace: str) -> None:
+        self.subject = subject
         self.keyspace = keyspace
         self.floor: int | None = None
         self.deadline = _NEVER
@@ -117,7 +117,7 @@ class Enforcement:
         deadline = self._loop.time() + bundle.root.rules.drain_timeout_s
         draining = 0
         for hold in self.in_flight.values():
-            if hold.keyspace and not still_granted(bundle, hold.tenant, hold.keyspace):
+            if hold.keyspace and not still_granted(bundle, hold.subject, hold.keyspace):
                 if hold.floor is None:
                     hold.floor, hold.deadline = before, min(hold.deadline, deadline)
                 draining += 1
@@ -128,9 +128,9 @@ class Enforcement:
         self._advance()
         self._notify()
 
-    def admit(self, request: InFlight, tenant: str, keyspace: str) -> None:
+    def admit(self, request: InFlight, subject: str | PoolSubject, keyspace: str) -> None:
         """Note a request that was granted `keyspace` (empty: a salt that nobody else has) under the bundle in force."""
-        self.in_flight[request] = _Hold(tenant, keyspace)
+        self.in_flight[request] = _Hold(subject, keyspace)
 
     def release(self, request: InFlight) -> None:
         """Forget a request that ended."""
@@ -143,6 +143,8 @@ class Enforcement:
         changed = boot != self.cache_boot
         self.cache_boot = boot
         self._adapter_revision = revision
+        if revision == self.revision:
+            self._volume.policy_applied()
         self._advance()
         if changed:
             self._notify()

@@ -14,9 +14,18 @@ from pathlib import Path
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.bundle import Bundle
-from kvstrata.contract.cacheview import FRESHNESS_FILE, FRESHNESS_FORMAT, POLICY_FILE, CacheView, data_keys
+from kvstrata.contract.cacheview import (
+    FRESHNESS_FILE,
+    FRESHNESS_FORMAT,
+    POLICY_FILE,
+    CacheView,
+    data_keys,
+    manifests,
+)
 
+from . import log
 from .keyfiles import KeyFiles
+from .manifestfiles import ManifestFiles
 
 
 def boottime_ns() -> int:
@@ -51,11 +60,15 @@ class Freshness:
 
 
 class PolicyVolume:
-    """The memory volume that the cache server reads: the policy by atomic rename, freshness in place, data keys."""
+    """The memory volume that the cache server reads: the policy by atomic rename, freshness in place, data keys and
+    manifests.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._keys = KeyFiles(directory)
+        self._manifests = ManifestFiles(directory)
+        self._named: frozenset[str] = frozenset()
         path = directory / FRESHNESS_FILE
         self._freshness = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         # A gate that has just started has confirmed nothing yet, whatever its predecessor wrote.
@@ -70,13 +83,24 @@ class PolicyVolume:
         return (view.revision, view.term)
 
     def write_policy(self, bundle: Bundle) -> None:
-        """Put what `bundle` allows, and the data keys for it, where the adapter reads them."""
+        """Put what `bundle` allows, and its data keys and manifests, where the adapter reads them."""
+        named = manifests(bundle)
+        self._manifests.add(named)
         self._keys.write(data_keys(bundle))
         target = self._directory / POLICY_FILE
         draft = target.with_suffix(".tmp")
         draft.write_bytes(CacheView.of(bundle).encode())
         draft.chmod(0o644)
         draft.replace(target)
+        self._named = frozenset(named)
+
+    def policy_applied(self) -> None:
+        """The adapter applied the policy that was written last: manifests that it does not name may go."""
+        try:
+            self._manifests.retain(self._named)
+        except OSError as error:
+            # They are in nobody's way but the volume's room, and the next revision tries again.
+            log.warning("manifests that no policy names were not removed", problem=str(error))
 
     def write_freshness(self, sent_ns: int) -> None:
         """Put the send time where the adapter reads it; eight aligned bytes, so no reader sees half of them."""

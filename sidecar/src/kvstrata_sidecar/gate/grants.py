@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstrata.contract.bundle import Bundle
+from kvstrata.contract.pools import PoolVersion
 
 from .errors import Reason, Refusal
 
@@ -39,7 +40,30 @@ def decide(bundle: Bundle | None, tenant: str, fresh: bool, random_salt: Callabl
     return Grant(entry.keyspace, True)
 
 
-def still_granted(bundle: Bundle, tenant: str, keyspace: str) -> bool:
-    """Whether `bundle` would give `tenant` this keyspace again: the test for requests in flight."""
+@dataclass(frozen=True, slots=True)
+class PoolSubject:
+    """Who a pool's keyspace is given to: the warmer of the pool with this UID, and nobody else."""
+
+    uid: str
+
+
+def warming_version(bundle: Bundle | None, uid: str, scope: str, manifest: str) -> PoolVersion | None:
+    """Return the version of a pool whose keyspace begins with `scope` and whose manifest has that digest, or None."""
+    if bundle is None or bundle.root.rules.reuse == "Off":
+        return None
+    versions = (version for shard in bundle.pools.values() if shard.uid == uid for version in shard.versions)
+    found = (one for one in versions if one.keyspace.startswith(scope) and one.manifest == manifest)
+    return next(found, None)
+
+
+def still_granted(bundle: Bundle, subject: str | PoolSubject, keyspace: str) -> bool:
+    """Whether `bundle` would give `subject` this keyspace again: the test for requests in flight.
+
+    A subject is a tenant, or the warmer of a pool.
+    """
+    if isinstance(subject, PoolSubject):
+        versions = (one for shard in bundle.pools.values() if shard.uid == subject.uid for one in shard.versions)
+        return bundle.root.rules.reuse != "Off" and any(one.keyspace == keyspace for one in versions)
+    tenant = subject
     entry = bundle.entries.get(tenant)
     return entry is not None and not entry.suspended and bundle.root.rules.reuse != "Off" and entry.keyspace == keyspace

@@ -9,11 +9,13 @@ from functools import reduce
 from pathlib import Path
 
 from kvstrata.contract import ContractError
+from kvstrata.contract.holding import PoolHolding, PoolQuestion
 from kvstrata.contract.link import (
     MAX_LINE_BYTES,
     MAX_PURGED_KEYSPACES,
     AdapterAck,
     AdapterState,
+    ChunkHashes,
     PurgeAnswer,
     ScopeUsage,
     TierState,
@@ -21,6 +23,7 @@ from kvstrata.contract.link import (
     decode_answer,
     decode_metrics_answer,
     decode_purge_answer,
+    hash_request,
     metrics_request,
     purge_request,
     state_request,
@@ -31,6 +34,9 @@ from .enforcement import Enforcement
 
 PURGE_TIMEOUT_S = 30.0
 """How long an answer to a purge may take: the adapter gives up after 10 s, and is asked again."""
+
+HASH_TIMEOUT_S = 10.0
+POOL_TIMEOUT_S = 10.0
 
 MEMORY_COUNTER = "memory.enforced"
 """Among the adapter's counters once the cache server's own memory is governed."""
@@ -63,6 +69,7 @@ class AdapterLink:
         self.usage: tuple[ScopeUsage, ...] = ()
         self.usage_left_out = 0
         self.tier_usage: tuple[ScopeUsage, ...] = ()
+        self.warming = False
         self.metrics = ""
         self.problem = "the cache server has not answered yet"
         self._socket_path = socket_path
@@ -89,6 +96,7 @@ class AdapterLink:
                 finally:
                     writer.close()
                 self.tiers, self.usage, self.usage_left_out, self.tier_usage = (), (), 0, ()
+                self.warming = False
                 self._enforcement.adapter_lost()
             await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
             failures += 1
@@ -109,6 +117,33 @@ class AdapterLink:
             return decode_metrics_answer(await _line(reader, writer, metrics_request()))
         finally:
             writer.close()
+
+    async def hash(self, tokens: bytes) -> ChunkHashes:
+        """Return how the cache server names the whole chunks of tokens, in a conversation of its own.
+
+        Raises ContractError if it refuses, or does not answer.
+        """
+        return ChunkHashes.decode(await self._once(hash_request(tokens), HASH_TIMEOUT_S))
+
+    async def pool(self, keyspace: str, hashes: bytes | None = None) -> PoolHolding:
+        """Return what tiers hold of chunks under a pool's keyspace, in a conversation of its own.
+
+        Raises ContractError if the cache server refuses, or does not answer.
+        """
+        return PoolHolding.decode(await self._once(PoolQuestion(keyspace, hashes).encode(), POOL_TIMEOUT_S))
+
+    async def _once(self, question: bytes, timeout_s: float) -> bytes:
+        try:
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await asyncio.open_unix_connection(str(self._socket_path), limit=MAX_LINE_BYTES)
+                try:
+                    return await _line(reader, writer, question)
+                finally:
+                    writer.close()
+        except TimeoutError as error:
+            raise ContractError("the cache server did not answer in time") from error
+        except (OSError, EOFError) as error:
+            raise ContractError("the cache server does not answer") from error
 
     async def purge(self, keyspaces: Collection[str], *, timeout_s: float = PURGE_TIMEOUT_S) -> PurgeAnswer:
         """Have the cache server erase keyspaces from its own memory, and return what it says of them together.
@@ -207,7 +242,7 @@ class AdapterLink:
             raise ContractError("the adapter answered a question about its state with something else")
         changed = list(map(_told, answer.tiers)) != list(map(_told, self.tiers))
         self.tiers, self.usage, self.usage_left_out = answer.tiers, answer.usage, answer.usage_left_out
-        self.tier_usage = answer.tier_usage
+        self.tier_usage, self.warming = answer.tier_usage, answer.warming
         self.problem = ""
         if changed:
             for callback in tuple(self._enforcement.changed):
@@ -246,4 +281,4 @@ def _together(one: PurgeAnswer, other: PurgeAnswer) -> PurgeAnswer:
 
 def _told(tier: TierState) -> TierState:
     """Return what the operator is told of at once when it changes: all but counts, and words about them."""
-    return replace(tier, detail="", stored=0, loaded=0, refused=0, errors=0, settling=0)
+    return replace(tier, detail="", stored=0, loaded=0, refused=0, errors=0, settling=0, used_bytes=0)

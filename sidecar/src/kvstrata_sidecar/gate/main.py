@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from kvstrata.contract.ack import PodState
+from kvstrata.contract.warm import POOL_PATH, RENDER_PATH, WARM_PATH
 
-from . import health, log
+from . import control, health, log
 from .auth import KeyRing, Keys
 from .bundle_watch import BundleWatch, KeyWatch
 from .control import ControlService
@@ -27,10 +28,13 @@ from .kubeapi import KubeApi, in_cluster_tls
 from .link import AdapterLink
 from .messages import Limits
 from .metrics import Metrics
-from .proxy import TenantService
+from .poolwait import PoolWait
+from .proxy import TenantService, random_salt
 from .settings import Settings, SettingsError, load
 from .tlsfiles import ServerTls
 from .upstream import EnginePool
+from .warmer import Warmer
+from .warming import Warming
 
 _ENGINE_POLL_S = 1.0
 _CERTIFICATE_POLL_S = 10.0
@@ -44,6 +48,7 @@ class Gate:
         self.loop = loop
         self.boot = secrets.token_hex(8)
         self.engine_ready = False
+        self._engine_ready_s = 0.0
         self.ports: dict[str, int] = {}
         """The ports that are listened on, by name, as soon as they are."""
         self.started = asyncio.Event()
@@ -82,8 +87,33 @@ class Gate:
         self.tenant_server = HttpServer(
             self.tenants, Limits(connections=settings.max_connections, body_bytes=settings.max_body_bytes), loop
         )
-        self.control = ControlService(self.state, settings.ack_token_file, loop)
-        self.control_server = HttpServer(self.control, Limits(body_bytes=0), loop)
+        self.warming = Warming(
+            model=settings.served_model,
+            render_id=settings.render_id,
+            boot=self.boot,
+            enforcement=self.enforcement,
+            engine=self.engine,
+            link=self.link,
+            random_salt=random_salt,
+            clock=loop.time,
+        )
+        self.warmer = Warmer(
+            model=settings.served_model,
+            boot=self.boot,
+            enforcement=self.enforcement,
+            engine=self.engine,
+            link=self.link,
+            renderings=self.warming,
+            draining=lambda: self._stopping.is_set() or self.drain.active,
+        )
+        self.pools = PoolWait(render_id=settings.render_id, enforcement=self.enforcement, link=self.link)
+        work: dict[tuple[bytes, str], control.Work] = {
+            (b"POST", RENDER_PATH): self.warming.render,
+            (b"POST", WARM_PATH): self.warmer.warm,
+            (b"GET", POOL_PATH): self.warmer.inspect,
+        }
+        self.control = ControlService(self.state, settings.ack_token_file, loop, work)
+        self.control_server = HttpServer(self.control, control.LIMITS, loop)
         self.health_server = HttpServer(HealthService(self.not_ready, self.metrics_page), health.LIMITS, loop)
         self.health_server.closing_after_response = True  # probes and scrapes ask once
         self.enforcement.changed.append(self.control.changed)
@@ -130,7 +160,12 @@ class Gate:
             return f"the first revision is not acknowledged: {self.link.problem or 'requests are draining'}"
         if not self.engine_ready:
             return "the engine is not ready"
-        return ""
+        # The engine tells the cache server how its blocks look before it is ready, so the server knows by now.
+        waited_s = self.loop.time() - self._engine_ready_s
+        if self.link.warming and waited_s < self.settings.warm_patience_s:
+            return "warming: the cache server loads what was used last"
+        pool = self.pools.awaited(waited_s)
+        return f"warming: the pool {pool} is not in this pod's memory yet" if pool else ""
 
     def metrics_page(self) -> bytes:
         """Return the metrics page."""
@@ -156,7 +191,7 @@ class Gate:
         await self._listen()
         background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = (
             self.bundles.run, self.bundles.watch, self.key_watch.run, self.link.run,
-            self.link.watch_metrics, self._watch_engine, self._watch_drain, self._watch_certificates,
+            self.link.watch_metrics, self.pools.run, self._watch_engine, self._watch_drain, self._watch_certificates,
         )  # fmt: skip
         tasks = [self.loop.create_task(start(), name=start.__qualname__) for start in background]
         stopping = self.loop.create_task(self._stopping.wait())
@@ -199,7 +234,9 @@ class Gate:
         while True:
             ready = await self.engine.get("/health") == 200
             if ready != self.engine_ready:
-                self.engine_ready = ready
+                self.engine_ready, self._engine_ready_s = ready, self.loop.time()
+                # Another start of the engine may read another tokenizer.
+                self.warming.forget()
                 log.info("the engine is ready" if ready else "the engine is not ready")
                 self.control.changed()
             await asyncio.sleep(_ENGINE_POLL_S)
@@ -209,6 +246,8 @@ class Gate:
             self.enforcement.fence()
             self.drain.poll(in_flight=len(self.enforcement.in_flight), engine_ready=self.engine_ready)
             self.tenant_server.closing_after_response = self.drain.active
+            if self.drain.active:
+                self.warmer.abort_all()
             await asyncio.sleep(POLL_S)
 
     async def _watch_certificates(self) -> None:
@@ -219,6 +258,7 @@ class Gate:
 
     async def _finish_in_flight(self) -> None:
         self.drain.begin()
+        self.warmer.abort_all()
         self.tenant_server.closing_after_response = True
         log.info("stopping", in_flight=len(self.enforcement.in_flight))
         deadline = self.loop.time() + self.settings.shutdown_s

@@ -26,6 +26,11 @@ _MAX_ERROR_BYTES = 256 * 1024
 _POST_PATHS = frozenset(bodies.ENDPOINTS)
 
 
+def random_salt() -> str:
+    """Return a salt that nothing else will ever use."""
+    return secrets.token_hex(16)
+
+
 class TenantService:
     """What callers reach: four paths, each for known tenants only."""
 
@@ -40,7 +45,7 @@ class TenantService:
         clock: Callable[[], float],
         max_in_flight: int,
         max_in_flight_per_tenant: int,
-        random_salt: Callable[[], str] = lambda: secrets.token_hex(16),
+        random_salt: Callable[[], str] = random_salt,
     ) -> None:
         self.model = model
         self.keys = keys

@@ -18,8 +18,9 @@ class Settings:
     """The gate's settings. `KVSTRATA_MODEL` is `--model`; names given in `_ENVIRONMENT` differ from that rule.
 
     `model` is the CachedModel's name, `served_model` what callers write in `model` (default: the same). A port of -1
-    switches that listener off, 0 takes any free one; sizes in bytes, times in seconds.
-
+    switches that listener off, 0 takes any free one; sizes in bytes, times in seconds. `render_id` names what decides
+    which tokens a prefix becomes. `warm_patience_s` is how long the pod is not ready, after its engine is, because
+    the cache server still warms its memory up.
     """
 
     pod_name: str
@@ -28,6 +29,7 @@ class Settings:
     model: str
     identity: str
     bundle_secret: str
+    render_id: str = ""
     api_keys_secret: str = ""
     served_model: str = ""
     engine_socket: Path = Path("/run/kvstrata/engine/engine.sock")
@@ -53,6 +55,7 @@ class Settings:
     metrics_tenants: int = 200
     drain_grace_s: float = 5.0
     memory_patience_s: float = 5.0
+    warm_patience_s: float = 0.0
     shutdown_s: float = 30.0
 
 

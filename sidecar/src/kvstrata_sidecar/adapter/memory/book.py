@@ -56,13 +56,25 @@ class Scope:
         """Return all blocks in the order in which they have to make room."""
         return ((key, self.blocks[key]) for key in self.order.victims())
 
-    def computed_before(self, moment_s: float) -> list[Hashable]:
-        """Return the blocks that were computed at `moment_s` or earlier, the eldest first."""
+    def computed_before(self, moment_s: float, most: int | None = None) -> list[Hashable]:
+        """Return the blocks that were computed at `moment_s` or earlier, the eldest first; `most` of them at most."""
         self._forget_stale()
         if not self._by_age or self._by_age[0][0] > moment_s:
             return []
+        if most is not None:
+            return self._eldest_before(moment_s, most)
         old = [entry for entry in self._by_age if entry[0] <= moment_s and self.blocks.get(entry[2]) is entry[3]]
         return [entry[2] for entry in sorted(old, key=lambda entry: entry[:2])]
+
+    def _eldest_before(self, moment_s: float, most: int) -> list[Hashable]:
+        taken: list[tuple[float, int, Hashable, Kept]] = []
+        while self._by_age and self._by_age[0][0] <= moment_s and len(taken) < most:
+            entry = heapq.heappop(self._by_age)
+            if self.blocks.get(entry[2]) is entry[3]:
+                taken.append(entry)
+        for entry in taken:
+            heapq.heappush(self._by_age, entry)
+        return [entry[2] for entry in taken]
 
     def eldest_s(self) -> float | None:
         """Return when the eldest block was computed; None without any."""
@@ -110,6 +122,14 @@ class Book:
             self._uses += 1
             kept.used = self._uses
             self._scopes[kept.keyspace].order.use(key)
+
+    def renew(self, key: Hashable) -> None:
+        """Make a block the most recently used, without that being another use; one that is not there is left alone."""
+        kept = self._blocks.get(key)
+        if kept is not None:
+            self._uses += 1
+            kept.used = self._uses
+            self._scopes[kept.keyspace].order.renew(key)
 
     def remove(self, key: Hashable, evicted_s: float | None = None) -> Kept | None:
         """Strike a block out and return it, None if it was not there; `evicted_s` is when it had to make room."""

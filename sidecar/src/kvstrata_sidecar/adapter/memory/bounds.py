@@ -11,11 +11,12 @@ from kvstrata.contract.cacheview import CacheView
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """One keyspace's bounds in bytes and seconds; None where there is none."""
+    """One keyspace's bounds in bytes and seconds; None where there is none. What is `denied` has the limit 0."""
 
     limit_bytes: int | None = None
     guaranteed_bytes: int = 0
     retention_s: int | None = None
+    denied: bool = False
 
 
 def bounds_of(view: CacheView | None, tier: str | None) -> dict[str, Bounds]:
@@ -47,5 +48,5 @@ def _bounds(budgets: Iterable[TierBudget], tier: str | None) -> Bounds:
         return Bounds(retention_s=min((b.retention_s for b in budgets if b.retention_s is not None), default=None))
     for budget in budgets:
         if budget.tier == tier:
-            return Bounds(budget.limit_bytes, budget.guaranteed_bytes or 0, budget.retention_s)
+            return Bounds(budget.limit_bytes, budget.guaranteed_bytes or 0, budget.retention_s, budget.denied)
     return Bounds()

@@ -1,6 +1,7 @@
 """Which blocks have to go now. Pure.
 
-In this order: blocks of keyspaces outside of the policy; blocks that are too old; of a scope that is above its limit
+In this order: blocks of keyspaces outside of the policy; blocks under a pool's keyspace that are none of the pool's;
+blocks that are too old; of a scope that is above its limit
 those that come first in its order, LRU or ARC; and, when the memory is above its mark, the least recently used of what
 comes first in the scopes that are above their guarantee. So one scope's scan costs nobody else a guaranteed block.
 Memory goes by whole blocks: a scope may end up below its guarantee by less than one of its blocks.
@@ -21,6 +22,7 @@ class Cause(StrEnum):
     """Why a block goes."""
 
     REMOVED = "removed"
+    FOREIGN = "foreign"
     RETENTION = "retention"
     LIMIT = "limit"
     ROOM = "room"
@@ -30,13 +32,15 @@ class Cause(StrEnum):
 class Choice:
     """The blocks to delete, and by keyspace the bytes that should go but are locked.
 
-    `failed` is for whoever deletes: keyspaces of victims that did not go.
+    `failed` is for whoever deletes: keyspaces of victims that did not go. `unfinished` is whether more blocks
+    have to go than may be chosen at once.
     """
 
     victims: dict[Hashable, Cause] = field(default_factory=dict)
     victim_bytes: int = 0
     locked: dict[str, int] = field(default_factory=dict)
     failed: set[str] = field(default_factory=set)
+    unfinished: bool = False
 
     @property
     def locked_bytes(self) -> int:
@@ -49,7 +53,10 @@ class Situation:
     """What a choice depends on besides the book.
 
     `guarantees` are those that can be kept, `staged` the bytes that are being written for each keyspace, `locked` tells
-    whether a block is in use now, `need_bytes` is how much is above the memory's mark (or less than nothing).
+    whether a block is in use now, `need_bytes` is how much is above the memory's mark (or less than nothing). `chunks`
+    are the hashes of each pool's keyspace: what else comes under it is foreign, such as what was generated. `passing`
+    tells whether other tiers have yet to take a block that came just now: limits and room wait for that. `most` is how
+    many blocks may be chosen at once, None for all that have to go.
     """
 
     bounds: Mapping[str, Bounds]
@@ -58,6 +65,13 @@ class Situation:
     locked: Callable[[Hashable], bool]
     now_s: float
     need_bytes: float
+    chunks: Mapping[str, frozenset[bytes]] = field(default_factory=dict)
+    passing: Callable[[Hashable], bool] = lambda _: False
+    most: int | None = None
+
+    def spared(self, key: Hashable) -> bool:
+        """Whether a block cannot make room now."""
+        return self.locked(key) or self.passing(key)
 
 
 def choose(book: Book, situation: Situation, changed: Iterable[str] | None = None) -> Choice:
@@ -91,20 +105,27 @@ def _bound(choice: Choice, keyspace: str, scope: Scope, situation: Situation) ->
     """Choose what a scope's own bounds demand; return its bytes."""
     bound = situation.bounds.get(keyspace)
     if bound is None:
-        return _take(choice, scope.blocks.items(), Cause.REMOVED, situation.locked)
+        return _take(choice, situation, scope.blocks.items(), Cause.REMOVED, situation.locked)
     taken_bytes = 0
+    chunks = situation.chunks.get(keyspace)
+    if chunks is not None:
+        foreign = ((key, kept) for key, kept in scope.blocks.items() if getattr(key, "chunk_hash", None) not in chunks)
+        taken_bytes += _take(choice, situation, foreign, Cause.FOREIGN, situation.locked)
     if bound.retention_s is not None:
-        old = scope.computed_before(situation.now_s - bound.retention_s)
-        taken_bytes = _take(choice, ((key, scope.blocks[key]) for key in old), Cause.RETENTION, situation.locked)
+        old = scope.computed_before(situation.now_s - bound.retention_s, situation.most)
+        blocks = ((key, scope.blocks[key]) for key in old)
+        taken_bytes += _take(choice, situation, blocks, Cause.RETENTION, situation.locked)
+        choice.unfinished |= len(old) == situation.most
     if bound.limit_bytes is not None:
         excess_bytes = scope.used_bytes + situation.staged.get(keyspace, 0) - taken_bytes - bound.limit_bytes
         if excess_bytes > 0:
-            taken_bytes += _take(choice, scope.victims(), Cause.LIMIT, situation.locked, excess_bytes)
+            taken_bytes += _take(choice, situation, scope.victims(), Cause.LIMIT, situation.spared, excess_bytes)
     return taken_bytes
 
 
 def _take(
     choice: Choice,
+    situation: Situation,
     blocks: Iterable[tuple[Hashable, Kept]],
     cause: Cause,
     locked: Callable[[Hashable], bool],
@@ -117,6 +138,9 @@ def _take(
             break
         if key in choice.victims:
             continue
+        if situation.most is not None and len(choice.victims) >= situation.most:
+            choice.unfinished = True
+            break
         if locked(key):
             choice.locked[kept.keyspace] = choice.locked.get(kept.keyspace, 0) + kept.size_bytes
             continue
@@ -129,7 +153,7 @@ def _take(
 def _make_room(choice: Choice, book: Book, situation: Situation, left: Mapping[str, int], need_bytes: float) -> None:
     def candidates(scope: Scope) -> Iterator[tuple[Hashable, Kept]]:
         for key, kept in scope.victims():
-            if key not in choice.victims and not situation.locked(key):
+            if key not in choice.victims and not situation.spared(key):
                 yield key, kept
 
     # Scopes may be thousands, and few of them lose a block: the others' blocks are not looked at. What makes room first
@@ -154,7 +178,7 @@ def _make_room(choice: Choice, book: Book, situation: Situation, left: Mapping[s
             orders[keyspace] = candidates(scope)
             offer(keyspace)
 
-    while need_bytes > 0 and oldest:
+    while need_bytes > 0 and oldest and (situation.most is None or len(choice.victims) < situation.most):
         _, keyspace, key, kept = heapq.heappop(oldest)
         if kept is None:
             begin(keyspace)

@@ -7,33 +7,32 @@ when its reader lets go, and once a second, because LMCache's locks of readers t
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.cacheview import CacheView
 from kvstrata.contract.link import PurgeAnswer, ScopeUsage, TierState
 from kvstrata_sidecar.adapter.counts import NOBODY, Counters
 from kvstrata_sidecar.adapter.enforcement import Enforcement
+from kvstrata_sidecar.adapter.pod_tier import Block, PodTier
 
 from .agenda import Agenda
+from .ahead import Fill
 from .book import Book
-from .bounds import Bounds, bounds_of, scaled_guarantees
+from .borrowed import Borrowed
 from .choice import Cause, Choice, Situation, choose, next_expiry_s
+from .cleaner import EVICTIONS, Cleaner
+from .in_force import InForce
 from .intake import Intake
 from .notes import Note, Notes
+from .passage import GRACE_S, Passage
 from .pool import Pool
 from .purge import Purges
 from .report import usage_rows
-
-logger = logging.getLogger(__name__)
-
-GATHER_S = 0.005
-"""How long a turn waits for more to happen: a prompt's blocks are committed one after the other."""
+from .turns import Turns
 
 LOOK_S = 1.0
 """How soon what was in use is looked at again: LMCache's locks of readers that died expire without a word."""
@@ -50,14 +49,14 @@ MARGIN_PERCENT = 1
 FAILED_ALLOCATION_PERCENT = 10
 """The same, when LMCache found no memory for a batch of blocks."""
 
-FAILURE_PAUSE_S = 0.1
-
 
 class Governor:
     """Keeps one pool within the policy in force. `start` and `close` it; the rest may be called from any thread.
 
     `tier` names the CPU tier, None without one, `eviction` the order in which a scope's blocks make room. `residue`
     says why copies may be left elsewhere, or is empty. `gone` is told of every block that has left the memory.
+    `passes_on` says whether another tier admits a block that was written here; LMCache's listener tells `passage`.
+    `lower` returns these tiers from fast to slow: what leaves is handed down to them.
     """
 
     def __init__(
@@ -70,6 +69,8 @@ class Governor:
         eviction: str = "LRU",
         residue: str = "",
         gone: Callable[[Hashable], None] = lambda _: None,
+        passes_on: Callable[[Any], bool] = lambda _: False,
+        lower: Callable[[], Sequence[PodTier]] = tuple,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
@@ -83,42 +84,37 @@ class Governor:
         self._purges = Purges(pool)
         self._counts: Counter[str] = Counter()
         self._evictions = Counters()
+        self.traffic = Counters()
+        self.borrowed = Borrowed(self._keeps)
+        self.passage = Passage(passes_on, clock)
+        self._cleaner = Cleaner(pool, self._book, self.traffic, lower=lower, spared=self._is_spared, clock=clock)
+        self._tell_gone = gone
         self._notes = Notes()
-        self._intake = Intake(pool, self._book, self._notes, gone=gone, clock=clock)
+        self._intake = Intake(
+            pool, self._book, self._notes, gone=self._gone, promoted=self._count_promoted, clock=clock
+        )
         self._allocation_failed = False
         self._agenda = Agenda()
         self._to_forget: list[str] = []
-        self._view: CacheView | None = None
-        self._watched: frozenset[str] = frozenset()
-        self._watch_lock = threading.Lock()
-        self._bounds: dict[str, Bounds] = {}
-        self._guarantees: tuple[float, dict[str, float]] = (0.0, {})
+        self._policy = InForce(enforcement, tier, self._purges)
         self._locked: dict[str, int] = {}
         self._look_at_s = clock()
         self._unfinished = False
-        self._failures = 0
-        self._slowest_s = 0.0
-        self._woken_s = clock()
-        self._closed = False
         self._turn_lock = threading.Lock()
-        self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="kvs-memory", daemon=True)
+        self._turns = Turns("kvs-memory", self.turn, clock)
 
     @property
     def healthy(self) -> bool:
         """Whether the policy is being enforced and freed memory comes back."""
-        return self._thread.is_alive() and not self._failures and self._pool.scrubber.healthy
+        return self._turns.healthy and self._pool.scrubber.healthy
 
     def start(self) -> None:
         """Begin to enforce."""
-        self._thread.start()
+        self._turns.start()
 
     def close(self) -> None:
         """End the thread."""
-        self._closed = True
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._turns.close()
 
     def note(self, what: Note, keys: Sequence[Any]) -> None:
         """Note an event; called by LMCache under its lock, so nothing else happens here."""
@@ -127,23 +123,61 @@ class Governor:
             self._allocation_failed = True
         else:
             self._notes.add(what, tuple(keys))
-        if not self._wake.is_set():
-            self._woken_s = self._clock()
-            self._wake.set()
+        self._turns.wake()
+
+    def loaded(self, keys: Sequence[Any]) -> None:
+        """Note that a tier's load was done; called by LMCache under its lock, while who asked has the blocks locked."""
+        came = list(keys)
+        for key, pool in self.borrowed.arrived(keys, self._pool.address):
+            own = self._pool.loans.adopt(key, pool) if self._pool.loans is not None else None
+            if own is not None:
+                self._intake.inherit_age(own, self._intake.age_s(key))
+                came.append(own)
+        self.note(Note.LOADED, came)
 
     def policy_changed(self) -> None:
         """Look at the view in force now rather than within a second."""
-        self._watch_view()
-        self._woken_s = self._clock()
-        self._wake.set()
+        self._policy.watch()
+        self._turns.wake()
 
     def inherit_age(self, key: Hashable, age_s: float) -> None:
         """Say how long ago the tokens of a block were computed that is being loaded; see `Intake`."""
         self._intake.inherit_age(key, age_s)
 
+    def heard(self, tier: PodTier, keys: Iterable[Hashable]) -> None:
+        """Learn that a slower tier has blocks now."""
+        if not tier.per_pod:  # others know at any time what they have
+            self._cleaner.words.heard(tier, keys)
+
     def age_s(self, key: Hashable) -> float:
         """Return how long ago a block's tokens were computed, 0 for one of which nothing is known."""
         return self._intake.age_s(key)
+
+    def in_use(self, key: Hashable) -> bool:
+        """Whether a block is there and somebody reads it now."""
+        return self._pool.in_use(key)
+
+    def sizes(self, blocks: Sequence[Block]) -> list[int]:
+        """Return how many bytes each block takes here, 0 for one that no reader can find."""
+        entries = (self._pool.entry(block.key) for block in blocks)
+        return [self._pool.size(entry) if entry is not None else 0 for entry in entries]
+
+    def held_bytes(self, keyspace: str) -> int:
+        """Return what a keyspace's blocks take here."""
+        scope = self._book.scope(keyspace)
+        return scope.used_bytes if scope is not None else 0
+
+    @property
+    def tier(self) -> str | None:
+        """The name of the CPU tier, None without one."""
+        return self._tier
+
+    def lendable(self, key: Any) -> bool:
+        """Whether a block of a pool may be lent anew: otherwise readers that overlap would keep what has to go."""
+        bound = self._policy.bounds.get(key.cache_salt)
+        if bound is None or bound.denied or self._purges.is_doomed(key):
+            return False
+        return bound.retention_s is None or self._intake.age_s(key) < bound.retention_s
 
     def purge(self, keyspaces: Sequence[str], boot: str) -> PurgeAnswer:
         """Delete and overwrite all that these keyspaces hold now; what is in use goes when it is let go.
@@ -161,7 +195,7 @@ class Governor:
 
     def usage(self) -> tuple[tuple[ScopeUsage, ...], int]:
         """Return the largest scopes' use, and how many scopes were left out."""
-        return usage_rows(self._book, self._bounds, self._tier or "")
+        return usage_rows(self._book, self._policy.bounds, self._tier or "")
 
     def states(self) -> tuple[TierState, ...]:
         """Return the CPU tier as the gate is told of it; nothing without one."""
@@ -176,14 +210,24 @@ class Governor:
         scopes = self._evictions.by_scope().items()
         return {(scope, cause): count for scope, counts in scopes for cause, count in counts.items()}
 
+    def came_and_lent(self) -> dict[tuple[str, str], int]:
+        """Return what came from other tiers to stay and what was lent, by scope and name of the count."""
+        scopes = self.traffic.by_scope().items()
+        return {(scope, name): count for scope, counts in scopes for name, count in counts.items()}
+
     def counters(self) -> dict[str, int]:
         """Return counts since the start, and some figures: see docs/guides/memory.md."""
-        return dict(self._counts) | {
-            "enforced": int(self.healthy),
-            "slowest_ms": round(self._slowest_s * 1000),
-            "locked_bytes": sum(list(self._locked.values())),
-            "overwritten_bytes": self._pool.scrubber.overwritten_bytes,
-        }
+        return (
+            dict(self._counts)
+            | self.traffic.snapshot()
+            | {
+                "enforced": int(self.healthy),
+                "slowest_ms": round(self._turns.slowest_s * 1000),
+                "locked_bytes": sum(list(self._locked.values())),
+                "overwritten_bytes": self._pool.scrubber.overwritten_bytes,
+                "loans": len(self._pool.loans or ()),
+            }
+        )
 
     def turn(self) -> float:
         """Enter what happened, let go what has to go; return after how many seconds to look again at the latest."""
@@ -198,9 +242,11 @@ class Governor:
             if everything:
                 self._agenda.clear()
                 self._locked.clear()
+            self.passage.forget(now_s)
             if now_s >= self._look_at_s:
                 self._look_at_s = now_s + LOOK_S
                 self._reclaim_abandoned()
+                self._pool.return_loans()
                 self._forget_names(now_s)
             choice = self._choose(now_s, None if everything else changed)
             changed |= self._evict(choice)
@@ -208,35 +254,19 @@ class Governor:
             for keyspace in self._book.keyspaces() if everything else changed:
                 self._look_again(keyspace, choice, now_s)
             self._unfinished = False
+            if now_s >= self._cleaner.due_s:
+                self._hand_down(now_s)
             if self._intake.comparing:
                 return 0.0
             next_s = self._agenda.next_s()
-            return max(0.0, (self._look_at_s if next_s is None else min(self._look_at_s, next_s)) - now_s)
-
-    def _run(self) -> None:
-        wait_s = 0.0
-        while True:
-            woken = self._wake.wait(wait_s)
-            if self._closed:
-                return
-            # What comes while these few milliseconds pass belongs to the same turn.
-            time.sleep(GATHER_S)
-            since_s = self._woken_s
-            self._wake.clear()
-            try:
-                wait_s = self.turn()
-                self._failures = 0
-                if woken:
-                    self._slowest_s = max(self._slowest_s, self._clock() - since_s)
-            except Exception:
-                self._failures += 1
-                if self._failures == 1:
-                    logger.exception("The policy of the memory could not be enforced; it is tried again")
-                wait_s = FAILURE_PAUSE_S
+            moments_s = [self._look_at_s, *([] if next_s is None else [next_s])]
+            if changed and self._cleaner.has_work:
+                moments_s.append(self._cleaner.due_s)
+            return max(0.0, min(moments_s) - now_s)
 
     def _look_again(self, keyspace: str, choice: Choice, now_s: float) -> None:
         """Plan when a scope that was just looked at has to be looked at again."""
-        scope, bound = self._book.scope(keyspace), self._bounds.get(keyspace)
+        scope, bound = self._book.scope(keyspace), self._policy.bounds.get(keyspace)
         locked_bytes = choice.locked.get(keyspace, 0)
         self._locked.pop(keyspace, None)
         if locked_bytes:
@@ -244,38 +274,28 @@ class Governor:
         again_s = now_s + LOOK_S
         moment_s = None if scope is None or bound is None else next_expiry_s(scope, bound, now_s, again_s)
         if locked_bytes or keyspace in choice.failed:
+            if self.passage:
+                # LMCache says when a reader lets go, but not when it takes nothing up.
+                again_s = now_s + GRACE_S
             moment_s = again_s if moment_s is None else min(moment_s, again_s)
         self._agenda.plan(keyspace, moment_s)
 
     def _take_view(self) -> set[str]:
         """Put the view in force into effect; return the keyspaces for which it is another."""
-        view = self._enforcement.view
-        if view is self._view:
+        differ = self._policy.take()
+        if differ is None:
             return set()
-        self._watch_view()
-        before, self._bounds = self._bounds, bounds_of(view, self._tier)
-        self._guarantees = (0.0, {})
-        self._evictions.retain(self._bounds)
-        self._view = view
-        differ = {keyspace for keyspace, bound in self._bounds.items() if before.get(keyspace) != bound}
-        return differ | (before.keys() - self._bounds.keys())
-
-    def _watch_view(self) -> None:
-        """Count what goes of keyspaces that left the policy: of each view, also of one that was replaced at once."""
-        with self._watch_lock:
-            view = self._enforcement.view
-            before, now = self._watched, frozenset(view.keyspaces if view is not None else ())
-            self._purges.watch(before - now)
-            self._purges.forget(now - before)
-            self._watched = now
+        self._evictions.retain(self._policy.bounds)
+        self.traffic.retain(self._policy.bounds)
+        return differ
 
     def _forget_names(self, now_s: float) -> None:
         """Keep no name of an evicted block for much longer than the block could have been kept; a share at a time."""
         if not self._to_forget:
-            self._to_forget = list(self._bounds) if self._arc else []
-        share = len(self._bounds) // FORGET_SHARE + 1
+            self._to_forget = list(self._policy.bounds) if self._arc else []
+        share = len(self._policy.bounds) // FORGET_SHARE + 1
         for keyspace in self._to_forget[-share:]:
-            bound = self._bounds.get(keyspace)
+            bound = self._policy.bounds.get(keyspace)
             if bound is not None and bound.retention_s is not None:
                 self._book.forget((keyspace,), now_s - bound.retention_s)
         del self._to_forget[-share:]
@@ -290,6 +310,31 @@ class Governor:
             deleted, _ = self._pool.delete(abandoned)
             self._counts["abandoned"] += len(deleted)
 
+    def _keeps(self, pool: str, chunk_hash: bytes) -> bool:
+        readable = self._enforcement.readable
+        # A pool that is gone is no pool any more, and keeps nothing.
+        return self._tier is not None and pool in readable.chunks and readable.admits(pool, chunk_hash, self._tier)
+
+    def _count_promoted(self, keyspace: str, size_bytes: int) -> None:
+        view = self._enforcement.view
+        scope = keyspace if view is not None and keyspace in view.keyspaces else NOBODY
+        self.traffic.add("promoted_blocks", 1, scope)
+        self.traffic.add("promoted_bytes", size_bytes, scope)
+
+    def _gone(self, key: Hashable) -> None:
+        self._cleaner.words.forget(key)
+        self._tell_gone(key)
+
+    def _is_spared(self, key: Hashable) -> bool:
+        """Whether a block is not to be handed down: it is in use, on its way already, or told to go."""
+        return self._pool.in_use(key) or self.passage.waits(key, self._clock()) or self._purges.is_doomed(key)
+
+    def _hand_down(self, now_s: float) -> None:
+        used_bytes, total_bytes = self._pool.usage()
+        room_bytes = total_bytes * self._high_share
+        fill = Fill(used_bytes, room_bytes, total_bytes)
+        self._cleaner.look(self._policy.bounds, self._policy.guarantees(room_bytes), fill, now_s)
+
     def _choose(self, now_s: float, changed: set[str] | None) -> Choice:
         used_bytes, total_bytes = self._pool.usage()
         room_bytes = total_bytes * self._high_share
@@ -302,11 +347,12 @@ class Governor:
             need_bytes += total_bytes * MARGIN_PERCENT / 100
         if changed is not None and not changed and need_bytes <= 0:
             return Choice()
-        if self._guarantees[0] != room_bytes:
-            self._guarantees = (room_bytes, scaled_guarantees(self._bounds, room_bytes))
         situation = Situation(
-            self._bounds, self._guarantees[1], self._pool.staged_bytes(), self._pool.in_use, now_s, need_bytes
-        )
+            self._policy.bounds, self._policy.guarantees(room_bytes), self._pool.staged_bytes(), self._pool.in_use,
+            now_s, need_bytes,
+            self._enforcement.readable.chunks,
+            passing=lambda key: self.passage.waits(key, now_s),
+        )  # fmt: skip
         return choose(self._book, situation, changed)
 
     def _evict(self, choice: Choice) -> set[str]:
@@ -325,10 +371,13 @@ class Governor:
         now_s = self._clock()
         for key in deleted:
             cause = choice.victims[key]
+            leaving = self._book.find(key) if cause in EVICTIONS else None
+            if leaving is not None:
+                self._cleaner.left(key, leaving, now_s)
             kept = self._book.remove(key, now_s if cause in (Cause.LIMIT, Cause.ROOM) else None)
             self._counts[f"evicted_{cause}"] += 1
             if kept is not None:
-                scope = kept.keyspace if kept.keyspace in self._bounds else NOBODY
+                scope = kept.keyspace if kept.keyspace in self._policy.bounds else NOBODY
                 self._evictions.add(str(cause), keyspace=scope)
         for key in choice.victims.keys() - deleted:
             kept = self._book.find(key)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from .arrivals import Arrivals
@@ -18,7 +18,8 @@ COMPARED_AT_ONCE = 2048
 
 
 class Intake:
-    """Keeps `book` in step with `pool`; `gone` is told of every block that has left the memory.
+    """Keeps `book` in step with `pool`; `gone` is told of every block that has left the memory, `promoted` of the
+    keyspace and the bytes of every one that came from another tier to stay.
 
     `inherit_age` and `age_s` may be called from any thread, the rest from the governor's turns only.
     """
@@ -30,12 +31,14 @@ class Intake:
         notes: Notes,
         *,
         gone: Callable[[Hashable], None],
+        promoted: Callable[[str, int], None],
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
         self._book = book
         self._notes = notes
         self._gone = gone
+        self._promoted = promoted
         self._clock = clock
         self._arrivals = Arrivals()
         self._to_compare: list[Hashable] = []
@@ -84,10 +87,16 @@ class Intake:
                 for key in reversed(keys):
                     book.touch(key)
                 continue
+            if what is Note.ORDERED:
+                for key in reversed(keys):
+                    book.renew(key)
+                continue
             changed.update(key.cache_salt for key in keys)
-            if what is Note.WRITTEN:
+            if what in (Note.WRITTEN, Note.LOADED):
                 for key in reversed(keys):
                     self._enter(key, now_s)
+            if what is Note.LOADED:
+                self._count_promoted(keys)
         return changed
 
     def compare(self, now_s: float) -> set[str]:
@@ -114,6 +123,12 @@ class Intake:
         if entry is not None:
             age_from_s = now_s if computed_s is None else computed_s
             self._book.add(key, key.cache_salt, self._pool.size(entry), age_from_s)
+
+    def _count_promoted(self, keys: Sequence[Any]) -> None:
+        for key in keys:
+            entry = self._pool.entry(key)
+            if entry is not None and not entry.is_temporary:
+                self._promoted(key.cache_salt, self._pool.size(entry))
 
     def _left(self, key: Hashable) -> None:
         """Tell that a block left, unless another of its name has come since or is coming."""

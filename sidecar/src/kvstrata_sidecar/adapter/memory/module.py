@@ -5,21 +5,32 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import logging
+from functools import partial
 from typing import Any
 
+from lmcache.lmcache_native import TTLLock
 from lmcache.v1.distributed.error import L1Error
 from lmcache.v1.distributed.internal_api import L1ManagerListener
 from lmcache.v1.distributed.l1_manager import L1Manager, L1ObjectState
 from lmcache.v1.distributed.memory_manager import L1MemoryManager
+from lmcache.v1.distributed.storage_controllers.store_controller import StoreListener
 from lmcache.v1.memory_management import TensorMemoryObj
 
-from kvstrata_sidecar.adapter.runtime import acquire, release
+from kvstrata_sidecar.adapter.enforcement import Enforcement, nobody_asks
+from kvstrata_sidecar.adapter.hashing import Hasher
+from kvstrata_sidecar.adapter.runtime import acquire, no_names, nobody_offers, release
 
 from . import pin
+from .chunks import Chunks
 from .governor import Governor
+from .lending import PolicyLending
+from .loans import Loans
 from .notes import Note
-from .params import MemoryParams
+from .offers import Offers
+from .params import MemoryParams, Warmup
 from .pool import Pool
+from .prefetch import Prefetch
+from .warmer import Memory, Warmer
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +63,7 @@ class MemoryModule:
         if self._runtime.memory is not None:
             release(self._runtime)
             raise pin.IncompatibleServerError("this server module was named twice")
-        self._pool = Pool(manager, L1Error.SUCCESS, L1Error.KEY_IS_LOCKED)
+        self._pool = Pool(manager, L1Error.SUCCESS, L1Error.KEY_IS_LOCKED, self._runtime.spans)
         self._governor = Governor(
             self._pool,
             self._runtime.enforcement,
@@ -61,11 +72,22 @@ class MemoryModule:
             eviction=params.eviction,
             residue=_residue(build_context),
             gone=self._runtime.enforcement.ages.forget,
+            passes_on=lambda key: self._runtime.passes_on(key.cache_salt),
+            lower=lambda: self._runtime.tiers,
         )
         self._pool.guard()
-        self._pool.listen(_Listener(self._governor))
+        self._pool.lend(_loans(manager, self._runtime.enforcement, self._governor))
+        self._pool.listen(_Listener(self._governor, self._pool))
+        self._runtime.enforcement.loaded_from = self._governor.borrowed.loaded
         self._governor.start()
         self._runtime.memory = self._governor
+        self._runtime.hasher = Hasher(*pin.the_hasher(self._context))
+        self._runtime.names = Chunks(pin.the_layouts(self._context)).keys
+        store_again = pin.the_store_listener(manager, StoreListener).on_l1_keys_write_finished
+        self._runtime.lacking = Offers(store_again, self._governor.traffic.add).lacking
+        self._warmer: Warmer | None = None
+        if params.warmup is not None and params.tier is not None:
+            self._warmer = self._warm_up(params.warmup, params.tier, params.high_watermark_percent / 100)
         logger.info("LMCache's memory is under the policy of %s", params.tier or "no CPU tier")
 
     @property
@@ -81,18 +103,51 @@ class MemoryModule:
 
     def close(self) -> None:
         """Stop governing; LMCache frees the rest itself."""
+        self._runtime.warmer = None
+        if self._warmer is not None:
+            self._warmer.close()
+        self._runtime.hasher = None
+        self._runtime.names = no_names
+        self._runtime.lacking = nobody_offers
         self._runtime.memory = None
+        self._runtime.enforcement.loaded_from = nobody_asks
         self._governor.close()
         self._pool.close()
         release(self._runtime)
 
+    def _warm_up(self, warmup: Warmup, tier: str, high_share: float) -> Warmer:
+        pin.require_prefetching(self._context.storage_manager)
+        governor, pool, runtime = self._governor, self._pool, self._runtime
+
+        def size(key: Any) -> int:
+            entry = pool.entry(key)
+            return pool.size(entry) if entry is not None else 0
+
+        memory = Memory(size, governor.held_bytes, pool.usage, partial(governor.note, Note.ORDERED))
+        runtime.warmer = warmer = Warmer(
+            warmup,
+            tier,
+            high_share,
+            runtime.enforcement,
+            lambda: runtime.tiers,
+            memory,
+            Prefetch(self._context.storage_manager, pin.the_layouts(self._context)),
+            governor.traffic,
+        )
+        warmer.start()
+        return warmer
+
 
 class _Listener(L1ManagerListener):  # type: ignore[misc]
-    def __init__(self, governor: Governor) -> None:
+    def __init__(self, governor: Governor, pool: Pool) -> None:
         self._note = governor.note
+        self._passage = governor.passage
+        self._loaded = governor.loaded
+        self._pool = pool
 
     def on_l1_keys_reserved_read(self, keys: list[Any]) -> None:
-        """Do nothing: being read is not yet being useful."""
+        """Being read is not yet being useful; but LMCache takes up for other tiers what was written by reading it."""
+        self._passage.taken(keys)
 
     def on_l1_keys_read_finished(self, keys: list[Any]) -> None:
         self._note(Note.RELEASED, keys)
@@ -101,16 +156,37 @@ class _Listener(L1ManagerListener):  # type: ignore[misc]
         self._note(Note.RESERVED, keys)
 
     def on_l1_keys_write_finished(self, keys: list[Any]) -> None:
+        self._passage.came(keys)
         self._note(Note.WRITTEN, keys)
 
     def on_l1_keys_finish_write_and_reserve_read(self, keys: list[Any]) -> None:
-        self._note(Note.WRITTEN, keys)
+        self._loaded(keys)
 
     def on_l1_keys_deleted_by_manager(self, keys: list[Any]) -> None:
         self._note(Note.DELETED, keys)
 
     def on_l1_keys_accessed(self, keys: list[Any]) -> None:
-        self._note(Note.USED, keys)
+        loans = self._pool.loans
+        self._note(Note.USED, [loans.lender(key) for key in keys] if loans else keys)
+
+
+def _loans(manager: Any, enforcement: Enforcement, governor: Governor) -> Loans:
+    ttl_s = manager._read_ttl_seconds
+
+    def entry_of(memory_object: Any) -> L1ObjectState:
+        return L1ObjectState(
+            memory_obj=memory_object, write_lock=TTLLock(ttl_s), read_lock=TTLLock(ttl_s), is_temporary=True
+        )
+
+    lending = PolicyLending(
+        enforcement,
+        tier=governor.tier,
+        lendable=governor.lendable,
+        returned=lambda key: governor.note(Note.RELEASED, (key,)),
+        counts=governor.traffic,
+    )
+    missing = (L1Error.KEY_NOT_EXIST, None)
+    return Loans(manager, lending, entry_of=entry_of, missing=missing, lock_ttl_s=ttl_s)
 
 
 def _residue(build_context: Any) -> str:

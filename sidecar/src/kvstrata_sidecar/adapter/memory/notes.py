@@ -15,11 +15,13 @@ class Note(Enum):
     """What happened."""
 
     WRITTEN = auto()
+    LOADED = auto()
     USED = auto()
     RELEASED = auto()
     DELETED = auto()
     RESERVED = auto()
     INHERITED = auto()
+    ORDERED = auto()
 
 
 class Notes:

@@ -7,7 +7,8 @@ that are read again and again.
 
 Two things differ from the paper. LMCache stores first and room is made afterwards, so blocks that room has yet to be
 made for do not count when it is decided what goes. And it reports each stored block as used when the request that
-stored it ends: that first report is no second use.
+stored it ends: that first report is no second use. A block that came from another tier is reported twice, when its load
+is done and when the request ends, and counts as used again: it was computed once, and is read now.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ class Order(Protocol):
 
     def use(self, key: Hashable) -> None:
         """Note that a block was used."""
+
+    def renew(self, key: Hashable) -> None:
+        """Make a block the last of its kind to go, without that being a use of it."""
 
     def drop(self, key: Hashable) -> None:
         """Strike out a block that went for another reason than room."""
@@ -59,6 +63,8 @@ class Recency:
     def use(self, key: Hashable) -> None:
         """Make a block the most recently used."""
         self._keys.move_to_end(key)
+
+    renew = use
 
     def drop(self, key: Hashable) -> None:
         """Strike a block out."""
@@ -124,6 +130,10 @@ class Arc:
         else:
             del self.once[key]
             self.often[key] = None
+
+    def renew(self, key: Hashable) -> None:
+        """Make a block the most recently used of those that were used once, or again, as it was."""
+        (self.often if key in self.often else self.once).move_to_end(key)
 
     def drop(self, key: Hashable) -> None:
         """Strike a block out and do not remember it."""

@@ -12,18 +12,36 @@ DEFAULT_HIGH_WATERMARK_PERCENT = 90
 
 
 @dataclass(frozen=True, slots=True)
+class Warmup:
+    """How much is loaded into the memory of a server that starts, and for how long from the engine's registration."""
+
+    bytes: int
+    timeout_s: int
+
+    @classmethod
+    def from_json(cls, raw: object) -> Warmup:
+        """Read the wire form. Raises ValueError for anything but two positive integers."""
+        if not isinstance(raw, dict) or raw.keys() != {"bytes", "timeout_s"}:
+            raise ValueError(f"warmup must have bytes and timeout_s, and not be {raw!r}")
+        if any(type(value) is not int or value < 1 for value in raw.values()):
+            raise ValueError(f"warmup must be two positive integers, not {raw!r}")
+        return cls(**raw)
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryParams:
     """The pod's part, the same as every adapter's, and the CPU tier.
 
     `tier` is the name of the CacheTier whose budgets hold for the server's memory, None for a model without a CPU
     tier. `high_watermark_percent` of the memory may be used; above it room is made. `eviction` is the order in which a
-    scope's blocks go, `LRU` or `ARC`.
+    scope's blocks go, `LRU` or `ARC`. `warmup` is only for a server with a CPU tier.
     """
 
     pod: AdapterParams
     tier: str | None
     high_watermark_percent: int = DEFAULT_HIGH_WATERMARK_PERCENT
     eviction: str = "LRU"
+    warmup: Warmup | None = None
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> MemoryParams:
@@ -33,6 +51,7 @@ class MemoryParams:
         values = dict(raw)
         tier = values.pop("tier")
         eviction = values.pop("eviction", "LRU")
+        warmup = values.pop("warmup", None)
         percent = values.pop("high_watermark_percent", DEFAULT_HIGH_WATERMARK_PERCENT)
         if tier is not None and (not isinstance(tier, str) or not tier):
             raise ValueError(f"tier must be a CacheTier's name or null, not {tier!r}")
@@ -40,4 +59,7 @@ class MemoryParams:
             raise ValueError(f"high_watermark_percent must be an integer from 10 to 100, not {percent!r}")
         if eviction not in EVICTIONS:
             raise ValueError(f"eviction must be LRU or ARC, not {eviction!r}")
-        return cls(AdapterParams.from_json({**values, "tier": None}), tier, percent, eviction)
+        if warmup is not None and tier is None:
+            raise ValueError("warmup needs a CPU tier: without one nothing stays in memory")
+        told = None if warmup is None else Warmup.from_json(warmup)
+        return cls(AdapterParams.from_json({**values, "tier": None}), tier, percent, eviction, told)

@@ -6,7 +6,7 @@ hold must not run, so every doubt is an error that stops the start.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NoReturn
 
 LMCACHE_VERSION = "0.5.6"
@@ -22,9 +22,10 @@ CALLBACKS = frozenset(
         "on_l1_keys_accessed",
     }
 )
-ENTRY_FIELDS = frozenset({"memory_obj", "read_lock", "write_lock"})
-MEMORY_OBJECT_NAMES = frozenset({"is_valid", "data_ptr", "get_physical_size"})
-MANAGER_METHODS = ("register_listener", "delete", "get_memory_usage")
+ENTRY_FIELDS = frozenset({"memory_obj", "read_lock", "write_lock", "is_temporary"})
+MEMORY_OBJECT_NAMES = frozenset({"is_valid", "data_ptr", "get_physical_size", "byte_array"})
+PREFETCHING = ("submit_prefetch_task", "wait_prefetch_status", "query_prefetch_status")
+MANAGER_METHODS = ("register_listener", "delete", "get_memory_usage", "reserve_read", "finish_read")
 
 
 class IncompatibleServerError(RuntimeError):
@@ -49,7 +50,8 @@ def require_names(callbacks: Collection[str], entry_fields: Collection[str], mem
     """
     if frozenset(callbacks) != CALLBACKS:
         _refuse("listener's callbacks", sorted(frozenset(callbacks) ^ CALLBACKS))
-    if fields := sorted(ENTRY_FIELDS - frozenset(entry_fields)):
+    # Exactly these: what is lent gets an entry of our making.
+    if fields := sorted(ENTRY_FIELDS ^ frozenset(entry_fields)):
         _refuse("L1ObjectState", fields)
     if names := sorted(name for name in MEMORY_OBJECT_NAMES if not hasattr(memory_object, name)):
         _refuse(memory_object.__name__, names)
@@ -74,6 +76,7 @@ def the_manager(storage_manager: Any, manager_class: type, memory_class: type) -
     missing = [name for name in ("_objects", "_staging") if not isinstance(getattr(manager, name, None), dict)]
     missing += [name for name in MANAGER_METHODS if not callable(getattr(manager, name, None))]
     missing += [] if hasattr(getattr(manager, "_lock", None), "acquire") else ["_lock"]
+    missing += [] if isinstance(getattr(manager, "_read_ttl_seconds", None), int) else ["_read_ttl_seconds"]
     if missing:
         _refuse(manager_class.__name__, missing)
     memory = getattr(manager, "_memory_manager", None)
@@ -86,6 +89,49 @@ def the_manager(storage_manager: Any, manager_class: type, memory_class: type) -
         _refuse(memory_class.__name__, ["free"])
     _require_no_eviction(storage_manager)
     return manager
+
+
+def the_store_listener(manager: Any, listener_class: type) -> Any:
+    """Return what tells LMCache's store loop that blocks were written.
+
+    Raises IncompatibleServerError unless there is just one, as there is with tiers behind the memory.
+    """
+    listeners = getattr(manager, "_registered_listeners", None)
+    found = [one for one in listeners if isinstance(one, listener_class)] if isinstance(listeners, list) else []
+    if len(found) != 1 or not callable(getattr(found[0], "on_l1_keys_write_finished", None)):
+        _refuse(type(manager).__name__, [f"_registered_listeners: one {listener_class.__name__}"])
+    return found[0]
+
+
+def require_prefetching(storage_manager: Any) -> None:
+    """Raise IncompatibleServerError unless LMCache can be told to load blocks for nobody in particular."""
+    missing = [name for name in PREFETCHING if not callable(getattr(storage_manager, name, None))]
+    if missing:
+        _refuse(type(storage_manager).__name__, missing)
+
+
+def the_hasher(server_context: Any) -> tuple[int, Callable[[list[int]], Iterable[bytes]]]:
+    """Return how many tokens a chunk has, and what names the whole chunks of token ids.
+
+    Raises IncompatibleServerError if a name that is relied on is not there.
+    """
+    hasher = getattr(server_context, "token_hasher", None)
+    chunk_tokens = getattr(hasher, "chunk_size", None)
+    compute = getattr(hasher, "compute_chunk_hashes", None)
+    if type(chunk_tokens) is not int or chunk_tokens < 1 or not callable(compute):
+        _refuse(type(server_context).__name__, ["token_hasher"])
+    return chunk_tokens, compute
+
+
+def the_layouts(server_context: Any) -> dict[Any, Any]:
+    """Return what LMCache knows of how engines' blocks look, as it is kept up by LMCache.
+
+    Raises IncompatibleServerError if a name that is relied on is not there.
+    """
+    layouts = getattr(getattr(server_context, "layout_desc_registry", None), "_registry", None)
+    if not isinstance(layouts, dict):
+        _refuse(type(server_context).__name__, ["layout_desc_registry"])
+    return layouts
 
 
 def _require_no_eviction(storage_manager: Any) -> None:

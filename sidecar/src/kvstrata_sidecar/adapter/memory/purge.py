@@ -105,6 +105,11 @@ class Purges:
                     self._tallies[keyspace].went(size_bytes)
             return deleted
 
+    def is_doomed(self, key: Any) -> bool:
+        """Whether a block of this name has to go."""
+        tally = self._waiting.get(key.cache_salt)
+        return tally is not None and key in tally.doomed
+
     def advance(self) -> None:
         """Delete what can be deleted of what is doomed."""
         with self._lock:

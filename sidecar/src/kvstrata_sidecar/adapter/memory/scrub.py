@@ -1,7 +1,8 @@
 """Overwrites memory between the moment LMCache frees it and the moment it can be handed out again.
 
 LMCache frees in many places, most of them under the lock that all its work waits for. So `take` only puts the objects
-aside; they stay allocated, and nobody can be given their memory, until a thread has overwritten them.
+aside; they stay allocated, and nobody can be given their memory, until a thread has overwritten them. Memory that a
+disk may still read or write is kept back until that is over.
 """
 
 from __future__ import annotations
@@ -19,12 +20,18 @@ BATCH_BYTES = 128 << 20
 
 RETRY_S = 0.1
 
+Item = tuple[int, Any, int]
+"""Something that was put aside: its number in the order of taking, the object, its length."""
+
 
 class Memory(Protocol):
     """How objects are overwritten and given back."""
 
     def span(self, memory_object: Any) -> tuple[int, int] | None:
         """Return address and length of an object's memory, None if it was given back already."""
+
+    def lent(self, address: int, length: int) -> bool:
+        """Whether somebody who cannot be called back may still touch this memory."""
 
     def overwrite(self, address: int, length: int) -> None:
         """Fill memory with zeros."""
@@ -38,10 +45,11 @@ class Scrubber:
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
-        self._aside: deque[tuple[Any, int]] = deque()
+        self._aside: deque[Item] = deque()
+        self._batch: list[Item] = []
+        self._lent: list[Item] = []
         self._changed = threading.Condition()
         self._taken = 0
-        self._done = 0
         self._closed = False
         self.pending_bytes = 0
         self.overwritten_bytes = 0
@@ -63,7 +71,7 @@ class Scrubber:
         if not taken:
             return
         with self._changed:
-            self._aside.extend(taken)
+            self._aside.extend((self._taken + number, one, length) for number, (one, length) in enumerate(taken))
             self._taken += len(taken)
             self.pending_bytes += sum(length for _, length in taken)
             self._changed.notify_all()
@@ -72,7 +80,13 @@ class Scrubber:
         """Wait until all that was taken before has been overwritten; return whether that came true in time."""
         with self._changed:
             mark = self._taken
-            return self._changed.wait_for(lambda: self._done >= mark, timeout_s)
+            return self._changed.wait_for(lambda: self._undone() >= mark, timeout_s)
+
+    def look_again(self) -> None:
+        """Hear that memory may have been let go that was kept back."""
+        if self._lent:
+            with self._changed:
+                self._changed.notify_all()
 
     def close(self) -> None:
         """Overwrite what is left and end the thread."""
@@ -85,29 +99,53 @@ class Scrubber:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._aside or self._closed)
+                self._changed.wait_for(self._anything_to_do, RETRY_S if self._lent else None)
+                self._take_back()
                 if not self._aside:
-                    return
-                batch = self._next_batch()
-            while not self._scrub([one for one, _ in batch]):
+                    if self._closed:
+                        return
+                    continue
+                self._batch = self._next_batch()
+            while not self._scrub([one for _, one, _ in self._batch]):
                 # Memory that cannot be overwritten must not be handed out: it is kept back, and health says so.
                 with self._changed:
                     if self._changed.wait_for(lambda: self._closed, RETRY_S):
                         return
             with self._changed:
-                self._done += len(batch)
-                length = sum(length for _, length in batch)
+                length = sum(length for _, _, length in self._batch)
+                self._batch = []
                 self.pending_bytes -= length
                 self.overwritten_bytes += length
                 self.failures = 0
                 self._changed.notify_all()
 
-    def _next_batch(self) -> list[tuple[Any, int]]:
-        batch: list[tuple[Any, int]] = []
+    def _undone(self) -> int:
+        """Return up to which number everything is overwritten."""
+        firsts = (items[0][0] for items in (self._aside, self._batch, self._lent) if items)
+        return min(firsts, default=self._taken)
+
+    def _anything_to_do(self) -> bool:
+        return bool(self._aside) or self._closed or any(not self._is_lent(one) for _, one, _ in self._lent)
+
+    def _take_back(self) -> None:
+        """Divide what waits into what can be overwritten now and what somebody may still touch."""
+        waiting = sorted((*self._lent, *self._aside), key=lambda item: item[0]) if self._lent else list(self._aside)
+        lent = [item for item in waiting if self._is_lent(item[1])]
+        if lent or self._lent:
+            kept_back = {item[0] for item in lent}
+            self._aside = deque(item for item in waiting if item[0] not in kept_back)
+        self._lent = lent
+
+    def _is_lent(self, one: Any) -> bool:
+        span = self._memory.span(one)
+        return span is not None and self._memory.lent(*span)
+
+    def _next_batch(self) -> list[Item]:
+        batch: list[Item] = []
         length = 0
         while self._aside and length < BATCH_BYTES:
             batch.append(self._aside.popleft())
-            length += batch[-1][1]
+            length += batch[-1][2]
         return batch
 
     def _scrub(self, batch: Sequence[Any]) -> bool:

@@ -1,0 +1,401 @@
+"""One directory of block files: every operation on the disk, and what an error of the disk means.
+
+A block's file appears under its name at once and whole, by renaming: whoever dies before that leaves a temporary file,
+which the next start removes. Nothing is synced: a loss of power may leave a file with other bytes than were written,
+and whoever reads it finds that by its tag.
+
+Files are read and written past the page cache (O_DIRECT), from and into page-aligned memory, where the file system can
+do that; elsewhere as usual.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstrata.contract.blockfile import CLOCK_FILE, PAGE_BYTES, ROOT, is_keyspace_directory, temporary_name
+
+from .faults import DiskError, Fault, TooLateError, told
+from .spares import SPARES
+
+FILE_MODE = 0o600
+DIRECTORY_MODE = 0o700
+PROBE_NAME = ".probe"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A file as a scan finds it. Times are seconds of the wall clock."""
+
+    keyspace: str
+    name: str
+    size_bytes: int
+    computed_s: float
+    used_s: float
+
+
+class _Directory:
+    """An open directory, closed when nobody uses it any more: its number must not come to mean another one."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, path: str | Path, *, within: _Directory | None = None, follow: bool = False) -> None:
+        self.number = -1
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
+        self.number = os.open(path, flags, dir_fd=None if within is None else within.number)
+
+    def __del__(self) -> None:
+        if self.number >= 0:
+            os.close(self.number)
+
+
+class Disk:
+    """The files below one directory, from `open` until `close`. Safe to share between threads once it is open.
+
+    `direct` is whether O_DIRECT is to be tried. The directory is this object's alone: `open` fails with BUSY where
+    another process has it.
+    """
+
+    def __init__(self, path: Path, *, direct: bool = True) -> None:
+        self.path = path
+        self.direct = direct
+        self._try_direct = direct
+        self._opened: tuple[_Directory, _Directory] | None = None
+
+    def open(self) -> None:
+        """Take the directory and make in it what is missing. Raises DiskError."""
+        with told("open the directory"):
+            root = _Directory(self.path, follow=True)
+            with suppress(FileExistsError):
+                os.mkdir(ROOT, DIRECTORY_MODE, dir_fd=root.number)
+            blocks = _Directory(ROOT, within=root)
+            try:
+                # It ends with the process, however that ends.
+                fcntl.flock(blocks.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DiskError(Fault.BUSY, "another process uses the directory") from None
+            self.direct = self._try_direct and _takes_direct(blocks.number)
+            self._opened = root, blocks
+
+    def close(self) -> None:
+        """Let the directory go, once what is under way in it has ended."""
+        self._opened = None
+
+    @property
+    def _root(self) -> _Directory:
+        return self._directories()[0]
+
+    @property
+    def _blocks(self) -> _Directory:
+        return self._directories()[1]
+
+    def _directories(self) -> tuple[_Directory, _Directory]:
+        opened = self._opened
+        if opened is None:
+            raise DiskError(Fault.MISSING, "the directory is not open")
+        return opened
+
+    def still_there(self) -> bool:
+        """Whether the path still leads to the directory that was opened. Raises DiskError."""
+        blocks = self._blocks
+        with told("look at the directory"):
+            own = os.fstat(blocks.number)
+            try:
+                named = os.stat(self.path / ROOT, follow_symlinks=False)
+            except FileNotFoundError:
+                return False
+            return own.st_nlink > 0 and (own.st_dev, own.st_ino) == (named.st_dev, named.st_ino)
+
+    def write(
+        self,
+        keyspace: str,
+        name: str,
+        token: str,
+        buffers: Sequence[memoryview],
+        computed_s: float,
+        used_s: float,
+        wanted: Callable[[], bool] = lambda: True,
+        spare: str | None = None,
+    ) -> None:
+        """Write a file of whole pages. It counts as computed and used at these moments of the wall clock.
+
+        It is written over `spare`, a file of the same size, if that is named and there. `wanted` is asked right before
+        the file gets its name. Raises DiskError, or TooLateError if it is not; either leaves nothing behind, unless the
+        disk refuses that too.
+        """
+        temporary, blocks = f"{keyspace}/{temporary_name(name, token)}", self._blocks
+        with told("write a block"):
+            descriptor = None if spare is None else self._reopen(blocks, f"{SPARES}/{spare}")
+            if descriptor is None:
+                descriptor = self._create(blocks, keyspace, temporary)
+            else:
+                temporary = f"{SPARES}/{spare}"
+            try:
+                try:
+                    _write_all(descriptor, buffers)
+                    os.utime(descriptor, ns=(int(used_s * 1e9), int(computed_s * 1e9)))
+                    if not self.direct:
+                        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                finally:
+                    os.close(descriptor)
+                if not wanted():
+                    raise TooLateError
+                try:
+                    _rename(blocks, temporary, f"{keyspace}/{name}")
+                except FileNotFoundError:
+                    # Nobody has made the directory of the keyspace yet if it is a spare that was written over.
+                    with suppress(FileExistsError):
+                        os.mkdir(keyspace, DIRECTORY_MODE, dir_fd=blocks.number)
+                    _rename(blocks, temporary, f"{keyspace}/{name}")
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary, dir_fd=blocks.number)
+                raise
+
+    def read(self, keyspace: str, name: str, buffers: Sequence[memoryview]) -> bool:
+        """Fill the buffers with a file; return whether it is exactly as long as they are. Raises DiskError."""
+        blocks = self._blocks
+        with told("read a block"):
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECT if self.direct else 0)
+            descriptor = os.open(f"{keyspace}/{name}", flags, dir_fd=blocks.number)
+            try:
+                length = sum(len(buffer) for buffer in buffers)
+                if os.fstat(descriptor).st_size != length:
+                    return False
+                whole = _read_all(descriptor, buffers)
+                if not self.direct:
+                    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+                return whole
+            finally:
+                os.close(descriptor)
+
+    def spare(self, keyspace: str, name: str, spare: str) -> bool:
+        """Make a file a spare of this name; return whether it was there. Raises DiskError."""
+        blocks = self._blocks
+        with told("keep a file"):
+            try:
+                _rename(blocks, f"{keyspace}/{name}", f"{SPARES}/{spare}")
+            except FileNotFoundError:
+                return False
+            return True
+
+    def unlink(self, keyspace: str, name: str) -> bool:
+        """Remove a file; return whether it was there. Raises DiskError."""
+        blocks = self._blocks
+        with told("remove a block"):
+            try:
+                os.unlink(f"{keyspace}/{name}", dir_fd=blocks.number)
+            except FileNotFoundError:
+                return False
+            return True
+
+    def used(self, keyspace: str, name: str, computed_s: float, used_s: float) -> None:
+        """Note when a block was used last; one that is gone is left alone. Raises DiskError."""
+        blocks = self._blocks
+        with told("note a use"), suppress(FileNotFoundError):
+            times = (int(used_s * 1e9), int(computed_s * 1e9))
+            os.utime(f"{keyspace}/{name}", ns=times, dir_fd=blocks.number, follow_symlinks=False)
+
+    def overwrite(self, keyspace: str, name: str) -> None:
+        """Write zeros over a file, in place, and have the disk keep them; one that is gone is left alone."""
+        blocks = self._blocks
+        with told("overwrite a block"):
+            try:
+                descriptor = os.open(
+                    f"{keyspace}/{name}", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=blocks.number
+                )
+            except FileNotFoundError:
+                return
+            try:
+                zeros, left = memoryview(bytes(1 << 20)), os.fstat(descriptor).st_size
+                while left > 0:
+                    left -= os.write(descriptor, zeros[:left])
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def forget(self, keyspace: str) -> bool:
+        """Remove the directory of a keyspace if nothing is in it; return whether it is gone. Raises DiskError."""
+        blocks = self._blocks
+        with told("remove a directory"):
+            try:
+                os.rmdir(keyspace, dir_fd=blocks.number)
+            except FileNotFoundError:
+                return True
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                    return False
+                raise
+            return True
+
+    def names(self, keyspace: str) -> list[str]:
+        """Return the names of all files of a keyspace, temporary ones too. Raises DiskError."""
+        blocks = self._blocks
+        with told("list blocks"):
+            try:
+                descriptor = os.open(keyspace, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=blocks.number)
+            except FileNotFoundError:
+                return []
+            try:
+                return os.listdir(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def sync(self, keyspace: str) -> None:
+        """Have the disk keep what was removed from a keyspace's directory. Raises DiskError."""
+        blocks = self._blocks
+        with told("sync a directory"):
+            try:
+                descriptor = os.open(keyspace, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=blocks.number)
+            except FileNotFoundError:
+                descriptor = os.dup(blocks.number)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def scan(self) -> Iterator[Found]:
+        """Give every file below the directories of keyspaces; what is neither is removed. Raises DiskError."""
+        blocks = self._blocks
+        with told("list blocks"):
+            for keyspace in os.listdir(blocks.number):
+                if not is_keyspace_directory(keyspace):
+                    with suppress(OSError):
+                        os.unlink(keyspace, dir_fd=blocks.number)
+                    continue
+                try:
+                    descriptor = os.open(keyspace, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=blocks.number)
+                except FileNotFoundError:
+                    continue
+                except NotADirectoryError:
+                    # A link would lead what is written for this keyspace to another place.
+                    os.unlink(keyspace, dir_fd=blocks.number)
+                    continue
+                try:
+                    with os.scandir(descriptor) as entries:
+                        for entry in entries:
+                            with suppress(FileNotFoundError):
+                                about = entry.stat(follow_symlinks=False)
+                                size = about.st_size if stat.S_ISREG(about.st_mode) else -1
+                                yield Found(keyspace, entry.name, size, about.st_mtime, about.st_atime)
+                finally:
+                    os.close(descriptor)
+
+    def room(self) -> tuple[int, int]:
+        """Return how many bytes of the file system are free for this process, and how many it has. Raises DiskError."""
+        blocks = self._blocks
+        with told("ask for free space"):
+            about = os.fstatvfs(blocks.number)
+            return about.f_bavail * about.f_frsize, about.f_blocks * about.f_frsize
+
+    def probe(self) -> None:
+        """Write a page, read it and remove it. Raises DiskError for a disk that does not give back what it took."""
+        blocks = self._blocks
+        with told("write and read a page"):
+            page = b"kvstrata" * (PAGE_BYTES // 8)
+            descriptor = os.open(
+                PROBE_NAME, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE, dir_fd=blocks.number
+            )
+            try:
+                os.pwrite(descriptor, page, 0)
+                os.fsync(descriptor)
+                answer = os.pread(descriptor, PAGE_BYTES, 0)
+            finally:
+                os.close(descriptor)
+                os.unlink(PROBE_NAME, dir_fd=blocks.number)
+            if answer != page:
+                raise DiskError(Fault.BROKEN, "the disk gives back other bytes than were written")
+
+    def remember_clock(self, now_s: float) -> None:
+        """Keep the wall clock for a start whose clock may be behind. Raises DiskError."""
+        root = self._root
+        with told("keep the time"):
+            flags = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+            descriptor = os.open(CLOCK_FILE, flags, FILE_MODE, dir_fd=root.number)
+            try:
+                os.utime(descriptor, ns=(int(now_s * 1e9), int(now_s * 1e9)))
+            finally:
+                os.close(descriptor)
+
+    def remembered_clock(self) -> float:
+        """Return the latest wall clock that was kept, 0 for none. Raises DiskError."""
+        root = self._root
+        with told("read the time"):
+            try:
+                return os.stat(CLOCK_FILE, dir_fd=root.number, follow_symlinks=False).st_mtime
+            except FileNotFoundError:
+                return 0.0
+
+    def _reopen(self, blocks: _Directory, path: str) -> int | None:
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECT if self.direct else 0)
+        try:
+            return os.open(path, flags, dir_fd=blocks.number)
+        except FileNotFoundError:
+            return None
+
+    def _create(self, blocks: _Directory, keyspace: str, temporary: str) -> int:
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags |= os.O_DIRECT if self.direct else 0
+        try:
+            return os.open(temporary, flags, FILE_MODE, dir_fd=blocks.number)
+        except FileNotFoundError:
+            with suppress(FileExistsError):
+                os.mkdir(keyspace, DIRECTORY_MODE, dir_fd=blocks.number)
+            return os.open(temporary, flags, FILE_MODE, dir_fd=blocks.number)
+
+
+def _rename(blocks: _Directory, path: str, other: str) -> None:
+    os.rename(path, other, src_dir_fd=blocks.number, dst_dir_fd=blocks.number)
+
+
+def _takes_direct(directory: int) -> bool:
+    """Whether files in here can be opened past the page cache."""
+    try:
+        flags = os.O_CREAT | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
+        descriptor = os.open(PROBE_NAME, flags, FILE_MODE, dir_fd=directory)
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
+            with suppress(OSError):
+                os.unlink(PROBE_NAME, dir_fd=directory)
+            return False
+        if error.errno == errno.EROFS:
+            return True
+        raise
+    os.close(descriptor)
+    os.unlink(PROBE_NAME, dir_fd=directory)
+    return True
+
+
+def _write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:
+    offset, left = 0, list(buffers)
+    while left:
+        written = os.pwritev(descriptor, left, offset)
+        if written <= 0:
+            raise OSError(errno.ENOSPC, "nothing was written")
+        offset += written
+        left = _after(left, written)
+
+
+def _read_all(descriptor: int, buffers: Sequence[memoryview]) -> bool:
+    offset, left = 0, list(buffers)
+    while left:
+        count = os.preadv(descriptor, left, offset)
+        if count <= 0:
+            return False
+        offset += count
+        left = _after(left, count)
+    return True
+
+
+def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
+    """Return what is left of buffers of which the first `count` bytes are done."""
+    while buffers and count >= len(buffers[0]):
+        count -= len(buffers[0])
+        buffers = buffers[1:]
+    return [buffers[0][count:], *buffers[1:]] if buffers else []

@@ -1,0 +1,144 @@
+"""Which file answers for a block: the one under its own keyspace, or that of a pool which its keyspace may read.
+
+The index is in this process, so the place is known before anything is read. What a pool has is read from there and not
+stored again, and a copy of before under the reader's own keyspace is there needlessly.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from kvstrata.contract.blockfile import key_of, parts_of
+from kvstrata_sidecar.adapter.counts import Counters
+from kvstrata_sidecar.adapter.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.hot import Hot, most_of_each
+from kvstrata_sidecar.adapter.pod_tier import Block
+
+from .shelf import Shelf
+
+Found = tuple[int, bytes]
+"""A block's number in its request, and the key of the file that answers for it."""
+
+_Refusals = dict[str, Refusal | None]
+
+
+class Reading(NamedTuple):
+    """The blocks that may be read, and the copies that a pool makes needless."""
+
+    blocks: list[Found]
+    needless: list[Found]
+
+
+class Finder:
+    """Finds the files of one tier. `refusal` returns why a keyspace may not be used now, None if it may; it is told
+    whether that is to store.
+    """
+
+    def __init__(
+        self,
+        identity: str,
+        tier: str,
+        enforcement: Enforcement,
+        refusal: Callable[[str, bool], Refusal | None],
+        shelf: Shelf,
+        counters: Counters,
+    ) -> None:
+        self._identity = identity
+        self._tier = tier
+        self._enforcement = enforcement
+        self._refusal = refusal
+        self._shelf = shelf
+        self._counters = counters
+
+    def key(self, block: Block) -> bytes:
+        """Return the key of the file under a block's own keyspace."""
+        return self._key(block, block.keyspace)
+
+    def own(self, blocks: Sequence[Block]) -> list[Found]:
+        """Return the files under the blocks' own keyspaces, as far as these may be used, and count the others."""
+        return [(number, self.key(block)) for number, block in self._allowed(blocks, storing=False)]
+
+    def to_read(self, blocks: Sequence[Block]) -> Reading:
+        """Return the files to read, those of pools first, and count the blocks that may not be asked for."""
+        reading, refusals = Reading([], []), _Refusals()
+        for number, block in self._allowed(blocks, storing=False):
+            own, pooled = self.key(block), self._pooled(block, refusals)
+            reading.blocks.append((number, pooled or own))
+            if pooled is not None and self._shelf.readable(own):
+                reading.needless.append((number, own))
+        return reading
+
+    def to_store(self, blocks: Sequence[Block]) -> list[Found]:
+        """Return the files to write; what a pool has is left out and counted, and what may not be stored."""
+        found: list[Found] = []
+        left_out: Counter[str] = Counter()
+        refusals = _Refusals()
+        for number, block in self._allowed(blocks, storing=True):
+            if self._pooled(block, refusals) is None:
+                found.append((number, self.key(block)))
+            else:
+                left_out[block.keyspace] += 1
+        for keyspace, count in left_out.items():
+            self._counters.add("stores_in_pool", count, keyspace)
+        return found
+
+    def holds(self, block: Block) -> bool:
+        """Whether a block could be read now."""
+        return self._shelf.readable(self.key(block)) or self._pooled(block, {}) is not None
+
+    def hottest(self, keyspaces: Sequence[str]) -> list[Hot]:
+        """Return the blocks of this identity that were used last, of those of the keyspaces that may be used now."""
+        allowed = [keyspace for keyspace in keyspaces if self._refusal(keyspace, False) is None]
+        most = most_of_each(len(allowed))
+        found = ((keyspace, *one) for keyspace in allowed for one in self._shelf.hottest(keyspace, most))
+        named = ((keyspace, *parts_of(key), use, age_s) for keyspace, key, use, age_s in found)
+        return [
+            Hot(keyspace, rank, group, chunk_hash, (0, use), age_s)
+            for keyspace, identity, rank, group, chunk_hash, use, age_s in named
+            if identity == self._identity
+        ]
+
+    def life_s(self, block: Block) -> float:
+        """Return how long after its tokens were computed the policy lets a block live here, 0 for not at all."""
+        bound = self._shelf.bounds(block.keyspace)
+        if bound is None or bound.limit_bytes == 0:
+            return 0.0
+        if not self._enforcement.readable.admits(block.keyspace, block.chunk_hash, self._tier):
+            return 0.0
+        return float("inf") if bound.retention_s is None else float(bound.retention_s)
+
+    def _pooled(self, block: Block, refusals: _Refusals) -> bytes | None:
+        """Return the key of the first pool's file that the block's keyspace may read now; `refusals` are remembered."""
+        for pool in self._enforcement.readable.candidates(block.keyspace, block.chunk_hash, self._tier):
+            key = self._key(block, pool)
+            if not self._shelf.readable(key):
+                continue
+            if pool not in refusals:
+                refusals[pool] = self._refusal(pool, False)
+            if refusals[pool] is None:
+                return key
+        return None
+
+    def _allowed(self, blocks: Sequence[Block], *, storing: bool) -> Iterator[tuple[int, Block]]:
+        """Give the blocks that may be asked for now, and count the others."""
+        refusals = _Refusals()
+        refused: Counter[tuple[str, Refusal]] = Counter()
+        readable = self._enforcement.readable
+        for number, block in enumerate(blocks):
+            keyspace = block.keyspace
+            if keyspace not in refusals:
+                refusals[keyspace] = self._refusal(keyspace, storing)
+            refusal = refusals[keyspace]
+            if refusal is None and storing and not readable.admits(keyspace, block.chunk_hash, self._tier):
+                refusal = Refusal.NOT_IN_POOL
+            if refusal is None:
+                yield number, block
+            else:
+                refused[keyspace, refusal] += 1
+        for (keyspace, refusal), count in refused.items():
+            self._counters.refuse(refusal, count, keyspace)
+
+    def _key(self, block: Block, keyspace: str) -> bytes:
+        return key_of(keyspace, self._identity, block.rank, block.group, block.chunk_hash)

@@ -1,0 +1,367 @@
+"""A tier of files as LMCache uses it: lookups out of the index, loads and stores by workers, answers by deadline."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.link import SCOPE_DIGITS, PurgeAnswer, ScopeUsage, TierState
+from kvstrata_sidecar.adapter.counts import Counters, Histogram
+from kvstrata_sidecar.adapter.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.hot import Hot
+from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
+from kvstrata_sidecar.adapter.pod_tier import Block
+from kvstrata_sidecar.adapter.spans import Spans
+from kvstrata_sidecar.adapter.tasks import Key, StoreOutcome, Task, TaskKind, TaskTable
+
+from .clock import Clocks
+from .crew import CLOSE_TIMEOUT_S, FileCrew
+from .disk import Disk
+from .finder import Finder, Found
+from .health import Health
+from .keeper import Keeper
+from .pages import Pages, pages_for
+from .parts import DiscardPart, Files, Lent, LoadPart, RemovePart, StorePart, divide
+from .places import Folder, PlacedDisk, Reaper, ReaperThread
+from .policy import Policy
+from .purge import Purger
+from .shelf import Shelf
+
+MEDIUM = "NVMe"
+PURGE_TIMEOUT_S = 8.0
+
+
+class FileTier:
+    """A directory of block files under the pod's enforcement.
+
+    `answered(task)` is called from any thread, without locks, once a task's answer can be fetched; for a lookup that is
+    before `lookup` returns. `guarded` says whether whoever frees LMCache's memory keeps back what `spans` holds: then
+    tasks are answered at their deadline, however long the disk takes; otherwise when the disk has let go.
+    """
+
+    per_pod = True
+
+    def __init__(
+        self,
+        params: AdapterParams,
+        tier: FileTierParams,
+        enforcement: Enforcement,
+        answered: Callable[[Task], None],
+        *,
+        spans: Spans,
+        guarded: Callable[[], bool] = lambda: False,
+        clocks: Clocks | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        disk: Disk | None = None,
+    ) -> None:
+        self._params = tier
+        self._enforcement = enforcement
+        self._answered = answered
+        self._clock = clock
+        self._counters = Counters()
+        self._tasks = TaskTable(self._answer, lets_go=guarded)
+        self._deadlines_ms = {TaskKind.STORE: tier.store_deadline_ms, TaskKind.LOAD: tier.load_deadline_ms}
+        clocks = clocks or Clocks()
+        folder = None if tier.place is None else Folder(tier.directory, params.domain, tier.name, tier.place)
+        shelf = Shelf(
+            Policy(tier.name, tier.default_ttl_s),
+            capacity_bytes=tier.capacity_bytes,
+            max_blocks=tier.max_blocks,
+            arc=tier.eviction == "ARC",
+            clock=clocks.now_s,
+        )
+        self._files = Files(
+            params.domain,
+            disk or (Disk(tier.directory) if folder is None else PlacedDisk(folder)),
+            shelf,
+            Health(clock),
+            clocks,
+            self._counters,
+            enforcement.ages,
+            spans,
+            tier.encrypts,
+            lambda key, kept, view: enforcement.loaded_from(key, kept, view),
+        )
+        self._finder = Finder(params.identity, tier.name, enforcement, self._refusal, shelf, self._counters)
+        self._keyspaces: frozenset[str] = frozenset()
+        self._purger = Purger(self._files, clock)
+        make_pages = pages_for(enforcement.keys, encrypt=tier.encrypts)
+        self._pages: Pages = make_pages()
+        self._crew = FileCrew(tier, self._tasks, enforcement, self._files, make_pages, self._counters, clock)
+        self._keeper = Keeper(
+            f"kvs-{tier.name}-keeper",
+            self._files,
+            enforcement,
+            capacity_bytes=tier.capacity_bytes,
+            floor_percent=tier.free_floor_percent,
+        )
+        self._reaper = (
+            None if folder is None else ReaperThread(f"kvs-{tier.name}-reaper", Reaper(folder, self._retention_s))
+        )
+        self._closed = False
+        self._crew.start()
+        for thread in self._threads():
+            thread.start()
+
+    def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
+        """Begin to store blocks from `views`; return the task's id. What is refused counts as stored with 0 bytes."""
+        return self._store(blocks, views, self._params.store_deadline_ms)
+
+    def hand_down(
+        self, blocks: Sequence[Block], views: Sequence[memoryview], within_s: float, done: Callable[[Task], None]
+    ) -> None:
+        """Begin to store blocks that are about to leave the memory; see PodTier, and `guarded` for the views."""
+        self._store(blocks, views, min(self._params.store_deadline_ms, int(1000 * within_s)), done)
+
+    def life_s(self, block: Block) -> float:
+        """Return how long after its tokens were computed the policy lets a block live here, 0 for not at all."""
+        return self._finder.life_s(block)
+
+    def takes(self, block: Block) -> bool:
+        """Whether a block could be stored here now, as far as that is known without waiting."""
+        return self._refusal(block.keyspace, True) is None
+
+    def lookup(self, blocks: Sequence[Block]) -> int:
+        """Look blocks up; return the task's id. It is answered already."""
+        began_s = self._clock()
+        keys, needless = self._finder.to_read(blocks)
+        task = self._tasks.open(TaskKind.LOOKUP, len(blocks), 1, float("inf"))
+        warmed = self._enforcement.warmed
+        unused = [key for number, key in keys if blocks[number].key in warmed] if warmed else []
+        found = self._files.shelf.present([key for _, key in keys], unused)
+        hits = [number for (number, _), there in zip(keys, found, strict=True) if there]
+        self._count_lookups(blocks, [number for number, _ in keys], frozenset(hits))
+        self._tasks.begin(task)
+        self._tasks.end(task, hits)
+        self._counters.observe(str(TaskKind.LOOKUP), self._clock() - began_s)
+        for keyspace, names in _by_keyspace(blocks, needless).items():
+            self._crew.put(DiscardPart(keyspace, list(names), self._files))
+        return task.task_id
+
+    def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
+        """Begin to load blocks into `views`; return the task's id. See `guarded` for what may touch a view later."""
+        reading = self._finder.to_read(blocks).blocks
+        batches = divide(_lent(blocks, views, reading), len(blocks), self._params.workers)
+        task = self._open(TaskKind.LOAD, len(blocks), len(batches), self._params.load_deadline_ms)
+        for keyspace, batch in batches:
+            self._put(LoadPart(task, keyspace, batch, self._files))
+        return task.task_id
+
+    def pop_stores(self) -> dict[int, StoreOutcome]:
+        """Return, once, the stores answered since the last call."""
+        return self._tasks.pop_stores()
+
+    def pop_found(self, task_id: int) -> bytes | None:
+        """Return, once, a byte for each block of a lookup or load, 1 for a hit; None while it is under way."""
+        return self._tasks.pop_found(task_id)
+
+    def delete(self, blocks: Sequence[Block]) -> list[Key]:
+        """Delete blocks and return the keys of those that were there. It takes the load deadline at most."""
+        deleted: list[Key] = []
+        give_up_at_s = self._clock() + self._params.load_deadline_ms / 1000
+        for keyspace, names in _by_keyspace(blocks, self._finder.own(blocks)).items():
+            part = RemovePart(keyspace, list(names), self._files)
+            if self._crew.put(part) is None and part.done.wait(max(0.0, give_up_at_s - self._clock())):
+                deleted += [names[key] for key in part.removed]
+        return deleted
+
+    def holds(self, keyspace: str, block: Block) -> bool:
+        """Whether a block could be read here now, without that being a use of it."""
+        allowed = self._enforcement.refusal(keyspace, tier=self._params.name) is None
+        if self._files.health.refusal() is not None or not allowed:
+            return False
+        return self._finder.holds(block)
+
+    def sizes(self, blocks: Sequence[Block]) -> list[int]:
+        """Return how many bytes each block takes here, 0 for what cannot be read here."""
+        shelf = self._files.shelf
+        return [shelf.size(self._finder.key(block)) if self.holds(block.keyspace, block) else 0 for block in blocks]
+
+    def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
+        """Return the blocks of these keyspaces that were used last; None until all files are counted."""
+        health = self._files.health
+        return None if health.recovering or health.refusal() is not None else self._finder.hottest(keyspaces)
+
+    def purge(self, keyspaces: Sequence[str], answer: PurgeAnswer) -> PurgeAnswer:
+        """Remove all files that these keyspaces have now, and return `answer` with what became of them.
+
+        Raises ContractError if the disk does not end it in time; it goes on meanwhile.
+        """
+        purged = self._purger.purge(keyspaces, PURGE_TIMEOUT_S)
+        if purged is None:
+            raise ContractError(f"tier {self._params.name} has not removed the files of purged blocks yet")
+        return replace(
+            answer,
+            purged_bytes=answer.purged_bytes + purged.gone_bytes,
+            purged_blocks=answer.purged_blocks + purged.gone_blocks,
+            locked_bytes=answer.locked_bytes + purged.held_bytes,
+            locked_blocks=answer.locked_blocks + purged.held_blocks,
+            residue="; ".join(filter(None, (answer.residue, purged.residue))),
+        )
+
+    def state(self) -> TierState:
+        """Return what the pod reports about this tier."""
+        counts, health, view = self._counters.snapshot(), self._files.health, self._enforcement.view
+        return TierState(
+            name=self._params.name,
+            medium=MEDIUM,
+            breaker=str(health.breaker.state),
+            detail=self._detail(),
+            stored=counts.get("stored", 0),
+            loaded=counts.get("loaded", 0),
+            refused=counts.get("refused", 0),
+            errors=counts.get("errors", 0),
+            full=health.full,
+            encrypted=self._params.encrypts,
+            keyless=self._enforcement.keyless() if self._params.encrypts else 0,
+            capacity_bytes=self._params.capacity_bytes,
+            unseen=len(view.keyspaces) if self._params.encrypts and health.recovering and view is not None else 0,
+            used_bytes=self._files.shelf.used_bytes,
+            read_only=health.read_only,
+            recovering=health.recovering,
+            floor_reached=self._keeper.floor_reached,
+        )
+
+    def policy_changed(self) -> None:
+        """Put another view in force at once, and remove soon what it leaves no room for."""
+        view = self._enforcement.view
+        self._files.shelf.follow(view)
+        if view is not None:
+            self._counters.retain(view.keyspaces.keys())
+            self._purger.forget(view.keyspaces.keys() - self._keyspaces)
+            self._keyspaces = frozenset(view.keyspaces)
+        self._keeper.wake()
+
+    def usage(self) -> list[ScopeUsage]:
+        """Return what scopes hold in this pod's files."""
+        rows = []
+        for keyspace, used_bytes, blocks in self._files.shelf.usage():
+            bound = self._files.shelf.bounds(keyspace)
+            limit_bytes, guaranteed_bytes = (bound.limit_bytes, bound.guaranteed_bytes) if bound else (0, 0)
+            name, guaranteed = keyspace[:SCOPE_DIGITS], guaranteed_bytes or None
+            rows.append(ScopeUsage(name, self._params.name, used_bytes, blocks, limit_bytes, guaranteed))
+        return rows
+
+    def by_scope(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the counts that belong to scopes."""
+        return self._counters.by_scope()
+
+    def latencies(self) -> Mapping[str, Histogram]:
+        """Return how long LMCache waited for answers."""
+        return self._counters.latencies()
+
+    def counters(self) -> dict[str, int]:
+        """Return all counts of this tier."""
+        return self._counters.snapshot() | {"blocks": len(self._files.shelf)}
+
+    @property
+    def healthy(self) -> bool:
+        """Whether all threads are alive. A disk that is away is no fault of this process."""
+        return self._closed or (self._crew.alive and all(one.is_alive() for one in self._threads()))
+
+    def nodes(self) -> dict[str, str]:
+        """Return the breaker's state of the directory, and what is wrong with it."""
+        breaker, detail = self._files.health.breaker, self._detail()
+        return {str(self._params.directory): f"{breaker.state}: {detail}" if detail else str(breaker.state)}
+
+    def close(self) -> None:
+        """Answer every task, end the threads; one that waits for the disk ends when the disk answers."""
+        self._closed = True
+        self._crew.close()
+        self._keeper.close()
+        if self._reaper is not None:
+            self._reaper.close()
+        self._crew.join()
+        for thread in self._threads():
+            thread.join(CLOSE_TIMEOUT_S)
+
+    def _threads(self) -> list[threading.Thread]:
+        return [self._keeper] if self._reaper is None else [self._keeper, self._reaper]
+
+    def _retention_s(self, keyspace: str) -> float | None:
+        bound = self._files.shelf.bounds(keyspace)
+        return None if bound is None else bound.retention_s
+
+    def _detail(self) -> str:
+        shelf = self._files.shelf
+        if (detail := self._files.health.detail) or not shelf.crowded:
+            return detail
+        return "as many blocks are there as the index has room for: the least recently used make room"
+
+    def _refusal(self, keyspace: str, storing: bool) -> Refusal | None:
+        return (
+            self._enforcement.refusal(keyspace, tier=self._params.name)
+            or self._pages.refusal(keyspace)
+            or self._files.health.refusal(storing=storing)
+        )
+
+    def _count_lookups(self, blocks: Sequence[Block], asked: Sequence[int], hits: frozenset[int]) -> None:
+        counts: Counter[tuple[str, str]] = Counter(
+            (blocks[number].keyspace, "lookup_hits" if number in hits else "lookup_misses") for number in asked
+        )
+        for (keyspace, name), amount in counts.items():
+            self._counters.add(name, amount, keyspace)
+
+    def _store(
+        self,
+        blocks: Sequence[Block],
+        views: Sequence[memoryview],
+        deadline_ms: int,
+        done: Callable[[Task], None] | None = None,
+    ) -> int:
+        batches = divide(_lent(blocks, views, self._finder.to_store(blocks)), len(blocks), self._params.workers)
+        task = self._open(TaskKind.STORE, len(blocks), len(batches), deadline_ms, done)
+        for keyspace, batch in batches:
+            self._put(StorePart(task, keyspace, batch, self._files))
+        return task.task_id
+
+    def _open(
+        self,
+        kind: TaskKind,
+        key_count: int,
+        parts: int,
+        deadline_ms: int,
+        done: Callable[[Task], None] | None = None,
+    ) -> Task:
+        # What nobody works on has no deadline, by which `_answer` knows it.
+        deadline_s = self._clock() + deadline_ms / 1000 if parts else float("inf")
+        task = self._tasks.open(kind, key_count, parts, deadline_s, done)
+        if parts:
+            self._crew.wake_by(deadline_s)
+        return task
+
+    def _put(self, part: LoadPart | StorePart) -> None:
+        refusal = self._crew.put(part)
+        if refusal is not None:
+            part.refused(refusal)
+            if part.task is not None:
+                self._tasks.drop(part.task)
+
+    def _answer(self, task: Task) -> None:
+        if task.done is not None:
+            task.done(task)
+            return
+        if task.deadline_s != float("inf"):
+            lasted_s = self._clock() - task.deadline_s + self._deadlines_ms[task.kind] / 1000
+            self._counters.observe(str(task.kind), lasted_s)
+        self._answered(task)
+
+
+def _lent(blocks: Sequence[Block], views: Sequence[memoryview], found: Sequence[Found]) -> dict[str, list[Lent]]:
+    """Return what is to be carried, by the keyspace on whose behalf."""
+    lent: dict[str, list[Lent]] = defaultdict(list)
+    for number, key in found:
+        lent[blocks[number].keyspace].append(Lent(number, blocks[number].key, key, views[number]))
+    return lent
+
+
+def _by_keyspace(blocks: Sequence[Block], found: Sequence[Found]) -> dict[str, dict[bytes, Key]]:
+    """Return LMCache's keys of blocks by keyspace and file."""
+    names: dict[str, dict[bytes, Key]] = defaultdict(dict)
+    for number, key in found:
+        names[blocks[number].keyspace][key] = blocks[number].key
+    return names

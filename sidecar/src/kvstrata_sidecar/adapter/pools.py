@@ -1,0 +1,112 @@
+"""Which chunks belong to pools, and whose they are to read. Pure, but for the files of manifests.
+
+A chunk's hash is a function of its tokens alone, so a tenant that sends a pool's tokens asks for its very hashes.
+What is redirected is the place, never the name: a block is kept, sealed and checked under the pool's own keyspace.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.pools import read_manifest
+
+logger = logging.getLogger(__name__)
+
+MAX_CANDIDATES = 8
+"""Versions of pools that one chunk is asked for at most: a hash that more of them have is not worth the questions."""
+
+_NONE: frozenset[str] = frozenset()
+
+
+class Readable:
+    """Pools' chunks under one view. It never changes, so threads may share it.
+
+    A pool whose manifest is not known has no chunks: nothing is read from it or written to it.
+    """
+
+    __slots__ = ("_chunks", "_reads", "_tiers")
+
+    def __init__(
+        self,
+        reads: Mapping[str, tuple[str, ...]],
+        chunks: Mapping[str, frozenset[bytes]],
+        tiers: Mapping[str, frozenset[str]],
+    ) -> None:
+        self._reads = reads
+        self._chunks = chunks
+        self._tiers = tiers
+
+    @classmethod
+    def of(cls, view: CacheView, files: Mapping[str, frozenset[bytes]]) -> Readable:
+        """Return what `view` says of pools; `files` are the hashes of manifests, by digest."""
+        chunks = {keyspace: files.get(pool.manifest, frozenset()) for keyspace, pool in view.pools.items()}
+        tiers = {keyspace: frozenset(pool.tiers) for keyspace, pool in view.pools.items()}
+        return cls(view.reads, chunks, tiers)
+
+    @property
+    def chunks(self) -> Mapping[str, frozenset[bytes]]:
+        """The hashes of each pool's keyspace, warming or published."""
+        return self._chunks
+
+    @property
+    def anybody_reads(self) -> bool:
+        """Whether any keyspace may read any pool."""
+        return bool(self._reads)
+
+    def candidates(self, reader: str, chunk_hash: bytes, tier: str | None = None) -> tuple[str, ...]:
+        """Return the pools' keyspaces that may have a chunk which `reader` may read, in the order of asking.
+
+        With `tier`, only of pools that are kept in that CacheTier.
+        """
+        reads = self._reads.get(reader)
+        if reads is None:
+            return ()
+        chunks, tiers = self._chunks, self._tiers
+        return tuple(pool for pool in reads if chunk_hash in chunks[pool] and (tier is None or tier in tiers[pool]))[
+            :MAX_CANDIDATES
+        ]
+
+    def admits(self, keyspace: str, chunk_hash: bytes, tier: str | None = None) -> bool:
+        """Whether a chunk may be written under `keyspace`: any under a tenant's, under a pool's its own alone.
+
+        With `tier`, only into a CacheTier that the pool is kept in. So generated tokens, and whatever else a warmer
+        sends, leave nothing behind.
+        """
+        own = self._chunks.get(keyspace)
+        if own is None:
+            return True
+        return chunk_hash in own and (tier is None or tier in self._tiers.get(keyspace, _NONE))
+
+
+NOTHING_READABLE = Readable({}, {}, {})
+
+
+class Manifests:
+    """The files of manifests in `directory`, each read once for as long as a view names it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: dict[str, frozenset[bytes]] = {}
+
+    def of(self, view: CacheView) -> Readable:
+        """Read what `view` names. A manifest that cannot be read, or is not what its name says, has no chunks."""
+        known: dict[str, frozenset[bytes]] = {}
+        for digest in {pool.manifest for pool in view.pools.values()}:
+            found = self._known.get(digest)
+            if found is None:
+                found = self._read(digest)
+            if found is not None:
+                known[digest] = found
+        self._known = known
+        return Readable.of(view, known)
+
+    def _read(self, digest: str) -> frozenset[bytes] | None:
+        try:
+            return frozenset(read_manifest((self._directory / digest).read_bytes(), digest))
+        except (OSError, ContractError) as error:
+            logger.warning("The manifest %.12s of a pool cannot be read, so the pool is not used: %s", digest, error)
+            return None

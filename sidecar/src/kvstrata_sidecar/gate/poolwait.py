@@ -1,0 +1,85 @@
+"""Pools that a new pod waits for: it is ready once its own memory holds their chunks, or their time is over.
+
+The operator has them computed in every pod that acknowledged the policy, ready or not. What is published, lost or
+computed anew after a pod was ready takes it out of service no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.holding import PoolHolding
+from kvstrata.contract.pools import PoolShard, PoolVersion
+
+from .enforcement import Enforcement
+from .link import AdapterLink
+
+MEMORY = "CPU"
+"""The medium of the cache server's own memory."""
+
+LOOK_S = 0.5
+
+
+class PoolWait:
+    """What this pod waits for. `render_id` names what decides which tokens a prefix becomes here."""
+
+    def __init__(self, *, render_id: str, enforcement: Enforcement, link: AdapterLink) -> None:
+        self._render_id = render_id
+        self._enforcement = enforcement
+        self._link = link
+        self._whole: set[tuple[str, str]] = set()
+        """What is there: boot ids of cache servers and keyspaces."""
+        self._over = False
+
+    def awaited(self, waited_s: float) -> str:
+        """Return the name of a pool to wait for after `waited_s` seconds, or an empty string.
+
+        Once there was none the pod has begun to serve, and waits for none any more.
+        """
+        if not self._over:
+            for pool, version in self._missing():
+                if waited_s < version.before_ready_s:
+                    return pool
+            self._over = True
+        return ""
+
+    async def run(self) -> None:
+        """Look for ever what the memory has, as long as anything is waited for."""
+        while True:
+            if not self._over:
+                for _, version in tuple(self._missing()):
+                    await self._look(version)
+            await asyncio.sleep(LOOK_S)
+
+    def _missing(self) -> Iterator[tuple[str, PoolVersion]]:
+        bundle, boot = self._enforcement.bundle, self._enforcement.cache_boot
+        for shard in bundle.pools.values() if bundle is not None else ():
+            for version in _of_use(shard, self._render_id):
+                if version.before_ready_s and (boot, version.keyspace) not in self._whole:
+                    yield shard.pool, version
+
+    async def _look(self, version: PoolVersion) -> None:
+        memory = {tier.name for tier in self._link.tiers if tier.medium == MEMORY}
+        try:
+            holding = await self._link.pool(version.keyspace)
+        except ContractError:
+            return  # the cache server is away, or does not know the pool yet: it is asked again
+        if _is_whole(holding, memory):
+            self._whole.add((holding.boot, version.keyspace))
+
+
+def _of_use(shard: PoolShard, render_id: str) -> tuple[PoolVersion, ...]:
+    """Return the versions that requests here may hit: those that were rendered as this pod renders, warm or not.
+
+    While there is none, because the model's pods are being replaced, those that readers have: most templates make the
+    same tokens as the one before.
+    """
+    own = tuple(version for version in shard.versions if version.render_id == render_id)
+    return own or tuple(version for version in shard.versions if version.published)
+
+
+def _is_whole(holding: PoolHolding, memory: set[str]) -> bool:
+    rows = [row for row in holding.tiers if row.name in memory]
+    return holding.known and bool(rows) and all(0 < row.expected == row.stored for row in rows)

@@ -1,0 +1,206 @@
+"""Warming: one prefix of a pool is computed under the keyspace of a version, as the operator asks.
+
+Only here is a pool's keyspace minted: for a version of the bundle in force, while the policy is fresh, and for what the
+version's manifest names. The request is in flight like a tenant's: one whose version leaves the policy is aborted when
+the time to drain is over, and holds back the acknowledgement until then. A pod that drains aborts it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qs
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.link import SCOPE_DIGITS
+from kvstrata.contract.pools import CHUNK_HASH_BYTES, PoolVersion
+from kvstrata.contract.prefix import PrefixSource
+from kvstrata.contract.warm import PoolReport, PoolVersionState, Rendered, Warmed, WarmOutcome, WarmRequest
+from kvstrata_sidecar.warm.boundary import is_a_beginning
+from kvstrata_sidecar.warm.render import EngineAwayError, RefusedError
+
+from . import log
+from .enforcement import Enforcement
+from .enginecalls import WholeAnswer, judged, request_bytes
+from .errors import Reason, Refusal, bad_request
+from .grants import PoolSubject, warming_version
+from .link import AdapterLink
+from .upstream import EnginePool
+from .warming import Warming
+
+STORED_WITHIN_S = 15.0
+"""How long tiers may take to store what was computed: longer than any of their deadlines."""
+
+LOOK_S = 0.25
+
+
+class _EndedError(Exception):
+    """A warm-up ends with this outcome."""
+
+    def __init__(self, outcome: WarmOutcome) -> None:
+        super().__init__(str(outcome))
+        self.outcome = outcome
+
+
+class Warmer:
+    """Computes prefixes by `engine`, which serves `model`. `draining` says whether the pod is on its way out."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        boot: str,
+        enforcement: Enforcement,
+        engine: EnginePool,
+        link: AdapterLink,
+        renderings: Warming,
+        draining: Callable[[], bool],
+    ) -> None:
+        self._model = model
+        self._boot = boot
+        self._enforcement = enforcement
+        self._engine = engine
+        self._link = link
+        self._renderings = renderings
+        self._draining = draining
+        self._running: set[WholeAnswer] = set()
+
+    async def warm(self, body: bytes) -> bytes:
+        """Answer a request to warm. Raises Refusal: 400 for what is no request, 503 to be asked again."""
+        try:
+            request = WarmRequest.decode(body)
+        except ContractError:
+            raise bad_request(Reason.BAD_VALUE, "the body is no request to warm") from None
+        try:
+            outcome = await self._warm(request)
+        except _EndedError as end:
+            outcome = end.outcome
+        log.info("a prefix was warmed", outcome=str(outcome))
+        return Warmed(self._boot, self._enforcement.cache_boot, outcome).encode()
+
+    async def inspect(self, query: bytes) -> bytes:
+        """Answer what this pod's tiers hold of the pool `uid`.
+
+        Raises Refusal: 400 without one, 503 to be asked again.
+        """
+        uid = parse_qs(query.decode("latin-1")).get("uid", [""])[0]
+        if not uid:
+            raise bad_request(Reason.BAD_VALUE, "'uid' is that of a pool")
+        bundle = self._enforcement.bundle
+        shards = bundle.pools.values() if bundle is not None else ()
+        versions = [version for shard in shards if shard.uid == uid for version in shard.versions]
+        try:
+            told = tuple([await self._state_of(version) for version in versions])
+        except ContractError as error:
+            raise Refusal(503, Reason.ENGINE, str(error), retry_after_s=5) from None
+        return PoolReport(self._boot, self._enforcement.cache_boot, told).encode()
+
+    def abort_all(self) -> None:
+        """End every warm-up."""
+        for answer in tuple(self._running):
+            answer.abort()
+
+    async def _state_of(self, version: PoolVersion) -> PoolVersionState:
+        holding = await self._link.pool(version.keyspace)
+        scope = version.keyspace[:SCOPE_DIGITS]
+        return PoolVersionState(scope, version.manifest, holding.known, holding.tiers, holding.missing)
+
+    async def _warm(self, request: WarmRequest) -> WarmOutcome:
+        """Return what became of a prefix. Raises _EndedError, and Refusal with status 503."""
+        version = self._granted(request)
+        rendered = await self._renderings.rendered(request.prefix)
+        if rendered.refused is not None or not rendered.hashes:
+            return WarmOutcome.REFUSED
+        if not _chunks(rendered.hashes) <= _chunks(version.hashes):
+            return WarmOutcome.DISAGREE
+        ids = await self._renderings.tokens(request.prefix, rendered)
+        if ids is None:
+            return WarmOutcome.DISAGREE
+        prompt = {"prompt": ids.tolist(), "max_tokens": 1, "temperature": 0}
+        await self._compute(request, "/v1/completions", prompt)
+        if request.prefix.chat is not None and not await self._proven(request, request.prefix, ids):
+            return WarmOutcome.MISMATCH
+        return await self._stored(version, rendered)
+
+    def _granted(self, request: WarmRequest) -> PoolVersion:
+        """Return the version whose keyspace may be used now. Raises _EndedError."""
+        enforcement = self._enforcement
+        version = warming_version(enforcement.bundle, request.pool_uid, request.scope, request.manifest)
+        if self._draining():
+            raise _EndedError(WarmOutcome.ABORTED)
+        if version is None or enforcement.bundle is None:
+            raise _EndedError(WarmOutcome.NO_VERSION)
+        if enforcement.bundle.root.rules.on_stale == "Fence" and not enforcement.fresh():
+            raise _EndedError(WarmOutcome.STALE)
+        return version
+
+    async def _proven(self, request: WarmRequest, source: PrefixSource, ids: array[int]) -> bool:
+        """Whether a chat as callers send it begins with these tokens, for tools that are offered or not.
+
+        Some models make tokens of a request in another way than of the same question at /tokenize.
+        """
+        chat = {key: value for key, value in (source.chat or {}).items() if value}
+        if chat["messages"][-1].get("role") != "user":
+            chat["messages"] = [*chat["messages"], {"role": "user", "content": "a"}]
+        body = {**chat, "max_tokens": 1, "temperature": 0, "return_token_ids": True}
+        refused = 0
+        choices: tuple[dict[str, str], ...] = ({"tool_choice": "none"}, {}) if "tools" in chat else ({},)
+        for choice in choices:
+            try:
+                answer = await self._compute(request, "/v1/chat/completions", {**body, **choice})
+                made = array("I", answer["prompt_token_ids"])
+            except _EndedError as end:
+                if end.outcome is not WarmOutcome.REFUSED or refused == len(choices) - 1:
+                    raise
+                refused += 1
+            except (KeyError, TypeError, ValueError, OverflowError):
+                raise _EndedError(WarmOutcome.ENGINE) from None
+            else:
+                if is_a_beginning(ids, made):
+                    return True
+        return False
+
+    async def _compute(self, request: WarmRequest, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a request under the version's keyspace and return its answer. Raises _EndedError."""
+        # Nothing is awaited between what is granted and what is in flight.
+        version = self._granted(request)
+        answer = WholeAnswer(asyncio.get_running_loop())
+        sealed = {**body, "model": self._model, "cache_salt": version.keyspace}
+        answer.call = self._engine.send(request_bytes(path, sealed), answer)
+        self._enforcement.admit(answer, PoolSubject(request.pool_uid), version.keyspace)
+        self._running.add(answer)
+        try:
+            status, data = await answer.future
+            if answer.aborted:
+                raise _EndedError(WarmOutcome.ABORTED)
+            return judged(status, data)
+        except RefusedError:
+            raise _EndedError(WarmOutcome.REFUSED) from None
+        except EngineAwayError:
+            raise _EndedError(WarmOutcome.ENGINE) from None
+        finally:
+            answer.drop()
+            self._running.discard(answer)
+            self._enforcement.release(answer)
+
+    async def _stored(self, version: PoolVersion, rendered: Rendered) -> WarmOutcome:
+        """Return whether every tier holds the prefix's chunks, which are stored behind the answer."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + STORED_WITHIN_S
+        hashes = b"".join(sorted(_chunks(rendered.hashes)))
+        while True:
+            try:
+                if (await self._link.pool(version.keyspace, hashes)).complete:
+                    return WarmOutcome.STORED
+            except ContractError:
+                return WarmOutcome.INCOMPLETE
+            if loop.time() >= give_up_at:
+                return WarmOutcome.INCOMPLETE
+            await asyncio.sleep(LOOK_S)
+
+
+def _chunks(hashes: bytes) -> set[bytes]:
+    size = CHUNK_HASH_BYTES
+    return {hashes[at : at + size] for at in range(0, len(hashes), size)}

@@ -1,0 +1,162 @@
+"""Rendering for the operator: prefixes become chunks' names.
+
+One prefix is rendered at a time: it takes some thirty questions to the engine's API process. Nothing of what is said
+here is logged but what became of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.prefix import PrefixSource
+from kvstrata.contract.warm import Rendered, RenderRefusal, RenderRequest
+from kvstrata_sidecar.warm.boundary import whole_chunks
+from kvstrata_sidecar.warm.render import Draft, EngineAwayError, RefusedError, render, tokens_of
+
+from . import bodies, log
+from .enforcement import Enforcement
+from .enginecalls import EngineCalls
+from .errors import Reason, Refusal
+from .link import AdapterLink
+from .upstream import EnginePool
+
+KEPT = 256
+"""How many renderings are remembered: those of four pools with as many prefixes as one may have."""
+
+KEPT_S = 5.5 * 3600.0
+"""How long: the operator asks again after six hours, to learn whether a template changes by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    rendered: Rendered
+    until_s: float
+
+
+class Warming:
+    """What the operator may ask of this pod for prefix pools. `render_id` names what the engine was started with."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        render_id: str,
+        boot: str,
+        enforcement: Enforcement,
+        engine: EnginePool,
+        link: AdapterLink,
+        random_salt: Callable[[], str],
+        clock: Callable[[], float],
+    ) -> None:
+        self._render_id = render_id
+        self._boot = boot
+        self._enforcement = enforcement
+        self._link = link
+        self._clock = clock
+        self._calls = EngineCalls(engine, model, random_salt)
+        self._known: dict[str, _Known] = {}
+        self._one_at_a_time = asyncio.Lock()
+
+    async def render(self, body: bytes) -> bytes:
+        """Answer a request to render. Raises Refusal: 400 for what is no request, 503 to be asked again."""
+        try:
+            request = RenderRequest.decode(body)
+        except ContractError:
+            raise Refusal(400, Reason.BAD_VALUE, "the body is no request to render") from None
+        return (await self.rendered(request.prefix)).encode()
+
+    def forget(self) -> None:
+        """Remember no rendering."""
+        self._known.clear()
+
+    async def rendered(self, source: PrefixSource) -> Rendered:
+        """Return what a prefix comes to, remembered or made. Raises Refusal with status 503."""
+        async with self._one_at_a_time:
+            cache_boot = self._enforcement.cache_boot
+            known = self._known.get(source.digest)
+            if known and known.until_s > self._clock() and known.rendered.cache_boot == cache_boot:
+                return known.rendered
+            if not cache_boot:
+                raise _later("the cache server does not answer")
+            rendered = await self._make(source, cache_boot)
+            self._known.pop(source.digest, None)
+            self._known[source.digest] = _Known(rendered, self._clock() + KEPT_S)
+            while len(self._known) > KEPT:
+                del self._known[next(iter(self._known))]
+            return rendered
+
+    async def tokens(self, source: PrefixSource, rendered: Rendered) -> array[int] | None:
+        """Return the tokens of the whole chunks of a prefix, None if they are not those that were rendered.
+
+        Raises Refusal with status 503, also if another cache server answers than the one that named the chunks.
+        """
+        try:
+            ids = await tokens_of(self._calls, source)
+            told = await self._link.hash(_packed(ids[: rendered.tokens]))
+        except RefusedError:
+            return None
+        except EngineAwayError:
+            raise _later("the engine does not answer") from None
+        except ContractError as error:
+            raise _later(str(error)) from None
+        if told.boot != rendered.cache_boot:
+            raise _later("the cache server changed meanwhile")
+        if told.hashes != rendered.hashes:
+            return None
+        return ids[: whole_chunks(rendered.tokens, rendered.chunk_tokens)]
+
+    async def _make(self, source: PrefixSource, cache_boot: str) -> Rendered:
+        nothing = Rendered(self._boot, cache_boot, self._render_id)
+        if not _may_be_sent(source):
+            return replace(nothing, refused=RenderRefusal.SOURCE_REFUSED)
+        try:
+            draft = await render(self._calls, source, datetime.now(UTC).date(), asyncio.sleep)
+            if isinstance(draft, RenderRefusal):
+                log.info("a prefix was not rendered", reason=str(draft))
+                return replace(nothing, refused=draft)
+            return await self._named(nothing, draft)
+        except EngineAwayError:
+            raise _later("the engine does not answer") from None
+        except ContractError as error:
+            raise _later(str(error)) from None
+
+    async def _named(self, nothing: Rendered, draft: Draft) -> Rendered:
+        size = replace(nothing, total=len(draft.ids), max_model_tokens=draft.max_model_tokens)
+        if draft.too_long:
+            return size
+        told = await self._link.hash(_packed(draft.ids[: draft.stable]))
+        if told.boot != nothing.cache_boot:
+            raise ContractError("the cache server changed meanwhile")
+        log.info("a prefix was rendered", tokens=len(draft.ids), stable=draft.stable, chunk_tokens=told.chunk_tokens)
+        return replace(size, tokens=draft.stable, chunk_tokens=told.chunk_tokens, hashes=told.hashes)
+
+
+def _later(why: str) -> Refusal:
+    return Refusal(503, Reason.ENGINE, why, retry_after_s=5)
+
+
+def _may_be_sent(source: PrefixSource) -> bool:
+    """Whether a caller might send a request that begins so: others have no reader."""
+    try:
+        if source.chat is not None:
+            bodies.rewrite(bodies.CHAT, {key: value for key, value in source.chat.items() if value})
+        else:
+            prompt = source.text if source.text is not None else list(source.token_ids or ())
+            bodies.rewrite(bodies.COMPLETIONS, {"prompt": prompt})
+    except Refusal:
+        return False
+    return True
+
+
+def _packed(ids: array[int]) -> bytes:
+    """Return token ids as the link takes them, little-endian."""
+    if sys.byteorder == "big":
+        ids = ids[:]
+        ids.byteswap()
+    return ids.tobytes()

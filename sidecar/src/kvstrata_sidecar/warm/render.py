@@ -1,0 +1,168 @@
+"""From a prefix to the tokens that no continuation changes, by questions to an engine."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from typing import Any, Protocol
+
+from kvstrata.contract.prefix import PrefixSource
+from kvstrata.contract.warm import MAX_PREFIX_TOKENS, RenderRefusal
+
+from .boundary import Beginning, continued_chats, continued_texts
+from .dates import dated
+
+PAUSE_S = 1.1
+"""Between two renderings that must be the same: templates that write the time write seconds."""
+
+FEWEST_CONTINUATIONS = 2
+"""A template that refuses more of them says nothing about what stays."""
+
+
+class RefusedError(Exception):
+    """The engine refuses what it was asked, and would again."""
+
+
+class EngineAwayError(Exception):
+    """The engine did not answer, or not as it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenized:
+    """Token ids, and how many the engine takes in one request."""
+
+    ids: array[int]
+    max_model_tokens: int
+
+
+class Engine(Protocol):
+    """What is asked of an engine. Each raises RefusedError or EngineAwayError."""
+
+    async def tokenize(self, question: Mapping[str, Any]) -> Tokenized:
+        """Return the tokens of a prompt or of a chat."""
+
+    async def detokenize(self, ids: array[int]) -> str:
+        """Return the text of tokens."""
+
+    async def check_token(self, token: int) -> None:
+        """Do nothing if the vocabulary has this token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What a prefix came to: all its tokens, how many of them stay, and how many the engine takes.
+
+    Of a prefix that is too long nothing was tried, and nothing is said to stay.
+    """
+
+    ids: array[int]
+    stable: int
+    max_model_tokens: int
+
+    @property
+    def too_long(self) -> bool:
+        """Whether no request could begin so, or no pool hold it."""
+        return len(self.ids) >= self.max_model_tokens or len(self.ids) > MAX_PREFIX_TOKENS
+
+
+async def render(
+    engine: Engine, source: PrefixSource, today: date, pause: Callable[[float], Awaitable[None]]
+) -> Draft | RenderRefusal:
+    """Return what a prefix comes to, or why it can never come to anything. Raises EngineAwayError."""
+    try:
+        if source.text is not None:
+            return await _text(engine, source.text)
+        if source.token_ids is not None:
+            return await _token_ids(engine, source.token_ids)
+        return await _chat(engine, source.chat or {}, today, pause)
+    except RefusedError:
+        return RenderRefusal.SOURCE_REFUSED
+
+
+async def tokens_of(engine: Engine, source: PrefixSource) -> array[int]:
+    """Return the tokens of a prefix that was rendered. Raises RefusedError or EngineAwayError."""
+    if source.token_ids is not None:
+        return array("I", source.token_ids)
+    if source.text is not None:
+        return (await engine.tokenize(_prompt(source.text))).ids
+    chat = source.chat or {}
+    refused = RefusedError()
+    for messages, generation_prompt in ((chat["messages"], False), *continued_chats(chat["messages"])):
+        try:
+            question = _question(chat, messages, generation_prompt=generation_prompt)
+            return (await engine.tokenize(question)).ids
+        except RefusedError as error:
+            refused = error
+    raise refused
+
+
+async def _text(engine: Engine, text: str) -> Draft:
+    whole = await engine.tokenize(_prompt(text))
+    draft = Draft(whole.ids, 0, whole.max_model_tokens)
+    if draft.too_long:
+        return draft
+    beginning = Beginning(whole.ids)
+    for continued in continued_texts(text):
+        beginning.meet((await engine.tokenize(_prompt(continued))).ids)
+    return Draft(whole.ids, beginning.stable, whole.max_model_tokens)
+
+
+async def _token_ids(engine: Engine, token_ids: tuple[int, ...]) -> Draft:
+    ids = array("I", token_ids)
+    # Whoever sends ids gets what they mean: nothing is merged, and nothing has to be tried.
+    draft = Draft(ids, len(ids), (await engine.tokenize(_prompt("a"))).max_model_tokens)
+    if not draft.too_long:
+        await engine.check_token(max(ids))
+    return draft
+
+
+async def _chat(
+    engine: Engine, chat: Mapping[str, Any], today: date, pause: Callable[[float], Awaitable[None]]
+) -> Draft | RenderRefusal:
+    tried = ((chat["messages"], False), *continued_chats(chat["messages"]))
+    asked, whole, beginning, taken = None, None, None, 0
+    for messages, generation_prompt in tried:
+        question = _question(chat, messages, generation_prompt=generation_prompt)
+        try:
+            result = await engine.tokenize(question)
+        except RefusedError:
+            # The template does not take these messages: roles may have to alternate.
+            continue
+        if beginning is None or whole is None:
+            asked, whole, beginning = question, result, Beginning(result.ids)
+            draft = Draft(whole.ids, 0, whole.max_model_tokens)
+            if draft.too_long:
+                return draft
+        else:
+            beginning.meet(result.ids)
+            taken += 1
+    if asked is None or whole is None or beginning is None or taken < FEWEST_CONTINUATIONS:
+        return RenderRefusal.SOURCE_REFUSED
+    await pause(PAUSE_S)
+    if (await engine.tokenize(asked)).ids != whole.ids:
+        return RenderRefusal.CHANGING
+    if dated(await engine.detokenize(whole.ids[: beginning.stable]), _texts(chat), today):
+        return RenderRefusal.DATED
+    return Draft(whole.ids, beginning.stable, whole.max_model_tokens)
+
+
+def _question(chat: Mapping[str, Any], messages: list[Any], *, generation_prompt: bool) -> dict[str, Any]:
+    given = {key: value for key, value in chat.items() if value}
+    return given | {"messages": messages, "add_generation_prompt": generation_prompt}
+
+
+def _prompt(text: str) -> dict[str, Any]:
+    return {"prompt": text, "add_special_tokens": True}
+
+
+def _texts(value: Any) -> list[str]:
+    """Return every text in a JSON value."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        return [text for inner in value.values() for text in _texts(inner)]
+    if isinstance(value, (list, tuple)):
+        return [text for inner in value for text in _texts(inner)]
+    return []
