@@ -51,6 +51,8 @@ def _run(name: str) -> bool:
     document = result.to_json(load_range(name))
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
+    for ending, text in result.beside.items():
+        (RESULTS / f"{name}.{ending}").write_text(text)
     print(json.dumps(document, indent=2))
     for name in document["out_of_range"]:
         print(f"{name} is out of its range", file=sys.stderr)

@@ -6,7 +6,7 @@ import json
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,10 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one benchmark measured. `ratio` is the main figure divided by the baseline of the same run."""
+    """What one benchmark measured. `ratio` is the main figure divided by the baseline of the same run.
+
+    `beside` are texts that are written beside the result, by the endings of their files' names.
+    """
 
     name: str
     figures: Mapping[str, Figure]
@@ -45,6 +48,7 @@ class Result:
     ratio: float
     reproduce: str
     conditions: Mapping[str, Any]
+    beside: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self, limits: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the document; `limits` maps names of figures (and `ratio`) to their `min` and `max`."""

@@ -48,15 +48,24 @@ class Client:
         operation: Callable[..., dict[str, Any]] = getattr(self, f"_{question.pop('op')}")
         return operation(**question)
 
+    def new_buffer(self, size: int) -> Any:
+        """Return memory of LMCache's with random bytes."""
+        return block_of(torch.empty(size, dtype=torch.uint8))
+
     def _native(self, name: str, port: int, workers: int) -> dict[str, Any]:
         """Open LMCache's own client, as its `resp` adapter does."""
         self._adapters[name] = NativeConnectorL2Adapter(LMCacheRedisClient("127.0.0.1", port, workers, "", ""))
         return {}
 
     def _policy_adapter(self, name: str, ports: Sequence[int], workers: int, **options: Any) -> dict[str, Any]:
-        """Open the policy adapter on a tier, and wait until it is in use."""
+        """Open the policy adapter on a tier of Redis, and wait until it is in use."""
         endpoints = [{"host": "127.0.0.1", "port": port} for port in ports]
-        tier = {"name": name, "endpoints": endpoints, "workers": workers, **options}
+        self.open_tier({"name": name, "endpoints": endpoints, "workers": workers, **options})
+        return {}
+
+    def open_tier(self, tier: dict[str, Any]) -> None:
+        """Open the policy adapter on a tier, and wait until it is in use. Raises TimeoutError."""
+        name = tier["name"]
         parameters = {"domain": DOMAIN, "identity": IDENTITY, "tier": tier, **self._policy.directories}
         adapter = self._adapters[name] = PolicyAdapter(parameters)
         give_up_at_s = time.monotonic() + 20
@@ -64,7 +73,6 @@ class Client:
             if time.monotonic() > give_up_at_s:
                 raise TimeoutError(str(adapter.report_status()))
             time.sleep(0.01)
-        return {}
 
     def _allow(self, scopes: int) -> dict[str, Any]:
         """Put a policy in force with this many scopes besides the main one, all with keys."""
@@ -77,7 +85,7 @@ class Client:
 
     def _limits(self, size: int) -> dict[str, Any]:
         """Return how fast this machine copies and encrypts, in GB/s on one processor."""
-        source, target = _buffer(size), bytearray(size + 16)
+        source, target = self.new_buffer(size), bytearray(size + 16)
         view = memoryview(source.byte_array).cast("B")
         address = (ctypes.c_char * len(target)).from_buffer(target)
         cipher, nonce = AESGCM(bytes(32)), bytes(12)
@@ -95,12 +103,16 @@ class Client:
             figures[name] = size / sorted(times)[len(times) // 2] / 1e9
         return figures
 
-    def _transfer(self, name: str, size: int, count: int, check: bool = False) -> dict[str, Any]:
-        """Store and load `count` blocks of `size` bytes; return bytes, seconds and processor seconds of either."""
+    def _transfer(self, name: str, size: int, count: int, check: bool = False, keep: bool = False) -> dict[str, Any]:
+        """Store and load `count` blocks of `size` bytes; return bytes, seconds and processor seconds of either.
+
+        They are deleted afterwards unless they are to be kept.
+        """
         adapter = self._adapters[name]
         if self._buffers[0] != size or len(self._buffers[1]) != count:
             self._buffers = (0, [], [])
-            self._buffers = size, [_buffer(size) for _ in range(count)], [_buffer(size) for _ in range(count)]
+            sources, targets = ([self.new_buffer(size) for _ in range(count)] for _ in range(2))
+            self._buffers = size, sources, targets
         _, sources, targets = self._buffers
         if check:
             for target in targets:
@@ -123,7 +135,8 @@ class Client:
         load_s, load_cpu_s = timed(load)
         if check and not all(torch.equal(a.raw_data, b.raw_data) for a, b in zip(sources, targets, strict=True)):
             raise RuntimeError(f"{name} loaded something else than was stored")
-        adapter.delete(keys)
+        if not keep:
+            adapter.delete(keys)
         return {
             "bytes": size * count,
             "store_s": store_s, "store_cpu_s": store_cpu_s, "load_s": load_s, "load_cpu_s": load_cpu_s,
@@ -135,7 +148,8 @@ class Client:
         batches = []
         for salt in self._policy.salts(scopes):
             batch = [_key(salt) for _ in range(keys)]
-            task = adapter.submit_store_task(batch, [_buffer(size) for _ in batch])
+            blocks = [self.new_buffer(size) for _ in batch]  # lent until the answer
+            task = adapter.submit_store_task(batch, blocks)
             done = _wait(adapter.get_store_event_fd(), adapter.pop_completed_store_tasks)[task]
             if not done.is_successful():
                 raise RuntimeError(f"{name} did not store")
@@ -169,11 +183,11 @@ def _key(salt: str) -> Any:
     return ObjectKey(chunk_hash=os.urandom(32), model_name="bench/model", kv_rank=0x01000100, cache_salt=salt)
 
 
-def _buffer(size: int) -> Any:
-    raw = torch.empty(size, dtype=torch.uint8)
+def block_of(raw: torch.Tensor) -> Any:
+    """Return a block of LMCache's in this memory, filled with random bytes."""
     raw.random_(0, 255)
     metadata = MemoryObjMetadata(
-        shape=torch.Size([size]), dtype=torch.uint8, address=raw.data_ptr(), phy_size=size,
+        shape=raw.shape, dtype=torch.uint8, address=raw.data_ptr(), phy_size=len(raw),
         fmt=MemoryFormat.KV_2LTD, ref_count=1,
     )  # fmt: skip
     return TensorMemoryObj(raw, metadata, parent_allocator=None)

@@ -48,7 +48,7 @@ async def cluster_tls(blocks: Mapping[int, int], rounds: int, workers: int, prog
     with tempfile.TemporaryDirectory(prefix="adapter") as name:
         directory = Path(name)
         with _cluster(directory) as (cluster, ca_file):
-            client = Client(python, directory, "cluster_client")
+            client = Client(python, directory, "adapter.cluster_client")
             try:
                 ports = [node.port for node in cluster.primaries]
                 await client.ask("open", ports=ports, workers=workers, ca_file=str(ca_file))

@@ -14,6 +14,7 @@ from kvstrata.contract.link import SOCKET_NAME, AdapterAck, apply_request, decod
 
 DOMAIN, IDENTITY = "d0" * 8, "1d" * 8
 MAIN = "a" * 32
+TIERS = ("plain", "sealed", "filling", "cluster")
 LIMIT_BYTES = 1 << 40
 """A limit that is never reached, so that accounting and ledger do their work and nothing is evicted."""
 
@@ -46,7 +47,7 @@ class Policy:
             path = self._policy_dir / KEYS_DIRECTORY / file_name(name, 0)
             if not path.exists():
                 path.write_bytes(os.urandom(32))
-        budgets = tuple(TierBudget(tier, limit_bytes=LIMIT_BYTES) for tier in ("plain", "sealed", "cluster"))
+        budgets = tuple(TierBudget(tier, limit_bytes=LIMIT_BYTES) for tier in TIERS)
         view = CacheView(
             DOMAIN, self._revision, 1, Rules(stale_after_s=86_400, on_stale="ServeStale"),
             {name: budgets if name == MAIN else () for name in names},

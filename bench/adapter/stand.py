@@ -85,9 +85,9 @@ class Redis:
 
 
 class Client:
-    """The measured process: a `module` of this package, which answers questions."""
+    """The measured process: a `module` of `bench`, which answers questions."""
 
-    def __init__(self, python: Path, directory: Path, module: str = "client") -> None:
+    def __init__(self, python: Path, directory: Path, module: str = "adapter.client") -> None:
         self.log = directory / f"{module}.log"
         environment = os.environ | {
             "PYTHONPATH": f"{ROOT}/operator/src:{ROOT}/sidecar/src:{ROOT}",
@@ -98,7 +98,7 @@ class Client:
         }
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                [str(python), "-m", f"bench.adapter.{module}", str(directory)],
+                [str(python), "-m", f"bench.{module}", str(directory)],
                 cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
                 preexec_fn=_die_with_parent,
             )  # fmt: skip

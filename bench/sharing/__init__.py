@@ -1,0 +1,10 @@
+"""What tenants with a shared prefix store and compute under each way of sharing, beside the arithmetic optimum."""
+
+from bench.result import Result
+
+
+async def measure() -> Result:
+    """Measure all of it."""
+    from bench.sharing.compare import measure
+
+    return await measure()
