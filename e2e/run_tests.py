@@ -27,12 +27,16 @@ STORIES = "e2e/scenarios"
 INSTALL_COMPILER = ("apt-get", "install", "-y", "-qq", "--no-install-recommends", "gcc", "binutils")
 """For the stand-ins for CUDA's libraries, which LMCache wants to load."""
 
-WAITING_LANES = (
-    ("operator-faults", ("tests/apiserver/test_faulty_api.py", "tests/apiserver/test_faulty_lease.py")),
-    ("operator", ("tests/apiserver",)),
+LANES: tuple[tuple[tuple[str, tuple[str, ...]], ...], ...] = (
+    (("real cache servers and engines", ("tests/dataplane",)),),
+    (
+        ("the operator's faults", ("tests/apiserver/test_faulty_api.py", "tests/apiserver/test_faulty_lease.py")),
+        ("histories and files", ("tests/property", "tests/files")),
+    ),
+    (("the operator", ("tests/apiserver",)),),
 )
-"""Tests that wait for leases, timeouts and watches rather than compute: they run beside everything that needs no
-cluster."""
+"""Tests that wait for servers, leases, timeouts and watches rather than compute, by name and paths: those of one lane
+one after the other, beside all other lanes and whatever needs no cluster."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -71,15 +75,17 @@ def preparations() -> list[list[Command]]:
 
 def lanes() -> list[list[Command]]:
     """What needs no cluster: the tests that wait, and beside them all other tests, and the images."""
-    taken: list[str] = []
-    waiting = []
-    for name, paths in WAITING_LANES:
-        waiting.append([Command(f"tests of the {name}", _pytest(*paths, *_ignoring(taken)))])
-        taken += paths
     with_lmcache = os.environ | {
         "KVSTRATA_LMCACHE_PYTHON": str(ENGINE_PYTHON),
         "KVSTRATA_ENGINE_PYTHON": str(ENGINE_PYTHON),
     }
+    taken: list[str] = []
+    waiting: list[list[Command]] = []
+    for lane in LANES:
+        waiting.append([])
+        for name, paths in lane:
+            waiting[-1].append(Command(f"tests of {name}", _pytest(*paths, *_ignoring(taken)), with_lmcache))
+            taken += paths
     waiting[-1].append(Command("build the images", (sys.executable, "-m", "e2e.images", "build")))
     return [[Command("all other tests", _pytest("tests", *_ignoring(taken)), with_lmcache)], *waiting]
 

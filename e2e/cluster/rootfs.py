@@ -1,8 +1,9 @@
-"""The Debian root file system: the node's operating system, the image builder, and a Redis for tests.
+"""The Debian root file system: the node's operating system, the image builder, a Redis for tests, fio for benchmarks.
 
 Installing containerd or redis-server on the machine itself would start services there. Here they are unpacked into a
-folder that only the node's mount namespace uses as ``/``. Single programs of it (``openssl``, ``ip``, ``redis-server``)
-also run on the host, through the folder's own dynamic linker, so that they meet the libraries they were built for.
+folder that only the node's mount namespace uses as ``/``. Single programs of it (``openssl``, ``ip``, ``redis-server``,
+``fio``) also run on the host, through the folder's own dynamic linker, so that they meet the libraries they were built
+for.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from e2e.cluster.progress import ClusterError, Progress
 from e2e.cluster.settings import DEBIAN_SUITE, Paths, debian_mirror
 
 NODE_PACKAGES = (
-    "buildah", "ca-certificates", "conntrack", "containerd", "containernetworking-plugins", "ethtool", "iproute2",
-    "ipset", "iptables", "kmod", "nftables", "openssl", "procps", "python3", "redis-server", "redis-tools", "runc",
-    "socat",
+    "buildah", "ca-certificates", "conntrack", "containerd", "containernetworking-plugins", "ethtool", "fio",
+    "iproute2", "ipset", "iptables", "kmod", "nftables", "openssl", "procps", "python3", "redis-server", "redis-tools",
+    "runc", "socat",
 )  # fmt: skip
 BASE_IMAGE_PACKAGES = ("ca-certificates",)
 
@@ -109,6 +110,11 @@ def redis_server_command(paths: Paths | None = None) -> list[str]:
 def redis_cli_command(paths: Paths | None = None) -> list[str]:
     """An argv prefix that runs the redis-cli that belongs to :func:`redis_server_command`."""
     return host_command(paths or Paths(), "usr/bin/redis-cli")
+
+
+def fio_command(paths: Paths | None = None) -> list[str]:
+    """An argv prefix that runs fio on the host without installing it. Raises ClusterError as `host_command` does."""
+    return host_command(paths or Paths(), "usr/bin/fio")
 
 
 def _debootstrap_program(paths: Paths) -> str:

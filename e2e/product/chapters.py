@@ -21,6 +21,8 @@ from .kubectl import Kubectl, pod_names, wait_until
 MODEL = "tiny"
 ACME_KEY = "acme-demo-key"
 GLOBEX_KEY = "globex-demo-key"
+DOCS_KEY = "docs-demo-key"
+POOL = "assistant"
 PROMPT_TOKENS = 900
 CHUNK_TOKENS = 64
 WHOLE_CHUNKS = PROMPT_TOKENS // CHUNK_TOKENS * CHUNK_TOKENS
@@ -194,6 +196,26 @@ def a_wrong_policy_is_refused_and_the_last_one_stays(stage: Stage) -> None:
         kubectl.run("-n", DEMO_NAMESPACE, "delete", "tenantcachepolicy", "stray")
 
 
+def tenants_share_a_declared_prefix_and_nothing_after_it(stage: Stage) -> None:
+    """A declared prefix is computed once: its readers find it without having asked; what follows is each one's own."""
+    pool = stage.kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)
+    prefix, shared = str(pool["spec"]["prefixes"][0]["text"]), int(pool["status"]["chunks"]) * CHUNK_TOKENS
+    stage.say(stage.kubectl.run("-n", DEMO_NAMESPACE, "get", "prefixpool", POOL))
+    question = f" [{time.time_ns()}] Where does the book of rivers stand? " + "Please look twice. " * 10
+    for name, where, key in (("acme", stage.first, ACME_KEY), ("globex", stage.second, GLOBEX_KEY)):
+        _, found = stage.ask(where, key, prefix + question)
+        stage.say(f"{name}'s first question after the declared prompt: {found.local + found.external} tokens found")
+        assert found.local + found.external == shared, f"{name} found {found} of a prefix of {shared} tokens"
+    time.sleep(STORE_SETTLES_S)
+    _, found = stage.ask(stage.first, GLOBEX_KEY, prefix + question)
+    own = (len(prefix + question)) // CHUNK_TOKENS * CHUNK_TOKENS
+    stage.say(f"globex asks the same elsewhere: {found.local + found.external} tokens, its own blocks among them")
+    assert found.local + found.external == own, f"globex found {found} of {own} tokens"
+    _, found = stage.ask(stage.second, DOCS_KEY, prefix + question)
+    stage.say(f"docs, which is no reader, asks the same: {found.local + found.external} tokens found")
+    assert found == Hits(0, 0), f"docs found {found} of the pool's or globex's blocks"
+
+
 CHAPTERS = (
     everything_is_ready_and_enforced,
     a_tenant_finds_its_blocks_on_every_replica_and_nobody_else_does,
@@ -201,16 +223,17 @@ CHAPTERS = (
     a_raised_cache_generation_forgets_one_tenant,
     an_invalidation_completes_when_every_pod_has_acknowledged,
     a_wrong_policy_is_refused_and_the_last_one_stays,
+    tenants_share_a_declared_prefix_and_nothing_after_it,
 )
 
 
-def keyspace_of(kubectl: Kubectl, tenant: str) -> str:
+def keyspace_of(kubectl: Kubectl, tenant: str, model: str = MODEL) -> str:
     """Return a tenant's keyspace, as only an administrator can read it from the bundle."""
-    for secret in kubectl.list("secret", DEMO_NAMESPACE, f"kvstrata.io/model={MODEL}"):
+    for secret in kubectl.list("secret", DEMO_NAMESPACE, f"kvstrata.io/model={model}"):
         raw = (secret.get("data") or {}).get("shard.json")
         if raw is None:
             continue
-        for entry in json.loads(base64.b64decode(raw))["entries"]:
+        for entry in json.loads(base64.b64decode(raw)).get("entries", ()):
             if entry["tenant"] == tenant:
                 return str(entry["keyspace"])
     raise AssertionError(f"no bundle holds an entry of {tenant}")

@@ -24,6 +24,7 @@ from .calls import HTTPS_PORT, Replica, _Connection
 from .kubectl import CommandError, Kubectl
 
 ENGINE_SOCKET = "run/kvstrata/engine/engine.sock"
+LINK_SOCKET = "run/kvstrata/link/adapter.sock"
 HEALTH_PORT = 8081
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -107,6 +108,14 @@ def metric(text: str, name: str) -> float:
     return sum(float(value) for value in found)
 
 
+def sample(text: str, name: str, **labels: str) -> float | None:
+    """Return the sum of a metric's samples that carry these labels; None when there are none."""
+    found = re.findall(rf"^{re.escape(name)}(?:{{([^}}]*)}})? (\S+)", text, re.M)
+    wanted = {f'{label}="{value}"' for label, value in labels.items()}
+    values = [float(value) for told, value in found if wanted <= set(told.split(","))]
+    return sum(values) if values else None
+
+
 class DirectReplica(Replica):
     """One pod of a model, reached through its gate without the API server, which is asked once, at the start."""
 
@@ -127,6 +136,20 @@ class DirectReplica(Replica):
     def gate_metric(self, name: str) -> float:
         """Return the sum of one of the gate's own metrics."""
         return metric(scrape(self._gate, HEALTH_PORT), name)
+
+    def ask_cache(self, line: bytes) -> bytes:
+        """Send a line to the pod's cache server, as its gate does, and return the answer's. Raises OSError."""
+        with socket.socket(socket.AF_UNIX) as link:
+            link.settimeout(10)
+            link.connect(f"/proc/{self._gate}/root/{LINK_SOCKET}")
+            link.sendall(line)
+            with link.makefile("rb") as answer:
+                return answer.readline()
+
+    def not_ready(self) -> str:
+        """Return why the gate says that the pod is not ready, or an empty string. Raises OSError."""
+        said = scrape(self._gate, HEALTH_PORT, "/readyz").strip()
+        return "" if said == "ok" else said
 
     def _connect(self) -> _Connection:
         connection = super()._connect()

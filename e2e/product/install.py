@@ -19,7 +19,9 @@ SAMPLES = REPOSITORY / "manifests" / "samples"
 CHARTS = REPOSITORY / "charts"
 READY_TIMEOUT_S = 600
 LOADED_IMAGES = "demo-images"
-KINDS = ("cachedomain", "cachetier", "cachedmodel", "tenantcachepolicy", "tenantgroup")
+KINDS = ("cachedomain", "cachetier", "cachedmodel", "tenantcachepolicy", "tenantgroup", "prefixpool")
+NODEFS_RESERVE_PERCENT = 2
+"""One more than the local cluster's kubelet asks for: a developer's disk may be fuller than a node's."""
 
 
 def install(kubectl: Kubectl, progress: Progress, paths: Paths | None = None) -> None:
@@ -40,6 +42,8 @@ def install(kubectl: Kubectl, progress: Progress, paths: Paths | None = None) ->
             "--create-namespace",
             "--set",
             f"watchNamespaces={{{DEMO_NAMESPACE}}}",
+            "--set",
+            f"nodefsReservePercent={NODEFS_RESERVE_PERCENT}",
             "--wait",
         )
     restart_what_runs_an_older_image(kubectl, progress, paths or Paths())

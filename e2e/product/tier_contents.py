@@ -1,4 +1,4 @@
-"""What the server of the demo's shared tier holds, read with the model's own user: blocks and what they count for."""
+"""What the server of a Redis tier holds, read with the model's own user: blocks and what they count for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvstrata.contract.keys import BUCKETS, bucket_prefix
 
 from .install import DEMO_NAMESPACE
 from .kubectl import Kubectl
-from .shared_tier import SERVER, TIER
+from .shared_tier import TIER
 
 _HELD = """
 local held = 0
@@ -62,12 +62,12 @@ class TierContents:
 
 
 @contextmanager
-def tier_contents(kubectl: Kubectl) -> Iterator[TierContents]:
-    """Open a way to the server while the block runs."""
+def tier_contents(kubectl: Kubectl, tier: str = TIER) -> Iterator[TierContents]:
+    """Open a way to the one server of a managed tier while the block runs."""
     domain = kubectl.get("cachedomain", "default", DEMO_NAMESPACE)["status"]["domainID"]
-    secret = kubectl.get("secret", f"kvs-{TIER}-redis-auth", DEMO_NAMESPACE)["data"]
-    authority = base64.b64decode(kubectl.get("secret", f"kvs-{TIER}-redis-tls", DEMO_NAMESPACE)["data"]["ca.crt"])
-    with kubectl.forward(DEMO_NAMESPACE, f"pod/{SERVER}", 6379) as port:
+    secret = kubectl.get("secret", f"kvs-{tier}-redis-auth", DEMO_NAMESPACE)["data"]
+    authority = base64.b64decode(kubectl.get("secret", f"kvs-{tier}-redis-tls", DEMO_NAMESPACE)["data"]["ca.crt"])
+    with kubectl.forward(DEMO_NAMESPACE, f"pod/kvs-{tier}-redis-0", 6379) as port:
         client = redis.Redis(
             host="localhost",
             port=port,

@@ -3,6 +3,9 @@
 The model answers nonsense, at real cost and through the real code: every byte of a prompt is one token, so that tests
 can count tokens without a tokenizer, and one token's KV takes 2 * layers * kv_heads * head_dim * 2 bytes = 2,048 bytes
 in bfloat16. The seed is fixed: two builds give the same weights, and two replicas the same blocks.
+
+With `--merges` the tokenizer merges bytes as those of real models do, so that the end of a text may have other tokens
+when something follows, and the chat template renders tools and, unless it is given one, today's date.
 """
 
 from __future__ import annotations
@@ -26,12 +29,34 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer of 256 byte symbols and three special tokens, without merges: one token for each byte."""
+MERGED_WORDS = " the of and to that you answer is are cache tier block tenant policy prefix engine ---- \n\n ing tion"
+
+MERGES_TEMPLATE = (
+    "{% if date_string is not defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    "Today: {{ date_string }}\n"
+    "{% if tools %}{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}{% endif %}"
+) + CHAT_TEMPLATE
+
+
+def make_merges() -> list[tuple[str, str]]:
+    """Return merges that make one token of each of a few words, from left to right."""
+    merges: dict[tuple[str, str], None] = {}
+    for word in MERGED_WORDS.replace("\n", "\u010a").split(" "):
+        for text in (word, "\u0120" + word):
+            for end in range(2, len(text) + 1):
+                merges[text[: end - 1], text[end - 1]] = None
+    return list(merges)
+
+
+def make_tokenizer(*, merges: bool = False) -> PreTrainedTokenizerFast:
+    """Return a tokenizer of 256 byte symbols and three special tokens: one token for each byte unless it merges."""
     vocabulary = {UNKNOWN: 0, BEGIN: 1, END: 2}
     for symbol in sorted(pre_tokenizers.ByteLevel.alphabet()):
         vocabulary[symbol] = len(vocabulary)
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token=UNKNOWN))
+    table = make_merges() if merges else []
+    for left, right in table:
+        vocabulary.setdefault(left + right, len(vocabulary))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=table, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
@@ -42,7 +67,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         pad_token=END,
         model_max_length=MAX_CONTEXT_TOKENS,
     )
-    fast.chat_template = CHAT_TEMPLATE
+    fast.chat_template = MERGES_TEMPLATE if merges else CHAT_TEMPLATE
     return fast
 
 
@@ -72,8 +97,10 @@ def main() -> None:
     """Write the model and its tokenizer into the folder that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path, help="where to write; made when missing")
-    folder: Path = parser.parse_args().folder
-    tokenizer = make_tokenizer()
+    parser.add_argument("--merges", action="store_true", help="a tokenizer that merges, a template with tools and date")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
+    tokenizer = make_tokenizer(merges=arguments.merges)
     tokenizer.save_pretrained(folder)
     model = make_model(len(tokenizer))
     model.save_pretrained(folder)

@@ -1,0 +1,105 @@
+"""A prefix pool that a story brings along, what the bundle says of it, and what a pod's tiers hold of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.holding import PoolHolding, PoolQuestion, PoolTierState
+from kvstrata.contract.link import AdapterState, decode_answer, state_request
+
+from .calls import Replica
+from .chapters import MODEL, Stage, _object
+from .direct import DirectReplica
+from .install import DEMO_NAMESPACE
+from .kubectl import Kubectl, wait_until
+
+PREFIX_TOKENS = 700
+"""Of the demo's tokenizer, whose tokens are bytes: ten whole chunks and what a continuation could change."""
+
+PUBLISHED_WITHIN_S = 90.0
+
+
+def fresh_prefix(about: str) -> str:
+    """Return a system prompt of `PREFIX_TOKENS` tokens that nobody has declared before."""
+    text = f"[{time.time_ns()} {about}] You are the assistant of a library. " + "Cite the shelf of each book. " * 30
+    return text[:PREFIX_TOKENS]
+
+
+def fresh_prefixes(about: str, count: int, tokens: int = PREFIX_TOKENS) -> list[str]:
+    """Return system prompts of so many tokens that nobody has declared before, each different from its beginning on."""
+    lines = "Cite the shelf of each book, and the year. " * (tokens // 40 + 1)
+    return [(f"[{number} {time.time_ns()} {about}] " + lines)[:tokens] for number in range(count)]
+
+
+def pool_of(name: str, text: str | Sequence[str], **spec: Any) -> dict[str, Any]:
+    """Return a PrefixPool of one text or several in the demo's tiers; `spec` has further fields."""
+    texts = [text] if isinstance(text, str) else text
+    fields = {
+        "modelRef": {"name": MODEL},
+        "prefixes": [{"name": f"prefix-{number}", "text": one} for number, one in enumerate(texts)],
+        "tiers": [{"name": "cpu"}, {"name": "shared"}],
+        **spec,
+    }
+    return _object("PrefixPool", name, fields)
+
+
+@contextmanager
+def pool(stage: Stage, name: str, text: str | Sequence[str], **spec: Any) -> Iterator[None]:
+    """Let a pool be published while the block runs."""
+    try:
+        stage.kubectl.apply(pool_of(name, text, **spec))
+        wait_published(stage.kubectl, name)
+        yield
+    finally:
+        stage.kubectl.run("-n", DEMO_NAMESPACE, "delete", "prefixpool", name, "--ignore-not-found")
+
+
+def wait_published(kubectl: Kubectl, name: str, within_s: float = PUBLISHED_WITHIN_S) -> Mapping[str, Any]:
+    """Wait until every serving pod knows the content of the pool's present spec; return the status."""
+
+    def published() -> Mapping[str, Any] | None:
+        item = kubectl.get("prefixpool", name, DEMO_NAMESPACE)
+        status: dict[str, Any] = item.get("status") or {}
+        conditions = {c["type"]: c for c in status.get("conditions") or ()}
+        ready = conditions.get("Ready") or {}
+        seen = ready.get("observedGeneration") == item["metadata"]["generation"]
+        settled = "next" not in status and status.get("published")
+        return status if seen and settled and ready.get("status") == "True" else None
+
+    found: Mapping[str, Any] = wait_until(f"pool {name} is published", published, within_s)
+    return found
+
+
+def pool_keyspaces(kubectl: Kubectl, name: str, model: str = MODEL) -> list[str]:
+    """Return the keyspaces of a pool's versions, as only an administrator can read them from the bundle."""
+    for secret in kubectl.list("secret", DEMO_NAMESPACE, f"kvstrata.io/model={model}"):
+        raw = (secret.get("data") or {}).get("shard.json")
+        shard = json.loads(base64.b64decode(raw)) if raw is not None else {}
+        if shard.get("pool") == name:
+            return [str(version["keyspace"]) for version in shard["versions"]]
+    return []
+
+
+def held(where: Replica, keyspace: str) -> dict[str, PoolTierState]:
+    """Return what a pod's tiers hold of a pool's version, by the tier's name; nothing while that cannot be told."""
+    if not isinstance(where, DirectReplica):
+        raise TypeError("a pod's cache server is asked through its own socket")
+    try:
+        answer = PoolHolding.decode(where.ask_cache(PoolQuestion(keyspace).encode()))
+    except (OSError, ContractError):
+        return {}
+    return {tier.name: tier for tier in answer.tiers} if answer.known else {}
+
+
+def counts(where: DirectReplica) -> dict[str, int]:
+    """Return what a pod's cache server has counted since it began, by tier and name."""
+    state = decode_answer(where.ask_cache(state_request()))
+    if not isinstance(state, AdapterState):
+        raise TypeError("a cache server answered a question about its state with something else")
+    return dict(state.counters)

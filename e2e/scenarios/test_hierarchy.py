@@ -1,0 +1,346 @@
+"""Memory, files and Redis as one cache: where blocks are, where a request finds them, and who is kept off a tier.
+
+All stories share one model of one pod. What a request found is told by tier, so that a hit of the wrong one fails.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.product.chapters import CHUNK_TOKENS, WHOLE_CHUNKS, fresh_prompt
+from e2e.product.direct import container_pid, pods_run_here, sample
+from e2e.product.install import DEMO_NAMESPACE
+from e2e.product.kubectl import Kubectl, wait_until
+from e2e.product.layered import (
+    DISK,
+    DISK_DIRECTORY,
+    MEMORY,
+    MODEL,
+    REDIS,
+    SETTLES_WITHIN_S,
+    TIERS,
+    WARM_UP_S,
+    Found,
+    Layered,
+    Tenant,
+    nothing_on,
+    only_for,
+    open_layered,
+    set_policy,
+    tenant,
+)
+from e2e.product.pools import fresh_prefix, pool_keyspaces, pool_of, wait_published
+from e2e.product.read_only import read_only
+from e2e.product.tier_contents import tier_contents
+from kvstrata.api.scalars import Quantity
+from kvstrata.contract.blockfile import block_name, file_bytes, parse_file_name
+from kvstrata.contract.link import SCOPE_DIGITS
+from kvstrata.contract.value import HEADER_BYTES, TAG_BYTES, unpack_header
+
+pytestmark = pytest.mark.cluster
+
+CHUNKS = WHOLE_CHUNKS // CHUNK_TOKENS
+CHUNK_BYTES = 128 << 10
+NOTHING = Found(0, 0, 0)
+IN_MEMORY, ON_DISK, IN_REDIS = Found(CHUNKS, 0, 0), Found(0, CHUNKS, 0), Found(0, 0, CHUNKS)
+
+SHRINKS = 0.9
+"""KV blocks of the demo's model shrink to three quarters when they are compressed, ciphertext does not."""
+
+STATUS_SHARE = 1 / 8
+"""How exact the status of a policy is about what it uses."""
+
+TOLD_WITHIN_S = 60.0
+MEMORY_LIFE_S, DISK_LIFE_S = 5, 20
+"""Retentions that are some seconds apart, so that there is time to look in between."""
+
+
+@pytest.fixture(scope="module")
+def layered(kubectl: Kubectl) -> Iterator[Layered]:
+    """The model, with keys for the tenants of these stories."""
+    if not pods_run_here():
+        pytest.skip("looks at a pod's disk and into its processes: only on the local cluster")
+    tenants = ("roamer", "settler", "reader", "outsider", "aging", "open", "secret", "hot", "cold")
+    with open_layered(kubectl, print, *tenants) as opened:
+        yield opened
+
+
+def test_blocks_on_disk_outlive_a_killed_cache_server_as_ciphertext(layered: Layered, kubectl: Kubectl) -> None:
+    prompt, other = fresh_prompt("outlives"), fresh_prompt("probe")
+    with (
+        tenant(layered, "settler", *nothing_on(MEMORY, REDIS)) as settler,
+        tenant(layered, "roamer") as roamer,
+        tier_contents(kubectl, REDIS) as redis,
+    ):
+        for one in (settler, roamer):
+            assert layered.ask(one, prompt) == NOTHING
+            on_disk(layered, one, CHUNKS)
+        computed = layered.ask(settler, prompt)
+        assert computed == ON_DISK, "not from the memory, which it may not use"
+        assert layered.ask(roamer, prompt) == IN_MEMORY
+        layered.ask(settler, other)
+        on_disk(layered, settler, 2 * CHUNKS)
+        assert layered.held(settler, MEMORY) == len(redis.blocks(settler.keyspace)) == 0
+        assert len(redis.blocks(roamer.keyspace)) == CHUNKS
+
+        domain, before = str(redis.domain), {one.name: layered.files(one.keyspace) for one in (settler, roamer)}
+        bodies = {name: [ciphertext_of(path, domain) for path in paths] for name, paths in before.items()}
+        settled = {path.name for path in before["settler"]}
+        assert all(path.name in settled for path in before["roamer"]), "both asked the same"
+        assert not pieces(bodies["settler"]) & pieces(bodies["roamer"]), "of the same text under two keys"
+
+        layered.kill_cache_server()
+        assert [path.name for path in layered.files(settler.keyspace)] == [path.name for path in before["settler"]]
+        wait_until("the engine uses the new server", lambda: layered.ask(settler, other) == ON_DISK, SETTLES_WITHIN_S)
+        loaded = layered.ask(settler, prompt)
+        assert loaded == ON_DISK
+        assert loaded.text == computed.text
+        # What may be in memory was loaded into it before anybody asked: from the pod's own disk, not over the network.
+        assert layered.ask(roamer, prompt) == IN_MEMORY
+        counts = layered.counters()
+        assert counts["memory.warmed_blocks"] >= CHUNKS
+        assert counts.get(f"{REDIS}.loaded", 0) == 0
+
+
+def test_status_and_metrics_agree_with_the_disk(layered: Layered, kubectl: Kubectl) -> None:
+    with tenant(layered, "settler", *nothing_on(MEMORY, REDIS)) as settler:
+        assert layered.ask(settler, fresh_prompt("counted")) == NOTHING
+        own = on_disk(layered, settler, CHUNKS)
+        assert {path.stat().st_size for path in own} == {file_bytes(CHUNK_BYTES)}
+        own_bytes, all_bytes = size_of(own), size_of(layered.files())
+        assert sum(path.stat().st_blocks for path in own) * 512 >= own_bytes, "no file has holes"
+        scope = settler.keyspace[:SCOPE_DIGITS]
+
+        def told() -> tuple[float | None, float | None]:
+            page = layered.metrics()
+            used = sample(page, "kvstrata_cache_tier_used_bytes", tier=DISK, scope=scope)
+            return used, sample(page, "kvstrata_cache_files_bytes", tier=DISK)
+
+        wait_until("metrics say what is there", lambda: told() == (own_bytes, all_bytes), TOLD_WITHIN_S)
+        capacity_bytes = Quantity(kubectl.get("cachetier", DISK, DEMO_NAMESPACE)["spec"]["capacityPerPod"]).in_bytes
+        twentieths = round(20 * all_bytes / capacity_bytes)
+        wait_until("the tier says so", lambda: used_of(kubectl, DISK) == f"~{5 * twentieths}%", TOLD_WITHIN_S)
+        rows = wait_until("the policy says so", lambda: usage_of(kubectl, settler), TOLD_WITHIN_S)
+        shown_bytes = Quantity(rows[DISK].removeprefix("~")).in_bytes
+        assert abs(shown_bytes - own_bytes) <= STATUS_SHARE * own_bytes, f"{shown_bytes} of {own_bytes}"
+        layered.say(kubectl.run("-n", DEMO_NAMESPACE, "get", "cachetier", *TIERS))
+
+
+def test_what_leaves_the_memory_is_handed_down_and_comes_back_up_when_it_is_read(layered: Layered) -> None:
+    first, second, third = (fresh_prompt(about) for about in ("first", "second", "third"))
+    narrow = {"name": MEMORY, "limit": f"{2 * CHUNKS * CHUNK_BYTES >> 10}Ki"}
+    with tenant(layered, "settler", narrow, *nothing_on(DISK, REDIS)) as settler:
+        for prompt in (first, second):
+            assert layered.ask(settler, prompt) == NOTHING
+        assert layered.ask(settler, second) == IN_MEMORY
+        assert (layered.held(settler, MEMORY), layered.files(settler.keyspace)) == (2 * CHUNKS, [])
+
+        # The memory is all that it had, and is full: what goes next is copied as soon as there is somewhere to.
+        before = layered.counters()
+        set_policy(layered, "settler", narrow, *nothing_on(REDIS))
+        on_disk(layered, settler, CHUNKS)
+        assert layered.held(settler, MEMORY) == 2 * CHUNKS, "nothing had to go yet"
+        assert layered.ask(settler, third) == NOTHING
+        assert layered.ask(settler, first) == ON_DISK
+        assert layered.ask(settler, first) == IN_MEMORY
+        after = layered.counters()
+        grown = {name: after[name] - before.get(name, 0) for name in after if name.startswith("memory.")}
+        assert grown["memory.handed_down_blocks"] >= CHUNKS
+        assert grown["memory.promoted_blocks"] == CHUNKS
+        assert layered.condition("cachedmodel", MODEL, "TiersOrdered") == ("True", "TiersOrdered")
+
+
+def test_each_tier_keeps_blocks_for_its_own_time_however_often_they_are_read(layered: Layered) -> None:
+    lives = {MEMORY: f"{MEMORY_LIFE_S}s", DISK: f"{DISK_LIFE_S}s", REDIS: "1h"}
+    budgets = [{"name": name, "retention": life} for name, life in lives.items()]
+    with tenant(layered, "aging", *budgets) as aging:
+        prompt, began_s = fresh_prompt("ages"), time.monotonic()
+        assert layered.ask(aging, prompt) == NOTHING
+        on_disk(layered, aging, CHUNKS)
+        wait_until("it has left the memory", lambda: layered.held(aging, MEMORY) == 0, SETTLES_WITHIN_S)
+        read_s = time.monotonic()
+        assert read_s >= began_s + MEMORY_LIFE_S
+        assert layered.ask(aging, prompt) == ON_DISK
+        assert layered.ask(aging, prompt) == ON_DISK, "a copy is as old as its block, and too old for the memory"
+        wait_until("it has left the disk", lambda: not layered.files(aging.keyspace), SETTLES_WITHIN_S)
+        assert began_s + DISK_LIFE_S <= time.monotonic() < read_s + DISK_LIFE_S, "to be read makes nothing younger"
+        assert layered.ask(aging, prompt) == IN_REDIS
+        assert layered.ask(aging, prompt) == IN_REDIS
+        assert (layered.held(aging, MEMORY), layered.files(aging.keyspace)) == (0, [])
+
+
+def test_what_a_tier_does_not_admit_leaves_it_and_never_comes_back(layered: Layered, kubectl: Kubectl) -> None:
+    prompt, later = fresh_prompt("classified"), fresh_prompt("classified later")
+    with (
+        tenant(layered, "open", classification="Internal") as admitted,
+        tenant(layered, "secret", classification="Restricted") as restricted,
+        tier_contents(kubectl, REDIS) as redis,
+    ):
+
+        def there(who: Tenant) -> tuple[int, int]:
+            return len(layered.files(who.keyspace)), len(redis.blocks(who.keyspace))
+
+        for one in (admitted, restricted):
+            layered.ask(one, prompt)
+            wait_until("both tiers have it", lambda one=one: there(one) == (CHUNKS, CHUNKS), SETTLES_WITHIN_S)
+        with only_for(layered, "Public", "Internal"):
+            wait_until("the policy says so", lambda: admission(layered, "secret")[0] == "False", TOLD_WITHIN_S)
+            wait_until("every block has left both", lambda: there(restricted) == (0, 0), SETTLES_WITHIN_S)
+            said = kubectl.condition("tenantcachepolicy", "secret", DEMO_NAMESPACE, "TiersAdmitted")
+            assert said["reason"] == "ClassificationNotAllowed"
+            assert DISK in said["message"]
+            assert REDIS in said["message"]
+            assert admission(layered, "open") == ("True", "TiersAdmitted")
+
+            assert layered.ask(restricted, later) == NOTHING
+            assert layered.ask(restricted, later) == IN_MEMORY, "the memory takes everybody's"
+            # What came later than that and is admitted is there, so what is not there was kept out.
+            assert layered.ask(admitted, later) == NOTHING
+            wait_until("the others' is there", lambda: there(admitted) == (2 * CHUNKS, 2 * CHUNKS), SETTLES_WITHIN_S)
+            assert there(restricted) == (0, 0)
+            counts = layered.counters()
+            assert all(counts[f"{tier}.refused_not_allowed"] >= CHUNKS for tier in (DISK, REDIS))
+
+
+def test_a_pools_bytes_are_the_same_in_its_status_and_in_each_tier(layered: Layered, kubectl: Kubectl) -> None:
+    name, text = "layered-rules", fresh_prefix("layered")
+    fields = {"modelRef": {"name": MODEL}, "tiers": [{"name": tier} for tier in TIERS]}
+    with ExitStack() as stack:
+        stack.callback(kubectl.run, "-n", DEMO_NAMESPACE, "delete", "prefixpool", name, "--ignore-not-found")
+        kubectl.apply(pool_of(name, text, readers={"tenants": ["reader"]}, **fields))
+        reader = stack.enter_context(tenant(layered, "reader", pools=[{"name": name}]))
+        outsider = stack.enter_context(tenant(layered, "outsider"))
+        redis = stack.enter_context(tier_contents(kubectl, REDIS))
+        status = wait_published(kubectl, name)
+        (keyspace,) = pool_keyspaces(kubectl, name, MODEL)
+        told = {row["name"]: (row["stored"], row["bytes"]) for row in status["tiers"]}
+        chunks, files, blocks = int(status["chunks"]), layered.files(keyspace), redis.blocks(keyspace)
+        assert chunks == len(text) // CHUNK_TOKENS
+        assert told[DISK] == (len(files), size_of(files)) == (chunks, chunks * file_bytes(CHUNK_BYTES))
+        assert told[REDIS] == (len(blocks), sum(len(block.value) for block in blocks))
+        assert told[MEMORY] == (chunks, chunks * CHUNK_BYTES)
+        scope = keyspace[:SCOPE_DIGITS]
+
+        def in_memory() -> float | None:
+            return sample(layered.metrics(), "kvstrata_gate_memory_used_bytes", tier=MEMORY, scope=scope)
+
+        wait_until("the memory says so", lambda: in_memory() == told[MEMORY][1], TOLD_WITHIN_S)
+        ending = " and where does the book of rivers stand?"
+        assert layered.ask(outsider, text + ending) == NOTHING
+        assert layered.ask(reader, text + ending) == Found(chunks, 0, 0)
+        layered.say(json.dumps(status["tiers"]))
+
+
+def test_a_disk_that_becomes_read_only_costs_new_hits_and_no_request(layered: Layered) -> None:
+    with tenant(layered, "settler", *nothing_on(MEMORY, REDIS)) as settler:
+        old, new = fresh_prompt("before"), fresh_prompt("read-only")
+        layered.ask(settler, old)
+        on_disk(layered, settler, CHUNKS)
+        with read_only(container_pid(layered.kubectl, DEMO_NAMESPACE, layered.pod, "cache"), f"/{DISK_DIRECTORY}"):
+            assert layered.ask(settler, new) == NOTHING
+            wait_until("the disk refused it", lambda: room(layered) == ("False", "DiskReadOnly"), TOLD_WITHIN_S)
+            assert layered.ask(settler, new) == NOTHING
+            assert layered.ask(settler, old) == ON_DISK
+        # It is tried again every 30 s.
+        wait_until("blocks are stored again", lambda: layered.ask(settler, new) == ON_DISK, TOLD_WITHIN_S, every_s=2)
+        wait_until("the tier says so", lambda: room(layered) == ("True", "RoomLeft"), TOLD_WITHIN_S)
+
+
+def test_a_new_pod_is_ready_with_what_was_used_last_in_its_memory(layered: Layered, kubectl: Kubectl) -> None:
+    mine, others = fresh_prompt("hot"), fresh_prompt("cold")
+    with (
+        tenant(layered, "hot") as hot,
+        tenant(layered, "cold", *nothing_on(MEMORY, DISK)) as cold,
+        tier_contents(kubectl, REDIS) as redis,
+    ):
+        for who, prompt in ((hot, mine), (cold, others)):
+            assert layered.ask(who, prompt) == NOTHING
+            wait_until("Redis has it", lambda who=who: len(redis.blocks(who.keyspace)) == CHUNKS, SETTLES_WITHIN_S)
+        told = layered.replace_pod()
+        assert not told.warming
+        warmed = {row.scope: row.blocks for row in told.usage if row.tier == MEMORY}
+        assert warmed == {hot.keyspace[:SCOPE_DIGITS]: CHUNKS}
+        assert told.counters["memory.warmed_blocks"] == told.counters[f"{REDIS}.loaded"] == CHUNKS
+        # Its first request; and the control: what may not be in memory comes over the network when it is asked for.
+        assert layered.ask(hot, mine) == IN_MEMORY
+        assert layered.ask(cold, others) == IN_REDIS
+
+        def warmed_bytes() -> float | None:
+            name, scope = "kvstrata_cache_memory_warmed_bytes_total", hot.keyspace[:SCOPE_DIGITS]
+            return sample(layered.metrics(), name, scope=scope)
+
+        wait_until("metrics say so", lambda: warmed_bytes() == CHUNKS * CHUNK_BYTES, TOLD_WITHIN_S)
+        page = layered.metrics()
+        lasted_s = sample(page, "kvstrata_cache_memory_warm_up_seconds")
+        layered.say(f"the memory was warm after {lasted_s} s")
+        assert lasted_s is not None
+        assert lasted_s <= WARM_UP_S
+        assert sample(page, "kvstrata_cache_memory_warmed_blocks_total") == CHUNKS
+        assert sample(page, "kvstrata_cache_memory_warming") == 0
+
+
+def on_disk(layered: Layered, who: Tenant, count: int) -> list[Path]:
+    """Wait until a tenant has so many files."""
+
+    def there() -> list[Path] | None:
+        files = layered.files(who.keyspace)
+        return files if len(files) == count else None
+
+    found: list[Path] = wait_until(f"{count} blocks of {who.name} are on the disk", there, SETTLES_WITHIN_S)
+    return found
+
+
+def ciphertext_of(path: Path, domain: str) -> bytes:
+    """Return the body of a block's file, which is ciphertext by its name, by its header and by its looks."""
+    block = parse_file_name(path.parent.name, path.name)
+    assert block is not None
+    assert block[1], path.name
+    raw = path.read_bytes()
+    header = unpack_header(block_name(domain, block[0]), raw[-HEADER_BYTES:])
+    assert header is not None
+    assert header.encrypted
+    assert len(raw) == file_bytes(header.body_bytes)
+    body = raw[: header.body_bytes]
+    assert not any(raw[header.body_bytes + TAG_BYTES : -HEADER_BYTES])
+    assert len(zlib.compress(body)) > len(body) * SHRINKS, f"{path.name} can be compressed, as plaintext can"
+    return body
+
+
+def pieces(bodies: list[bytes]) -> set[bytes]:
+    """Return all that bodies hold, cut as the cipher cuts it."""
+    return {body[at : at + 16] for body in bodies for at in range(0, len(body), 16)}
+
+
+def size_of(files: list[Path]) -> int:
+    """Return the sum of the sizes of files."""
+    return sum(path.stat().st_size for path in files)
+
+
+def used_of(kubectl: Kubectl, tier: str) -> str:
+    """Return how much of a tier its status says is used."""
+    return str(kubectl.get("cachetier", tier, DEMO_NAMESPACE)["status"].get("used"))
+
+
+def usage_of(kubectl: Kubectl, who: Tenant) -> dict[str, Any] | None:
+    """Return what a tenant's status says that it has by tier, once it says something of the disk."""
+    status = kubectl.get("tenantcachepolicy", who.name, DEMO_NAMESPACE).get("status") or {}
+    rows = {row["name"]: row.get("used") for row in (status.get("usage") or {}).get("tiers") or ()}
+    return rows if rows.get(DISK) else None
+
+
+def room(layered: Layered) -> tuple[str, str]:
+    """Return what the tier of files says of its room."""
+    return layered.condition("cachetier", DISK, "HasRoom")
+
+
+def admission(layered: Layered, policy: str) -> tuple[str, str]:
+    """Return what a policy says of the tiers that take its data."""
+    return layered.condition("tenantcachepolicy", policy, "TiersAdmitted")

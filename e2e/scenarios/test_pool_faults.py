@@ -1,0 +1,239 @@
+"""Whatever ends while a pool's new content is being warmed: it is published whole, nobody reads it before, and all are
+answered as if there were no pool. A new pod that a pool holds up serves nobody before it has the pool."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from e2e.product.calls import Replica
+from e2e.product.chapters import CHUNK_TOKENS, MODEL, Stage
+from e2e.product.direct import DirectReplica, direct_replica, pods_run_here
+from e2e.product.direct_operator import Operators
+from e2e.product.direct_stage import open_direct_stage
+from e2e.product.faults import Victim
+from e2e.product.faults_traffic import wait_until_well
+from e2e.product.guest import guest, guests
+from e2e.product.install import DEMO_NAMESPACE
+from e2e.product.kubectl import CommandError, Kubectl, wait_until
+from e2e.product.pools import counts, fresh_prefixes, held, pool, pool_keyspaces, pool_of, wait_published
+from e2e.product.probes import ANSWER_TOKENS, LITTLE_OF_THEIR_OWN, QUESTION, probing
+from e2e.product.shared_tier import SERVER, TIER, empty
+from e2e.product.tier_contents import tier_contents
+from e2e.product.watches import watch
+
+pytestmark = pytest.mark.cluster
+
+POOL = "battered"
+MEMORY = "cpu"
+PREFIXES = 6
+CHUNKS = 10
+SHARED_TOKENS = CHUNKS * CHUNK_TOKENS
+WHOLE = PREFIXES * CHUNKS
+READERS = [f"reader-{number:02}" for number in range(12)]
+LATECOMER = "latecomer"
+FIELDS = {"readers": {"public": True}, "invalidation": "Lazy", "warmup": {"maxConcurrent": 2}}
+PUBLISHED_WITHIN_S = 180.0
+NEW_POD_WITHIN_S = 300.0
+
+
+@pytest.fixture
+def stage(kubectl: Kubectl) -> Iterator[Stage]:
+    """Two ready replicas as they are now: faults replace processes and pods."""
+    if not pods_run_here():
+        pytest.skip("the parts of another cluster than the local one cannot be killed and frozen from here")
+    with open_direct_stage(kubectl, print) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def keys(near: Stage) -> Iterator[dict[str, str]]:
+    """The readers' API keys."""
+    empty(near)
+    with guests(near, [*READERS, LATECOMER], {"pools": [{"name": POOL}], "tiers": LITTLE_OF_THEIR_OWN}) as known:
+        yield known
+
+
+@pytest.fixture(scope="module")
+def stranger(near: Stage) -> Iterator[str]:
+    """The API key of a tenant whose policy names no pool."""
+    with guest(near, "stranger", {"tiers": LITTLE_OF_THEIR_OWN}) as key:
+        yield key
+
+
+@dataclass(slots=True)
+class Content:
+    """What readers have now, and what is answered to whoever asks for it without a pool."""
+
+    prefixes: list[str]
+    answers: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def content(near: Stage, stranger: str) -> Iterator[Content]:
+    """A pool that is published; each test gives it other content."""
+    prefixes = fresh_prefixes("first", PREFIXES)
+    answers = answers_without_a_pool(near.first, stranger, prefixes)
+    with pool(near, POOL, prefixes, **FIELDS):
+        yield Content(prefixes, answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What ends, once the pod that warms has some share of the chunks. Meanwhile the pods are asked that serve.
+
+    The pod that computes what shared tiers lack is the one whose name comes first, if nothing speaks against it.
+    """
+
+    strike: Callable[[Stage], None]
+    share: float
+    serves: Callable[[Stage], Sequence[Replica]]
+
+
+def _kills(container: str) -> Callable[[Stage], None]:
+    return lambda stage: Victim(stage.kubectl, DEMO_NAMESPACE, stage.first.pod, container).send(signal.SIGKILL)
+
+
+def _kills_redis(stage: Stage) -> None:
+    Victim(stage.kubectl, DEMO_NAMESPACE, SERVER, "redis").send(signal.SIGKILL)
+
+
+def _kills_the_leader(stage: Stage) -> None:
+    next(pod for pod in Operators(stage.kubectl).pods() if pod.leads).kill()
+
+
+def _both(stage: Stage) -> Sequence[Replica]:
+    return stage.first, stage.second
+
+
+def _the_other(stage: Stage) -> Sequence[Replica]:
+    return (stage.second,)
+
+
+FAULTS = {
+    "the operator, early": Fault(_kills_the_leader, 0.0, _both),
+    "the gate that warms": Fault(_kills("gate"), 0.3, _the_other),
+    "the cache server, early": Fault(_kills("cache"), 1 / WHOLE, _both),
+    "Redis, halfway": Fault(_kills_redis, 0.5, _both),
+    "the engine that warms": Fault(_kills("engine"), 0.3, _the_other),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+def test_content_is_published_whole_and_read_by_nobody_before_although_there_ends(
+    fault: Fault, stage: Stage, kubectl: Kubectl, keys: dict[str, str], stranger: str, content: Content
+) -> None:
+    old, new = content.prefixes, fresh_prefixes("new", PREFIXES)
+    expected = content.answers | answers_without_a_pool(stage.second, stranger, new)
+    (old_keyspace,) = pool_keyspaces(kubectl, POOL)
+    before = kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["status"]["contentDigest"]
+    with (
+        watch(kubectl, "prefixpool", DEMO_NAMESPACE, POOL) as told,
+        probing(fault.serves(stage), {name: keys[name] for name in READERS}, old, pause_s=0.5) as probes,
+    ):
+        probes.wait_for(2)
+        kubectl.apply(pool_of(POOL, new, **FIELDS))
+        probes.ask_for(new)
+        keyspace = wait_until("pods are told", lambda: _another(kubectl, old_keyspace), 60, every_s=0)
+        wait_until("so much is warm", lambda: _warm_chunks(stage.first, keyspace) >= fault.share * WHOLE, 60, every_s=0)
+        chunks = _warm_chunks(stage.first, keyspace)
+        assert chunks < WHOLE
+        fault.strike(stage)
+        struck_at = time.monotonic()
+        published = told.wait_for("published", lambda o: _is_published(o, before), PUBLISHED_WITHIN_S, struck_at)
+        status = wait_published(kubectl, POOL, PUBLISHED_WITHIN_S)
+        probes.wait_for(4)
+    content.prefixes, content.answers = new, {prefix: expected[prefix] for prefix in new}
+    stage.say(
+        f"{chunks} of {WHOLE} chunks were warm; published {published.at - struck_at:.1f} s after; "
+        f"{len(probes.done)} requests"
+    )
+    assert not probes.failed
+    assert [(one, expected[one.prefix]) for one in probes.done if one.text != expected[one.prefix]] == []
+    early = probes.fresh(new, until=published.at)
+    assert early
+    assert {one.cached_tokens for one in early} == {0}, early
+    # What status says is what there is, and whoever comes now finds all of it.
+    assert status["chunks"] == WHOLE
+    assert {row["name"]: (row["stored"], row["expected"]) for row in status["tiers"]} == {
+        MEMORY: (WHOLE, WHOLE),
+        TIER: (WHOLE, WHOLE),
+    }
+    with tier_contents(kubectl) as tier:
+        stored = tier.blocks(keyspace)
+    assert len(stored) == WHOLE
+    assert pool_keyspaces(kubectl, POOL) == [keyspace]
+    assert stage.second.complete(keys[LATECOMER], new[0] + QUESTION).cached_tokens == SHARED_TOKENS
+    wait_until_well(kubectl)
+
+
+def test_a_new_pod_that_a_pool_holds_up_is_ready_when_its_own_memory_has_the_pool(
+    stage: Stage, kubectl: Kubectl, keys: dict[str, str], content: Content
+) -> None:
+    kubectl.apply(pool_of(POOL, content.prefixes, **{**FIELDS, "warmup": {"beforeReady": True}}))
+    wait_published(kubectl, POOL)
+    (keyspace,) = pool_keyspaces(kubectl, POOL)
+    kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", stage.second.pod, timeout_s=300)
+    new = wait_until("a new pod runs", lambda: _new_pod(kubectl, stage), NEW_POD_WITHIN_S)
+    said: list[str] = []
+
+    def is_ready() -> bool:
+        try:
+            why = new.not_ready()
+        except OSError:
+            return False  # it does not listen yet
+        if why and why not in said[-1:]:
+            said.append(why)
+        return not why
+
+    wait_until("it is ready", is_ready, NEW_POD_WITHIN_S, every_s=0.01)
+    memory = held(new, keyspace)[MEMORY]
+    assert (memory.stored, memory.expected) == (WHOLE, WHOLE), said
+    assert said[-1] == f"warming: the pool {POOL} is not in this pod's memory yet", said
+    before = counts(new)
+    answer = new.complete(keys[READERS[0]], f"{content.prefixes[0]} [{time.time_ns()}] And now?")
+    after = counts(new)
+    assert (answer.status, answer.cached_tokens) == (200, SHARED_TOKENS)
+    assert after["memory.lent_blocks"] - before.get("memory.lent_blocks", 0) == CHUNKS
+    loaded = f"{TIER}.pool_hits"
+    assert after.get(loaded, 0) == before.get(loaded, 0), "chunks were loaded from Redis"
+    wait_until_well(kubectl)
+
+
+def answers_without_a_pool(where: Replica, stranger: str, prefixes: Sequence[str]) -> dict[str, str]:
+    """Return what a tenant is answered that reads no such pool and asks each for the first time."""
+    answers = {prefix: where.complete(stranger, prefix + QUESTION, max_tokens=ANSWER_TOKENS) for prefix in prefixes}
+    assert {(one.status, one.cached_tokens) for one in answers.values()} == {(200, 0)}
+    return {prefix: answer.text for prefix, answer in answers.items()}
+
+
+def _another(kubectl: Kubectl, keyspace: str) -> str:
+    return next((one for one in pool_keyspaces(kubectl, POOL) if one != keyspace), "")
+
+
+def _warm_chunks(where: Replica, keyspace: str) -> int:
+    rows = held(where, keyspace)
+    return rows[MEMORY].stored if MEMORY in rows else -1
+
+
+def _is_published(item: dict[str, Any], before: str) -> bool:
+    """Whether readers are sent to the content that comes after one of digest `before`, or are about to be."""
+    status = item["status"]
+    return bool(status.get("next", {}).get("published") or status["contentDigest"] != before)
+
+
+def _new_pod(kubectl: Kubectl, stage: Stage) -> DirectReplica | None:
+    """Return the pod that came after those of `stage` as soon as its engine has been started."""
+    known = {stage.first.pod, stage.second.pod}
+    pods = kubectl.list("pod", DEMO_NAMESPACE, f"kvstrata.io/model={MODEL}")
+    for name in (pod["metadata"]["name"] for pod in pods):
+        if name not in known:
+            with contextlib.suppress(CommandError):
+                return direct_replica(kubectl, DEMO_NAMESPACE, MODEL, name)
+    return None

@@ -1,0 +1,67 @@
+"""A pinned pool stays while a tenant fills memory and Redis beyond their room; in memory, others make room for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from e2e.product.chapters import CHUNK_TOKENS, MODEL, STORE_SETTLES_S, Stage
+from e2e.product.direct import DirectReplica
+from e2e.product.guest import guest, guests
+from e2e.product.kubectl import Kubectl, wait_until
+from e2e.product.pools import counts, fresh_prefix, held, pool, pool_keyspaces
+from e2e.product.shared_tier import TIER, make_room
+from e2e.product.traffic import Caller, traffic
+
+pytestmark = pytest.mark.cluster
+
+PINNED, PLAIN = "pinned", "plain"
+MEMORY = "cpu"
+CHUNKS = 10
+SHARED_TOKENS = CHUNKS * CHUNK_TOKENS
+LONG_TOKENS = 2000
+FULL_WITHIN_S = 240.0
+
+
+def test_a_pinned_pool_stays_where_a_tenant_fills_memory_and_redis_and_others_go(near: Stage, kubectl: Kubectl) -> None:
+    make_room(near)
+    texts = {PLAIN: fresh_prefix(PLAIN), PINNED: fresh_prefix(PINNED)}
+    public = {"readers": {"public": True}}
+    both = {"pools": [{"name": name} for name in texts]}
+    replicas = [where for where in (near.first, near.second) if isinstance(where, DirectReplica)]
+    with (
+        guests(near, ["reader-a", "reader-b"], both) as keys,
+        guest(near, "hoarder", {}) as hoarder,
+        pool(near, PINNED, texts[PINNED], **public, pinned=True),
+        pool(near, PLAIN, texts[PLAIN], **public),
+    ):
+        keyspaces = {name: pool_keyspaces(kubectl, name)[0] for name in texts}
+
+        def stored(name: str, *tiers: str) -> list[int]:
+            """What tiers have of a pool by the word of each pod, in chunks."""
+            rows = [held(where, keyspaces[name]) for where in replicas]
+            return [row[tier].stored for row in rows for tier in tiers]
+
+        assert stored(PINNED, MEMORY, TIER) == stored(PLAIN, MEMORY, TIER) == [CHUNKS] * 4
+        began, refused = time.monotonic(), _refused(replicas)
+        callers = [Caller(where, "hoarder", hoarder, _long) for where in replicas for _ in range(2)]
+        with traffic(*callers, pause_s=0) as running:
+            wait_until("the other pool made room", lambda: not any(stored(PLAIN, MEMORY)), FULL_WITHIN_S, every_s=1)
+            wait_until("Redis takes no more", lambda: _refused(replicas) > refused, FULL_WITHIN_S, every_s=1)
+        time.sleep(STORE_SETTLES_S)
+        near.say(f"{running.account} in {time.monotonic() - began:.0f} s; of the other is left {stored(PLAIN, MEMORY)}")
+        assert not running.account.failed
+        assert stored(PINNED, MEMORY, TIER) == [CHUNKS] * 4
+        for where, key in zip(replicas, keys.values(), strict=True):
+            assert where.complete(key, texts[PINNED] + _long()[:200]).cached_tokens == SHARED_TOKENS
+
+
+def _refused(replicas: Sequence[DirectReplica]) -> int:
+    """Return how many blocks Redis had no room for."""
+    return sum(counts(where).get(f"{TIER}.refused_over_budget", 0) for where in replicas)
+
+
+def _long() -> str:
+    return f"[{time.time_ns()} {MODEL}] {'The river rises in the hills and ends in the sea. ' * 50}"[:LONG_TOKENS]

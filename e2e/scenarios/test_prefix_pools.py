@@ -1,0 +1,220 @@
+"""A declared prefix is computed once and read by whom its pool lists; all that follows it stays each tenant's own."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from e2e.product.calls import Hits, Replica
+from e2e.product.chapters import ACME_KEY, CHUNK_TOKENS, STORE_SETTLES_S, Stage, _object, keyspace_of
+from e2e.product.guest import guests
+from e2e.product.install import DEMO_NAMESPACE
+from e2e.product.kubectl import Kubectl, wait_until
+from e2e.product.pools import fresh_prefix, pool, pool_keyspaces, pool_of, wait_published
+from e2e.product.shared_tier import TIER, empty, make_room
+from e2e.product.tier_contents import tier_contents
+
+pytestmark = pytest.mark.cluster
+
+POOL = "house-rules"
+CHUNKS = 10
+SHARED_TOKENS = CHUNKS * CHUNK_TOKENS
+QUESTION_TOKENS = 200
+TOLD_WITHIN_S = 60.0
+ATTEMPTS = 5
+
+
+def question(tenant: str) -> str:
+    """What a tenant adds to the shared prefix, different from its first letter on."""
+    return (tenant[::-1] + f" {time.time_ns()} asks where the book of rivers stands. " * 5)[:QUESTION_TOKENS]
+
+
+@contextmanager
+def readers(stage: Stage, *names: str, pools: tuple[str, ...] = (POOL,)) -> Iterator[dict[str, str]]:
+    """Let tenants that name pools be served while the block runs; yields their API keys."""
+    with guests(stage, names, {"pools": [{"name": name} for name in pools]}) as keys:
+        yield keys
+
+
+def test_tenants_without_a_pool_store_the_same_prefix_once_each(near: Stage, kubectl: Kubectl) -> None:
+    make_room(near)
+    text = fresh_prefix("private")
+    with readers(near, "solo-a", "solo-b", pools=()) as keys, tier_contents(kubectl) as tier:
+        for name, key in keys.items():
+            assert asked(near.first, key, text + question(name)) == Hits(0, 0)
+        time.sleep(STORE_SETTLES_S)
+        stored = [len(tier.blocks(keyspace_of(kubectl, name))) for name in keys]
+        whole = (len(text) + QUESTION_TOKENS) // CHUNK_TOKENS
+        assert stored == [whole, whole]
+
+
+def test_readers_share_one_copy_of_the_prefix_and_nothing_after_it(near: Stage, kubectl: Kubectl) -> None:
+    make_room(near)
+    text = fresh_prefix("shared")
+    names = ("reader-a", "reader-b", "reader-c")
+    with pool(near, POOL, text, readers={"tenants": list(names)}), readers(near, *names) as keys:
+        (keyspace,) = pool_keyspaces(kubectl, POOL)
+        ends = {name: question(name) for name in names}
+        for name, where in zip(names, (near.first, near.second, near.first), strict=True):
+            assert asked(where, keys[name], text + ends[name]) == Hits(0, SHARED_TOKENS), name
+        # Who is not a reader finds nothing of the same tokens, and one reader nothing of what another added.
+        assert asked(near.first, ACME_KEY, text + ends["reader-a"]) == Hits(0, 0)
+        assert asked(near.second, keys["reader-a"], text + ends["reader-b"]) == Hits(0, SHARED_TOKENS)
+        time.sleep(STORE_SETTLES_S)
+        with tier_contents(kubectl) as tier:
+            of_pool = tier.blocks(keyspace)
+            assert len(of_pool) == CHUNKS
+            own = (len(text) + QUESTION_TOKENS) // CHUNK_TOKENS - CHUNKS
+            assert len(tier.blocks(keyspace_of(kubectl, "reader-b"))) == own
+            assert len(tier.blocks(keyspace_of(kubectl, "reader-c"))) == own
+        status = kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["status"]
+        told = {tier["name"]: tier for tier in status["tiers"]}
+        assert status["chunks"] == told[TIER]["stored"] == CHUNKS
+        assert told[TIER]["bytes"] == sum(len(block.value) for block in of_pool)
+        near.say(kubectl.run("-n", DEMO_NAMESPACE, "get", "prefixpool", POOL))
+
+
+def test_what_a_reader_gets_by_a_pool_is_what_it_would_get_without(near: Stage) -> None:
+    make_room(near)
+    text = fresh_prefix("the same answer")
+    with pool(near, POOL, text, readers={"tenants": ["reader-a"]}), readers(near, "reader-a") as keys:
+        prompt = text + question("either")
+        by_pool = near.first.complete(keys["reader-a"], prompt, max_tokens=16)
+        computed = near.first.complete(ACME_KEY, prompt, max_tokens=16)
+        assert (by_pool.cached_tokens, computed.cached_tokens) == (SHARED_TOKENS, 0)
+        assert by_pool.text == computed.text
+
+
+def test_a_reader_that_is_taken_off_the_list_reads_no_more_once_its_policy_says_so(
+    near: Stage, kubectl: Kubectl
+) -> None:
+    make_room(near)
+    text = fresh_prefix("taken off")
+    both = ["reader-a", "reader-b"]
+    with pool(near, POOL, text, readers={"tenants": both}), readers(near, *both) as keys:
+        assert asked(near.first, keys["reader-b"], text + question("reader-b")) == Hits(0, SHARED_TOKENS)
+        kubectl.apply(pool_of(POOL, text, readers={"tenants": ["reader-a"]}))
+        wait_until("the policy says so", lambda: _not_a_reader(kubectl, "reader-b"), TOLD_WITHIN_S)
+        assert asked(near.second, keys["reader-b"], text + question("reader-b")) == Hits(0, 0)
+        assert asked(near.second, keys["reader-a"], text + question("reader-a")) == Hits(0, SHARED_TOKENS)
+
+
+@pytest.mark.parametrize("invalidation", ["Lazy", "Eager"])
+def test_new_content_takes_the_place_of_the_old(near: Stage, kubectl: Kubectl, invalidation: str) -> None:
+    make_room(near)
+    old, new = fresh_prefix("old"), fresh_prefix("new")
+    names = ("reader-a", "reader-b", "reader-c")
+    fields = {"readers": {"tenants": list(names)}, "invalidation": invalidation}
+    with pool(near, POOL, old, **fields), readers(near, *names) as keys:
+        assert asked(near.first, keys["reader-a"], old + question("reader-a")) == Hits(0, SHARED_TOKENS)
+        before = kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["status"]
+        (gone,) = pool_keyspaces(kubectl, POOL)
+        kubectl.apply(pool_of(POOL, new, **fields))
+        after = wait_published(kubectl, POOL)
+        assert after["contentDigest"] != before["contentDigest"]
+        assert gone not in pool_keyspaces(kubectl, POOL)
+        assert asked(near.first, keys["reader-b"], new + question("reader-b")) == Hits(0, SHARED_TOKENS)
+        assert asked(near.first, keys["reader-c"], old + question("reader-c")) == Hits(0, 0)
+
+
+def test_a_pool_that_is_deleted_is_read_by_nobody(near: Stage, kubectl: Kubectl) -> None:
+    make_room(near)
+    text = fresh_prefix("deleted")
+    with readers(near, "reader-a") as keys:
+        with pool(near, POOL, text, readers={"tenants": ["reader-a"]}):
+            assert asked(near.first, keys["reader-a"], text + question("reader-a")) == Hits(0, SHARED_TOKENS)
+        wait_until("the bundle has no pool", lambda: not pool_keyspaces(kubectl, POOL), TOLD_WITHIN_S)
+        wait_until("the policy says so", lambda: _reason(kubectl, "reader-a") == "PoolNotFound", TOLD_WITHIN_S)
+        wait_until("the policy is enforced", lambda: _enforced(kubectl, "reader-a"), TOLD_WITHIN_S)
+        assert asked(near.second, keys["reader-a"], text + question("reader-a")) == Hits(0, 0)
+
+
+def test_members_of_a_group_that_shares_pools_only_share_the_declared_prefix_and_nothing_after_it(
+    near: Stage, kubectl: Kubectl
+) -> None:
+    empty(near)  # a group that is new gets no room in a tier that others have filled
+    members, group = ["member-a", "member-b"], "pools-only"
+    spec = {"isolation": "Group", "groupRef": {"name": group}, "pools": [{"name": POOL}]}
+    text, end = fresh_prefix("of a group"), question("both")
+    try:
+        kubectl.apply(_object("TenantGroup", group, {"members": members, "sharing": "PoolsOnly"}))
+        with guests(near, members, spec) as keys, pool(near, POOL, text, readers={"groups": [group]}):
+            for where, key in zip((near.first, near.second), keys.values(), strict=True):
+                assert asked(where, key, text + end) == Hits(0, SHARED_TOKENS)
+                time.sleep(STORE_SETTLES_S)
+            # The same question has more in common than the prefix, as members find who share all.
+            kubectl.apply(_object("TenantGroup", group, {"members": members, "sharing": "Full"}))
+            for name in members:
+                wait_until("they share all", lambda name=name: _is_in_group(kubectl, name), TOLD_WITHIN_S)
+            whole = (len(text) + QUESTION_TOKENS) // CHUNK_TOKENS * CHUNK_TOKENS
+            # Until the group's data key is there too, tiers take nothing of it; and a lookup that is late is a miss.
+            found = []
+            for attempt in range(ATTEMPTS):
+                end = question(f"both again, {attempt}")
+                for where, key in zip((near.first, near.second), keys.values(), strict=True):
+                    found.append(where.complete(key, text + end).cached_tokens)
+                    time.sleep(STORE_SETTLES_S)
+                if found[-1] == whole:
+                    break
+            assert found[-1] == whole, found
+    finally:
+        kubectl.run("-n", DEMO_NAMESPACE, "delete", "tenantgroup", group, "--ignore-not-found")
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"prefixes": [{"name": "short", "text": "Be brief."}]}, "NoWholeChunk"),
+        ({"modelRef": {"name": "nobody"}}, "ModelNotFound"),
+        ({"tiers": [{"name": "nowhere"}]}, "TierNotFound"),
+        (
+            {"prefixes": [{"name": "absent", "configMapKeyRef": {"name": "nowhere", "key": "prompt"}}]},
+            "SourceNotFound",
+        ),
+    ],
+    ids=lambda one: one if isinstance(one, str) else "",
+)
+def test_a_pool_that_cannot_be_served_says_why(kubectl: Kubectl, fields: dict[str, Any], reason: str) -> None:
+    name = f"wrong-{reason.lower()}"
+    try:
+        kubectl.apply(pool_of(name, fresh_prefix("wrong"), **{"readers": {"tenants": ["acme"]}} | fields))
+        stalled = wait_until(reason, lambda: _stalled(kubectl, name), TOLD_WITHIN_S)
+        assert stalled["reason"] == reason, json.dumps(stalled)
+        assert len(stalled["message"].split()) > 5, stalled["message"]
+    finally:
+        kubectl.run("-n", DEMO_NAMESPACE, "delete", "prefixpool", name, "--ignore-not-found")
+
+
+def asked(where: Replica, key: str, prompt: str) -> Hits:
+    """What the engine found of a prompt: in its own memory, and behind it."""
+    before = where.hits()
+    answer = where.complete(key, prompt)
+    assert answer.status == 200, answer.error
+    return where.hits() - before
+
+
+def _not_a_reader(kubectl: Kubectl, policy: str) -> bool:
+    return _reason(kubectl, policy) == "NotAReader" and _enforced(kubectl, policy)
+
+
+def _reason(kubectl: Kubectl, policy: str) -> str:
+    return str(kubectl.condition("tenantcachepolicy", policy, DEMO_NAMESPACE, "PoolsResolved").get("reason"))
+
+
+def _enforced(kubectl: Kubectl, policy: str) -> bool:
+    return kubectl.condition("tenantcachepolicy", policy, DEMO_NAMESPACE, "Enforced").get("status") == "True"
+
+
+def _is_in_group(kubectl: Kubectl, policy: str) -> bool:
+    scope = (kubectl.get("tenantcachepolicy", policy, DEMO_NAMESPACE)["status"].get("scope") or {}).get("kind")
+    return bool(scope == "Group" and _enforced(kubectl, policy))
+
+
+def _stalled(kubectl: Kubectl, name: str) -> dict[str, Any] | None:
+    found = kubectl.condition("prefixpool", name, DEMO_NAMESPACE, "Stalled")
+    return found if found.get("status") == "True" else None
