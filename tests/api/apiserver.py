@@ -14,7 +14,11 @@ from kubernetes import config
 from kvstrata.api import GROUP, KINDS, VERSION
 
 PLURALS = {kind.INFO.kind: kind.INFO.plural for kind in KINDS}
-CORE_PATHS = {"Namespace": "/api/v1/namespaces", "Secret": "/api/v1/namespaces/{namespace}/secrets"}
+CORE_PATHS = {
+    "Namespace": "/api/v1/namespaces",
+    "Secret": "/api/v1/namespaces/{namespace}/secrets",
+    "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
+}
 CRD_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 

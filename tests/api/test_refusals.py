@@ -71,6 +71,7 @@ ACCEPTED = [
     ("CacheInvalidation", {"spec.mode": "Eager", "spec.tiers": [{"name": "shared"}], "spec.allowResidue": True}),
     ("CacheInvalidation", {"spec.scope": {"prefix": {"modelRef": {"name": "m"}, "content": {"tokenIDs": [1, 2]}}}}),
     ("PrefixPool", {"spec.prefixes[0]": {"name": "a", "tokenIDs": [1, 2, 3]}}),
+    ("PrefixPool", {"spec.prefixes[0]": {"name": "a", "configMapKeyRef": {"name": "c", "key": "k"}, "format": "Chat"}}),
     ("CacheDomain", {"spec": {}}),
     ("CacheDomain", {"spec.staleAfter": "24h", "spec.drainTimeout": "1h"}),
 ]
@@ -90,6 +91,7 @@ IMMUTABLE = [
         "spec.medium",
         "is immutable",
     ),
+    ("PrefixPool", {"modelRef": {"name": "another"}}, "spec.modelRef", "modelRef is immutable"),
     ("CacheInvalidation", {"mode": "Eager"}, "spec", "an invalidation is immutable"),
     ("CacheInvalidation", {"reason": "added later"}, "spec", "an invalidation is immutable"),
 ]

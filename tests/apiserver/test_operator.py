@@ -130,13 +130,43 @@ def test_kubectl_get_cache_status_lists_every_kind(server: Server, operator: Ope
             "modelRef": {"name": "tiny"}, "prefixes": [{"name": "a", "text": "x"}], "readers": {"public": True}
         })
     )  # fmt: skip
-    server.wait("the pool's status", lambda: server.condition("PrefixPool", "manual", "Stalled")[0] == "True")
+    server.wait(
+        "the pool's status", lambda: server.condition("PrefixPool", "manual", "Ready") == ("False", "NoLivePods")
+    )
     listed = server.kubectl("-n", NAMESPACE, "get", "cache-status")
     for kind in ("cachedomain", "cachetier", "cachedmodel", "tenantcachepolicy", "tenantgroup", "prefixpool",
                  "cacheinvalidation"):  # fmt: skip
         assert f"{kind}.kvstrata.io/" in listed, listed
     assert "NoLivePods" not in server.kubectl("-n", NAMESPACE, "get", "tcpol")
     assert "NoLivePods" in server.kubectl("-n", NAMESPACE, "get", "tcpol", "-o", "wide")
+
+
+def test_a_prefix_is_read_from_a_config_map_that_appears_and_changes(server: Server, operator: OperatorProcess) -> None:
+    prefix = {"name": "a", "configMapKeyRef": {"name": "prefix", "key": "text"}}
+    pool = {"modelRef": {"name": "tiny"}, "prefixes": [prefix], "readers": {"public": True}}
+
+    def digest() -> str | None:
+        return ((server.get("prefixpool", "sourced") or {}).get("status") or {}).get("contentDigest")
+
+    def write(text: str) -> None:
+        metadata = {"name": "prefix", "namespace": NAMESPACE}
+        server.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"text": text}})
+
+    server.apply(_own("PrefixPool", "sourced", pool))
+    server.wait(
+        "the missing source", lambda: server.condition("PrefixPool", "sourced", "Stalled") == ("True", "SourceNotFound")
+    )
+    time.sleep(3)
+    write("You answer in one sentence.")
+    server.patch("prefixpool", "sourced", pinned=True)
+    server.wait("the source", lambda: digest() is not None)
+    assert server.condition("PrefixPool", "sourced", "Ready") == ("False", "NoLivePods")
+    before = digest()
+    time.sleep(3)
+    write("You answer in two sentences.")
+    server.patch("prefixpool", "sourced", pinned=False)
+    server.wait("the changed source", lambda: digest() != before)
+    server.kubectl("-n", NAMESPACE, "delete", "prefixpool", "sourced")
 
 
 def test_a_restart_over_a_settled_world_writes_nothing(

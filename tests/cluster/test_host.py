@@ -14,7 +14,7 @@ import pytest
 from e2e.cluster.cgroups import Hierarchy, parse_hierarchies
 from e2e.cluster.processes import kill_recorded, record_pid, recorded_pid, spawn
 from e2e.cluster.progress import ClusterError, Progress, describe
-from e2e.cluster.rootfs import redis_server_command
+from e2e.cluster.rootfs import fio_command, redis_server_command
 from e2e.cluster.settings import Paths
 
 JOINT_V1 = """\
@@ -89,6 +89,15 @@ def test_a_step_says_that_it_still_runs_after_two_seconds() -> None:
 def test_the_redis_of_the_root_file_system_runs_on_the_host() -> None:
     shown = subprocess.run([*redis_server_command(), "--version"], capture_output=True, text=True, check=True)
     assert shown.stdout.startswith("Redis server v=7.")
+
+
+@pytest.mark.skipif(
+    not (Paths().rootfs / "usr/bin/fio").exists(),
+    reason="needs the root file system of `python3 -m e2e.cluster build`, made since fio is in it",
+)
+def test_the_fio_of_the_root_file_system_runs_on_the_host() -> None:
+    shown = subprocess.run([*fio_command(), "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("fio-3.")
 
 
 def test_the_command_line_explains_itself_without_touching_anything() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.dataplane.fresh import fresh_keyspace, fresh_sequence
 from tests.dataplane.lmcache_server import LMCacheServer, lmcache_python
 from tests.tiers.gate_stand_in import GateStandIn
 
@@ -18,6 +19,24 @@ def tier(port: int, name: str = "shared", **options: Any) -> dict[str, Any]:
     """Return the parameters of a tier on a loopback port, with deadlines that suit a test."""
     deadlines = {"io_timeout_ms": 500, "lookup_deadline_ms": 500, "load_deadline_ms": 1000, "store_deadline_ms": 2000}
     return {"name": name, "endpoints": [{"host": "127.0.0.1", "port": port}], "workers": 2} | deadlines | options
+
+
+def file_tier(directory: Path, **options: Any) -> dict[str, Any]:
+    """Return the parameters of a tier of files."""
+    settings = {"medium": "NVMe", "name": "disk", "directory": str(directory), "free_floor_percent": 0, "workers": 2}
+    return settings | {"capacity_bytes": 64 << 20, "max_blocks": 4096} | options
+
+
+@pytest.fixture
+def sequence() -> int:
+    """The number of a prompt of this test's own."""
+    return fresh_sequence()
+
+
+@pytest.fixture
+def keyspace() -> str:
+    """A keyspace of this test's own."""
+    return fresh_keyspace()
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +56,9 @@ def start_server() -> Iterator[StartServer]:
         tiers: list[dict[str, Any] | None],
         chunk_tokens: int | None = None,
         memory: dict[str, Any] | None = None,
+        **options: Any,
     ) -> LMCacheServer:
-        server = LMCacheServer(python, directory, gate, tiers, chunk_tokens or 16, memory)
+        server = LMCacheServer(python, directory, gate, tiers, chunk_tokens or 16, memory, **options)
         servers.append(server)
         server.wait_until_ready()
         if chunk_tokens is None:

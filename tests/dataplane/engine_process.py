@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import time
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 from e2e.cluster.ports import free_port
 from tests.dataplane.lmcache_server import ROOT
@@ -26,10 +28,22 @@ def engine_python() -> Path | None:
 
 
 class EngineProcess:
-    """The engine with its own prefix cache off, so that every prompt is looked up in the cache server."""
+    """The engine with its own prefix cache off, so that every prompt is looked up in the cache server.
 
-    def __init__(self, python: Path, directory: Path, cache_port: int, extra: dict[str, object] | None = None) -> None:
+    With `socket_path` it listens there instead of on a port, and its model's tokenizer merges.
+    """
+
+    def __init__(
+        self,
+        python: Path,
+        directory: Path,
+        cache_port: int,
+        extra: dict[str, object] | None = None,
+        *,
+        socket_path: Path | None = None,
+    ) -> None:
         self.port = free_port()
+        self._socket_path = socket_path
         self.log_file = directory / "engine.log"
         self._environment = os.environ | {
             "PYTHONPATH": f"{ROOT}/operator/src:{ROOT}/sidecar/src",
@@ -48,7 +62,8 @@ class EngineProcess:
         }
         model = directory / "model"
         maker = ROOT / "e2e/images/engine-cpu/make_tiny_llama.py"
-        subprocess.run([str(python), str(maker), str(model)], env=self._environment, check=True, capture_output=True)
+        made = [str(python), str(maker), str(model), *(["--merges"] if socket_path is not None else [])]
+        subprocess.run(made, env=self._environment, check=True, capture_output=True)
         timing = {"lmcache.mp.mq_timeout": 3.0, "lmcache.mp.heartbeat_interval": 1.0}
         transfer = {
             "kv_connector": "GuardedConnector",
@@ -74,7 +89,9 @@ class EngineProcess:
             "--block-size": "32",
             "--kv-transfer-config": json.dumps(transfer),
         }
-        words = ["--enforce-eager", "--no-enable-prefix-caching"]
+        if socket_path is not None:
+            flags["--uds"] = str(socket_path)
+        words = ["--enforce-eager", "--no-enable-prefix-caching", "--enable-prompt-tokens-details"]
         words += [word for flag in flags.items() for word in flag]
         with self.log_file.open("wb") as log:
             self._process = subprocess.Popen(
@@ -91,23 +108,49 @@ class EngineProcess:
             assert self._process.poll() is None, self.log_file.read_text()[-6000:]
             assert time.monotonic() < give_up_at_s, self.log_file.read_text()[-6000:]
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
+                if self._is_healthy():
                     return
             except OSError:
-                time.sleep(0.5)
+                pass
+            time.sleep(0.5)
+
+    def _is_healthy(self) -> bool:
+        if self._socket_path is None:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5):
+                return True
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(5)
+            connection.connect(str(self._socket_path))
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: engine\r\nConnection: close\r\n\r\n")
+            return connection.recv(64).startswith(b"HTTP/1.1 200")
 
     def complete(self, prompt: str, salt: str) -> float:
         """Have a few tokens generated; return the seconds that it took. Raises OSError if it fails."""
-        body = {"model": MODEL, "prompt": prompt, "max_tokens": 4, "temperature": 0, "cache_salt": salt}
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}/v1/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
         started_s = time.monotonic()
-        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
-            assert json.load(response)["choices"]
+        assert self.completion(prompt=prompt, cache_salt=salt, max_tokens=4)["choices"]
         return time.monotonic() - started_s
+
+    def completion(self, **body: Any) -> dict[str, Any]:
+        """Return the engine's answer to a completion request, greedily sampled. Raises OSError if it fails."""
+        answer: dict[str, Any] = self._post("/v1/completions", {"model": MODEL, "temperature": 0} | body)
+        return answer
+
+    def tokens(self, prompt: str) -> list[int]:
+        """Return a prompt's token ids, as a completion has them."""
+        return [int(token) for token in self._post("/tokenize", {"model": MODEL, "prompt": prompt})["tokens"]]
+
+    def logprobs(self, prompt: str, salt: str, top: int = 5) -> list[dict[str, float]]:
+        """Return for each of a few generated tokens the likeliest ones with their log probabilities."""
+        choice = self.completion(prompt=prompt, cache_salt=salt, max_tokens=4, logprobs=top)["choices"][0]
+        found: list[dict[str, float]] = choice["logprobs"]["top_logprobs"]
+        return found
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+            return json.load(response)
 
     def external_hits(self) -> float:
         """Return how many tokens came from the cache server so far."""

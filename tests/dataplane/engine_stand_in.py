@@ -62,7 +62,7 @@ class Engine:
         )
         self._client.start()
         self._rpc = self._client._require_started()
-        self._held: dict[int, tuple[Any, int]] = {}
+        self._held: dict[tuple[int, str], tuple[Any, int]] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out one request."""
@@ -94,12 +94,13 @@ class Engine:
 
     def _hold(self, request: dict[str, Any]) -> dict[str, Any]:
         started_s = time.monotonic()
+        held = request["sequence"], request["salt"]
         if request["op"] == "hold":
             context = self._client.create_request(request["sequence"], uuid.uuid4().hex, "test")
             hits = self._lookup(context)
-            self._held[request["sequence"]] = context, hits
+            self._held[held] = context, hits
         else:
-            context, hits = self._held.pop(request["sequence"])
+            context, hits = self._held.pop(held)
             self._free(context, hits)
             self._client.end_session(context)
         return {"hits": hits, "ms": _ms_since(started_s)}

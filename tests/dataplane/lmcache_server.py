@@ -29,7 +29,8 @@ def lmcache_python() -> Path | None:
 class LMCacheServer:
     """The server as a pod runs it, on loopback, with one adapter for each tier; `tiers` are TierParams or None.
 
-    With `memory` (its parameters beside the pod's) the server's own memory is under the policy too.
+    With `memory` (its parameters beside the pod's) the server's own memory, `memory_gb` of it, is under the policy too.
+    `read_ttl_s` is after how long the locks of a reader that died end.
     """
 
     def __init__(
@@ -40,6 +41,8 @@ class LMCacheServer:
         tiers: list[dict[str, Any] | None],
         chunk_tokens: int = 16,
         memory: dict[str, Any] | None = None,
+        read_ttl_s: int = 300,
+        memory_gb: float = 0.05,
     ) -> None:
         self.rpc_port, self.http_port = free_port(), free_port()
         self.log_file = directory / "lmcache.log"
@@ -56,8 +59,10 @@ class LMCacheServer:
         }
         if memory is not None:
             adapters += ["--server-module", json.dumps(memory_module(gate, memory))]
-        self._chunk_tokens = chunk_tokens
+        self._chunk_tokens, self._read_ttl_s = chunk_tokens, read_ttl_s
+        self._memory_gb = memory_gb
         self._eviction = "LRU" if memory is None else "noop"
+        self._prefetch = "retain" if memory is not None and memory["tier"] else "default"
         self._shm_name = f"kvs-test-{self.rpc_port}"
         self.command = [str(python.parent / "lmcache"), "server", *self._flags(), *adapters]
         self._python, self.environment = python, environment
@@ -76,11 +81,11 @@ class LMCacheServer:
             except OSError:
                 time.sleep(0.1)
 
-    def attach_engine_stand_in(self) -> None:
-        """Start the engine stand-in and wait until it is registered."""
-        engine = Path(__file__).with_name("engine_stand_in.py")
+    def attach_engine_stand_in(self, program: Path | None = None, *arguments: str) -> None:
+        """Start the engine stand-in, or another `program` of its kind, and wait until it is registered."""
+        engine = program or Path(__file__).with_name("engine_stand_in.py")
         self._engine = subprocess.Popen(
-            [str(self._python), str(engine), str(self.rpc_port), str(self.http_port)],
+            [str(self._python), str(engine), str(self.rpc_port), str(self.http_port), *arguments],
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -96,27 +101,27 @@ class LMCacheServer:
 
     def store_marked(self, sequence: int, salt: str, marker: bytes) -> dict[str, Any]:
         """Store a sequence's chunks filled with `marker` (an even number of bytes)."""
-        return self._ask(op="store", sequence=sequence, salt=salt, marker=marker.hex())
+        return self.ask_engine(op="store", sequence=sequence, salt=salt, marker=marker.hex())
 
     def hold(self, sequence: int, salt: str) -> int:
         """Look a sequence up and keep what was found locked, until `let_go`; return how many chunks that is."""
-        return int(self._ask(op="hold", sequence=sequence, salt=salt)["hits"])
+        return int(self.ask_engine(op="hold", sequence=sequence, salt=salt)["hits"])
 
     def let_go(self, sequence: int, salt: str) -> None:
         """Unlock what `hold` locked."""
-        self._ask(op="let_go", sequence=sequence, salt=salt)
+        self.ask_engine(op="let_go", sequence=sequence, salt=salt)
 
     def store(self, sequence: int, salt: str, fill: int) -> dict[str, Any]:
         """Store a sequence's chunks with every element set to `fill`."""
-        return self._ask(op="store", sequence=sequence, salt=salt, fill=fill)
+        return self.ask_engine(op="store", sequence=sequence, salt=salt, fill=fill)
 
     def lookup(self, sequence: int, salt: str) -> dict[str, Any]:
         """Return `hits` and `ms`."""
-        return self._ask(op="lookup", sequence=sequence, salt=salt)
+        return self.ask_engine(op="lookup", sequence=sequence, salt=salt)
 
     def read(self, sequence: int, salt: str) -> dict[str, Any]:
         """Return `hits`, `values` and `ms`."""
-        return self._ask(op="read", sequence=sequence, salt=salt)
+        return self.ask_engine(op="read", sequence=sequence, salt=salt)
 
     def forget_memory(self) -> None:
         """Empty the server's own memory, so that only the tiers can answer."""
@@ -137,6 +142,12 @@ class LMCacheServer:
         )
         with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
             return json.load(response)
+
+    def kill_engine(self) -> None:
+        """Kill the engine stand-in, whatever it holds."""
+        assert self._engine is not None
+        self._engine.kill()
+        self._engine.wait()
 
     def kill_server(self, what: signal.Signals = signal.SIGKILL) -> None:
         """Kill the server alone, and return when it has ended."""
@@ -178,14 +189,17 @@ class LMCacheServer:
             "--http-host": "127.0.0.1",
             "--http-port": str(self.http_port),
             "--chunk-size": str(self._chunk_tokens),
-            "--l1-size-gb": "0.05",
+            "--l1-size-gb": str(self._memory_gb),
             "--eviction-policy": self._eviction,
+            "--l2-prefetch-policy": self._prefetch,
             "--supported-transfer-mode": "engine_driven",
             "--shm-name": self._shm_name,
+            "--l1-read-ttl-seconds": str(self._read_ttl_s),
         }
         return ["--no-l1-use-lazy", *(word for flag in flags.items() for word in flag)]
 
-    def _ask(self, **request: Any) -> dict[str, Any]:
+    def ask_engine(self, **request: Any) -> dict[str, Any]:
+        """Have the engine stand-in do something and return its answer."""
         assert self._engine is not None
         assert self._engine.stdin is not None
         self._engine.stdin.write(json.dumps(request) + "\n")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import struct
 import subprocess
 import threading
 import time
@@ -19,21 +20,26 @@ import pytest
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.link import SCOPE_DIGITS, ScopeUsage
+from kvstrata.contract.link import (
+    MAX_HASHED_TOKENS,
+    SCOPE_DIGITS,
+    TOKEN_BYTES,
+    ChunkHashes,
+    ScopeUsage,
+    hash_request,
+)
+from kvstrata.contract.pools import CHUNK_HASH_BYTES
 from tests.dataplane import memory_scan
 from tests.dataplane.conftest import StartServer
+from tests.dataplane.fresh import CHUNKS, fresh_keyspace, until
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.gate_stand_in import GateStandIn
 
 pytestmark = pytest.mark.lmcache
 
-CHUNKS = 4
 PROMPTS = 60
 TIER = "dram"
 WITHIN_S = 10.0
-
-_sequences = itertools.count(1)
-_keyspaces = (f"{number:012x}".ljust(32, "0") for number in itertools.count(0xFACE))
 
 
 @dataclass
@@ -89,25 +95,22 @@ def pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def sequence() -> int:
-    return next(_sequences) * 1000
-
-
-@pytest.fixture
-def keyspace() -> str:
-    return next(_keyspaces)
-
-
-@pytest.fixture
 def other() -> str:
-    return next(_keyspaces)
+    return fresh_keyspace()
 
 
-def until(condition: Callable[[], bool], says: Callable[[], Any] = lambda: None) -> None:
-    give_up_at_s = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < give_up_at_s, says()
-        time.sleep(0.01)
+def test_chunks_are_named_by_the_servers_own_hasher(pod: Pod) -> None:
+    # blake3(blake3(blake3(int64 0, uint32 0), tokens 0 to 15), tokens 16 to 31), tokens as big-endian uint32.
+    first = "32748aa00c5090e4f0e1f149078a07381f4f618d898c1cbac17e36521c3de48f"
+    second = "b41527751e5bac5a664450d89585d03c64c3985924969dfb1808b151dd214695"
+    told = ChunkHashes.decode(pod.gate.ask(hash_request(struct.pack("<40I", *range(40)))))
+    assert (told.chunk_tokens, told.hashes.hex()) == (16, first + second)
+    assert told.boot == pod.gate.state().boot
+
+
+def test_as_many_tokens_as_may_be_asked_for_are_named_at_once(pod: Pod) -> None:
+    told = ChunkHashes.decode(pod.gate.ask(hash_request(bytes(MAX_HASHED_TOKENS * TOKEN_BYTES))))
+    assert len(told.hashes) == MAX_HASHED_TOKENS // 16 * CHUNK_HASH_BYTES
 
 
 class TestErasure:

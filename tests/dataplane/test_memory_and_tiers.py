@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ import pytest
 from kvstrata.contract.bundle import TierBudget
 from tests.dataplane import memory_scan
 from tests.dataplane.conftest import StartServer, tier
+from tests.dataplane.fresh import CHUNKS
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.certificates import SERVER_NAME, issue
 from tests.tiers.gate_stand_in import GateStandIn
@@ -21,10 +21,7 @@ from tests.tiers.redis_process import RedisProcess
 
 pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
 
-CHUNKS = 4
 WITHIN_S = 10.0
-_sequences = itertools.count(1)
-_keyspaces = (f"{number:012x}".ljust(32, "0") for number in itertools.count(0xBEEF))
 
 
 @dataclass
@@ -47,6 +44,12 @@ class Pod:
     def marked(self, marker: bytes) -> int:
         """How often a marker is in the server's process: the pool, and whatever its threads and connections hold."""
         return memory_scan.in_process(self.server.process.pid, [marker])[0]
+
+    def until_taken_up(self, blocks: int) -> None:
+        """Wait until LMCache has locked blocks to store them."""
+        give_up_at_s = time.monotonic() + WITHIN_S
+        while self.server.get("/status")["storage_manager"]["l1_manager"]["read_locked_count"] < blocks:
+            assert time.monotonic() < give_up_at_s, self.gate.state()
 
     def until_gone(self, marker: bytes) -> None:
         give_up_at_s = time.monotonic() + WITHIN_S
@@ -81,26 +84,18 @@ def pod(shared_pod: Pod) -> Pod:
     return shared_pod
 
 
-@pytest.fixture
-def sequence() -> int:
-    return next(_sequences) * 1000
-
-
-@pytest.fixture
-def keyspace() -> str:
-    return next(_keyspaces)
-
-
-def test_a_copy_from_a_shared_tier_is_overwritten_when_it_was_read(pod: Pod, sequence: int, keyspace: str) -> None:
-    """LMCache keeps nothing that it loaded: a temporary copy is freed by the last read."""
+def test_a_copy_from_a_shared_tier_stays_when_it_was_read_and_a_purge_overwrites_it(
+    pod: Pod, sequence: int, keyspace: str
+) -> None:
     marker = os.urandom(16)
     pod.gate.allow(keyspace)
     pod.store(sequence, keyspace, marker)
     pod.server.forget_memory()
     pod.until_gone(marker)
-    assert pod.server.hold(sequence, keyspace) == CHUNKS, "the tier has it"
+    assert pod.server.read(sequence, keyspace)["hits"] == CHUNKS, "the tier has it"
     assert pod.marked(marker) > 0
-    pod.server.let_go(sequence, keyspace)
+    answer = pod.gate.purge(keyspace)
+    assert (answer.purged_blocks, answer.locked_blocks) == (CHUNKS, 0)
     pod.until_gone(marker)
 
 
@@ -112,6 +107,7 @@ def test_blocks_that_wait_for_a_slow_tier_are_locked_and_go_when_its_deadline_ha
     pod.store(sequence, keyspace, os.urandom(16))
     pod.redis.freeze()
     assert pod.server.store_marked(sequence + 1, keyspace, marker)["stored"]
+    pod.until_taken_up(CHUNKS)
     answer = pod.gate.purge(keyspace)
     assert answer.purged_blocks + answer.locked_blocks == 2 * CHUNKS
     assert answer.locked_blocks > 0, "a store that is under way is never disturbed"

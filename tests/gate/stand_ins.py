@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import hashlib
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,10 +16,13 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from kvstrata.contract.holding import PoolHolding, PoolQuestion, PoolTierState
 from kvstrata.contract.link import (
     MAX_LINE_BYTES,
+    TOKEN_BYTES,
     AdapterAck,
     AdapterState,
+    ChunkHashes,
     PurgeAnswer,
     ScopeUsage,
     TierState,
@@ -26,6 +30,7 @@ from kvstrata.contract.link import (
     error_answer,
     metrics_answer,
 )
+from kvstrata.contract.pools import CHUNK_HASH_BYTES
 
 Handler = Callable[["EngineRequest", asyncio.StreamWriter], Awaitable[None]]
 
@@ -146,15 +151,22 @@ class StandInAdapter:
     def __init__(self, socket_path: Path) -> None:
         self.socket_path = socket_path
         self.boot = "boot-1"
+        self.chunk_tokens = 16
+        self.held: dict[str, set[bytes]] = {}
+        """The chunks that its one tier has, by keyspace."""
+        self.pool_questions: list[PoolQuestion] = []
         self.applied: list[int] = []
         self.revision = 0
         self.term = 0
         self.breaker = "closed"
+        self.memory: PoolTierState | None = None
+        """What its own memory has of any pool; None for a server without a CPU tier."""
         self.tier: dict[str, Any] = {}
         """More of what its tier's state says."""
         self.usage: tuple[ScopeUsage, ...] = ()
         self.tier_usage: tuple[ScopeUsage, ...] = ()
         self.counters: dict[str, int] = {}
+        self.warming = False
         self.purged: list[list[str]] = []
         self.purging = asyncio.Event()
         """Cleared: purges are taken and not answered."""
@@ -182,6 +194,26 @@ class StandInAdapter:
         with contextlib.suppress(FileNotFoundError):
             self.socket_path.unlink()
 
+    def holding(self, question: PoolQuestion) -> PoolHolding:
+        """Say what the tier has of the chunks that are named, a thousand bytes each; or all that it has."""
+        self.pool_questions.append(question)
+        there = self.held.get(question.keyspace, set())
+        size = CHUNK_HASH_BYTES
+        asked = question.hashes if question.hashes is not None else b"".join(sorted(there))
+        chunks = [asked[at : at + size] for at in range(0, len(asked), size)]
+        missing = [chunk for chunk in chunks if chunk not in there]
+        stored = len(chunks) - len(missing)
+        tier = PoolTierState("shared", stored, len(chunks), 1000 * stored)
+        memory = (self.memory,) if self.memory is not None else ()
+        return PoolHolding(self.boot, True, (*memory, tier), tuple(chunk.hex() for chunk in missing))
+
+    def named(self, tokens: bytes) -> ChunkHashes:
+        """Name whole chunks by a chain of digests, as the cache server does with another digest."""
+        size, hashes = self.chunk_tokens * TOKEN_BYTES, [b""]
+        for at in range(0, len(tokens) // size * size, size):
+            hashes.append(hashlib.sha256(hashes[-1] + tokens[at : at + size]).digest())
+        return ChunkHashes(self.boot, self.chunk_tokens, b"".join(hashes))
+
     async def restart(self, boot: str) -> None:
         await self.stop()
         self.boot, self.revision, self.term = boot, 0, 0
@@ -195,6 +227,14 @@ class StandInAdapter:
                 question = decode_request(line)
                 if question["op"] == "metrics":
                     writer.write(metrics_answer("kvstrata_cache_policy_fresh 1\n"))
+                    await writer.drain()
+                    continue
+                if question["op"] == "hash":
+                    writer.write(self.named(question["tokens"]).encode())
+                    await writer.drain()
+                    continue
+                if question["op"] == "pool":
+                    writer.write(self.holding(question["question"]).encode())
                     await writer.drain()
                     continue
                 self.links += not counted
@@ -216,10 +256,12 @@ class StandInAdapter:
                     blocks = len(question["keyspaces"])
                     writer.write(PurgeAnswer(self.boot, 100 * blocks, blocks, 10, 1).encode())
                 else:
-                    tier = TierState("shared", "Redis", self.breaker, **self.tier)
+                    tiers = (TierState("shared", "Redis", self.breaker, **self.tier),)
+                    if self.memory is not None:
+                        tiers += (TierState(self.memory.name, "CPU", "closed"),)
                     state = AdapterState(
-                        self.boot, self.revision, self.term, True, 0, (tier,), self.counters, self.usage,
-                        tier_usage=self.tier_usage,
+                        self.boot, self.revision, self.term, True, 0, tiers, self.counters, self.usage,
+                        tier_usage=self.tier_usage, warming=self.warming,
                     )  # fmt: skip
                     writer.write(state.encode())
                 await writer.drain()

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from kvstrata.contract.ack import gate_server_name
 from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Entry, Root, Rules, ShardRef, split_into_shards
 from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.keyspace import Scope, ScopeKind
+from kvstrata.contract.pools import PoolRef, PoolShard, shard_name
 from kvstrata_sidecar.gate.main import Gate
 from kvstrata_sidecar.gate.settings import Settings
 
@@ -151,9 +152,18 @@ class World:
         return replace(settings, **changes)
 
     async def publish(
-        self, entries: Iterable[Entry], rules: Rules | None = None, *, revision: int | None = None, term: int = 1
+        self,
+        entries: Iterable[Entry],
+        rules: Rules | None = None,
+        *,
+        revision: int | None = None,
+        term: int = 1,
+        pools: Mapping[int, PoolShard] | None = None,
     ) -> int:
-        """Write a bundle as the operator does: changed shards into their other slot, then the root."""
+        """Write a bundle as the operator does: changed shards into their other slot, then the root.
+
+        `pools` are all that there are, by index; None leaves those of before.
+        """
         shards = split_into_shards(entries, len(self.root.shards))
         references = []
         for index, data in enumerate(shards):
@@ -164,15 +174,30 @@ class World:
             reference = ShardRef(index, old.other_slot if old else "a", digest_bytes(data))
             await self.api.put(f"{BUNDLE}-{index}{reference.slot}", {SHARD_DATA_KEY: data})
             references.append(reference)
+        revision = self.root.revision + 1 if revision is None else revision
         self.root = replace(
             self.root,
-            revision=self.root.revision + 1 if revision is None else revision,
+            revision=revision,
             term=term,
             rules=rules or self.root.rules,
             shards=tuple(references),
+            pools=self.root.pools if pools is None else await self._publish_pools(pools, revision),
         )
         await self.api.put(BUNDLE, {ROOT_DATA_KEY: self.root.encode()})
         return self.root.revision
+
+    async def _publish_pools(self, pools: Mapping[int, PoolShard], revision: int) -> tuple[PoolRef, ...]:
+        before = {reference.index: reference for reference in self.root.pools}
+        references = []
+        for index, shard in sorted(pools.items()):
+            data, old = shard.encode(), before.get(index)
+            if old is not None and old.digest == digest_bytes(data):
+                references.append(old)
+                continue
+            reference = PoolRef(index, old.other_slot if old else "a", digest_bytes(data), revision)
+            await self.api.put(shard_name(BUNDLE, index, reference.slot), {SHARD_DATA_KEY: data})
+            references.append(reference)
+        return tuple(references)
 
     async def publish_keys(self, **tenants: str) -> None:
         keys = [{"tenant": t, "sha256": hashlib.sha256(key.encode()).hexdigest()} for t, key in tenants.items()]

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvstrata.contract.cacheview import reads_of
 from kvstrata.contract.keyspace import derive_keyspace
+from kvstrata.model.facts import secrets_in
 from kvstrata.objects import labels, names
 from tests.support.memory_api.objects import Event, Raw, Slot
 from tests.support.objects import NAMESPACE
 
-from .normal import data_keys, domain_key, own_scope, read_bundle
+from .normal import data_keys, domain_key, own_scopes, read_bundle
 
 PHASES = ("Pending", "Rolling", "AwaitingAcks", "Complete", "Failed")
 
@@ -91,9 +93,8 @@ def _note(effects: Effects, raw: Raw) -> None:
             _append(effects.data_keys[epoch], value)
     if not part_of_bundle:
         _append(effects.made[name], metadata["uid"])
-    found = own_scope(raw)
-    if found is not None:
-        _append(effects.epochs[str(found[0])], found[1])
+    for number, (scope, epoch) in enumerate(own_scopes(raw)):
+        _append(effects.epochs[f"next of {scope}" if number else str(scope)], epoch)
     if kind in ("Deployment", "StatefulSet"):
         _append(effects.templates[name], str(raw["spec"]["template"]))
     if kind == "Secret" and not part_of_bundle:
@@ -116,9 +117,8 @@ def _learn(effects: Effects, objects: Mapping[Slot, Raw], keyspaces: set[str]) -
     if key is None:
         return
     for raw in objects.values():
-        found = own_scope(raw)
-        if found is not None:
-            keyspaces.add(derive_keyspace(key, *found))
+        for scope, epoch in own_scopes(raw):
+            keyspaces.add(derive_keyspace(key, scope, epoch))
 
 
 def _check_keys(objects: Mapping[Slot, Any], raw: Raw, *, by_hand: bool) -> None:
@@ -128,7 +128,7 @@ def _check_keys(objects: Mapping[Slot, Any], raw: Raw, *, by_hand: bool) -> None
     stored = set(data_keys(objects).values())
     for kind, _, name in objects:
         found = read_bundle(objects, name) if kind == "CachedModel" else None
-        used = {key.secret for entry in found[1].values() for key in entry.keys} if found else set()
+        used = secrets_in(found.entries, found.pools) if found else set()
         assert used <= stored, f"a key of the bundle of {name} is in no Secret any more"
 
 
@@ -139,11 +139,14 @@ def _check_bundle(
     found = read_bundle(objects, model)
     if found is None or raw["metadata"]["name"] != names.bundle_root(model):
         return
-    root, entries = found
+    root = found.root
     revision, term = roots.get(root.model_uid, (0, 0))
     assert root.revision > revision, "a bundle went back, or was committed twice"
     assert root.term >= term, "a bundle was committed with an older term"
     roots[root.model_uid] = (root.revision, root.term)
-    unknown = {e.tenant for e in entries.values() if e.keyspace not in keyspaces}
+    unknown = {e.tenant for e in found.entries.values() if e.keyspace not in keyspaces}
+    unknown |= {n for n, pool in found.pools.items() for v in pool.versions if v.keyspace not in keyspaces}
     assert not unknown, f"keyspaces of {unknown} come from epochs that nobody wrote down"
+    warming = {v.keyspace for pool in found.pools.values() for v in pool.versions if not v.published}
+    assert not warming & {one for read in reads_of(found).values() for one in read}, "somebody reads what is not warm"
     assert raw["metadata"]["namespace"] == NAMESPACE

@@ -10,8 +10,9 @@ import base64
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Entry, Root, decode_shard
+from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Root, decode_shard
 from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.pools import PoolShard
 from kvstrata.objects import labels, names
 from kvstrata.objects.applied import APPLIED
 from tests.support.objects import NAMESPACE
@@ -19,7 +20,7 @@ from tests.support.worlds import Simulation
 
 Raw = Mapping[str, Any]
 Objects = Mapping[tuple[str, str, str], Raw]
-HOLDERS = ("CacheDomain", "TenantGroup", "TenantCachePolicy")
+HOLDERS = ("CacheDomain", "TenantGroup", "TenantCachePolicy", "PrefixPool")
 _TIMES = frozenset(
     {
         "lastTransitionTime",
@@ -30,6 +31,7 @@ _TIMES = frozenset(
         "took",
         "fencedBy",
         "observedAt",
+        "warmedAt",
     }
 )
 _COUNTERS = frozenset({"resourceVersion", "bundleRevision", "revision", "digest"})
@@ -72,7 +74,7 @@ def differences(one: Any, other: Any, path: str = "") -> list[str]:
     return [] if one == other else [f"{path[1:]}: {one!r} != {other!r}"]
 
 
-def read_bundle(objects: Objects, model: str) -> tuple[Root, dict[str, Entry]] | None:
+def read_bundle(objects: Objects, model: str) -> Bundle | None:
     """Return a bundle as a gate reads it, with every digest checked; None if there is no root.
 
     Raises ContractError or LookupError for one that no gate could read.
@@ -81,11 +83,13 @@ def read_bundle(objects: Objects, model: str) -> tuple[Root, dict[str, Entry]] |
     if stored is None:
         return None
     root = Root.decode(base64.b64decode(stored["data"][ROOT_DATA_KEY]))
-    entries: dict[str, Entry] = {}
-    for ref in root.shards:
-        shard = objects[("Secret", NAMESPACE, names.bundle_shard(model, ref.index, ref.slot))]
-        entries |= {e.tenant: e for e in decode_shard(base64.b64decode(shard["data"][SHARD_DATA_KEY]), ref.digest)}
-    return root, entries
+
+    def data(name: str) -> bytes:
+        return base64.b64decode(objects[("Secret", NAMESPACE, name)]["data"][SHARD_DATA_KEY])
+
+    shards = [decode_shard(data(names.bundle_shard(model, ref.index, ref.slot)), ref.digest) for ref in root.shards]
+    pools = [PoolShard.decode(data(names.pool_shard(model, ref.index, ref.slot)), ref.digest) for ref in root.pools]
+    return Bundle.assemble(root, [entry for entries in shards for entry in entries], pools)
 
 
 def domain_key(objects: Objects) -> bytes | None:
@@ -104,14 +108,12 @@ def data_keys(objects: Objects) -> dict[str, bytes]:
     }
 
 
-def own_scope(raw: Raw) -> tuple[Scope, str] | None:
-    """Return the scope whose epoch this object decides on, and the epoch."""
-    told = (raw.get("status") or {}).get("scope")
-    if raw["kind"] not in HOLDERS or not told:
-        return None
-    if raw["kind"] == "TenantCachePolicy" and told["kind"] != str(ScopeKind.TENANT):
-        return None
-    return Scope(ScopeKind(told["kind"]), told["name"]), told["epoch"]
+def own_scopes(raw: Raw) -> list[tuple[Scope, str]]:
+    """Return the scope whose epoch this object decides on, with the epoch; and with the one that is to follow it."""
+    status = raw.get("status") or {}
+    told = [status.get("scope"), (status.get("next") or {}).get("scope")] if raw["kind"] in HOLDERS else []
+    own = [one for one in told if one and not (raw["kind"] == "TenantCachePolicy" and one["kind"] != "Tenant")]
+    return [(Scope(ScopeKind(one["kind"]), one["name"]), one["epoch"]) for one in own]
 
 
 def _tokens(objects: Objects) -> dict[str, str]:
@@ -119,13 +121,11 @@ def _tokens(objects: Objects) -> dict[str, str]:
     told = {raw["metadata"]["uid"]: f"uid of {kind} {name}" for (kind, _, name), raw in objects.items()}
     key = domain_key(objects)
     for raw in objects.values():
-        found = own_scope(raw)
-        if found is None:
-            continue
-        scope, epoch = found
-        assert told.setdefault(epoch, f"epoch of {scope}") == f"epoch of {scope}", "two scopes have one epoch"
-        if key is not None:
-            told[derive_keyspace(key, scope, epoch)] = f"keyspace of {scope}"
+        for number, (scope, epoch) in enumerate(own_scopes(raw)):
+            word = f"next of {scope}" if number else str(scope)
+            assert told.setdefault(epoch, f"epoch of {word}") == f"epoch of {word}", "two scopes have one epoch"
+            if key is not None:
+                told[derive_keyspace(key, scope, epoch)] = f"keyspace of {word}"
     return told
 
 
@@ -160,13 +160,19 @@ def _bundle(objects: Objects, model: str, token: Callable[[str], str]) -> Any:
     found = read_bundle(objects, model)
     if found is None:
         return None
-    root, entries = found
+    root = found.root
     return {
         "domain": token(root.domain),
         "model": token(root.model_uid),
         "rules": root.rules.to_json(),
+        "pools": {
+            name: [
+                (token(v.keyspace), str(v.state), v.manifest, v.tiers, v.budgets, len(v.keys)) for v in shard.versions
+            ]
+            for name, shard in sorted(found.pools.items())
+        },
         "entries": {
-            tenant: (str(e.scope), token(e.keyspace), token(e.policy), e.suspended, e.budgets, len(e.keys))
-            for tenant, e in sorted(entries.items())
+            tenant: (str(e.scope), token(e.keyspace), token(e.policy), e.suspended, e.budgets, len(e.keys), e.pools)
+            for tenant, e in sorted(found.entries.items())
         },
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from tests.support.objects import (
     NAMESPACE,
@@ -16,12 +17,15 @@ from tests.support.objects import (
     model,
     pod,
     policy,
+    pool,
     redis_tier,
 )  # fmt: skip
+from tests.support.renderer import rendered_by
 from tests.support.worlds import CERTIFICATE_LIFE, Simulation, finish
 
 Step = Callable[[Simulation], None]
 POLICY, GROUP, TIER, MODEL, DOMAIN = "TenantCachePolicy", "TenantGroup", "CacheTier", "CachedModel", "CacheDomain"
+POOL = "PrefixPool"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,9 @@ def _engine(**changes: object) -> Raw:
     return {"image": "engine:1", "replicas": 1, **changes}
 
 
+READING: Any = {"pools": [{"name": "manual"}]}
+MANUAL = pool("manual", prefixes=[{"name": "text", "text": "You are a patient assistant who answers at length."}])
+CHANGED: Any = {"prefixes": [{"name": "text", "text": "You are an assistant without patience, and brief."}]}
 TEAM: tuple[Raw, ...] = (
     cpu_tier(),
     redis_tier(),
@@ -113,10 +120,36 @@ SEALED: tuple[Raw, ...] = (
     pod("pod-0"),
 )
 """A tier that holds ciphertext only, and scopes with data keys."""
+SHARING: tuple[Raw, ...] = (
+    cpu_tier(),
+    redis_tier(encryption="Required"),
+    model(tiers=("cpu", "shared")),
+    group("lab", "a", "b"),
+    policy("a", group="lab", **READING),
+    policy("b", group="lab", **READING),
+    policy("c", **READING),
+    *(pod(f"pod-{number}", render_id=rendered_by(model(tiers=("cpu", "shared")))) for number in (0, 1)),
+)
+"""Tenants that want to read a pool, and pods that can render it."""
 NOWHERE = {"tiers": [{"name": "gone", "limit": "1Mi"}]}
 BY_TENANT = {"scope": {"tenant": "c"}}
 
 SCENARIOS: Mapping[str, Scenario] = {
+    "a pool comes and goes": Scenario(SHARING, (put(MANUAL), delete(POOL, "manual"), _list_and_diff, _list_and_diff)),
+    "a pool gets other content, beside the old and at once": Scenario(
+        (*SHARING, MANUAL),
+        (edit(POOL, "manual", **CHANGED), edit(POOL, "manual", invalidation="Eager", cacheGeneration=1),
+         _list_and_diff, _list_and_diff),
+    ),
+    "a pool's readers change": Scenario(
+        (*SHARING, MANUAL),
+        (edit(POOL, "manual", readers={"groups": ["lab"]}), edit(GROUP, "lab", members=["a"], sharing="PoolsOnly")),
+    ),
+    "a pool is invalidated while its content changes": Scenario(
+        (*SHARING, MANUAL),
+        (edit(POOL, "manual", **CHANGED), put(invalidation("now", scope={"pool": "manual"})), _list_and_diff,
+         _list_and_diff),
+    ),
     "everything is created": Scenario((), (put(*TEAM[:8]), put(*TEAM[8:]))),
     "policies come before all that they need": Scenario((), (put(*reversed(SOLO[:3])), put(*SOLO[3:]))),
     "a policy is edited": Scenario(
@@ -186,7 +219,23 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "a tier is stalled and repaired": Scenario(
         TEAM,
-        (edit(TIER, "shared", allowedClassifications=["Public"]), edit(TIER, "shared", allowedClassifications=None)),
+        (edit(TIER, "shared", eviction={"policy": "None"}), edit(TIER, "shared", eviction=None)),
+    ),
+    "a tier is closed to some and opened again": Scenario(
+        TEAM,
+        (
+            edit(TIER, "shared", allowedClassifications=["Public", "Internal"]),
+            edit(POLICY, "c", classification="Internal"),
+            edit(TIER, "shared", allowedClassifications=None),
+        ),
+    ),
+    "a member of a group becomes stricter while another leaves": Scenario(
+        TEAM,
+        (
+            edit(TIER, "shared", allowedClassifications=["Internal"]),
+            together(edit(POLICY, "a", classification="Internal"), edit(POLICY, "b", classification="Internal")),
+            together(edit(POLICY, "a", classification="Confidential"), edit(GROUP, "lab", members=["a"])),
+        ),
     ),
     "a tier comes that requires encryption": Scenario(SEALED[2:], (put(*SEALED[:2]),)),
     "epochs roll where data keys are": Scenario(

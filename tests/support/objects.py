@@ -64,14 +64,32 @@ def group(name: str, *members: str, **spec: Any) -> Raw:
     return own("TenantGroup", name, {"members": list(members), "sharing": "Full", **spec})
 
 
+def pool(name: str, *tenants: str, model: str = "tiny", **spec: Any) -> Raw:
+    """Return a PrefixPool with one text, which these tenants may read; all may where none is named."""
+    base: Raw = {
+        "modelRef": {"name": model},
+        "prefixes": [{"name": "manual", "text": "You are a patient assistant."}],
+        "readers": {"tenants": list(tenants)} if tenants else {"public": True},
+    }
+    return own("PrefixPool", name, {**base, **spec})
+
+
+def config_map(name: str, **data: str) -> Raw:
+    """Return a ConfigMap."""
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
 def invalidation(name: str, **spec: Any) -> Raw:
     """Return a lazy CacheInvalidation."""
     return own("CacheInvalidation", name, {"mode": "Lazy", **spec})
 
 
-def pod(name: str, model: str = "tiny", *, state: str = "running", ready: bool = True) -> Raw:
+def pod(name: str, model: str = "tiny", *, state: str = "running", ready: bool = True, render_id: str = "") -> Raw:
     """Return a pod of a model; `state` is waiting, running or terminated for its one reported container."""
     owned = {"app.kubernetes.io/managed-by": "kvstrata", "kvstrata.io/model": model}
+    if render_id:
+        owned["kvstrata.io/render"] = render_id
     return {
         "apiVersion": "v1",
         "kind": "Pod",

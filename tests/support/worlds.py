@@ -24,7 +24,14 @@ from kvstrata.objects import names
 from kvstrata.objects.applied import is_applied, stamped
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.redisusers import what_users_may
-from kvstrata.plan.types import EnsureSecret, Material, Plan, ProbeBackend
+from kvstrata.plan.types import (
+    EnsureSecret,
+    Material,
+    Plan,
+    PoolQuestion,
+    ProbeBackend,
+    Question,
+)
 from kvstrata.reconcile.controllers import plan
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync
@@ -35,6 +42,8 @@ from kvstrata.reconcile.writer import Writer
 from tests.support.memory_api.objects import MemoryApi
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, Raw
+from tests.support.pool_answers import answer_for_pools
+from tests.support.renderer import Renderer
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CONTEXT = BuildContext(sidecar_image="sidecar:1", redis_image="redis:8")
@@ -93,6 +102,8 @@ class Simulation:
         self.acks: dict[str, PodState] = {}
         self.backends_up = True
         self.asked: list[str] = []
+        self.renderer = Renderer()
+        self.pool_questions: list[PoolQuestion] = []
         self.plans: list[tuple[Key, Plan]] = []
         self.boots = 0
         self._boot()
@@ -106,7 +117,9 @@ class Simulation:
         keeper = MemoryKeeper(self.kube, "kvstrata-system", self.random.randbytes, lambda: self.now)
         self.keeper = keeper
         self.secret_watch = SecretWatch(self.store, keeper)
-        self.writer = Writer(self.kube, self.store, self.queue, keeper, lambda: True)
+        self.writer = Writer(
+            self.kube, self.store, self.queue, keeper, lambda: True, lambda _, asked: self.pool_questions.append(asked)
+        )
         self.resync = Resync(self.kube, self.store, keeper, [NAMESPACE], False)
 
     # what others do
@@ -250,6 +263,8 @@ class Simulation:
         for action in made.actions:
             if isinstance(action, ProbeBackend):
                 self._answer_probe(action)
+        while self.pool_questions:
+            answer_for_pools(self, self.pool_questions.pop())
         self._deliver()
         return made
 
@@ -305,7 +320,7 @@ class Simulation:
         drifted = [
             c for c in made.apply if not is_applied(children.get((c["kind"], c["metadata"]["name"])), stamped(c))
         ]
-        actions = [action for action in made.actions if not isinstance(action, ProbeBackend)]
+        actions = [action for action in made.actions if not isinstance(action, Question)]
         return not (made.statuses or actions or drifted)
 
     def _take(self) -> Key | None:

@@ -14,6 +14,7 @@ from kvstrata_sidecar.adapter.protocol import WRITE_WINDOW_MS
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.runtime import acquire, release
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, GateStandIn
+from tests.tiers.pool_gate import PoolGate
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.server_kinds import KINDS, REDIS_7, ServerKind
 from tests.tiers.tier_driver import Driver
@@ -36,6 +37,7 @@ CORE = {
     "test_guarantees.py": None,
     "test_revocation.py": None,
     "test_interleavings.py": None,
+    "test_pool_redirect.py": ("TestSharing", "TestReadersOwnCopies"),
     "test_resp.py": ("TestARealRedis",),
 }
 """The tests that run on every kind of server: whole files, or some of their classes."""
@@ -63,6 +65,11 @@ def redis_server(tmp_path: Path, server_kind: ServerKind) -> Iterator[RedisProce
 @pytest.fixture
 def gate(tmp_path: Path) -> GateStandIn:
     return GateStandIn(tmp_path)
+
+
+@pytest.fixture
+def pools(gate: GateStandIn) -> PoolGate:
+    return PoolGate(gate)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -11,13 +11,20 @@ from typing import Any
 from kvstrata.contract.bundle import Rules, TierBudget
 from kvstrata.contract.cacheview import CacheView
 from kvstrata_sidecar.adapter.memory.governor import Governor
+from kvstrata_sidecar.adapter.memory.lending import PolicyLending
+from kvstrata_sidecar.adapter.memory.loans import Loans
 from kvstrata_sidecar.adapter.memory.notes import Note
 from kvstrata_sidecar.adapter.memory.pool import Pool
+from kvstrata_sidecar.adapter.pools import NOTHING_READABLE, Readable
 from tests.tiers.memory_stand_in import (
     LOCKED,
+    MISSING,
+    READ_TTL_S,
     SUCCESS,
+    Entry,
     Key,
     Listener,
+    Lock,
     Manager,
     marker,
 )
@@ -37,13 +44,18 @@ class Server:
     tier: str | None = TIER
     view: CacheView | None = None
     eviction: str = "LRU"
+    passes_on: bool = False
+    stale: bool = False
+    lower: list[Any] = field(default_factory=list)
     gone: list[Any] = field(default_factory=list)
     manager: Manager = field(init=False)
 
     def __post_init__(self) -> None:
-        self.manager = Manager(self.blocks)
+        self.manager = Manager(self.blocks, lambda: self.now_s)
         self.pool = Pool(self.manager, SUCCESS, LOCKED)
-        enforcement: Any = SimpleNamespace(view=None)
+        enforcement: Any = SimpleNamespace(
+            view=None, readable=NOTHING_READABLE, refusal=self._refusal, denies=self._denies
+        )
         self.enforcement = enforcement
         self.governor = Governor(
             self.pool,
@@ -52,16 +64,49 @@ class Server:
             high_watermark_percent=self.high_percent,
             eviction=self.eviction,
             gone=self.gone.append,
+            passes_on=lambda _: self.passes_on,
+            lower=lambda: self.lower,
             clock=lambda: self.now_s,
         )
         self.pool.guard()
-        self.pool.listen(Listener(self.governor.note, Note))
+        self.pool.lend(self._loans())
+        self.pool.listen(Listener(self.governor, Note, self.pool))
 
     def allow(self, **budgets: TierBudget | None) -> None:
         """Put a policy in force: `allow(a=None, b=TierBudget(…))`."""
         keyspaces = {name * 32: (budget,) if budget else () for name, budget in budgets.items()}
         self.enforcement.view = CacheView("d" * 16, 1, 1, Rules(), keyspaces)
         self.governor.policy_changed()
+
+    def share(self, pool: str, readers: str, numbers: Iterable[int]) -> None:
+        """Let readers read the pool's chunks: `share("p", "ab", range(4))`; replaces what was shared before."""
+        chunks = frozenset(Key("", number).chunk_hash for number in numbers)
+        reads = {reader * 32: (pool * 32,) for reader in readers}
+        self.enforcement.readable = Readable(reads, {pool * 32: chunks}, {pool * 32: frozenset({TIER})})
+
+    def _refusal(self, keyspace: str, pools: tuple[str, ...] = ()) -> str | None:
+        return "stale" if self.stale else None
+
+    def _denies(self, keyspace: str, tier: str) -> bool:
+        budgets = self.enforcement.view.keyspaces.get(keyspace, ()) if self.enforcement.view else ()
+        return any(budget.denied for budget in budgets if budget.tier == tier)
+
+    def _loans(self) -> Loans:
+        lending = PolicyLending(
+            self.enforcement,
+            tier=self.tier,
+            lendable=self.governor.lendable,
+            returned=lambda key: self.governor.note(Note.RELEASED, (key,)),
+            counts=self.governor.traffic,
+        )
+        return Loans(
+            self.manager,
+            lending,
+            entry_of=lambda memory: Entry(memory, read_lock=Lock(lambda: self.now_s), is_temporary=True),
+            missing=(MISSING, None),
+            lock_ttl_s=READ_TTL_S,
+            clock=lambda: self.now_s,
+        )
 
     def turn(self) -> float:
         """One turn, and all that it freed overwritten."""

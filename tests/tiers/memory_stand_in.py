@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,20 +16,38 @@ BLOCK_BYTES = 4096
 SUCCESS = "success"
 LOCKED = "locked"
 MISSING = "missing"
+READ_TTL_S = 300
 
 
 @dataclass(frozen=True)
 class Key:
     cache_salt: str
     number: int
+    kv_rank: int = 0
+    object_group_id: int = 0
+
+    @property
+    def chunk_hash(self) -> bytes:
+        return self.number.to_bytes(32, "big")
 
 
 class Lock:
-    def __init__(self) -> None:
+    """LMCache's TTLLock: who locks renews it for all, and when its time has run out nobody holds it."""
+
+    def __init__(self, clock: Callable[[], float] = lambda: 0.0) -> None:
         self.count = 0
+        self._clock = clock
+        self._until_s = float("inf")
 
     def is_locked(self) -> bool:
-        return self.count > 0
+        return self.count > 0 and self._clock() < self._until_s
+
+    def lock(self) -> None:
+        self.count = self.count + 1 if self.is_locked() else 1
+        self._until_s = self._clock() + READ_TTL_S
+
+    def unlock(self) -> None:
+        self.count = max(0, self.count - 1)
 
 
 @dataclass(eq=False)
@@ -41,6 +59,10 @@ class MemoryObject:
     def is_valid(self) -> bool:
         return self.valid
 
+    @property
+    def byte_array(self) -> Any:
+        return (ctypes.c_ubyte * self.get_physical_size()).from_address(self.data_ptr)
+
     def get_physical_size(self) -> int:
         return self.blocks * BLOCK_BYTES
 
@@ -50,6 +72,7 @@ class Entry:
     memory_obj: MemoryObject
     write_lock: Lock = field(default_factory=Lock)
     read_lock: Lock = field(default_factory=Lock)
+    is_temporary: bool = False
 
 
 class Allocator:
@@ -82,7 +105,9 @@ class Allocator:
 class Manager:
     """LMCache's L1Manager: one block of memory for each key, filled with its number's marker."""
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, clock: Callable[[], float] = lambda: 0.0) -> None:
+        self._clock = clock
+        self._read_ttl_seconds = READ_TTL_S
         self._objects: dict[Key, Entry] = {}
         self._staging: dict[Key, dict[str, Entry]] = {}
         self._lock = threading.Lock()
@@ -96,16 +121,17 @@ class Manager:
         memory = self._memory_manager
         return (memory.total - len(memory.free_blocks)) * BLOCK_BYTES, memory.total * BLOCK_BYTES
 
-    def reserve(self, *keys: Key, tag: str = "w") -> bool:
+    def reserve(self, *keys: Key, tag: str = "w", like: Key | None = None) -> bool:
         with self._lock:
             reserved = []
             for key in keys:
                 memory_object = self._memory_manager.allocate()
                 if memory_object is not None:
-                    entry = Entry(memory_object)
+                    entry = Entry(memory_object, read_lock=Lock(self._clock))
                     entry.write_lock.count = 1
                     self._staging.setdefault(key, {})[tag] = entry
-                    ctypes.memmove(memory_object.data_ptr, marker(key), len(marker(key)))
+                    content = marker(like or key)
+                    ctypes.memmove(memory_object.data_ptr, content, len(content))
                     reserved.append(key)
             self._tell("on_l1_keys_reserved_write", reserved)
             return len(reserved) == len(keys)
@@ -119,21 +145,95 @@ class Manager:
                     del self._staging[key]
             self._tell("on_l1_keys_write_finished", list(keys))
 
+    def load(
+        self,
+        *keys: Key,
+        temporary: bool = False,
+        like: Key | None = None,
+        filled: Callable[[Key, memoryview], None] = lambda _key, _view: None,
+    ) -> None:
+        """Fill blocks from another tier, with what is found there as `like`; they stay locked for who asked.
+
+        `filled` is told of each before the load is answered.
+        """
+        self.reserve(*keys, tag="load", like=like)
+        for key in keys:
+            filled(key, memoryview(self._staging[key]["load"].memory_obj.byte_array).cast("B"))
+        with self._lock:
+            for key in keys:
+                entry = self._objects[key] = self._staging.pop(key)["load"]
+                entry.is_temporary = temporary
+                entry.read_lock.lock()
+            self._tell("on_l1_keys_finish_write_and_reserve_read", list(keys))
+
+    def load_in_vain(self, *keys: Key, filled: Callable[[Key, memoryview], None]) -> None:
+        """Fill blocks from another tier whose answer comes too late: nobody gets them."""
+        self.reserve(*keys, tag="load")
+        for key in keys:
+            filled(key, memoryview(self._staging[key]["load"].memory_obj.byte_array).cast("B"))
+        with self._lock:
+            self._memory_manager.free([self._staging.pop(key)["load"].memory_obj for key in keys])
+
+    def take_up(self, *keys: Key) -> None:
+        """Lock blocks to store them in other tiers, as the store loop does."""
+        with self._lock:
+            for key in keys:
+                self._objects[key].read_lock.lock()
+            self._tell("on_l1_keys_reserved_read", list(keys))
+
     def store(self, *keys: Key) -> bool:
         done = self.reserve(*keys)
         self.commit(*(key for key in keys if "w" in self._staging.get(key, {})))
         return done
 
+    def reserve_read(self, keys: Sequence[Key], read_locks: int = 1) -> dict[Key, tuple[str, MemoryObject | None]]:
+        answers: dict[Key, tuple[str, MemoryObject | None]] = {}
+        with self._lock:
+            for key in keys:
+                entry = self._objects.get(key)
+                if entry is None:
+                    answers[key] = (MISSING, None)
+                    continue
+                for _ in range(read_locks):
+                    entry.read_lock.lock()
+                answers[key] = (SUCCESS, entry.memory_obj)
+            self._tell("on_l1_keys_reserved_read", [key for key in keys if answers[key][0] == SUCCESS])
+        return answers
+
+    def finish_read(self, keys: Iterable[Key]) -> None:
+        with self._lock:
+            finished, gone, objects = [], [], []
+            for key in keys:
+                entry = self._objects.get(key)
+                if entry is None or not entry.read_lock.is_locked():
+                    continue
+                entry.read_lock.unlock()
+                finished.append(key)
+                if entry.is_temporary and not entry.read_lock.is_locked():
+                    objects.append(self._objects.pop(key).memory_obj)
+                    gone.append(key)
+            self._memory_manager.free(objects)
+            self._tell("on_l1_keys_read_finished", finished)
+            self._tell("on_l1_keys_deleted_by_manager", gone)
+
+    def clear(self) -> None:
+        """Empty the table, whatever is in use: first LMCache frees, then it strikes out."""
+        with self._lock:
+            gone = list(self._objects)
+            self._memory_manager.free([entry.memory_obj for entry in self._objects.values()])
+            self._objects.clear()
+            self._tell("on_l1_keys_deleted_by_manager", gone)
+
     def read(self, *keys: Key) -> None:
         with self._lock:
             for key in keys:
-                self._objects[key].read_lock.count += 1
+                self._objects[key].read_lock.lock()
             self._tell("on_l1_keys_accessed", list(keys))
 
     def release(self, *keys: Key) -> None:
         with self._lock:
             for key in keys:
-                self._objects[key].read_lock.count -= 1
+                self._objects[key].read_lock.unlock()
             self._tell("on_l1_keys_read_finished", list(keys))
 
     def delete(self, keys: Iterable[Key], force: bool = False) -> dict[Key, str]:
@@ -147,7 +247,7 @@ class Manager:
                 if not writers:
                     self._staging.pop(key, None)
                 entry = self._objects.get(key)
-                if writers or (entry is not None and entry.read_lock.is_locked()):
+                if writers or (entry is not None and entry.read_lock.is_locked() and not force):
                     answers[key] = LOCKED
                     continue
                 answers[key] = SUCCESS if entry is not None else MISSING
@@ -166,11 +266,14 @@ class Manager:
 class Listener:
     """What adapter/memory/module.py registers, without LMCache's base class."""
 
-    def __init__(self, note: Any, kinds: Any) -> None:
+    def __init__(self, governor: Any, kinds: Any, pool: Any) -> None:
+        note, passage = governor.note, governor.passage
+        self.on_l1_keys_reserved_read = passage.taken
         self.on_l1_keys_reserved_write = lambda keys: note(kinds.RESERVED, keys)
-        self.on_l1_keys_write_finished = lambda keys: note(kinds.WRITTEN, keys)
+        self.on_l1_keys_write_finished = lambda keys: (passage.came(keys), note(kinds.WRITTEN, keys))
+        self.on_l1_keys_finish_write_and_reserve_read = governor.loaded
         self.on_l1_keys_read_finished = lambda keys: note(kinds.RELEASED, keys)
-        self.on_l1_keys_accessed = lambda keys: note(kinds.USED, keys)
+        self.on_l1_keys_accessed = lambda keys: note(kinds.USED, [pool.loans.lender(key) for key in keys])
         self.on_l1_keys_deleted_by_manager = lambda keys: note(kinds.DELETED, keys)
 
 

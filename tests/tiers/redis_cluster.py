@@ -13,7 +13,8 @@ from e2e.cluster.ports import free_port
 from kvstrata_sidecar.adapter.slots import SLOTS, slot_of
 from tests.tiers.redis_process import RedisProcess
 
-NODE_TIMEOUT_MS = 1500
+NODE_TIMEOUT_MS = 3000
+"""So long a server may be starved on a busy machine before the others take it for dead."""
 
 
 class ClusterNode(RedisProcess):
@@ -150,7 +151,7 @@ def text(answer: Any) -> str:
     return answer.decode() if isinstance(answer, bytes) else str(answer)
 
 
-def until(condition: Callable[[], bool], what: object = "", timeout_s: float = 20) -> None:
+def until(condition: Callable[[], bool], what: object = "", timeout_s: float = 40) -> None:
     """Wait for something that has to become true."""
     give_up_at_s = time.monotonic() + timeout_s
     while not condition():

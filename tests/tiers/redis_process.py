@@ -44,7 +44,7 @@ class RedisProcess:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             try:
                 with socket.create_connection(("127.0.0.1", self.port), timeout=1):
@@ -64,6 +64,24 @@ class RedisProcess:
         Its own types tell of all that any settings could make it answer.
         """
         return redis.Redis(unix_socket_path=str(self.admin_socket), password=password)
+
+    def outlast_clients(self) -> None:
+        """Wait until it has read all that clients sent which have gone: a busy server reads it late."""
+        give_up_at_s = time.monotonic() + 60
+        while gone := self._clients() - self._peers():
+            assert time.monotonic() < give_up_at_s, gone
+            time.sleep(0.02)
+
+    def _clients(self) -> set[int]:
+        """Ports of clients that it still has."""
+        addresses = (one["addr"] for one in self.admin().client_list())
+        return {int(one.rsplit(":", 1)[1]) for one in addresses if one.startswith("127.")}
+
+    def _peers(self) -> set[int]:
+        """Ports of clients whose end of the connection is open."""
+        rows = [line.split()[1:4] for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        here = f":{self.port:04X}"
+        return {int(peer.rsplit(":", 1)[1], 16) for own, peer, state in rows if own.endswith(here) and state == "01"}
 
     @property
     def running(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 import pytest
 
 from kvstrata_sidecar.adapter.ages import Ages
-from kvstrata_sidecar.adapter.ledger import Ledgers
+from kvstrata_sidecar.adapter.foresight import Foresight
 from kvstrata_sidecar.adapter.protocol import Place
 
 
@@ -41,12 +41,12 @@ def test_a_block_of_which_nothing_is_known_is_new() -> None:
 
 
 def test_what_was_seen_of_scopes_that_are_gone_is_not_kept(clock: Clock) -> None:
-    ledgers = Ledgers("d" * 16, lambda *_: None, clock, 30_000)
+    foresight = Foresight(clock, per_bucket=False)
     for number in range(100):
         clock.now_s += 0.1
-        ledgers._foresee(Place(f"{number:032x}", 0, b"base", b"member"), 5)
-    assert len(ledgers._foresight) <= 11
-    assert ledgers._foreseen(Place(f"{99:032x}", 0, b"base", b"member")) == 5
+        foresight.note(Place(f"{number:032x}", 0, b"base", b"member"), 5)
+    assert len(foresight) <= 11
+    assert foresight.of(Place(f"{99:032x}", 0, b"base", b"member")) == 5
 
 
 def test_a_block_that_was_loaded_grows_older(clock: Clock) -> None:

@@ -245,6 +245,7 @@ class TestPromisesThatHoldInBothOrders:
                 observed += 1
             told = [writer.kill() for writer in writers]
             assert all(one["errors"] == 0 for one in told), told
+        redis_server.outlast_clients()
         time.sleep(window_ms / 1000 + 0.05)
         driver.tier._sweeper.sweep(KEYSPACE_A)
         books.assert_consistent()

@@ -102,6 +102,7 @@ class TestWritersThatAreKilled:
                 writer.kill()
                 kills_in_the_middle += before > 0 and books.reservations() > 0
         assert kills_in_the_middle > 0, "some died between reservation and commit"
+        redis_server.outlast_clients()
         outlast_the_window()
         quick.tier._sweeper.sweep(KEYSPACE_A)
         books.assert_consistent()
@@ -135,6 +136,7 @@ class TestWritersThatAreKilled:
             time.sleep(0.05)
         for writer in writers:
             writer.kill()
+        redis_server.outlast_clients()
         outlast_the_window()
         quick.tier._sweeper.sweep(KEYSPACE_A)
         books.assert_consistent()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -181,3 +182,37 @@ class TestFreshnessFile:
         assert file.sent_ns() == 7
         path.write_bytes(content)
         assert file.sent_ns() == 0
+
+
+class TestTiersThatAScopeIsKeptOff:
+    """A tier is closed to a keyspace by its row; what puts the tier in order names none, and may go on."""
+
+    def closed(self, *tiers: str, revision: int = 1) -> CacheView:
+        rows = tuple(TierBudget.denying(name) for name in tiers)
+        return replace(view(revision=revision), keyspaces={KEYSPACE_A: rows, KEYSPACE_B: ()})
+
+    def test_only_the_tier_is_refused_and_only_to_the_scope(self, enforcement: Enforcement) -> None:
+        enforcement.apply(self.closed("fast"))
+        assert enforcement.enter(KEYSPACE_A, do_nothing, tier="fast") is Refusal.NOT_ALLOWED
+        for keyspace, tier in ((KEYSPACE_A, "slow"), (KEYSPACE_A, None), (KEYSPACE_B, "fast")):
+            assert isinstance(enforcement.enter(keyspace, do_nothing, tier=tier), Permit)
+        assert enforcement.denies(KEYSPACE_A, "fast")
+        assert not enforcement.denies(KEYSPACE_A, "slow")
+
+    def test_a_limit_of_nothing_refuses_no_question(self, enforcement: Enforcement) -> None:
+        row = TierBudget("fast", limit_bytes=0)
+        enforcement.apply(replace(view(), keyspaces={KEYSPACE_A: (row,)}))
+        assert isinstance(enforcement.enter(KEYSPACE_A, do_nothing, tier="fast"), Permit)
+
+    def test_io_in_a_tier_that_is_closed_ends_before_the_acknowledgement(self, enforcement: Enforcement) -> None:
+        enforcement.apply(self.closed())
+        aborted = threading.Event()
+        there = enforcement.enter(KEYSPACE_A, aborted.set, tier="fast")
+        for keyspace, tier in ((KEYSPACE_A, "slow"), (KEYSPACE_A, None), (KEYSPACE_B, "fast")):
+            assert isinstance(enforcement.enter(keyspace, do_nothing, tier=tier), Permit)
+        enforcement.apply(self.closed("fast", revision=2))
+        assert not enforcement.settle(grace_s=0.01, timeout_s=0.01)
+        assert aborted.is_set()
+        assert isinstance(there, Permit)
+        there.release()
+        assert enforcement.settle(grace_s=0, timeout_s=0)

@@ -166,7 +166,7 @@ def test_a_change_that_was_decided_in_an_earlier_turn_comes_too_late(division: D
     division.allow()
     division.store(KEYSPACE_B, range(10))
     rooms = division.driver.tier._shared.ledgers.rooms
-    bounds = division.driver.tier._bounds(KEYSPACE_B)
+    bounds = division.driver.tier._terms.bounds(KEYSPACE_B)
     assert bounds is not None
     connection = division.driver.tier._ways.transport()
     room, turn, _ = rooms._ask(connection, b"mark", KEYSPACE_B, bounds, 0)
@@ -239,7 +239,7 @@ def test_what_a_call_costs_does_not_depend_on_how_many_scopes_there_are(
     division.allow()
     now_ms = int(time.time() * 1000)
     admin.hset(rooms, mapping={f"{number:032x}": f"1:1:1:{now_ms}:0" for number in range(2000)})
-    ledgers, bounds = division.driver.tier._shared.ledgers, division.driver.tier._bounds(KEYSPACE_B)
+    ledgers, bounds = division.driver.tier._shared.ledgers, division.driver.tier._terms.bounds(KEYSPACE_B)
     assert bounds is not None
     transport = division.driver.tier._ways.transport()
     admin.config_resetstat()

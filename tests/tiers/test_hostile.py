@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,11 +21,12 @@ from hypothesis import strategies as st
 
 from e2e.cluster.ports import free_port
 from kvstrata.contract.bundle import Rules
-from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.cacheview import CacheView, PoolView
 from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey
 from kvstrata.contract.keys import BlockKey
 from kvstrata_sidecar.adapter.enforcement import Enforcement, boottime_ns
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
+from kvstrata_sidecar.adapter.pools import Readable
 from kvstrata_sidecar.adapter.sealer import PlainSealer
 from kvstrata_sidecar.adapter.sealer_gcm import GcmSealer
 from kvstrata_sidecar.adapter.tasks import Task, TaskTable
@@ -32,6 +34,7 @@ from kvstrata_sidecar.adapter.tier import Tier
 from kvstrata_sidecar.gate.keyfiles import KeyFiles
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A
 from tests.tiers.lying_server import Lie, LyingServer, World, moved
+from tests.tiers.pool_gate import POOL
 from tests.tiers.tier_driver import block
 
 BLOCK_BYTES = 9_000
@@ -43,6 +46,8 @@ AFTERWARDS = 0xEE
 """What LMCache puts into memory that was answered for."""
 
 KEY = DataKey(1, b"the data key of keyspace a: 32 b"[:32])
+POOL_KEY = DataKey(1, b"the data key of a pool: 32 bytes"[:32])
+MANIFEST = "0" * 64
 
 
 def content(number: int) -> bytes:
@@ -120,21 +125,31 @@ operations = st.lists(st.sampled_from(["lookup", "load", "store"]), min_size=2, 
 class Scene:
     """A tier on lying servers, and what LMCache would do with it."""
 
-    def __init__(self, directory: Path, lies: list[Lie], *, servers: int, encrypted: bool) -> None:
+    def __init__(
+        self, directory: Path, lies: list[Lie], *, servers: int, encrypted: bool, pooled: bool = False
+    ) -> None:
         self.world = World(dead_port=free_port())
         self.servers = [LyingServer(self.world) for _ in range(servers)]
         cluster = servers > 1
         enforcement = Enforcement(DOMAIN, lambda reopen=False: boottime_ns())
-        keys = {KEYSPACE_A: (KEY,)} if encrypted else {}
+        keys = {KEYSPACE_A: (KEY,), POOL: (POOL_KEY,)} if encrypted else {}
         KeyFiles(directory).write(keys)
         enforcement.keys.follow(directory / KEYS_DIRECTORY, dict.fromkeys(keys, (1,)))
-        enforcement.apply(CacheView(DOMAIN, 1, 1, Rules(), {KEYSPACE_A: ()}))
-        sealer = GcmSealer(enforcement.keys) if encrypted else PlainSealer()
         self.blocks = [block(KEYSPACE_A, number) for number in (3, 70, 140, 250)]
-        for one in self.blocks:
-            number = one.chunk_hash[0]
-            name = str(BlockKey(DOMAIN, KEYSPACE_A, IDENTITY, one.rank, one.group, one.chunk_hash)).encode()
-            parts = sealer.seal(KEYSPACE_A, name, memoryview(content(number)))
+        view = CacheView(DOMAIN, 1, 1, Rules(), {KEYSPACE_A: ()})
+        if pooled:  # the pool has two of the chunks, the reader itself another of these two and the rest
+            view = replace(
+                view, keyspaces={KEYSPACE_A: (), POOL: ()}, pools={POOL: PoolView(MANIFEST, True, ("shared",))},
+                reads={KEYSPACE_A: (POOL,)},
+            )  # fmt: skip
+        chunks = frozenset(one.chunk_hash for one in self.blocks[:2])
+        enforcement.apply(view, Readable.of(view, {MANIFEST: chunks}))
+        sealer = GcmSealer(enforcement.keys) if encrypted else PlainSealer()
+        kept = [(KEYSPACE_A, one) for one in self.blocks[pooled:]]
+        kept += [(POOL, one) for one in self.blocks[: 2 * pooled]]
+        for keyspace, one in kept:
+            name = str(BlockKey(DOMAIN, keyspace, IDENTITY, one.rank, one.group, one.chunk_hash)).encode()
+            parts = sealer.seal(keyspace, name, memoryview(content(one.chunk_hash[0])))
             self.world.values[name] = b"".join(bytes(part) for part in parts)
         params = TierParams(
             "shared",
@@ -203,9 +218,9 @@ class Scene:
         assert self._answered.get(timeout=10).task_id == task_id
 
 
-def play(lies: list[Lie], operations: list[str], *, servers: int, encrypted: bool) -> None:
+def play(lies: list[Lie], operations: list[str], *, servers: int, encrypted: bool, pooled: bool = False) -> None:
     with TemporaryDirectory() as directory:
-        scene = Scene(Path(directory), lies, servers=servers, encrypted=encrypted)
+        scene = Scene(Path(directory), lies, servers=servers, encrypted=encrypted, pooled=pooled)
         try:
             for operation in operations:
                 scene.do(operation)
@@ -235,6 +250,14 @@ def test_nothing_that_one_server_says_gets_past_the_frame_of_an_unencrypted_tier
 @given(st.lists(lies(redirections, redirections, *structural), max_size=20), operations)
 def test_no_redirection_leads_to_a_wrong_block_or_out_of_time(lies: list[Lie], operations: list[str]) -> None:
     play(lies, operations, servers=2, encrypted=True)
+
+
+@hostile
+@given(st.lists(lies(redirections, *structural), max_size=16), operations, st.sampled_from([1, 2]), st.booleans())
+def test_nothing_that_servers_say_of_a_pool_is_taken_for_a_block_that_is_not(
+    lies: list[Lie], operations: list[str], servers: int, encrypted: bool
+) -> None:
+    play(lies, operations, servers=servers, encrypted=encrypted, pooled=True)
 
 
 @pytest.mark.parametrize("kind", [b"MOVED", b"ASK"])

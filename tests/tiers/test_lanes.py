@@ -12,7 +12,7 @@ from kvstrata_sidecar.adapter.tasks import Task, TaskKind
 
 
 @dataclass(eq=False)
-class Waiting(Part):
+class Waiting(Part[Any]):
     name: str
     size: int = 1
     urgent: bool = False

@@ -55,12 +55,17 @@ class Manager:
         self._staging: dict[Any, Any] = {}
         self._lock = threading.Lock()
         self._memory_manager: Any = Memory()
+        self._read_ttl_seconds = 300
 
     def register_listener(self, listener: Any) -> None: ...
 
     def delete(self, keys: list[Any]) -> None: ...
 
     def get_memory_usage(self) -> None: ...
+
+    def reserve_read(self) -> None: ...
+
+    def finish_read(self) -> None: ...
 
 
 def server(policy: str = "noop") -> Any:
@@ -86,6 +91,9 @@ class TestPin:
             (without("_objects"), "_objects"),
             (without("_staging"), "_staging"),
             (without("_lock"), "_lock"),
+            (without("_read_ttl_seconds"), "_read_ttl_seconds"),
+            (lambda s: setattr(s._l1_managers_by_id[0], "reserve_read", None), "reserve_read"),
+            (lambda s: setattr(s._l1_managers_by_id[0], "finish_read", None), "finish_read"),
             (lambda s: setattr(s._l1_managers_by_id[0], "delete", None), "delete"),
             (lambda s: setattr(s._l1_managers_by_id[0], "_memory_manager", object()), "render no GDS"),
             (lambda s: setattr(s._l1_managers_by_id[0]._memory_manager, "free", None), "free"),
@@ -113,7 +121,7 @@ class TestPin:
 
     def test_names_that_changed_are_refused(self) -> None:
         class Object:
-            data_ptr = is_valid = get_physical_size = None
+            data_ptr = is_valid = get_physical_size = byte_array = None
 
         pin.require_names(pin.CALLBACKS, pin.ENTRY_FIELDS, Object)
         with pytest.raises(pin.IncompatibleServerError, match="on_l1_keys_moved"):
@@ -122,5 +130,36 @@ class TestPin:
             pin.require_names(pin.CALLBACKS - {"on_l1_keys_accessed"}, pin.ENTRY_FIELDS, Object)
         with pytest.raises(pin.IncompatibleServerError, match="L1ObjectState lacks or adds read_lock"):
             pin.require_names(pin.CALLBACKS, pin.ENTRY_FIELDS - {"read_lock"}, Object)
+        with pytest.raises(pin.IncompatibleServerError, match="L1ObjectState lacks or adds owner"):
+            pin.require_names(pin.CALLBACKS, pin.ENTRY_FIELDS | {"owner"}, Object)
         with pytest.raises(pin.IncompatibleServerError, match="data_ptr"):
             pin.require_names(pin.CALLBACKS, pin.ENTRY_FIELDS, type("Bare", (), {}))
+
+
+class TestStoreListener:
+    class Listener:
+        def on_l1_keys_write_finished(self, keys: list[Any]) -> None: ...
+
+    def test_it_is_found_among_others(self) -> None:
+        listener = self.Listener()
+        manager = SimpleNamespace(_registered_listeners=[object(), listener])
+        assert pin.the_store_listener(manager, self.Listener) is listener
+
+    @pytest.mark.parametrize("listeners", [None, [], [object()], [Listener(), Listener()]])
+    def test_a_server_without_just_one_does_not_start(self, listeners: object) -> None:
+        with pytest.raises(pin.IncompatibleServerError, match="_registered_listeners"):
+            pin.the_store_listener(SimpleNamespace(_registered_listeners=listeners), self.Listener)
+
+
+class TestHasher:
+    def test_it_is_the_servers_own(self) -> None:
+        hasher = SimpleNamespace(chunk_size=16, compute_chunk_hashes=list)
+        assert pin.the_hasher(SimpleNamespace(token_hasher=hasher)) == (16, list)
+
+    @pytest.mark.parametrize(
+        "hasher",
+        [None, SimpleNamespace(chunk_size=16), SimpleNamespace(chunk_size=0, compute_chunk_hashes=list)],
+    )
+    def test_a_server_that_does_not_say_how_it_names_chunks_does_not_start(self, hasher: object) -> None:
+        with pytest.raises(pin.IncompatibleServerError, match="token_hasher"):
+            pin.the_hasher(SimpleNamespace(token_hasher=hasher))

@@ -48,7 +48,9 @@ class CountedTier:
         for number in range(scopes):
             for reason in Refusal:
                 self.counts.refuse(reason, 10**9, f"{number:032x}"[::-1])
-            for name in ("lookup_hits", "lookup_misses", "stored", "stored_bytes", "loaded", "evicted", "expired"):
+            names = ("lookup_hits", "lookup_misses", "stored", "stored_bytes", "loaded", "evicted", "expired")
+            pooled = ("pool_hits", "pool_bytes", "stores_in_pool", "copies_discarded")
+            for name in (*names, *pooled, "shadowed", "hints"):
                 self.counts.add(name, 10**12, f"{number:032x}"[::-1])
         for operation in ("store", "lookup", "load"):
             self.counts.observe(operation, 0.003)
@@ -87,17 +89,18 @@ class TestThePage:
     def test_the_largest_there_can_be_fits_into_a_line(self) -> None:
         tiers = [CountedTier(f"a-tier-with-a-name-of-forty-characters-{n}", 2 * MAX_SCOPES) for n in range(1)]
         rows = tuple(ScopeUsage(f"{number:012x}", "shared", 10**12, 1, 10**12) for number in range(2048))
-        text = page(AdapterState("b", 1, 1, True, 5000, tier_usage=rows), tiers, {})
+        text = page(AdapterState("b", 1, 1, True, 5000, tier_usage=rows), tiers, {}, {})
         assert len(series(text)) > 20 * MAX_SCOPES
         assert len(metrics_answer(text)) <= MAX_LINE_BYTES
         assert decode_metrics_answer(metrics_answer(text)) == text
-        text = page(AdapterState("b", 1, 1, True, 5000, tier_usage=rows), [*tiers] * 9, {})
+        text = page(AdapterState("b", 1, 1, True, 5000, tier_usage=rows), [*tiers] * 9, {}, {})
         assert len(metrics_answer(text)) <= MAX_LINE_BYTES
         assert decode_metrics_answer(metrics_answer(text)) == text, "then without scopes"
         assert "scope=" not in text
 
     def test_histograms_are_cumulative_and_servers_are_counted_by_state(self) -> None:
-        found = series(page(AdapterState("b", 7, 1, True, 2), [CountedTier("shared", 1)], {("a" * 12, "limit"): 3}))
+        evicted, promoted = {("a" * 12, "limit"): 3}, {("a" * 12, "promoted_blocks"): 2, ("a" * 12, "lent_bytes"): 8192}
+        found = series(page(AdapterState("b", 7, 1, True, 2), [CountedTier("shared", 1)], evicted, promoted))
         lookups = {name: value for name, value in found.items() if 'operation="lookup"' in name and "_bucket" in name}
         assert list(lookups.values()) == sorted(lookups.values())
         assert found['kvstrata_cache_operation_seconds_bucket{tier="shared",operation="lookup",le="0.0025"}'] == 0
@@ -106,10 +109,22 @@ class TestThePage:
         assert found['kvstrata_cache_tier_servers{tier="shared",breaker="closed"}'] == 1
         assert found['kvstrata_cache_tier_servers{tier="shared",breaker="open"}'] == 1
         assert found[f'kvstrata_cache_memory_evicted_total{{scope="{"a" * 12}",cause="limit"}}'] == 3
+        assert found[f'kvstrata_cache_memory_promoted_blocks_total{{scope="{"a" * 12}"}}'] == 2
+        assert found[f'kvstrata_cache_memory_lent_bytes_total{{scope="{"a" * 12}"}}'] == 8192
+        assert found[f'kvstrata_cache_shadowed_total{{tier="shared",scope="{"0" * 12}",use="all"}}'] == 10**12
+        assert found[f'kvstrata_cache_shadowed_total{{tier="shared",scope="{"0" * 12}",use="passed_on"}}'] == 10**12
         assert found["kvstrata_cache_policy_revision"] == 7
 
+    def test_what_memory_refused_is_shown_beside_what_other_tiers_did(self) -> None:
+        told = AdapterState("b", 7, 1, True, 2, (TierState("dram", "CPU", "closed"),))
+        counts = {("a" * 12, "refused_not_allowed"): 7, ("a" * 12, "refused"): 7}
+        found = series(page(told, [CountedTier("shared", 1)], {}, counts))
+        name = f'kvstrata_cache_refused_total{{tier="dram",scope="{"a" * 12}",reason="not_allowed"}}'
+        assert found[name] == 7
+        assert sum('tier="dram"' in one for one in found) == 1
+
     def test_every_family_is_in_the_reference(self) -> None:
-        text = page(AdapterState("b", 7, 1, True, 2), [CountedTier("shared", 1)], {})
+        text = page(AdapterState("b", 7, 1, True, 2), [CountedTier("shared", 1)], {}, {})
         families = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
         assert families == set(re.findall(r"`(kvstrata_cache_\w+)`", REFERENCE.read_text()))
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams, TlsParams
+from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, FileTierParams, TierParams, TlsParams
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
 
 TIER: dict[str, Any] = {"name": "shared", "endpoints": [{"host": "redis", "port": 6379}]}
@@ -63,3 +64,40 @@ def test_malformed_parameters_are_refused(broken: dict[str, Any]) -> None:
 
 def test_no_parameter_can_hold_a_secret() -> None:
     assert not {field.name for field in fields(TierParams)} & {"password", "secret", "token", "key"}
+
+
+FILES = {"medium": "NVMe", "name": "disk", "directory": "/files", "capacity_bytes": 1 << 30, "max_blocks": 4096}
+
+
+def test_the_medium_says_what_kind_of_tier_it_is() -> None:
+    params = AdapterParams.from_json({"domain": "0" * 16, "identity": "1" * 16, "tier": FILES})
+    assert params.tier == FileTierParams("disk", Path("/files"), 1 << 30, 4096)
+    redis = {"medium": "Redis", "name": "shared", "endpoints": [{"host": "a", "port": 1}]}
+    assert isinstance(
+        AdapterParams.from_json({"domain": "0" * 16, "identity": "1" * 16, "tier": redis}).tier, TierParams
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"medium": "Tape"},
+        {"directory": "files"},
+        {"directory": 7},
+        {"capacity_bytes": 0},
+        {"max_blocks": None},
+        {"free_floor_percent": 100},
+        {"free_floor_percent": True},
+        {"default_ttl_s": 0},
+        {"eviction": "FIFO"},
+        {"encryption": "Maybe"},
+        {"store_deadline_ms": 120_001},
+        {"lookup_deadline_ms": 5},
+        {"place": "../other"},
+        {"place": ""},
+        {"place": "chat", "name": ".."},
+    ],
+)
+def test_malformed_parameters_of_files_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        AdapterParams.from_json({"domain": "0" * 16, "identity": "1" * 16, "tier": FILES | change})

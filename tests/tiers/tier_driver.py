@@ -8,21 +8,31 @@ from typing import Any
 
 from kvstrata.contract.keys import parse_block_key
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
+from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.runtime import Runtime
 from kvstrata_sidecar.adapter.tasks import StoreOutcome, Task
-from kvstrata_sidecar.adapter.tier import Block, Tier
+from kvstrata_sidecar.adapter.tier import Tier
 from tests.tiers.redis_process import RedisProcess
 
 BLOCK_BYTES = 64 * 1024
 
 
 class Driver:
-    """A tier under a runtime; calls return what LMCache would be told."""
+    """A tier under a runtime; calls return what LMCache would be told. `held` are the keys that a faster tier has."""
 
     def __init__(self, runtime: Runtime, params: AdapterParams, tier: TierParams, **options: Any) -> None:
         self._answered: queue.Queue[Task] = queue.Queue()
         self.runtime = runtime
-        self.tier = Tier(params, tier, runtime.enforcement, self._answered.put, **options)
+        self.params = tier
+        self.held: set[Any] = set()
+        self.tier = Tier(
+            params,
+            tier,
+            runtime.enforcement,
+            self._answered.put,
+            held_faster=lambda one: one.key in self.held,
+            **options,
+        )
         runtime.add(self.tier)
 
     def store(self, blocks: list[Block], fill: int = 1) -> StoreOutcome:
@@ -39,7 +49,7 @@ class Driver:
         hits = self._found(self.tier.load(blocks, [memoryview(buffer) for buffer in buffers]))
         return hits, buffers
 
-    def until(self, breaker: str, timeout_s: float = 8.0) -> str:
+    def until(self, breaker: str, timeout_s: float = 30.0) -> str:
         """Wait until the breaker is in a state and return the tier's detail."""
         give_up_at_s = time.monotonic() + timeout_s
         while (state := self.tier.state()).breaker != breaker:

@@ -11,8 +11,9 @@ from kvstrata.contract.bundle import Rules, TierBudget
 from kvstrata.contract.cacheview import CacheView
 from kvstrata_sidecar.adapter.enforcement import Enforcement, boottime_ns
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
+from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.tasks import Task
-from kvstrata_sidecar.adapter.tier import Block, Tier
+from kvstrata_sidecar.adapter.tier import Tier
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
 
 BLOCKS = 3000
@@ -25,7 +26,10 @@ def run(port: int, keyspace: str, eviction: str, limit: int, window_ms: int, see
     enforcement = Enforcement(DOMAIN, lambda reopen=False: boottime_ns())
     budgets = (TierBudget("shared", limit_bytes=limit or None),)
     enforcement.apply(CacheView(DOMAIN, 1, 1, Rules(), {keyspace: budgets}))
-    tier_params = TierParams("shared", (Endpoint("127.0.0.1", port),), workers=2, eviction=eviction)
+    # Patient, because no store may fail for want of time: a busy machine is no error.
+    tier_params = TierParams(
+        "shared", (Endpoint("127.0.0.1", port),), workers=2, eviction=eviction, io_timeout_ms=10_000
+    )
     params = AdapterParams(DOMAIN, IDENTITY, tier_params)
     answered: queue.Queue[Task] = queue.Queue()
     tier = Tier(params, tier_params, enforcement, answered.put, window_ms=window_ms, sweep_interval_s=3600)

@@ -30,12 +30,16 @@ PLURALS = {
 }
 
 
+FOLDER = "node-folder"
+"""The case with a volume that the restricted Pod Security Standard does not know."""
+
+
 @pytest.fixture(scope="module")
 def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[client.ApiClient]:
     with ControlPlane(tmp_path_factory.mktemp("control-plane")) as plane:
         connection = config.new_client_from_config(str(plane.kubeconfig))
-        for namespace in ("demo", "prod"):
-            labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+        for namespace, level in (("demo", "restricted"), ("prod", "restricted"), ("disks", "privileged")):
+            labels = {"pod-security.kubernetes.io/enforce": level}
             _call(
                 connection,
                 "POST",
@@ -57,12 +61,22 @@ def test_the_apiserver_stores_what_was_rendered(api: client.ApiClient, case: str
         assert again["metadata"]["resourceVersion"] == live["metadata"]["resourceVersion"], "applying again wrote"
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [case for case in CASES if case != FOLDER])
 def test_the_restricted_standard_admits_the_pods(api: client.ApiClient, case: str) -> None:
+    _create_pods(api, case, "demo")
+
+
+def test_a_folder_of_the_node_needs_a_privileged_namespace(api: client.ApiClient) -> None:
+    _create_pods(api, FOLDER, "disks")
+    with pytest.raises(AssertionError, match=r"restricted volume types .*nvme-disks"):
+        _create_pods(api, FOLDER, "demo")
+
+
+def _create_pods(api: client.ApiClient, case: str, namespace: str) -> None:
+    """Create the pods of a case in a namespace, as a trial. Raises AssertionError with the API server's words."""
     for built in render(case):
         if built["kind"] not in ("Deployment", "StatefulSet"):
             continue
-        namespace = built["metadata"]["namespace"]
         template = built["spec"]["template"]
         spec = {**template["spec"], "serviceAccountName": "default"}
         spec.pop("priorityClassName", None)

@@ -35,9 +35,11 @@ WAITS = {
         "NoSuchHost", "ConnectionRefused", "Timeout", "Unreachable", "Disconnected", "Error", "NotRedis",
         "SecretNotFound", "InvalidEndpoint",
     },
+    "PrefixPool": {"NoLivePods"},
 }  # fmt: skip
 """Why an object may wait although the operator has nothing left to do, where no pod runs: a model's pods do not come,
-and the Redis of a tier does not answer. Everything else must be Ready or Stalled."""
+nobody makes tokens of a pool's prefixes, and the Redis of a tier does not answer. Everything else must be Ready or
+Stalled."""
 
 
 @dataclass(slots=True)

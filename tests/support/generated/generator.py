@@ -202,6 +202,8 @@ class Generator:
                     if "messages" not in prefix:
                         prefix.pop("tools", None)
                         prefix.pop("chatTemplateKwargs", None)
+                    if "configMapKeyRef" not in prefix:
+                        prefix.pop("format", None)
             case "CacheInvalidation":
                 if not spec["scope"].keys() & {"tenant", "prefix"}:
                     spec.pop("sharedScopes", None)

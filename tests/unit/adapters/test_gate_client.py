@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,9 +13,28 @@ import pytest
 from aiohttp import web
 
 from kvstrata.adapters import pki
-from kvstrata.adapters.gate_client import MAX_STATE_BYTES, GateClient, GateError, GateFailure
+from kvstrata.adapters.gate_client import (
+    MAX_STATE_BYTES,
+    MAX_WORK_PER_POD,
+    GateClient,
+    GateError,
+    GateFailure,
+)
 from kvstrata.contract.ack import ACK_TOKEN_HEADER, OPERATOR_COMMON_NAME, STATE_PATH, PodState, gate_server_name
 from kvstrata.contract.link import TierState
+from kvstrata.contract.prefix import PrefixSource
+from kvstrata.contract.warm import (
+    MAX_ANSWER_BYTES,
+    POOL_PATH,
+    RENDER_PATH,
+    WARM_PATH,
+    PoolReport,
+    Rendered,
+    RenderRequest,
+    Warmed,
+    WarmOutcome,
+    WarmRequest,
+)
 
 NAME = gate_server_name("chat", "team-a")
 STATE = PodState(
@@ -67,6 +86,7 @@ async def _gate(
     *,
     name: str = NAME,
     delay_s: float = 0.0,
+    work: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None,
 ) -> AsyncIterator[tuple[GateClient, list[web.Request]]]:
     seen: list[web.Request] = []
 
@@ -79,6 +99,7 @@ async def _gate(
 
     application = web.Application()
     application.router.add_get(STATE_PATH, handle)
+    application.router.add_route("*", "/v1/{work}", work or handle)
     runner = web.AppRunner(application)
     await runner.setup()
     listener = socket.create_server(("127.0.0.1", 0))
@@ -206,3 +227,69 @@ async def test_the_client_works_again_after_a_gate_restarted(certificates: Pki) 
         seen[0].transport.abort()
         await asyncio.sleep(0.05)
         assert (await client.state("127.0.0.1", NAME, 0, 0))[0] == STATE
+
+
+MADE = Rendered("g", "c", "r", 16, 16, 16, 64, bytes(32))
+TEXT = PrefixSource(text="hello")
+
+
+async def test_work_for_pools_is_posted_and_answered_with_the_pods_token(certificates: Pki) -> None:
+    asked: list[tuple[str, str, bytes]] = []
+    warmed, held = Warmed("g", "c", WarmOutcome.STORED), PoolReport("g", "c")
+    answers = {RENDER_PATH: MADE.encode(), WARM_PATH: warmed.encode(), POOL_PATH: held.encode()}
+
+    async def work(request: web.Request) -> web.Response:
+        asked.append((request.method, str(request.rel_url), await request.read()))
+        return web.Response(body=answers[request.path], headers={ACK_TOKEN_HEADER: "token"})
+
+    warm = WarmRequest("uid", "0" * 12, "m", TEXT)
+    async with _gate(certificates, work=work) as (client, _):
+        assert await client.render("127.0.0.1", NAME, TEXT) == (MADE, "token")
+        assert await client.warm("127.0.0.1", NAME, warm, 5.0) == (warmed, "token")
+        assert await client.pool("127.0.0.1", NAME, "uid") == (held, "token")
+    assert asked == [
+        ("POST", RENDER_PATH, RenderRequest(TEXT).encode()),
+        ("POST", WARM_PATH, warm.encode()),
+        ("GET", f"{POOL_PATH}?uid=uid", b""),
+    ]
+
+
+async def test_work_that_lasts_holds_up_no_acknowledgement(certificates: Pki) -> None:
+    over, begun = asyncio.Event(), 0
+
+    async def work(_: web.Request) -> web.Response:
+        nonlocal begun
+        begun += 1
+        await over.wait()
+        return web.Response(body=MADE.encode(), headers={ACK_TOKEN_HEADER: "token"})
+
+    async with _gate(certificates, work=work) as (client, _):
+        lasting = [asyncio.create_task(client.render("127.0.0.1", NAME, TEXT)) for _ in range(MAX_WORK_PER_POD + 2)]
+        async with asyncio.timeout(20):
+            while begun < MAX_WORK_PER_POD:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert await client.state("127.0.0.1", NAME, 6, 20) == (STATE, "token")
+        assert begun == MAX_WORK_PER_POD
+        over.set()
+        await asyncio.gather(*lasting)
+
+
+@pytest.mark.parametrize("status", [404, 413, 503])
+async def test_a_refusal_of_work_tells_its_status(certificates: Pki, status: int) -> None:
+    async def work(_: web.Request) -> web.Response:
+        return web.Response(status=status)
+
+    async with _gate(certificates, work=work) as (client, _):
+        with pytest.raises(GateError) as caught:
+            await client.render("127.0.0.1", NAME, TEXT)
+    assert (caught.value.reason, caught.value.status) == (GateFailure.REFUSED, status)
+
+
+async def test_an_answer_beyond_its_bound_is_not_read_on(certificates: Pki) -> None:
+    async def work(_: web.Request) -> web.Response:
+        return web.Response(body=bytes(MAX_ANSWER_BYTES + 1), headers={ACK_TOKEN_HEADER: "token"})
+
+    async with _gate(certificates, work=work) as (client, _):
+        with pytest.raises(GateError) as caught:
+            await client.pool("127.0.0.1", NAME, "uid")
+    assert caught.value.reason is GateFailure.TOO_LARGE

@@ -10,7 +10,8 @@ from kvstrata.contract.keyspace import Scope, ScopeKind
 counts = st.integers(min_value=0, max_value=2**53)
 hex32 = st.binary(min_size=16, max_size=16).map(bytes.hex)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
-budgets = st.builds(TierBudget, names, st.none() | counts, st.none() | counts, st.none() | counts)
+limits = st.builds(TierBudget, names, st.none() | counts, st.none() | counts, st.none() | counts)
+budgets = limits | st.builds(TierBudget.denying, names, st.none() | counts)
 scopes = st.builds(Scope, st.sampled_from(ScopeKind), names)
 entries = st.builds(Entry, names, hex32, scopes, names, counts, st.booleans(), st.lists(budgets, max_size=3).map(tuple))
 rules = st.builds(

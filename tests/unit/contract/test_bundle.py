@@ -183,3 +183,11 @@ def test_a_root_with_one_wrong_field_is_read_or_a_contract_error(root: Root, fie
 def test_deep_and_infinite_documents_are_contract_errors(data: bytes) -> None:
     with pytest.raises(ContractError):
         Root.decode(data)
+
+
+def test_who_is_kept_off_a_tier_may_keep_nothing_there_whatever_else_is_said() -> None:
+    row = TierBudget.denying("fast", 60)
+    assert row.to_json() == {"tier": "fast", "limitBytes": 0, "retentionSeconds": 60, "denied": True}
+    wrong = row.to_json() | {"limitBytes": 1 << 30, "guaranteedBytes": 1 << 20}
+    assert TierBudget.from_json(row.to_json()) == TierBudget.from_json(wrong) == row
+    assert "denied" not in TierBudget("fast", limit_bytes=0).to_json()

@@ -40,7 +40,7 @@ def gate_families() -> set[str]:
 
 def cache_families() -> set[str]:
     """Names of what a cache server's page can show: all families are on an empty one."""
-    page = cache_metrics.page(AdapterState("boot", 1, 1, True, 0), [], {})
+    page = cache_metrics.page(AdapterState("boot", 1, 1, True, 0), [], {}, {})
     return set(re.findall(r"^# TYPE (\w+)", page, re.MULTILINE))
 
 

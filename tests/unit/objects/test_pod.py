@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -134,6 +135,18 @@ def test_lmcache_never_evicts_by_itself(policy: str) -> None:
         cache = containers(*tiers)["cache"]
         assert flag(cache, "--eviction-policy") == "noop"
         assert "--eviction-trigger-watermark" not in cache["args"]
+
+
+@pytest.mark.parametrize(
+    ("tiers", "kept"),
+    [((), []), ((redis_tier(),), []), ((cpu_tier(),), ["retain"]), ((cpu_tier(), redis_tier()), ["retain"])],
+    ids=["none", "shared", "memory", "both"],
+)
+def test_what_comes_from_a_slower_tier_stays_in_memory_only_where_memory_is_a_tier(
+    tiers: tuple[CacheTier, ...], kept: list[str]
+) -> None:
+    args = containers(*tiers)["cache"]["args"]
+    assert [after for before, after in itertools.pairwise(args) if before == "--l2-prefetch-policy"] == kept
 
 
 @pytest.mark.parametrize(

@@ -309,15 +309,15 @@ class TestTelling:
         simulation = Simulation(SEALED, *OBJECTS)
         simulation.come_to_rest()
         assert simulation.condition("CacheTier", "shared", "Encrypted") == ("Unknown", "NoLivePods")
-        simulation.edit("CacheTier", "shared", allowedClassifications=["Public"])
+        simulation.edit("CacheTier", "shared", eviction={"policy": "None"})
         simulation.settle()
-        assert simulation.condition("CacheTier", "shared", "Encrypted") == ("Unknown", "ClassificationNotReconciled")
+        assert simulation.condition("CacheTier", "shared", "Encrypted") == ("Unknown", "EvictionNotReconciled")
 
 
 class TestPods:
     def test_the_adapter_is_told_to_encrypt_where_nothing_says_otherwise(self) -> None:
         simulation = at_rest(redis_tier(encryption=None), *OBJECTS)
-        (params,) = adapter_params("d" * 16, tuple(simulation.world.tiers.values()), "1" * 16)
+        (params,) = adapter_params("d" * 16, "tiny", tuple(simulation.world.tiers.values()), "1" * 16, 11)
         assert params["tier"]["encryption"] == "Required"
 
     def test_the_policy_volume_has_room_for_the_keys_of_twice_as_many_shards(self) -> None:
@@ -327,5 +327,6 @@ class TestPods:
         assert [policy_volume_bytes([plain, sealed], 1 << n) // MIB for n in range(10)] == (
             [64] * 6 + [256] * 2 + [1024] * 2
         )
+        assert policy_volume_bytes([sealed], 48) == 256 * MIB, "pools' manifests need room beside the keys"
         assert gate_limit_bytes([sealed], 1) == GATE_LIMIT_BYTES
         assert gate_limit_bytes([sealed], 64) == GATE_LIMIT_BYTES + 192 * MIB

@@ -17,7 +17,6 @@ from tests.support.objects import (
     hbm_tier,
     invalidation,
     model,
-    own,
     pod,
     policy,
     redis_tier,
@@ -34,7 +33,6 @@ def at_rest(*objects: Any) -> Simulation:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"allowedClassifications": ["Public"]}, "ClassificationNotReconciled"),
         ({"redis": {"managed": {"shards": 3}}}, "ShardingNotReconciled"),
         ({"redis": {"managed": {"replicasPerShard": 1}}}, "ShardingNotReconciled"),
         ({"eviction": {"policy": "None"}}, "EvictionNotReconciled"),
@@ -48,16 +46,8 @@ def test_a_tier_that_cannot_keep_its_promise_is_stalled_and_gets_no_server(chang
     assert simulation.unsettled() == {}
 
 
-def test_a_tier_on_disk_is_accepted_and_not_provided() -> None:
-    nvme = own("CacheTier", "disk", {
-        "medium": "NVMe", "capacityPerPod": "1Gi", "encryption": "Disabled", "nvme": {"emptyDir": {}}
-    })  # fmt: skip
-    simulation = at_rest(nvme)
-    assert simulation.condition("CacheTier", "disk", "Stalled") == ("True", "MediumNotReconciled")
-
-
 def test_a_model_serves_without_its_stalled_tier_and_says_so() -> None:
-    simulation = at_rest(redis_tier(allowedClassifications=["Public"]), model(tiers=("shared",)))
+    simulation = at_rest(redis_tier(eviction={"policy": "None"}), model(tiers=("shared",)))
     assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierStalled")
     assert ("Deployment", NAMESPACE, "kvs-tiny") in simulation.kube.objects
     assert simulation.condition("CachedModel", "tiny", "Stalled")[0] == "False"
@@ -140,14 +130,6 @@ def test_a_rollout_is_not_called_done_before_it_is(status: dict[str, Any], reaso
     simulation.settle()
     assert simulation.condition("CachedModel", "tiny", "RolledOut") == ("False", reason)
     assert simulation.condition("CachedModel", "tiny", "Ready") == ("False", reason)
-
-
-def test_a_pool_says_that_nobody_serves_it() -> None:
-    pool = own("PrefixPool", "p", {
-        "modelRef": {"name": "tiny"}, "prefixes": [{"name": "a", "text": "x"}], "readers": {"public": True}
-    })  # fmt: skip
-    simulation = at_rest(pool)
-    assert simulation.condition("PrefixPool", "p", "Stalled") == ("True", "NotReconciled")
 
 
 def test_a_group_is_enforced_only_when_its_members_entries_are() -> None:

@@ -195,7 +195,7 @@ class TestSeveral:
         assert [tier["name"] for tier in adapters(simulation)] == ["near", "far"]
         assert simulation.condition("CachedModel", "tiny", "Ready")[0] == "True"
         assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierNotReady")
-        simulation.edit("CacheTier", "near", allowedClassifications=["Public"])
+        simulation.edit("CacheTier", "near", eviction={"policy": "None"})
         simulation.come_to_rest()
         assert [tier["name"] for tier in adapters(simulation)] == ["far"]
         assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierStalled")

@@ -54,7 +54,7 @@ def test_a_tier_that_is_stalled_does_not_claim_what_nobody_asks_about() -> None:
     before = simulation.status("CacheTier", "shared")
     assert before["shardsReady"] == 1
     assert before["used"] == "~0%"
-    simulation.edit("CacheTier", "shared", allowedClassifications=["Public"])
+    simulation.edit("CacheTier", "shared", eviction={"policy": "None"})
     simulation.come_to_rest()
     after = simulation.status("CacheTier", "shared")
     assert "shardsReady" not in after
@@ -67,7 +67,7 @@ def test_a_password_that_is_no_text_is_told_with_its_secret() -> None:
     metadata = {"name": "login", "namespace": NAMESPACE}
     simulation.kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
     order = ProbeBackend("shared", "one:6379", "one", None, ("login", "password"), None)
-    finish(simulation.writer._ask_backend(NAMESPACE, order))
+    finish(simulation.writer.backends.ask(NAMESPACE, order))
     report = simulation.world.backends["shared"]
     assert (report.reachable, report.reason) == (False, "SecretUnreadable")
     assert report.message == "the key password of Secret login is not UTF-8 text"

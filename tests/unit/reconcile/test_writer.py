@@ -56,7 +56,9 @@ def test_a_process_that_does_not_lead_writes_nothing(kind: str) -> None:
     key = Key(kind, NAMESPACE, name)
     made = plan(simulation.world, CONTEXT, key, simulation.now)
     assert not made.empty
-    writer = Writer(simulation.kube, simulation.store, simulation.queue, simulation.keeper, lambda: False)
+    writer = Writer(
+        simulation.kube, simulation.store, simulation.queue, simulation.keeper, lambda: False, lambda *_: None
+    )
     before = simulation.kube.writes
     with pytest.raises(NotLeadingError):
         finish(writer.carry_out(key, made))
@@ -187,7 +189,7 @@ def test_a_tier_that_was_deleted_or_is_stalled_has_no_series_that_says_up_or_dow
     simulation.advance(30)
     assert backend_up("shared") == 0
     if stalled:
-        simulation.edit("CacheTier", "shared", allowedClassifications=["Public"])
+        simulation.edit("CacheTier", "shared", eviction={"policy": "None"})
     else:
         simulation.delete("CacheTier", "shared")
     simulation.settle()
@@ -199,9 +201,9 @@ def test_the_answer_of_a_tier_that_was_deleted_meanwhile_makes_no_series() -> No
     simulation = Simulation(redis_tier())
     simulation.come_to_rest()
     order = ProbeBackend("shared", "127.0.0.1:1", "localhost", None, ("absent", "password"), None)
-    finish(simulation.writer._ask_backend(NAMESPACE, order))
+    finish(simulation.writer.backends.ask(NAMESPACE, order))
     assert backend_up("shared") == 0
     simulation.delete("CacheTier", "shared")
     simulation.settle()
-    finish(simulation.writer._ask_backend(NAMESPACE, order))
+    finish(simulation.writer.backends.ask(NAMESPACE, order))
     assert backend_up("shared") is None

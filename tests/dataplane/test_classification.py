@@ -1,0 +1,150 @@
+"""Tiers that a scope is kept off, on a real LMCache server: its data is looked for in every tier, by its bytes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from kvstrata.contract.bundle import TierBudget
+from tests.dataplane import memory_scan
+from tests.dataplane.conftest import StartServer, file_tier, tier
+from tests.dataplane.fresh import CHUNKS, until
+from tests.dataplane.lmcache_server import LMCacheServer
+from tests.files.file_driver import files_in
+from tests.tiers.gate_stand_in import GateStandIn
+from tests.tiers.redis_process import RedisProcess
+
+pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
+
+TIERS = ("dram", "disk", "shared")
+CLOSED = [frozenset(some) for count in (1, 2, 3) for some in itertools.combinations(TIERS, count)]
+NOBODY: frozenset[str] = frozenset()
+
+
+def named(closed: frozenset[str]) -> str:
+    return " and ".join(sorted(closed))
+
+
+@dataclass
+class Pod:
+    """A cache container with memory, files and Redis, in this order."""
+
+    server: LMCacheServer
+    gate: GateStandIn
+    redis: RedisProcess
+    disk: Path
+
+    def close(self, keyspace: str, closed: frozenset[str]) -> None:
+        """Keep a scope off tiers; another scope is kept off none."""
+        others = "0" * 32
+        self.gate.enforce({keyspace: tuple(TierBudget.denying(name) for name in sorted(closed)), others: ()})
+
+    def holders(self, marker: bytes) -> frozenset[str]:
+        """Return the tiers that have a marker: the segment of memory, the disk's files, every value of Redis."""
+        admin = self.redis.admin()
+        values = (admin.get(name) for name in admin.scan_iter(count=1000) if admin.type(name) == b"string")
+        found = {
+            "dram": memory_scan.in_file(self.server.segment, [marker])[0],
+            "disk": sum(memory_scan.in_file(path, [marker])[0] for path in files_in(self.disk)),
+            "shared": sum(value.count(marker) for value in values if value is not None),
+        }
+        return frozenset(name for name, count in found.items() if count)
+
+    def until_in(self, marker: bytes, tiers: frozenset[str]) -> None:
+        until(lambda: self.holders(marker) == tiers, lambda: f"in {set(self.holders(marker))}, {self.gate.state()}")
+
+    def refused(self, name: str) -> int:
+        where = "memory" if name == "dram" else name
+        return self.gate.state().counters.get(f"{where}.refused_not_allowed", 0)
+
+
+@pytest.fixture(scope="module")
+def shared_pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    directory = tmp_path_factory.mktemp("pod")
+    gate, redis, disk = GateStandIn(directory), RedisProcess(directory), directory / "disk"
+    redis.start()
+    disk.mkdir()
+    server = start_server(directory, gate, [file_tier(disk), tier(redis.port)], memory={"tier": "dram"})
+    yield Pod(server, gate, redis, disk)
+    redis.kill()
+
+
+@pytest.fixture
+def pod(shared_pod: Pod) -> Pod:
+    """The pod with its tiers in use."""
+    until(lambda: all(one.breaker == "closed" and not one.recovering for one in shared_pod.gate.state().tiers))
+    return shared_pod
+
+
+@pytest.mark.parametrize("closed", [NOBODY, *CLOSED], ids=named)
+def test_what_is_stored_is_in_the_tiers_that_admit_it_and_in_no_other(
+    pod: Pod, sequence: int, keyspace: str, closed: frozenset[str]
+) -> None:
+    marker, open_tiers = os.urandom(16), frozenset(TIERS) - closed
+    pod.close(keyspace, closed)
+    before = {name: pod.refused(name) for name in TIERS}
+    assert pod.server.store_marked(sequence, keyspace, marker)["stored"]
+    pod.until_in(marker, open_tiers)
+    assert pod.server.read(sequence, keyspace)["hits"] == (CHUNKS if open_tiers else 0)
+    pod.until_in(marker, open_tiers)
+    for name in TIERS:
+        assert (pod.refused(name) > before[name]) is (name in closed), name
+
+
+@pytest.mark.parametrize("closed", CLOSED, ids=named)
+def test_what_was_there_before_goes_and_is_not_read_any_more(
+    pod: Pod, sequence: int, keyspace: str, closed: frozenset[str]
+) -> None:
+    marker, open_tiers = os.urandom(16), frozenset(TIERS) - closed
+    pod.close(keyspace, NOBODY)
+    assert pod.server.store_marked(sequence, keyspace, marker)["stored"]
+    pod.until_in(marker, frozenset(TIERS))
+    pod.close(keyspace, closed)
+    if not open_tiers:
+        assert pod.server.lookup(sequence, keyspace)["hits"] == 0, "from the acknowledgement on"
+    pod.until_in(marker, open_tiers)
+    assert pod.server.read(sequence, keyspace)["hits"] == (CHUNKS if open_tiers else 0)
+    pod.until_in(marker, open_tiers)
+
+
+def test_what_is_being_read_when_its_tier_is_closed_is_found_by_nobody_else_and_goes_then(
+    pod: Pod, sequence: int, keyspace: str
+) -> None:
+    marker = os.urandom(16)
+    pod.close(keyspace, frozenset({"disk", "shared"}))
+    assert pod.server.store_marked(sequence, keyspace, marker)["stored"]
+    pod.until_in(marker, frozenset({"dram"}))
+    assert pod.server.hold(sequence, keyspace) == CHUNKS
+    pod.close(keyspace, frozenset(TIERS))
+    assert pod.server.lookup(sequence, keyspace)["hits"] == 0
+    assert pod.holders(marker) == {"dram"}, "somebody reads it"
+    pod.server.let_go(sequence, keyspace)
+    pod.until_in(marker, NOBODY)
+
+
+def test_a_tier_that_is_opened_takes_what_is_stored_from_then_on(pod: Pod, sequence: int, keyspace: str) -> None:
+    marker = os.urandom(16)
+    pod.close(keyspace, frozenset(TIERS))
+    assert pod.server.store_marked(sequence, keyspace, os.urandom(16))["stored"]
+    pod.close(keyspace, NOBODY)
+    until(lambda: pod.server.store_marked(sequence, keyspace, marker)["stored"] and bool(pod.holders(marker)))
+    pod.until_in(marker, frozenset(TIERS))
+
+
+def test_a_pod_of_the_version_before_obeys_by_the_limit(pod: Pod, sequence: int, keyspace: str) -> None:
+    """It reads no `denied`, and of the row no more than that the scope may keep nothing."""
+    row = TierBudget.denying("shared").to_json()
+    row.pop("denied")
+    marker = os.urandom(16)
+    pod.gate.enforce({keyspace: ()})
+    assert pod.server.store_marked(sequence, keyspace, marker)["stored"]
+    pod.until_in(marker, frozenset(TIERS))
+    pod.gate.enforce({keyspace: (TierBudget.from_json(row),)})
+    pod.until_in(marker, frozenset({"dram", "disk"}))
+    assert pod.server.store_marked(sequence + 1, keyspace, marker)["stored"]
+    pod.until_in(marker, frozenset({"dram", "disk"}))

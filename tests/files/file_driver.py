@@ -1,0 +1,126 @@
+"""Waits for a file tier's answers as LMCache does, with blocks in page-aligned memory, without LMCache."""
+
+from __future__ import annotations
+
+import mmap
+import queue
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kvstrata.contract.blockfile import ROOT, file_bytes, file_name, key_of
+from kvstrata_sidecar.adapter.files.disk import Disk
+from kvstrata_sidecar.adapter.files.tier import FileTier
+from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
+from kvstrata_sidecar.adapter.pod_tier import Block
+from kvstrata_sidecar.adapter.runtime import acquire, release
+from kvstrata_sidecar.adapter.tasks import StoreOutcome, Task
+from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, GateStandIn
+
+BLOCK_BYTES = 64 * 1024
+FILE_BYTES = file_bytes(BLOCK_BYTES)
+RANK = 0x01000100
+
+
+def block(keyspace: str = KEYSPACE_A, number: int = 1) -> Block:
+    return Block(("key", keyspace, number), keyspace, RANK, 0, number.to_bytes(4, "big") * 8)
+
+
+def blocks(keyspace: str, *numbers: int) -> list[Block]:
+    return [block(keyspace, number) for number in numbers]
+
+
+def aligned(length: int, fill: int = 0) -> memoryview:
+    """Return page-aligned memory, as LMCache's is."""
+    memory = mmap.mmap(-1, max(length, 1))
+    memory.write(bytes([fill]) * length)
+    return memoryview(memory)[:length]
+
+
+def file_of(directory: Path, one: Block, *, encrypted: bool = False) -> Path:
+    """Return where a block's file is."""
+    key = key_of(one.keyspace, IDENTITY, one.rank, one.group, one.chunk_hash)
+    return directory / ROOT / one.keyspace / file_name(key, encrypted=encrypted)
+
+
+def files_in(directory: Path) -> list[Path]:
+    """Return all files below the directories of keyspaces, temporary ones too."""
+    return sorted(path for path in (directory / ROOT).rglob("*") if path.is_file())
+
+
+def on_disk_bytes(directory: Path) -> int:
+    total = 0
+    for path in files_in(directory):
+        with suppress(FileNotFoundError):  # it went meanwhile
+            total += path.stat().st_size
+    return total
+
+
+class FileDriver:
+    """A file tier under a runtime of its own gate; calls return what LMCache would be told."""
+
+    def __init__(self, gate: GateStandIn, directory: Path, *, disk: Disk | None = None, **options: Any) -> None:
+        settings: dict[str, Any] = {"capacity_bytes": 64 << 20, "max_blocks": 4096, "free_floor_percent": 0}
+        guarded: Callable[[], bool] = options.pop("guarded", lambda: False)
+        clocks = options.pop("clocks", None)
+        tier = FileTierParams("disk", directory, **settings | options)
+        params = AdapterParams(DOMAIN, IDENTITY, tier, gate.policy_dir, gate.link_dir)
+        self.directory = directory
+        self.runtime = acquire(params)
+        self._answers: queue.Queue[Task] = queue.Queue()
+        self._early: set[int] = set()
+        self.tier = FileTier(
+            params,
+            tier,
+            self.runtime.enforcement,
+            self._answers.put,
+            spans=self.runtime.spans,
+            guarded=guarded,
+            clocks=clocks,
+            disk=disk,
+        )
+        self.runtime.add(self.tier)
+
+    def close(self) -> None:
+        self.runtime.remove(self.tier)
+        self.tier.close()
+        release(self.runtime)
+
+    def store(self, wanted: list[Block], fill: int = 1, size: int = BLOCK_BYTES) -> StoreOutcome:
+        task_id = self.tier.store(wanted, [aligned(size, fill) for _ in wanted])
+        self.wait(task_id)
+        return self.tier.pop_stores()[task_id]
+
+    def lookup(self, wanted: list[Block]) -> list[int]:
+        return self._found(self.tier.lookup(wanted))
+
+    def load(self, wanted: list[Block], size: int = BLOCK_BYTES) -> tuple[list[int], list[memoryview]]:
+        views = [aligned(size, 0xEE) for _ in wanted]
+        return self._found(self.tier.load(wanted, views)), views
+
+    def until(self, ready: Callable[[], bool], timeout_s: float = 15.0) -> None:
+        give_up_at_s = time.monotonic() + timeout_s
+        while not ready():
+            assert time.monotonic() < give_up_at_s, self.tier.state()
+            time.sleep(0.01)
+
+    def until_ready(self) -> None:
+        """Wait until the directory has been read and blocks are stored."""
+        self.until(lambda: self.tier.state().breaker == "closed" and not self.tier.state().recovering)
+
+    def refused(self, reason: str) -> int:
+        return self.tier.counters().get(f"refused_{reason}", 0)
+
+    def wait(self, task_id: int, timeout_s: float = 15.0) -> None:
+        give_up_at_s = time.monotonic() + timeout_s
+        while task_id not in self._early:
+            self._early.add(self._answers.get(timeout=max(0.01, give_up_at_s - time.monotonic())).task_id)
+        self._early.discard(task_id)
+
+    def _found(self, task_id: int) -> list[int]:
+        self.wait(task_id)
+        found = self.tier.pop_found(task_id)
+        assert found is not None
+        return list(found)

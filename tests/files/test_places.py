@@ -1,0 +1,121 @@
+"""A folder that pods of a node share: each has a place, successors inherit, and what nobody has is emptied in time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvstrata.contract.blockfile import ROOT
+from kvstrata_sidecar.adapter.files.faults import DiskError
+from kvstrata_sidecar.adapter.files.places import MOST_PLACES, Folder, PlacedDisk, Reaper
+from tests.files.file_driver import FileDriver, block, blocks, file_of, files_in
+from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
+
+Start = Callable[..., FileDriver]
+
+
+@pytest.fixture
+def folder(directory: Path) -> Folder:
+    return Folder(directory, DOMAIN, "disk", "chat")
+
+
+def taken(folder: Folder, model: str = "chat") -> PlacedDisk:
+    disk = PlacedDisk(Folder(folder.path, folder.domain, folder.tier, model))
+    disk.open()
+    return disk
+
+
+class TestTakingAPlace:
+    def test_each_has_one_for_itself_and_the_next_gets_the_first_that_is_free(self, folder: Folder) -> None:
+        disks = [taken(folder) for _ in range(3)]
+        assert [disk.path for disk in disks] == [folder.place(number) for number in range(3)]
+        disks[1].close()
+        assert taken(folder).path == folder.place(1)
+        assert taken(folder, "other").path == folder.of_tier / "other" / "0"
+
+    def test_when_all_are_taken_the_next_one_waits_and_says_so(self, folder: Folder) -> None:
+        held = []
+        for number in range(MOST_PLACES):
+            path = folder.place(number) / ROOT
+            path.mkdir(parents=True)
+            held.append(os.open(path, os.O_RDONLY))
+            fcntl.flock(held[-1], fcntl.LOCK_EX)
+        with pytest.raises(DiskError, match="64 cache servers"):
+            taken(folder)
+        os.close(held.pop())
+        assert taken(folder).path == folder.place(MOST_PLACES - 1)
+        for descriptor in held:
+            os.close(descriptor)
+
+    def test_a_folder_that_is_not_there_is_not_made(self, folder: Folder, tmp_path: Path) -> None:
+        with pytest.raises(DiskError, match="No such file"):
+            taken(Folder(tmp_path / "disks", DOMAIN, "disk", "chat"))
+        assert not (tmp_path / "disks").exists()
+
+    def test_the_next_pod_on_a_node_finds_its_predecessors_blocks(
+        self, start: Start, gate: GateStandIn, folder: Folder
+    ) -> None:
+        first = start(folder.path, place="chat")
+        first.until_ready()
+        gate.allow(KEYSPACE_A)
+        first.store(blocks(KEYSPACE_A, 1, 2))
+        first.close()
+        second = start(folder.path, place="chat")
+        second.until_ready()
+        gate.allow(KEYSPACE_A)
+        assert second.load(blocks(KEYSPACE_A, 1, 2))[0] == [1, 1]
+        assert files_in(folder.place(0)) == [file_of(folder.place(0), block(number=number)) for number in (1, 2)]
+
+
+class TestReaping:
+    def left_behind(self, folder: Folder, model: str, age_s: float, keyspace: str = KEYSPACE_A) -> Path:
+        """Leave a file in a place that nobody has."""
+        path = file_of(folder.of_tier / model / "0", block(keyspace))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(4096))
+        moment_s = time.time() - age_s
+        os.utime(path, (moment_s, moment_s))
+        return path
+
+    def test_what_is_too_old_goes_in_places_that_nobody_has_of_any_model(self, folder: Folder) -> None:
+        reaper = Reaper(folder, {KEYSPACE_A: 100.0}.get, unknown_s=1000.0)
+        old, young = self.left_behind(folder, "gone", 150), self.left_behind(folder, "chat", 50)
+        unknown = self.left_behind(folder, "gone", 150, KEYSPACE_B)
+        forgotten = self.left_behind(folder, "other", 1500, KEYSPACE_B)
+        unfinished = young.with_name(f".{young.name}.abcd")
+        unfinished.write_bytes(b"")
+        assert reaper.reap() == 3
+        assert [path.exists() for path in (old, young, unknown, forgotten, unfinished)] == [0, 1, 1, 0, 0]
+        assert not old.parent.exists()
+
+    def test_a_place_that_somebody_has_is_left_alone_however_old_its_blocks(self, folder: Folder) -> None:
+        path = self.left_behind(folder, "chat", 10**6)
+        disk = taken(folder)
+        assert Reaper(folder, lambda _: 1.0).reap() == 0
+        assert path.exists()
+        disk.close()
+        assert Reaper(folder, lambda _: 1.0).reap() == 1
+
+    def test_a_place_that_cannot_be_looked_through_hides_no_other(self, folder: Folder) -> None:
+        broken = folder.of_tier / "broken" / "0" / ROOT
+        broken.parent.mkdir(parents=True)
+        broken.write_bytes(b"")
+        files = [self.left_behind(folder, model, 10**6) for model in ("above", "chat")]
+        full = file_of(folder.of_tier / "below" / "0", block())
+        full.mkdir(parents=True)
+        os.utime(full, (0, 0))
+        assert Reaper(folder, lambda _: 1.0).reap() == 2
+        assert not any(path.exists() for path in files)
+
+    def test_other_tiers_and_other_domains_are_not_looked_at(self, folder: Folder) -> None:
+        others = [
+            self.left_behind(Folder(folder.path, DOMAIN, "other", "chat"), "chat", 10**6),
+            self.left_behind(Folder(folder.path, "e" * 16, "disk", "chat"), "chat", 10**6),
+        ]
+        assert Reaper(folder, lambda _: 1.0).reap() == 0
+        assert all(path.exists() for path in others)

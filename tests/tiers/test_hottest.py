@@ -1,0 +1,168 @@
+"""A shared tier tells what was used last in it, and being asked or being loaded to warm a memory up is no use."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstrata.contract.keys import BUCKETS, bucket_prefix, member_of, parse_member, rooms_key
+from kvstrata_sidecar.adapter.hot import MAX_HOT, Hot, most_of_each
+from kvstrata_sidecar.adapter.hottest import SCOPES_AT_ONCE, busiest
+from kvstrata_sidecar.adapter.pod_tier import Block
+from tests.support.redis_binary import needs_redis
+from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN, GateStandIn
+from tests.tiers.redis_process import RedisProcess
+from tests.tiers.tier_driver import Driver, block, spread
+
+pytestmark = needs_redis
+
+
+def some(count: int, keyspace: str = KEYSPACE_A) -> list[Block]:
+    return [block(keyspace, spread(number)) for number in range(count)]
+
+
+def named(hot: list[Hot] | None) -> list[int]:
+    """Return the blocks' numbers, the hottest first."""
+    assert hot is not None
+    return [one.chunk_hash[0] for one in sorted(hot, key=lambda one: one.heat, reverse=True)]
+
+
+def used(server: RedisProcess, keyspace: str, kinds: str = "af") -> dict[bytes, float]:
+    admin = server.admin()
+    names = [f"{bucket_prefix(DOMAIN, keyspace, bucket)}:#{kind}" for bucket in range(BUCKETS) for kind in kinds]
+    return {member: score for name in names for member, score in admin.zrange(name, 0, -1, withscores=True)}
+
+
+def test_what_was_read_last_is_told_as_the_hottest(driver: Driver, redis_server: RedisProcess) -> None:
+    blocks = some(4)
+    driver.store(blocks)
+    before = used(redis_server, KEYSPACE_A)
+    time.sleep(0.05)
+    driver.load([blocks[2]])
+    deadline_s = time.monotonic() + 10
+    while used(redis_server, KEYSPACE_A) == before:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    told = driver.tier.hottest([KEYSPACE_A, KEYSPACE_B])
+    assert named(told)[0] == blocks[2].chunk_hash[0]
+    assert sorted(named(told)) == sorted(one.chunk_hash[0] for one in blocks)
+    assert {(one.keyspace, one.rank, one.group) for one in told or ()} == {(KEYSPACE_A, 0x01000100, 0)}
+    assert all(0 <= one.age_s < 60 for one in told or ())
+    assert used(redis_server, KEYSPACE_A).keys() == before.keys()
+
+
+def test_being_asked_and_being_loaded_to_warm_up_is_no_use(driver: Driver, redis_server: RedisProcess) -> None:
+    blocks = some(6)
+    driver.store(blocks)
+    driver.held |= {one.key for one in blocks[4:]}
+    before = used(redis_server, KEYSPACE_A)
+    driver.runtime.enforcement.warmed = frozenset(one.key for one in blocks)
+    assert driver.tier.hottest([KEYSPACE_A])
+    assert driver.lookup(blocks) == [1, 1, 1, 1, 0, 0]
+    assert driver.load(blocks[:4])[0] == [1] * 4
+    time.sleep(2.5)
+    assert used(redis_server, KEYSPACE_A) == before
+    driver.runtime.enforcement.warmed = frozenset()
+    driver.load(blocks[:1])
+    driver.lookup(blocks[4:])
+    deadline_s = time.monotonic() + 10
+    while sum(before[name] != score for name, score in used(redis_server, KEYSPACE_A).items()) < 3:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_blocks_of_another_identity_and_keyspaces_outside_of_the_policy_are_not_told(
+    driver: Driver, redis_server: RedisProcess
+) -> None:
+    blocks = some(2)
+    driver.store(blocks)
+    other = member_of("2e" * 8, 1, 0, b"\x01" * 32)
+    redis_server.admin().zadd(f"{bucket_prefix(DOMAIN, KEYSPACE_A, 0)}:#a", {other: 9e15, "no member": 9e15})
+    redis_server.admin().hset(f"{bucket_prefix(DOMAIN, KEYSPACE_A, 0)}:#m", other, "5:5")
+    assert sorted(named(driver.tier.hottest([KEYSPACE_A]))) == sorted(one.chunk_hash[0] for one in blocks)
+    assert driver.tier.hottest([KEYSPACE_UNKNOWN]) == []
+
+
+def test_with_arc_what_was_used_again_is_hotter_than_what_was_used_later(
+    start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn
+) -> None:
+    driver = start(redis_server.port, eviction="ARC")
+    driver.until("closed")
+    gate.allow(KEYSPACE_A)
+    blocks = some(3)
+    driver.store(blocks[:2])
+    driver.load(blocks[:1])
+    deadline_s = time.monotonic() + 10
+    while not used(redis_server, KEYSPACE_A, "f"):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    driver.store(blocks[2:])
+    told = driver.tier.hottest([KEYSPACE_A])
+    assert named(told)[0] == blocks[0].chunk_hash[0]
+    assert {one.chunk_hash[0]: one.heat[0] for one in told or ()} == {
+        one.chunk_hash[0]: int(one is blocks[0]) for one in blocks
+    }
+
+
+@pytest.mark.short_deadlines
+def test_a_tier_that_does_not_answer_tells_nothing_in_time(driver: Driver, redis_server: RedisProcess) -> None:
+    driver.store(some(2))
+    redis_server.freeze()
+    try:
+        begun_s = time.monotonic()
+        assert driver.tier.hottest([KEYSPACE_A]) is None
+        assert time.monotonic() - begun_s < 10
+    finally:
+        redis_server.thaw()
+
+
+class Rooms:
+    """A server whose tier has lent room to some scopes."""
+
+    def __init__(self, rooms: dict[str, bytes]) -> None:
+        self.rooms = rooms
+
+    def ask(self, commands: list[object]) -> list[object]:
+        (command,) = commands
+        _, key, *names = command.arguments  # type: ignore[attr-defined]
+        assert key.decode() == rooms_key(DOMAIN)
+        return [command.read([self.rooms.get(name.decode()) for name in names])]  # type: ignore[attr-defined]
+
+
+@given(st.dictionaries(st.integers(0, 2000), st.integers(0, 10**12), max_size=700))
+def test_those_with_most_room_are_asked_about(rooms: dict[int, int]) -> None:
+    scopes = [f"{number:032x}" for number in range(2000)]
+    lent = {f"{number:032x}": b"0:%d:0:0" % room for number, room in rooms.items()}
+    told = busiest(Rooms(lent), DOMAIN, scopes)  # type: ignore[arg-type]
+    assert len(told) <= SCOPES_AT_ONCE
+    there = {name: int(entry.split(b":")[1]) for name, entry in lent.items() if name in scopes}
+    if not there:
+        assert told == scopes[:SCOPES_AT_ONCE]
+        return
+    assert sorted((there[name] for name in told), reverse=True) == sorted(there.values(), reverse=True)[:SCOPES_AT_ONCE]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 9), st.binary(min_size=1, max_size=40))
+def test_a_members_name_is_read_as_it_was_written(rank: int, group: int, chunk_hash: bytes) -> None:
+    assert parse_member(member_of(IDENTITY, rank, group, chunk_hash)) == (IDENTITY, rank, group, chunk_hash)
+
+
+@given(st.text(max_size=60))
+def test_no_other_name_is_read(text: str) -> None:
+    assert parse_member(text) is None or member_of(*_parsed(text)) == text
+
+
+def _parsed(text: str) -> tuple[str, int, int, bytes]:
+    found = parse_member(text)
+    assert found is not None
+    return found
+
+
+@given(st.integers(0, 10**6))
+def test_few_scopes_are_asked_for_more_each(scopes: int) -> None:
+    assert most_of_each(scopes) >= 1
+    assert most_of_each(scopes) * scopes <= max(MAX_HOT, scopes)

@@ -1,0 +1,71 @@
+"""A real Redis tier is handed blocks by the memory: what arrives is told to the memory, and LMCache hears nothing."""
+
+from __future__ import annotations
+
+import queue
+import time
+
+import pytest
+
+from kvstrata.contract.bundle import TierBudget
+from kvstrata_sidecar.adapter.pod_tier import Block
+from kvstrata_sidecar.adapter.tasks import Task
+from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN, GateStandIn
+from tests.tiers.redis_process import RedisProcess
+from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
+
+pytestmark = pytest.mark.redis
+
+
+def handed_down(driver: Driver, blocks: list[Block], within_s: float = 10.0) -> Task:
+    answers: queue.Queue[Task] = queue.Queue()
+    views = [memoryview(bytes([7]) * BLOCK_BYTES) for _ in blocks]
+    driver.tier.hand_down(blocks, views, within_s, answers.put)
+    return answers.get(timeout=30)
+
+
+def test_what_is_there_is_told_and_only_the_rest_is_written(driver: Driver) -> None:
+    known, new, foreign = block(KEYSPACE_A, 1), block(KEYSPACE_A, 2), block(KEYSPACE_UNKNOWN, 3)
+    driver.store([known], fill=1)
+    task = handed_down(driver, [known, new, foreign])
+    assert (list(task.found), task.keys, task.sizes) == ([1, 1, 0], [new.key], [BLOCK_BYTES])
+    assert driver.tier.pop_stores() == {}, "LMCache did not ask for it"
+    hits, buffers = driver.load([known, new])
+    assert (hits, [buffer[0] for buffer in buffers]) == ([1, 1], [1, 7])
+
+
+def test_a_copy_is_as_old_as_the_block(driver: Driver, gate: GateStandIn) -> None:
+    gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", retention_s=60),))
+    old, older = block(KEYSPACE_A, 1), block(KEYSPACE_A, 2)
+    driver.runtime.enforcement.ages.inherit(old.key, 57.0)
+    driver.runtime.enforcement.ages.inherit(older.key, 61.0)
+    assert list(handed_down(driver, [old, older]).found) == [1, 0]
+    assert driver.lookup([old, older]) == [1, 0]
+    time.sleep(3.1)
+    assert driver.lookup([old]) == [0]
+
+
+def test_a_denied_scope_is_told_so_beforehand(driver: Driver, gate: GateStandIn) -> None:
+    gate.enforce({KEYSPACE_A: (TierBudget("shared", 0),), KEYSPACE_B: (TierBudget("shared", retention_s=9),)})
+    assert driver.tier.life_s(block(KEYSPACE_A)) == 0.0
+    assert driver.tier.life_s(block(KEYSPACE_B)) == 9.0
+    assert driver.tier.takes(block(KEYSPACE_B))
+    assert not driver.tier.takes(block(KEYSPACE_UNKNOWN))
+
+
+@pytest.mark.short_deadlines
+def test_a_tier_that_is_away_takes_nothing_and_answers_in_time(driver: Driver, redis_server: RedisProcess) -> None:
+    redis_server.freeze()
+    try:
+        for number in range(1, 4):  # failures in a row open the breaker
+            begun_s = time.monotonic()
+            assert list(handed_down(driver, [block(KEYSPACE_A, number)], within_s=1.0).found) == [0]
+            assert time.monotonic() < begun_s + 5
+        driver.until("open")
+        assert not driver.tier.takes(block(KEYSPACE_A))
+        assert driver.tier.life_s(block(KEYSPACE_A)) > 0, "the policy lets it live there"
+        assert list(handed_down(driver, [block(KEYSPACE_A)]).found) == [0]
+    finally:
+        redis_server.thaw()
+    driver.until("closed")
+    assert stored(redis_server) == []
