@@ -1,7 +1,7 @@
 """A managed cluster as it was found: its pods, and what the server in each said of itself and of the others.
 
-Roles, slots and replication come from the servers, never from a pod's number; a pod's number says only which shard it is
-meant for.
+Roles, slots and replication come from the servers, never from a pod's number; a pod's number says only which shard it
+is meant for.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class Server:
 class Cluster:
     """One look at a managed cluster: its pods by uid, and the servers that answered, by the uid of their pod.
 
-    `silent` gives why a pod's server did not answer, by its uid: a reason and a message. `at_s` is the moment of the look
-    on a monotonic clock, in seconds.
+    `silent` gives why a pod's server did not answer, by its uid: a reason and a message. `at_s` is the moment of the
+    look on a monotonic clock, in seconds.
     """
 
     pods: Mapping[str, ServerPod]

@@ -1,0 +1,141 @@
+"""A look at a cluster in the terms of the rules: who has which slot, which identities are gone, who leads a shard.
+
+Servers may disagree; then a server's own word counts before what others say of it, and a claim of a higher epoch
+before a lower one, as among the servers themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvstrata.model.topology import SLOTS, Cluster, Command, Goal, Peer, Server, ServerPod, SlotRange
+
+
+@dataclass(frozen=True)
+class View:
+    """One look and the goal, with what follows from both. All maps are by node id unless they say otherwise."""
+
+    cluster: Cluster
+    goal: Goal
+
+    @cached_property
+    def servers(self) -> Mapping[str, Server]:
+        """The servers that answered, in the order of their pods."""
+        living = (self.cluster.servers.get(pod.uid) for pod in self.pods)
+        return {server.node_id: server for server in living if server is not None}
+
+    @cached_property
+    def pods(self) -> Sequence[ServerPod]:
+        """All pods, by shard and ordinal; of two by one name the younger, which is not being deleted, last."""
+        return sorted(self.cluster.pods.values(), key=lambda pod: (pod.shard, pod.ordinal, not pod.deleting, pod.uid))
+
+    def pod(self, server: Server) -> ServerPod:
+        """The pod that a server runs in."""
+        return self.cluster.pods[server.pod_uid]
+
+    def in_shard(self, shard: int) -> list[Server]:
+        """The servers that answered in the pods of a shard, by ordinal."""
+        return [server for server in self.servers.values() if self.pod(server).shard == shard]
+
+    @cached_property
+    def owners(self) -> Sequence[str | None]:
+        """Who has each slot: a node id, of a server that may be away or gone; None if nobody has it."""
+        owners: list[str | None] = [None] * SLOTS
+        epochs = [-1] * SLOTS
+        for peer in self._claims():
+            for first, last in peer.slots:
+                for slot in range(first, last + 1):
+                    if peer.epoch > epochs[slot]:
+                        owners[slot], epochs[slot] = peer.node_id, peer.epoch
+        return owners
+
+    def _claims(self) -> Iterator[Peer]:
+        for server in self.servers.values():
+            if server.itself.is_primary:
+                yield server.itself
+        for server in self.servers.values():
+            yield from (peer for peer in server.peers if peer.node_id not in self.servers and peer.slots)
+
+    @cached_property
+    def slots(self) -> Mapping[str, tuple[SlotRange, ...]]:
+        """The slots of each node that has any, of servers that are away or gone, too."""
+        held: dict[str, list[int]] = {}
+        for slot, owner in enumerate(self.owners):
+            if owner is not None:
+                held.setdefault(owner, []).append(slot)
+        return {owner: ranges(slots) for owner, slots in held.items()}
+
+    @cached_property
+    def unowned(self) -> tuple[SlotRange, ...]:
+        """The slots that nobody has."""
+        return ranges(slot for slot, owner in enumerate(self.owners) if owner is None)
+
+    @cached_property
+    def known(self) -> Mapping[str, Sequence[Peer]]:
+        """All that answering servers say of each other node, those that are being met for the first time left out."""
+        known: dict[str, list[Peer]] = {}
+        for server in self.servers.values():
+            for peer in server.peers:
+                if peer.node_id != server.node_id and not peer.handshake:
+                    known.setdefault(peer.node_id, []).append(peer)
+        return known
+
+    @cached_property
+    def away(self) -> Mapping[str, ServerPod]:
+        """The nodes that a pod whose server does not answer may still be, by the address that others know of it."""
+        silent = {pod.ip: pod for pod in self.pods if pod.ip and pod.uid not in self.cluster.servers}
+        found: dict[str, ServerPod] = {}
+        for node_id, peers in self.known.items():
+            pods = (silent[peer.ip] for peer in peers if not peer.no_address and peer.ip in silent)
+            if node_id not in self.servers and (pod := next(pods, None)) is not None:
+                found[node_id] = pod
+        return found
+
+    @cached_property
+    def gone(self) -> frozenset[str]:
+        """The identities that no pod has any more: their pod is gone, or another identity answers in it."""
+        return frozenset(self.known) - self.servers.keys() - self.away.keys()
+
+    def primary(self, shard: int) -> Server | None:
+        """The server with slots among a shard's pods; of several the one that got its slots last. None if none has."""
+        owners = [server for server in self.in_shard(shard) if server.node_id in self.slots]
+        return max(owners, key=lambda server: (server.itself.epoch, server.node_id), default=None)
+
+    def replicas(self, primary: str) -> list[Server]:
+        """The servers that answered and say that they are replicas of a node."""
+        return [server for server in self.servers.values() if server.itself.primary == primary]
+
+    @property
+    def shards(self) -> range:
+        """The shards that there are to be."""
+        return range(self.goal.shards)
+
+    def name(self, node_id: str) -> str:
+        """How messages call a node: by its pod, or, of an identity that no pod has, by the beginning of its id."""
+        if (server := self.servers.get(node_id)) is not None:
+            return self.pod(server).name
+        pod = self.away.get(node_id)
+        return pod.name if pod is not None else f"the lost node {node_id[:8]}"
+
+
+def to(server: Server, *words: object) -> Command:
+    """A command to a server under the identity that it was seen with."""
+    return Command(server.pod_uid, server.node_id, tuple(str(word) for word in words))
+
+
+def ranges(slots: Iterable[int]) -> tuple[SlotRange, ...]:
+    """Slots in ascending order, as ranges."""
+    found: list[SlotRange] = []
+    for slot in slots:
+        if found and found[-1][1] == slot - 1:
+            found[-1] = (found[-1][0], slot)
+        else:
+            found.append((slot, slot))
+    return tuple(found)
+
+
+def count(slots: Iterable[SlotRange]) -> int:
+    """How many slots ranges hold."""
+    return sum(last - first + 1 for first, last in slots)
