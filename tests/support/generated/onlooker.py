@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from typing import Any, Self
 
 import aiohttp
@@ -16,6 +16,12 @@ Raw = dict[str, Any]
 Slot = tuple[str, str, str]
 """Kind, namespace and name."""
 LINE_LIMIT_BYTES = 16 * 1024 * 1024
+GONE = 410
+RETRY_S = 0.5
+
+
+class _TooOldError(Exception):
+    """The API server no longer knows what happened since."""
 
 
 class Onlooker:
@@ -33,6 +39,7 @@ class Onlooker:
     ) -> None:
         self._session, self._kinds, self._namespaces, self._unsettled = session, kinds, namespaces, unsettled
         self._generations: dict[Slot, int] = {}
+        self._there: set[Slot] = set()
         self._why: dict[Slot, str] = {}
         self._told: dict[Slot, asyncio.Event] = {}
         self._watches: list[asyncio.Task[None]] = []
@@ -80,30 +87,54 @@ class Onlooker:
         return None
 
     async def _list(self, kind: str) -> str:
+        """Read all objects of a kind; one that is known and not among them is gone."""
         async with self._session.get(BY_KIND[kind].path(None)) as answer:
+            assert answer.status == 200, await answer.text()
             listed = orjson.loads(await answer.read())
         for obj in listed["items"]:
             self._observe(kind, obj)
+        there = {(kind, obj["metadata"]["namespace"], obj["metadata"]["name"]) for obj in listed["items"]}
+        for slot in [slot for slot in self._there if slot[0] == kind and slot not in there]:
+            self._there.discard(slot)
+            self.gone[kind] += 1
+            self._why.pop(slot, None)
         return str(listed["metadata"]["resourceVersion"])
 
     async def _watch(self, kind: str, version: str) -> None:
-        """Watch from `version` on, again and again: a watch that ends is taken up where it was."""
+        """Watch from `version` on, again and again: a watch that ends is taken up where it was.
+
+        The API server drops a watch that is too slow for it, as on a busy machine, and may have forgotten by then what
+        came after its last event: then everything is read anew.
+        """
         while True:
-            query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
-            async with self._session.get(
-                BY_KIND[kind].path(None),
-                params=query,
-                timeout=aiohttp.ClientTimeout(total=None),
-                read_bufsize=LINE_LIMIT_BYTES,
-            ) as answer:
-                assert answer.status == 200, await answer.text()
-                async for line in answer.content:
-                    event = orjson.loads(line)
-                    assert event["type"] != "ERROR", event
+            try:
+                async for event in self._events(kind, version):
                     version = event["object"]["metadata"]["resourceVersion"]
                     if event["type"] != "BOOKMARK":
                         self.events += 1
                         self._observe(kind, event["object"], gone=event["type"] == "DELETED")
+            except _TooOldError:
+                version = await self._list(kind)
+            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
+                await asyncio.sleep(RETRY_S)
+
+    async def _events(self, kind: str, version: str) -> AsyncIterator[Raw]:
+        query = {"watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true"}
+        async with self._session.get(
+            BY_KIND[kind].path(None),
+            params=query,
+            timeout=aiohttp.ClientTimeout(total=None),
+            read_bufsize=LINE_LIMIT_BYTES,
+        ) as answer:
+            if answer.status == GONE:
+                raise _TooOldError
+            assert answer.status == 200, await answer.text()
+            async for line in answer.content:
+                event = orjson.loads(line)
+                if event["type"] == "ERROR" and event["object"].get("code") == GONE:
+                    raise _TooOldError
+                assert event["type"] != "ERROR", event
+                yield event
 
     def _observe(self, kind: str, obj: Raw, *, gone: bool = False) -> None:
         metadata = obj["metadata"]
@@ -114,6 +145,7 @@ class Onlooker:
         # An invalidation may ask to go when it has ended; what is told of it last must say how.
         why = self._unsettled(kind, obj)
         self.gone[kind] += gone
+        (self._there.discard if gone else self._there.add)(slot)
         if why is None:
             self._why.pop(slot, None)
         else:
