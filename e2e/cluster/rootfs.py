@@ -25,7 +25,10 @@ NODE_PACKAGES = (
 )  # fmt: skip
 BASE_IMAGE_PACKAGES = ("ca-certificates",)
 
-LIBRARY_FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib")
+_MACHINES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu")
+LIBRARY_FOLDERS = (*_MACHINES, *(f"{folder}/ceph" for folder in _MACHINES), "usr/lib")
+"""One of fio's libraries looks for another in the folder `ceph`, by a path that is absolute."""
+
 LOADERS = ("usr/lib64/ld-linux-x86-64.so.2", "usr/lib/ld-linux-aarch64.so.1")
 
 
