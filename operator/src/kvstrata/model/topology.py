@@ -83,7 +83,9 @@ class Server:
     """What the server in a pod said of itself. Sizes and offsets are bytes.
 
     `pod_uid` names the pod that was asked, `peers` has itself, too, under `node_id`. `link_up` is whether a replica is
-    in step with its primary, `offset` how far it has read. `moves_atomically` is whether it has CLUSTER MIGRATESLOTS.
+    in step with its primary, `offset` how far it has read, `ever_synced` whether it was in step since it became this
+    primary's. `node_timeout_ms` is after how much silence it suspects
+    another. `moves_atomically` is whether it has CLUSTER MIGRATESLOTS.
     """
 
     pod_uid: str
@@ -96,12 +98,14 @@ class Server:
     current_epoch: int
     is_primary: bool
     link_up: bool
+    ever_synced: bool
     syncing: bool
     offset: int
     replication_id: str
     used_bytes: int
     max_bytes: int
     keys: int
+    node_timeout_ms: int
     moves_atomically: bool = False
     jobs: tuple[SlotJob, ...] = ()
 
@@ -137,6 +141,7 @@ class Cluster:
 class Goal:
     """What a managed cluster is meant to be. `revision` is the pod template in force, by shard.
 
+    `max_bytes_each` is a server's memory. `node_timeout_ms` is the silence after which servers suspect each other.
     `drops` is whether slots move without what they hold; `movable_bytes` the largest value that is moved key by key,
     larger ones are dropped as misses.
     """
@@ -145,6 +150,7 @@ class Goal:
     replicas: int
     max_bytes_each: int
     revisions: Mapping[int, str]
+    node_timeout_ms: int = 5000
     drops: bool = False
     movable_bytes: int = 8 << 20
 

@@ -9,18 +9,52 @@ from __future__ import annotations
 from kvstrata.model.topology import Cluster, Goal
 
 from . import moves
+from .capacity import resize
+from .failover import take_over
+from .forget import forget
+from .health import covered, whole
+from .meet import meet
+from .replicas import replace, replicate
+from .roll import hand_over, replace_broken, roll
+from .slots import assign, form, rejoin
 from .steps import MoveOrder, Rule, Step, StepReason
+from .verdict import Verdict, judge
 from .view import View
 
-__all__ = ["MoveOrder", "Rule", "Step", "StepReason", "View", "step"]
+__all__ = ["RULES", "MoveOrder", "Rule", "Step", "StepReason", "Verdict", "View", "step", "verdict"]
 
 RULES: tuple[Rule, ...] = (
+    take_over,
+    forget,
+    form,
+    meet,
+    assign,
+    replicate,
+    rejoin,
     *moves.REPAIR,
+    resize,
+    replace,
+    replace_broken,
+    covered,
     *moves.SCALE,
+    whole,
+    hand_over,
+    roll,
 )
+"""In their order. What repairs comes before what is waited for, and what disrupts comes last: only a cluster to which
+no rule before objects is scaled or rolled."""
 
 
 def step(cluster: Cluster, goal: Goal) -> Step | None:
     """Return what is to be done, or waited for, now; None if the cluster is as it is meant to be."""
+    return _first(View(cluster, goal))
+
+
+def verdict(cluster: Cluster, goal: Goal) -> Verdict:
+    """Return how the cluster is."""
     view = View(cluster, goal)
+    return judge(view, _first(view))
+
+
+def _first(view: View) -> Step | None:
     return next((found for rule in RULES if (found := rule(view)) is not None), None)

@@ -26,6 +26,7 @@ class StepReason(StrEnum):
     SLOTS_LOST = "SlotsLost"
     REPLICATING = "Replicating"
     REPAIRING_SLOTS = "RepairingSlots"
+    REJOINING = "Rejoining"
     CHANGING_CAPACITY = "ChangingCapacity"
     MOVING_SLOTS = "MovingSlots"
     REMOVING_SHARD = "RemovingShard"
@@ -54,8 +55,9 @@ class MoveOrder:
 class Step:
     """What is to be done now; nothing at all if it is only waited for something.
 
-    Commands are sent in their order, and the rest of them is left when one fails: the next look finds what remains.
-    `remove_pod` is the uid of a pod that is to be deleted, `lost` are slots whose values are gone with this step.
+    A server gets its commands in their order, and the rest of them not when one fails: the next look finds what
+    remains. `remove_pod` is the uid of a pod that is to be deleted, `lost` are slots whose values are gone with this
+    step. `pause_s` is how long a look must wait, because the same step taken twice would undo what the first began.
     """
 
     reason: StepReason
@@ -64,6 +66,7 @@ class Step:
     remove_pod: str | None = None
     moves: tuple[MoveOrder, ...] = ()
     lost: tuple[SlotRange, ...] = ()
+    pause_s: float = 0.0
 
     @property
     def waits(self) -> bool:

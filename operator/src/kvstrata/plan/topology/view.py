@@ -103,9 +103,31 @@ class View:
         owners = [server for server in self.in_shard(shard) if server.node_id in self.slots]
         return max(owners, key=lambda server: (server.itself.epoch, server.node_id), default=None)
 
+    def leader(self, shard: int) -> Server | None:
+        """The server that the others of a shard are to replicate: its primary; before it has slots the first to come.
+
+        A replica leads nobody; None if there are none but replicas.
+        """
+        candidates = (server for server in self.in_shard(shard) if server.itself.is_primary)
+        return self.primary(shard) or next(candidates, None)
+
     def replicas(self, primary: str) -> list[Server]:
         """The servers that answered and say that they are replicas of a node."""
         return [server for server in self.servers.values() if server.itself.primary == primary]
+
+    @cached_property
+    def _sights(self) -> Mapping[str, Mapping[str, Peer]]:
+        return {server.node_id: {peer.node_id: peer for peer in server.peers} for server in self.servers.values()}
+
+    def sight(self, server: Server, other: str) -> Peer | None:
+        """What a server knows of another node; None if it does not know it, or is only about to meet it."""
+        peer = self._sights[server.node_id].get(other)
+        return None if peer is None or peer.handshake else peer
+
+    def knows(self, server: Server, other: Server) -> bool:
+        """Whether a server knows another, and where it is now."""
+        peer = self.sight(server, other.node_id)
+        return peer is not None and not peer.no_address and peer.ip == self.pod(other).ip
 
     @property
     def shards(self) -> range:

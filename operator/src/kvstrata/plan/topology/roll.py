@@ -1,0 +1,73 @@
+"""Pods of a former template are replaced: replicas first, then primaries after they handed over.
+
+One at a time for the whole tier, and only when nothing else is missing; whoever asks twice names the same pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvstrata.model.topology import ServerPod
+
+from .failover import best_replica
+from .health import in_step
+from .steps import Step, StepReason
+from .view import View, count, to
+
+FAILOVER_PAUSE_S = 1.0
+"""A failover that is asked for again begins anew; it takes a tenth of this on servers that answer."""
+
+
+def replace_broken(view: View) -> Step | None:
+    """Delete a pod of a former template that does not serve: nothing is disrupted, and only the new one can help.
+
+    One that may still have slots waits until the others agree that it failed, and a replica had its chance.
+    """
+    for pod in view.pods:
+        if not _outdated(view, pod) or pod.deleting or pod.ready or pod.uid in view.cluster.servers:
+            continue
+        held = [owner for owner, where in view.away.items() if where is pod and owner in view.slots]
+        if all(any(word.failed for word in view.known[owner]) and not view.replicas(owner) for owner in held):
+            lost = tuple(piece for owner in held for piece in view.slots[owner])
+            return Step(StepReason.REPLACING, f"{pod.name} does not serve", remove_pod=pod.uid, lost=lost)
+    return None
+
+
+def hand_over(view: View) -> Step | None:
+    """Have a primary whose pod is one too many hand over to a replica that is to stay."""
+    surplus = [pod for pod in view.pods if pod.ordinal > view.goal.replicas and pod.shard in view.shards]
+    return _fail_over(view, surplus, "which is one too many")
+
+
+def roll(view: View) -> Step | None:
+    """Delete the next pod of a former template, or have its primary hand over first."""
+    due = [pod for pod in view.pods if _outdated(view, pod)]
+    for pod in due:
+        server = view.cluster.servers[pod.uid]
+        if server.node_id not in view.slots:
+            return Step(StepReason.ROLLING, f"{pod.name} is replaced; {len(due)} to go", remove_pod=pod.uid)
+    if handed := _fail_over(view, due, "which is to be replaced"):
+        return handed
+    if due:
+        lost = view.slots[view.cluster.servers[due[0].uid].node_id]
+        message = f"{due[0].name} is replaced, with what {count(lost)} slots hold; {len(due)} to go"
+        return Step(StepReason.ROLLING, message, remove_pod=due[0].uid, lost=lost)
+    return None
+
+
+def _fail_over(view: View, pods: Iterable[ServerPod], why: str) -> Step | None:
+    """Have the first of these primaries hand over that has somebody to hand over to."""
+    for pod in pods:
+        server = view.cluster.servers[pod.uid]
+        heirs = [heir for heir in in_step(view, server) if view.pod(heir).ordinal <= view.goal.replicas]
+        if server.node_id in view.slots and heirs:
+            heir = best_replica(heirs)
+            command = to(heir, "CLUSTER", "FAILOVER")
+            message = f"{view.name(heir.node_id)} takes over from {pod.name}, {why}"
+            return Step(StepReason.FAILING_OVER, message, (command,), pause_s=FAILOVER_PAUSE_S)
+    return None
+
+
+def _outdated(view: View, pod: ServerPod) -> bool:
+    wanted = view.goal.revisions.get(pod.shard)
+    return wanted is not None and pod.revision != wanted
