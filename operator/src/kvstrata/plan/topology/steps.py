@@ -40,7 +40,8 @@ class MoveOrder:
     """Slots that are to go from one primary to another, each given by node id.
 
     `atomic` is by CLUSTER MIGRATESLOTS, otherwise key by key. With `drops` the slots go without what they hold;
-    otherwise values over `movable_bytes` are dropped where keys are moved one by one.
+    otherwise values over `movable_bytes` are dropped where keys are moved one by one. With the source as the target,
+    the slots stay where they are, and what a move that cannot go on has left behind is cleared away.
     """
 
     source: str
@@ -57,7 +58,8 @@ class Step:
 
     A server gets its commands in their order, and the rest of them not when one fails: the next look finds what
     remains. `remove_pod` is the uid of a pod that is to be deleted, `lost` are slots whose values are gone with this
-    step. `pause_s` is how long a look must wait, because the same step taken twice would undo what the first began.
+    step, `drained` are shards without slots, whose StatefulSets may go. `pause_s` is how long a look must wait, because
+    the same step taken twice would undo what the first began.
     """
 
     reason: StepReason
@@ -66,12 +68,13 @@ class Step:
     remove_pod: str | None = None
     moves: tuple[MoveOrder, ...] = ()
     lost: tuple[SlotRange, ...] = ()
+    drained: tuple[int, ...] = ()
     pause_s: float = 0.0
 
     @property
     def waits(self) -> bool:
         """Whether there is nothing to do but to look again."""
-        return not (self.commands or self.remove_pod or self.moves)
+        return not (self.commands or self.remove_pod or self.moves or self.drained)
 
 
 Rule = Callable[[View], Step | None]
