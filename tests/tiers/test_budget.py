@@ -325,7 +325,7 @@ class TestTheUserOfAManagedServer:
     def test_its_rules_are_enough_for_everything_that_a_tier_does(
         self, start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn, tmp_path: Path, books: Books
     ) -> None:
-        line = next(one for one in users_acl(DOMAIN, "secret", "other").decode().splitlines() if " default " in one)
+        line = next(one for one in users_acl(DOMAIN, {"data": ("secret",)}).decode().splitlines() if " data " in one)
         redis_server.admin().execute_command("ACL", "SETUSER", "data", *line.split()[2:])
         (tmp_path / "password").write_text("secret")
         driver = start(redis_server.port, username="data", password_file=str(tmp_path / "password"))

@@ -19,13 +19,14 @@ from kvstrata.adapters import pki
 from kvstrata.adapters.redis_probe import RedisReason, probe_redis
 from kvstrata.contract.keys import BlockKey
 from kvstrata.objects import names, paths
+from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, REPLICATION_USER
 from kvstrata.objects.secret import redis_auth_data
 from kvstrata.objects.statefulset import build_redis_statefulset, redis_arguments
-from kvstrata.objects.tierlinks import OPERATOR_USER
 from tests.support.redis_binary import needs_redis, put_redis_cli_into, redis_server
 from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, cpu_tier, redis_tier
 
-PASSWORD, OPERATOR_PASSWORD = "d" * 32, "o" * 32
+PASSWORD, ADMIN_PASSWORD = "d" * 32, "a" * 32
+PASSWORDS = {DATA_USER: (PASSWORD,), ADMIN_USER: (ADMIN_PASSWORD,), REPLICATION_USER: ("r" * 32,)}
 KEY = str(BlockKey(DOMAIN_ID, "a" * 32, "b" * 16, 0, 0, b"\x01" * 16))
 FOREIGN_KEY = str(BlockKey("f" * 16, "a" * 32, "b" * 16, 0, 0, b"\x01" * 16))
 
@@ -36,7 +37,7 @@ class Server:
     def __init__(self, directory: Path, port: int, ca_pem: bytes | None) -> None:
         self.directory, self.port, self.ca_pem = directory, port, ca_pem
 
-    def client(self, password: str, username: str = "default") -> Any:
+    def client(self, password: str, username: str = DATA_USER) -> Any:
         options: dict[str, Any] = {}
         if self.ca_pem is not None:
             options = {"ssl": True, "ssl_ca_data": self.ca_pem.decode(), "ssl_check_hostname": False}
@@ -58,7 +59,7 @@ def _run(directory: Path, tls: bool) -> Iterator[Server]:
         port = free.getsockname()[1]
     for folder in (paths.REDIS_AUTH, paths.REDIS_TLS, paths.TEMPORARY):
         (directory / folder.strip("/")).mkdir(parents=True)
-    for name, value in redis_auth_data(DOMAIN_ID, PASSWORD, OPERATOR_PASSWORD).items():
+    for name, value in redis_auth_data(DOMAIN_ID, PASSWORDS).items():
         (directory / paths.REDIS_AUTH.strip("/") / name).write_bytes(value)
     now = datetime.now(UTC)
     authority = pki.create_authority("kvstrata", now, pki.generate_key())
@@ -115,7 +116,7 @@ class TestARunningServer:
         assert server.probe() == 0
 
     def test_has_the_capacity_as_its_bound_and_refuses_beyond(self, server: Server) -> None:
-        info = server.client(OPERATOR_PASSWORD, OPERATOR_USER).info()
+        info = server.client(ADMIN_PASSWORD, ADMIN_USER).info()
         assert info["maxmemory"] == 64 * 1024 * 1024
         assert info["maxmemory_policy"] == "noeviction"
         assert info["aof_enabled"] == 0
@@ -176,7 +177,7 @@ class TestARunningServer:
             server.client(PASSWORD).execute_command(*command)
 
     def test_lets_the_operators_user_see_figures_and_no_block(self, server: Server) -> None:
-        client = server.client(OPERATOR_PASSWORD, OPERATOR_USER)
+        client = server.client(ADMIN_PASSWORD, ADMIN_USER)
         assert client.info("replication")["role"] == "master"
         assert client.config_get("maxmemory")["maxmemory"] == str(64 * 1024 * 1024)
         with pytest.raises(redis.exceptions.NoPermissionError):
@@ -184,9 +185,7 @@ class TestARunningServer:
 
     async def test_is_reached_by_the_operators_probe(self, server: Server) -> None:
         name = names.redis_host("shared", "team")
-        report = await probe_redis(
-            f"127.0.0.1:{server.port}", OPERATOR_PASSWORD, server.ca_pem, name, username=OPERATOR_USER
-        )
+        report = await probe_redis(f"127.0.0.1:{server.port}", ADMIN_PASSWORD, server.ca_pem, name, username=ADMIN_USER)
         assert (report.reachable, report.reason) == (True, RedisReason.REACHABLE)
         assert report.maxmemory_bytes == 64 * 1024 * 1024
 
@@ -196,9 +195,9 @@ class TestARunningServer:
 
 
 def test_no_password_is_in_the_acl_file() -> None:
-    acl = redis_auth_data(DOMAIN_ID, PASSWORD, OPERATOR_PASSWORD)[names.ACL_FILE_KEY]
+    acl = redis_auth_data(DOMAIN_ID, PASSWORDS)[names.ACL_FILE_KEY]
     assert PASSWORD.encode() not in acl
-    assert OPERATOR_PASSWORD.encode() not in acl
+    assert ADMIN_PASSWORD.encode() not in acl
 
 
 def test_the_server_sees_the_acl_file_and_no_password() -> None:

@@ -18,6 +18,7 @@ TIER = "kvstrata.io/tier"
 IDENTITY = "kvstrata.io/identity"
 RENDER = "kvstrata.io/render"
 BUNDLE_PART = "kvstrata.io/bundle-part"
+SHARD = "kvstrata.io/shard"
 READS_TIER_PREFIX = "tier.kvstrata.io/"
 
 MANAGER = "kvstrata"
@@ -46,6 +47,16 @@ def of_model(model: str, component: str = "engine") -> dict[str, str]:
 def of_tier(tier: str, component: str = "redis") -> dict[str, str]:
     """Return the labels of what belongs to a CacheTier."""
     return _labels("cache-tier", tier, component) | {TIER: tier}
+
+
+def selector_of_shard(tier: str, shard: int) -> dict[str, str]:
+    """Return the labels that select the pods of one shard of a managed Redis Cluster."""
+    return selector_of_tier(tier) | {SHARD: str(shard)}
+
+
+def of_shard(tier: str, shard: int) -> dict[str, str]:
+    """Return the labels of what belongs to one shard of a managed Redis Cluster."""
+    return of_tier(tier) | {SHARD: str(shard)}
 
 
 def of_domain(component: str) -> dict[str, str]:

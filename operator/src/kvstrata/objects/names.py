@@ -16,7 +16,10 @@ DOMAIN_KEY_SECRET = "kvstrata-domain"  # noqa: S105  (a Secret's name)
 DOMAIN_KEY_DATA_KEY = "domain.key"
 DATA_KEYS_PREFIX = "kvstrata-data-keys-"
 PASSWORD_KEY = "password"  # noqa: S105  (a key's name)
-OPERATOR_PASSWORD_KEY = "operator-password"  # noqa: S105  (a key's name)
+"""Key of the password that pods use: of the user `data` on managed servers."""
+
+ADMIN_PASSWORD_KEY = "admin-password"  # noqa: S105  (a key's name)
+REPLICATION_PASSWORD_KEY = "replication-password"  # noqa: S105  (a key's name)
 ACL_FILE_KEY = "users.acl"
 CERTIFICATE_KEY = "tls.crt"
 PRIVATE_KEY_KEY = "tls.key"
@@ -50,8 +53,22 @@ def gate_tls(model: str) -> str:
 
 
 def redis(tier: str) -> str:
-    """Return the name that a managed Redis tier's StatefulSet, Service and NetworkPolicy share."""
+    """Return the name that a managed Redis tier's Service, NetworkPolicy and the like share, and the StatefulSet of
+    one that is a single server."""
     return f"{PREFIX}{tier}-redis"
+
+
+def redis_shard(tier: str, shard: int) -> str:
+    """Return the name of the StatefulSet of one shard of a managed Redis Cluster.
+
+    Kubernetes labels pods with it and a hash, so it may have 52 characters.
+    """
+    return f"{redis(tier)}-{shard}"
+
+
+def redis_pod_host(tier: str, namespace: str, pod: str) -> str:
+    """Return the host name under which one pod of a managed Redis tier is reached from any namespace."""
+    return f"{pod}.{redis_host(tier, namespace)}"
 
 
 def redis_auth(tier: str) -> str:

@@ -1,32 +1,77 @@
-"""The users of a managed Redis server, as the lines of its ACL file.
+"""The users of managed Redis servers, as the lines of their ACL file.
 
-The file holds digests of passwords. The default user is the data plane's: it reaches its own domain's keys only, and
-cannot list keys, because SCAN, RANDOMKEY and DBSIZE would show those of others. It may send scripts, in which the
-server checks every command and key as if it were sent alone. The operator's user reaches no key.
+The file holds digests of passwords, of each user one or, while passwords change, several. The default user is off.
+
+* `data`, the data plane's: its own domain's keys, and of commands those that it sends. It cannot list keys, because
+  SCAN, RANDOMKEY and DBSIZE would show those of others. It may send scripts, in which the server checks every command
+  and key as if it were sent alone.
+* `admin`, the operator's: figures, settings, the cluster's topology, and moving or dropping its domain's keys. It reads
+  no value. It may give users rights, so what it may not is a guard against mistakes and not against its thief.
+* `replication`, with which servers talk to one another, and Valkey 9 moves slots.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping, Sequence
 
 from kvstrata.contract.keys import domain_pattern
 from kvstrata.contract.scripts import COMMANDS
 
-from .tierlinks import OPERATOR_USER
+DATA_USER = "data"
+ADMIN_USER = "admin"
+REPLICATION_USER = "replication"
+USERS = (DATA_USER, ADMIN_USER, REPLICATION_USER)
 
-_DATA_RULES = " ".join(("-@all", *(f"+{command}" for command in COMMANDS)))
-_OPERATOR_RULES = "-@all +auth +ping +info +config|get +memory|stats +memory|purge +time +wait"
+Passwords = Mapping[str, Sequence[str]]
+"""By the user, every password that admits it, the one to use first."""
+
+_ADMIN_COMMANDS = (
+    "acl|getuser", "acl|load", "acl|setuser", "asking", "auth", "command|info", "config|get", "config|set", "info",
+    "memory|purge", "memory|stats", "memory|usage", "migrate", "ping", "restore-asking", "role", "time", "unlink",
+    "wait",
+)  # fmt: skip
+_NEVER_OF_A_CLUSTER = ("flushslots", "reset")
+"""What no repair needs and would lose blocks."""
+
+_TOPOLOGY_COMMANDS = (
+    "addslots", "addslotsrange", "bumpepoch", "count-failure-reports", "countkeysinslot", "delslots", "delslotsrange",
+    "failover", "flushslots", "forget", "getkeysinslot", "help", "info", "keyslot", "links", "meet", "myid", "nodes",
+    "replicas", "replicate", "reset", "saveconfig", "set-config-epoch", "setslot", "shards", "slaves", "slots",
+)  # fmt: skip
+"""Every subcommand of CLUSTER that Redis 7.0 has. Servers refuse an ACL file with a word that they do not know, so that
+those which Valkey 9 needs to move slots can be allowed only by denying all others."""
+
+_RULES: Mapping[str, tuple[str, ...]] = {
+    DATA_USER: ("-@all", *(f"+{command}" for command in COMMANDS)),
+    ADMIN_USER: (
+        "-@all",
+        "+cluster",
+        *(f"-cluster|{command}" for command in _NEVER_OF_A_CLUSTER),
+        *(f"+{command}" for command in _ADMIN_COMMANDS),
+    ),
+    REPLICATION_USER: (
+        *("-@all", "+ping", "+psync", "+replconf", "+cluster"),
+        *(f"-cluster|{command}" for command in _TOPOLOGY_COMMANDS),
+    ),
+}
 """Commands by name, never by category: `@connection` holds CLIENT TRACKING, which tells every key that anybody touches,
 and `@scripting` holds SCRIPT FLUSH and FUNCTION, which reach every domain's scripts."""
 
 
-def users_acl(domain_id: str, password: str, operator_password: str) -> bytes:
-    """Return the ACL file. The passwords enter it as SHA-256, which is safe for random ones of 128 bits or more."""
-    lines = (
-        ("user", "default", "on", _digest(password), f"~{domain_pattern(domain_id)}", "resetchannels", _DATA_RULES),
-        ("user", OPERATOR_USER, "on", _digest(operator_password), "resetkeys", "resetchannels", _OPERATOR_RULES),
-    )
+def users_acl(domain_id: str, passwords: Passwords) -> bytes:
+    """Return the ACL file. Passwords enter it as SHA-256, which is safe for random ones of 128 bits or more."""
+    lines = [
+        ("user", "default", "off", "resetkeys", "resetchannels", "-@all"),
+        *(("user", user, *user_rules(user, domain_id, passwords.get(user, ()))) for user in USERS),
+    ]
     return ("\n".join(" ".join(line) for line in lines) + "\n").encode()
+
+
+def user_rules(user: str, domain_id: str, passwords: Sequence[str]) -> tuple[str, ...]:
+    """Return the rules of one user, as they follow its name in an ACL file and in `ACL SETUSER`."""
+    keys = "resetkeys" if user == REPLICATION_USER else f"~{domain_pattern(domain_id)}"
+    return ("on", *map(_digest, passwords), keys, "resetchannels", *_RULES[user])
 
 
 def what_users_may(acl: bytes) -> str:

@@ -10,7 +10,14 @@ from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root
 
 from . import labels, names
 from .meta import metadata
-from .redisusers import users_acl
+from .redisusers import ADMIN_USER, DATA_USER, REPLICATION_USER, Passwords, users_acl
+
+PASSWORD_KEYS: Mapping[str, str] = {
+    DATA_USER: names.PASSWORD_KEY,
+    ADMIN_USER: names.ADMIN_PASSWORD_KEY,
+    REPLICATION_USER: names.REPLICATION_PASSWORD_KEY,
+}
+"""By the user of a managed Redis server, the key of its password in the tier's Secret."""
 
 
 def build_secret(
@@ -44,10 +51,8 @@ def build_bundle_shard(
     return build_secret(names.bundle_shard(model, index, slot), namespace, own_labels, owner, {SHARD_DATA_KEY: shard})
 
 
-def redis_auth_data(domain_id: str, password: str, operator_password: str) -> dict[str, bytes]:
-    """Return the data of a managed Redis tier's Secret: both passwords, and the ACL file that admits them."""
-    return {
-        names.PASSWORD_KEY: password.encode(),
-        names.OPERATOR_PASSWORD_KEY: operator_password.encode(),
-        names.ACL_FILE_KEY: users_acl(domain_id, password, operator_password),
-    }
+def redis_auth_data(domain_id: str, passwords: Passwords) -> dict[str, bytes]:
+    """Return the data of a managed Redis tier's Secret: the password to use of each user, and the ACL file that admits
+    all of them."""
+    to_use = {key: passwords[user][0].encode() for user, key in PASSWORD_KEYS.items()}
+    return to_use | {names.ACL_FILE_KEY: users_acl(domain_id, passwords)}

@@ -11,6 +11,7 @@ from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.common import TlsMode
 
 from . import names, paths
+from .redisusers import ADMIN_USER, DATA_USER
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,6 @@ class RedisLink:
     operator_password: tuple[str, str] | None = None
 
 
-OPERATOR_USER = "kvstrata-operator"
-"""User of managed servers that may ask for figures and touch no key."""
-
 PASSWORD_FILE = "password"  # noqa: S105  (a file's name)
 AUTHORITY_FILE = "ca.crt"
 
@@ -57,8 +55,9 @@ def redis_link(tier: CacheTier) -> RedisLink | None:
             endpoints=((host, paths.REDIS_PORT),),
             ca=(secret, names.AUTHORITY_KEY) if secret is not None else None,
             password=(auth, names.PASSWORD_KEY),
-            operator_username=OPERATOR_USER,
-            operator_password=(auth, names.OPERATOR_PASSWORD_KEY),
+            username=DATA_USER,
+            operator_username=ADMIN_USER,
+            operator_password=(auth, names.ADMIN_PASSWORD_KEY),
         )
     external = redis.external
     if external is None:

@@ -125,7 +125,7 @@ def _secrets(world: World, ctx: BuildContext, tier: CacheTier, domain_id: str) -
     wanted = []
     users = world.secrets.get(names.redis_auth(tier.name))
     # An earlier version allowed its pods less, and a domain that was made anew has other keys.
-    outdated = users is not None and users.users != what_users_may(users_acl(domain_id, "", ""))
+    outdated = users is not None and users.users != what_users_may(users_acl(domain_id, {}))
     if users is None or outdated:
         wanted.append(
             EnsureSecret(

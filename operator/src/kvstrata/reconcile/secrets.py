@@ -21,7 +21,7 @@ from kvstrata.contract.keyspace import DOMAIN_KEY_BYTES, is_epoch
 from kvstrata.model.facts import SecretFacts
 from kvstrata.objects import names
 from kvstrata.objects.redisusers import what_users_may
-from kvstrata.objects.secret import redis_auth_data
+from kvstrata.objects.secret import PASSWORD_KEYS, redis_auth_data
 from kvstrata.plan.types import EnsureSecret, Material
 
 from .parse import resource_version
@@ -174,8 +174,8 @@ class Keeper:
             case Material.DATA_KEYS:
                 return self._data_keys(order, there) or {}
             case Material.REDIS_USERS:
-                passwords = (there.get(key, b"") for key in (names.PASSWORD_KEY, names.OPERATOR_PASSWORD_KEY))
-                return redis_auth_data(order.domain, *map(self._password, passwords))
+                kept = {user: (self._password(there.get(key, b"")),) for user, key in PASSWORD_KEYS.items()}
+                return redis_auth_data(order.domain, kept)
             case Material.SERVER_CERTIFICATE:
                 pair = pki.issue_server(self.authority, order.dns_names, self._now(), pki.generate_key())
                 return {
