@@ -40,6 +40,7 @@ class RedisReason(StrEnum):
     NO_PERMISSION = "NoPermission"
     LOADING = "Loading"
     NOT_REDIS = "NotRedis"
+    NOT_A_CLUSTER = "NotACluster"
     DISCONNECTED = "Disconnected"
     INVALID_ENDPOINT = "InvalidEndpoint"
     INVALID_CERTIFICATE_AUTHORITY = "InvalidCertificateAuthority"
@@ -60,6 +61,7 @@ _SENTENCES: Mapping[RedisReason, str] = {
     RedisReason.NO_PERMISSION: "the user may not even run PING at {endpoint}",
     RedisReason.LOADING: "{endpoint} is loading its data set",
     RedisReason.NOT_REDIS: "what answers at {endpoint} is not a Redis server",
+    RedisReason.NOT_A_CLUSTER: "{endpoint} does not run in cluster mode",
     RedisReason.DISCONNECTED: "{endpoint} closed the connection; it may expect TLS",
     RedisReason.INVALID_ENDPOINT: "an endpoint has the form host:port",
     RedisReason.INVALID_CERTIFICATE_AUTHORITY: "the certificate authority for {endpoint} is not PEM",
@@ -123,8 +125,8 @@ async def probe_redis(
     with_tls = ca_pem is not None if tls is None else tls
     if with_tls:
         try:
-            settings |= {"connection_class": _NamedTLSConnection, "server_name": server_name or address[0]}
-            settings |= _authority(ca_pem)
+            settings |= {"connection_class": NamedTLSConnection, "server_name": server_name or address[0]}
+            settings |= authority(ca_pem)
         except (ssl.SSLError, ValueError):
             return _failure(endpoint, RedisReason.INVALID_CERTIFICATE_AUTHORITY)
     pool = redis.ConnectionPool(**settings)
@@ -136,10 +138,10 @@ async def probe_redis(
             except exceptions.NoPermissionError:
                 # A user who may only read and write blocks needs no more; the server answers, without figures.
                 await client.ping()
-                sentence = _sentence(endpoint, RedisReason.REACHABLE)
+                sentence = sentence_of(endpoint, RedisReason.REACHABLE)
                 return RedisReport(endpoint, reachable=True, reason=RedisReason.REACHABLE, message=sentence)
     except Exception as error:
-        reason = _reason(error)
+        reason = reason_of(error)
         # Redis without TLS takes a handshake for the start of a command and waits for the rest of it.
         hint = "; it may not speak TLS" if with_tls and reason is RedisReason.TIMEOUT else ""
         return _failure(endpoint, reason, hint)
@@ -167,7 +169,7 @@ def parse_endpoint(endpoint: str) -> tuple[str, int] | None:
     return host, int(port_text)
 
 
-class _NamedTLSConnection(redis.SSLConnection):
+class NamedTLSConnection(redis.SSLConnection):
     """A TLS connection whose certificate must name `server_name`, whatever address is dialled."""
 
     def __init__(self, *, server_name: str, **settings: Any) -> None:
@@ -178,7 +180,7 @@ class _NamedTLSConnection(redis.SSLConnection):
         return {**super()._connection_arguments(), "server_hostname": self._server_name}
 
 
-def _authority(ca_pem: bytes | None) -> dict[str, Any]:
+def authority(ca_pem: bytes | None) -> dict[str, Any]:
     """Return the connection settings that trust `ca_pem`. Raises ssl.SSLError or ValueError if it is not PEM."""
     if ca_pem is None:
         return {}
@@ -195,7 +197,7 @@ def _report(endpoint: str, info: Mapping[str, Any]) -> RedisReport:
         endpoint=endpoint,
         reachable=True,
         reason=RedisReason.REACHABLE,
-        message=_sentence(endpoint, RedisReason.REACHABLE),
+        message=sentence_of(endpoint, RedisReason.REACHABLE),
         used_memory_bytes=_number(info, "used_memory"),
         maxmemory_bytes=_number(info, "maxmemory"),
         maxmemory_policy=str(info.get("maxmemory_policy", "")),
@@ -214,14 +216,15 @@ def _number(info: Mapping[str, Any], name: str) -> int:
 
 
 def _failure(endpoint: str, reason: RedisReason, hint: str = "") -> RedisReport:
-    return RedisReport(endpoint, reachable=False, reason=reason, message=_sentence(endpoint, reason) + hint)
+    return RedisReport(endpoint, reachable=False, reason=reason, message=sentence_of(endpoint, reason) + hint)
 
 
-def _sentence(endpoint: str, reason: RedisReason) -> str:
+def sentence_of(endpoint: str, reason: RedisReason) -> str:
+    """Say how a server failed, or that it did not."""
     return _SENTENCES[reason].format(endpoint=endpoint)
 
 
-def _reason(error: BaseException) -> RedisReason:
+def reason_of(error: BaseException) -> RedisReason:
     """Name a failure by the innermost cause that says something; redis-py wraps what the system raised."""
     chain: BaseException | None = error
     named = RedisReason.ERROR
@@ -266,6 +269,8 @@ def _answer_reason(answer: str) -> RedisReason:
         return RedisReason.WRONG_PASSWORD
     if "without any password" in answer:
         return RedisReason.PASSWORD_UNEXPECTED
+    if "cluster support disabled" in answer:
+        return RedisReason.NOT_A_CLUSTER
     return RedisReason.ERROR
 
 

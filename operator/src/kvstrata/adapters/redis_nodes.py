@@ -1,0 +1,206 @@
+"""The servers of a managed cluster: what all of them say of themselves, and commands to each under its identity.
+
+A look asks all pods at once, and every pod either answers in time or has a named reason why not. A command goes out
+over a connection on which the server has just told the identity that the command is for: a server that is started anew
+is another, and closes its connections by that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import redis.asyncio as redis
+from redis import exceptions
+
+from kvstrata.model.topology import Cluster, Command, Server, ServerPod
+
+from .node_answers import NotAnAnswerError, parse_server
+from .redis_probe import NamedTLSConnection, RedisReason, authority, reason_of, sentence_of
+
+TIMEOUT_S = 2.0
+"""For a look, and for what one server is told in one step: far below the time in which the Lease may change hands."""
+
+QUESTIONS = (
+    ("CLUSTER", "NODES"),
+    ("INFO",),
+    ("CLUSTER", "INFO"),
+    ("CONFIG", "GET", "cluster-node-timeout"),
+    ("CLUSTER", "GETSLOTMIGRATIONS"),
+)
+
+IDENTITY_CHANGED = "IdentityChanged"
+REFUSED = "Refused"
+NOT_SENT = "NotSent"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAccess:
+    """How servers are reached: the port of all of them, the user, and TLS if there is an authority to trust.
+
+    Certificates must name `server_name`.
+    """
+
+    port: int
+    username: str | None = None
+    password: str | None = None
+    ca_pem: bytes | None = None
+    server_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of a command. `failure` is empty if the server carried it out, else why not, and `answer` says more.
+
+    One that failed by time-out may still be carried out.
+    """
+
+    command: Command
+    failure: str = ""
+    answer: str = ""
+
+
+class RedisNodes:
+    """Connections to the servers of one cluster. `access` may be replaced; it is used for new connections."""
+
+    def __init__(self, access: NodeAccess, *, timeout_s: float = TIMEOUT_S) -> None:
+        self.access = access
+        self._timeout_s = timeout_s
+        self._connections: dict[str, tuple[str, redis.Connection]] = {}
+
+    async def look(self, pods: Iterable[ServerPod]) -> Cluster:
+        """Ask the servers of all pods at once. Never raises, except for the cancellation of the caller."""
+        known = {pod.uid: pod for pod in pods}
+        for uid in self._connections.keys() - known.keys():
+            await _close(self._connections.pop(uid)[1])
+        answers = await asyncio.gather(*(self._ask(pod) for pod in known.values()))
+        found = dict(zip(known, answers, strict=True))
+        return Cluster(
+            pods=known,
+            servers={uid: answer for uid, answer in found.items() if isinstance(answer, Server)},
+            silent={uid: answer for uid, answer in found.items() if not isinstance(answer, Server)},
+            at_s=time.monotonic(),
+        )
+
+    async def send(
+        self, commands: Sequence[Command], pods: Mapping[str, ServerPod], permitted: Callable[[], bool]
+    ) -> tuple[Sent, ...]:
+        """Send commands, those to different servers beside each other; of one server none after one that failed.
+
+        `permitted` is asked before each of them; where it says no, nothing more is sent.
+        """
+        by_pod: dict[str, list[Command]] = {}
+        for command in commands:
+            by_pod.setdefault(command.pod_uid, []).append(command)
+        results = await asyncio.gather(*(self._tell(pods.get(uid), told, permitted) for uid, told in by_pod.items()))
+        return tuple(sent for result in results for sent in result)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        while self._connections:
+            await _close(self._connections.popitem()[1][1])
+
+    async def _ask(self, pod: ServerPod) -> Server | tuple[str, str]:
+        if pod.ip is None:
+            return RedisReason.NO_SUCH_HOST, f"{pod.name} has no address yet"
+        try:
+            async with asyncio.timeout(self._timeout_s), self._connected(pod, pod.ip) as connection:
+                nodes, info, cluster, timeout, jobs = await _answers(connection, QUESTIONS)
+                for answer in (nodes, info, cluster, timeout):
+                    if isinstance(answer, Exception):
+                        raise answer
+                known_jobs = None if isinstance(jobs, Exception) else jobs
+                return parse_server(pod.uid, nodes, info, cluster, int(timeout[1]), known_jobs)
+        except NotAnAnswerError as error:
+            return RedisReason.NOT_REDIS, f"{sentence_of(pod.name, RedisReason.NOT_REDIS)}: {error}"
+        except Exception as error:
+            reason = reason_of(error)
+            return reason, sentence_of(pod.name, reason)
+
+    async def _tell(
+        self, pod: ServerPod | None, commands: Sequence[Command], permitted: Callable[[], bool]
+    ) -> list[Sent]:
+        sent: list[Sent] = []
+        if pod is None or pod.ip is None:
+            return [Sent(command, NOT_SENT, "its pod is gone") for command in commands]
+        try:
+            async with asyncio.timeout(self._timeout_s), self._connected(pod, pod.ip) as connection:
+                for command in commands:
+                    if not permitted():
+                        break
+                    (identity,) = await _answers(connection, [("CLUSTER", "MYID")])
+                    if identity != command.node_id:
+                        sent.append(Sent(command, IDENTITY_CHANGED, f"{pod.name} is {identity} now"))
+                        break
+                    (answer,) = await _answers(connection, [command.words])
+                    failed = isinstance(answer, exceptions.RedisError)
+                    sent.append(Sent(command, REFUSED if failed else "", str(answer)))
+                    if failed:
+                        break
+        except Exception as error:
+            reason = reason_of(error)
+            sent.append(Sent(commands[len(sent)], reason, sentence_of(pod.name, reason)))
+        return sent + [Sent(command, NOT_SENT) for command in commands[len(sent) :]]
+
+    @asynccontextmanager
+    async def _connected(self, pod: ServerPod, ip: str) -> AsyncIterator[redis.Connection]:
+        """Lend the connection to a pod, to be kept if nothing went wrong: after a failure it may hold old answers."""
+        address, connection = self._connections.pop(pod.uid, ("", None))
+        if connection is not None and (address != ip or not connection.is_connected):
+            await _close(connection)
+            connection = None
+        connection = connection or self._dial(ip)
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call]
+            yield connection
+        except BaseException:
+            await _close(connection)
+            raise
+        self._connections[pod.uid] = ip, connection
+
+    def _dial(self, ip: str) -> redis.Connection:
+        access = self.access
+        settings: dict[str, Any] = {
+            "host": ip,
+            "port": access.port,
+            "username": access.username,
+            "password": access.password,
+            "protocol": 2,
+            "decode_responses": True,
+            "encoding_errors": "replace",
+            "socket_connect_timeout": self._timeout_s,
+            "socket_timeout": self._timeout_s,
+            "driver_info": None,
+        }
+        if access.ca_pem is None:
+            return redis.Connection(**settings)
+        return NamedTLSConnection(server_name=access.server_name or ip, **settings, **authority(access.ca_pem))
+
+
+async def _close(connection: redis.Connection) -> None:
+    try:
+        await connection.disconnect(nowait=True)
+    except Exception:  # noqa: S110  (closing a broken connection has nothing left to report)
+        pass
+
+
+async def _answers(connection: redis.Connection, commands: Iterable[Sequence[str]]) -> list[Any]:
+    """Send commands in one go and return what was answered; an error that the server answered is among it.
+
+    Raises whatever goes wrong with the connection, and never connects anew.
+    """
+    if not connection.is_connected:
+        raise exceptions.ConnectionError("closed")
+    wanted = list(commands)
+    await connection.send_packed_command(connection.pack_commands(wanted), check_health=False)
+    found: list[Any] = []
+    for _ in wanted:
+        try:
+            found.append(await connection.read_response(disconnect_on_error=True))
+        except exceptions.ResponseError as error:
+            found.append(error)
+    return found
