@@ -84,6 +84,14 @@ class TestScaling:
         assert step(view(cluster([*even(3), ()], away=[1]), 4)) is None
         assert step(view(cluster(even(3)), 4)) is None
 
+    def test_slots_wait_for_a_server_that_does_not_serve_yet(self) -> None:
+        found = cluster([*even(3), ()])
+        servers = found.servers | {"uid-3-0": replace(found.servers["uid-3-0"], cluster_ok=False)}
+        waiting = step(view(replace(found, servers=servers), 4))
+        assert waiting is not None
+        assert waiting.waits
+        assert "kvs-t-redis-3-0" in waiting.message
+
     def test_the_slots_of_a_new_shard_go_to_the_server_that_the_others_of_it_replicate(self) -> None:
         found = order(view(cluster([*even(3), ()], replicas=1), 4))
         assert found.target == node(3)

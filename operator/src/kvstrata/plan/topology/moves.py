@@ -67,6 +67,10 @@ def spread(view: View) -> Step | None:
     found = _transfers(view)
     if not found:
         return None
+    # A server that joined refuses everything until it has been with the majority for a while.
+    refusing = sorted({view.name(one.target) for one in found if not view.servers[one.target].cluster_ok})
+    if refusing:
+        return Step(StepReason.WAITING_FOR_SERVERS, f"before slots go there: {', '.join(refusing)} does not serve yet")
     orders = []
     for one in side_by_side(found):
         atomic = all(view.servers[node].moves_atomically for node in (one.source, one.target)) and not view.goal.drops

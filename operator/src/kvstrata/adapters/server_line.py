@@ -1,0 +1,98 @@
+"""A connection to one server of a managed cluster, for a conversation under one identity.
+
+It tells nothing to a server that is started anew, which is another, and nothing once this process may write no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import redis.asyncio as redis
+from redis import exceptions
+
+from .redis_probe import CONNECT_TIMEOUT_S
+
+Word = str | bytes | int
+Dial = Callable[[str, int], redis.Connection]
+"""Makes a connection to a server's host and port, not yet open, as the operator's user."""
+
+ANSWER_TIMEOUT_S = 2.0
+
+
+class MayNotWriteError(Exception):
+    """This process does not lead any more: whoever does may be at the same work."""
+
+
+class ServerAwayError(Exception):
+    """A server does not answer, or another answers in its place. The message names it and says how it failed."""
+
+
+class ServerLine:
+    """What one server is asked. `name` is what messages call it, `may_write` is asked before anything is sent."""
+
+    def __init__(self, node_id: str, name: str, connection: redis.Connection, may_write: Callable[[], bool]) -> None:
+        self.node_id = node_id
+        self.name = name
+        self._connection = connection
+        self._may_write = may_write
+        self._open = False
+
+    async def ask(self, commands: Sequence[Sequence[Word]], timeout_s: float = ANSWER_TIMEOUT_S) -> list[Any]:
+        """Send commands in one go; return what was answered in bytes, errors that the server answered among it.
+
+        Raises ServerAwayError, after which the line may be used again, and MayNotWriteError.
+        """
+        if not commands:
+            return []
+        try:
+            if not self._open:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    await self._begin()
+            async with asyncio.timeout(timeout_s):
+                return await self._exchange(commands)
+        except (exceptions.RedisError, OSError, TimeoutError) as error:
+            await self.close()
+            # The text of what went wrong with a connection never holds what was sent over it.
+            raise ServerAwayError(f"{self.name}: {error or type(error).__name__}") from None
+        except BaseException:
+            await self.close()
+            raise
+
+    async def one(self, *words: Word, timeout_s: float = ANSWER_TIMEOUT_S) -> Any:
+        """Send one command and return what was answered; raises what ResponseError it is."""
+        (answer,) = await self.ask([words], timeout_s)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def close(self) -> None:
+        """Close the connection; what was sent over it may still be carried out."""
+        self._open = False
+        try:
+            await self._connection.disconnect(nowait=True)
+        except Exception:  # noqa: S110  (closing a broken connection has nothing left to report)
+            pass
+
+    async def _begin(self) -> None:
+        await self._connection.connect()  # type: ignore[no-untyped-call]
+        (identity,) = await self._exchange([("CLUSTER", "MYID")])
+        if identity != self.node_id.encode():
+            raise exceptions.ConnectionError("another server answers in its place")
+        self._open = True
+
+    async def _exchange(self, commands: Sequence[Sequence[Word]]) -> list[Any]:
+        connection = self._connection
+        if not self._may_write():
+            raise MayNotWriteError
+        if not connection.is_connected:
+            raise exceptions.ConnectionError("it closed the connection")
+        await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+        answers: list[Any] = []
+        for _ in commands:
+            try:
+                answers.append(await connection.read_response(disable_decoding=True))
+            except exceptions.ResponseError as error:
+                answers.append(error)
+        return answers

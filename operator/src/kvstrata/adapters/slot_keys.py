@@ -1,0 +1,324 @@
+"""Moves slots key by key, as Redis 7 and 8 need it, drops what they hold, or clears up after a move that cannot go on.
+
+A slot is opened and its indexes moved at one instant (MULTI): a script that meets half a bucket fails between two of
+its writes. From then on the source redirects every script; the adapter refuses stores into the slot and reads at both
+ends, and a writer that was in the middle loses its block, which expires within 30 s. Nothing new comes into the slot
+until the target, and then the source, are told that it is the target's.
+
+Wherever this is interrupted, the same order, carried out anew, goes on: of a bucket either all of the index is at the
+source, or all at the target (`#s` says where). If a failover forgot that the slot was open, both may have one; then
+nobody can tell which values belong to which, and the bucket goes, at both ends. Values without an index anywhere go.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis import exceptions
+
+from kvstrata.contract.scripts import script
+
+from .server_line import ServerAwayError, ServerLine, Word
+from .slot_moves import MoveFailedError, MoveReason, Tally, Told
+from .slot_names import batches, by_bucket, sorted_out, state_of, whole_buckets, without_index
+
+BATCH_BYTES = 1 << 20
+BATCH_KEYS = 128
+PAUSE = 2.0
+LONGEST_PAUSE_S = 0.5
+EMPTY_AT_ONCE = 64
+KEYS_AT_ONCE = 256
+"""Small questions, or deletions, in one go."""
+
+MIGRATE_TIMEOUT_MS = 1000
+"""How long a source, which serves nobody meanwhile, waits for a target that does not answer."""
+
+MIGRATE_ANSWER_S = 15.0
+ROUNDS = 20
+
+Pause = Callable[[float], Awaitable[None]]
+Credentials = Callable[[], tuple[str, str] | None]
+"""User and password with which a server that moves keys comes to another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Who takes part: `address` is the target's as the source has to reach it, `others` are the other primaries."""
+
+    source: ServerLine
+    target: ServerLine
+    others: Sequence[ServerLine]
+    address: tuple[str, int]
+
+
+class KeyMover:
+    """Carries slots from one server to another. `open_slots` are those that are migrating at the source already."""
+
+    def __init__(
+        self,
+        ends: Ends,
+        *,
+        open_slots: Iterable[int],
+        movable_bytes: int,
+        drops: bool,
+        credentials: Credentials,
+        tally: Tally,
+        told: Told,
+        pause: Pause,
+    ) -> None:
+        self._source, self._target, self._others = ends.source, ends.target, ends.others
+        self._address = ends.address
+        self._open = set(open_slots)
+        self._movable_bytes = movable_bytes
+        self._drops = drops
+        self._credentials = credentials
+        self._tally = tally
+        self._told = told
+        self._pause = pause
+
+    async def move(self, slots: Sequence[int]) -> None:
+        """Move slots, the empty ones of a group together, the others one after the other."""
+        for start in range(0, len(slots), EMPTY_AT_ONCE):
+            group = slots[start : start + EMPTY_AT_ONCE]
+            here, there = await self._count(self._source, group), await self._count(self._target, group)
+            empty = [slot for slot in group if not here[slot] and not there[slot]]
+            await self._open_target(empty)
+            await _all_right(self._source, [_set_slot(slot, "MIGRATING", self._target.node_id) for slot in empty])
+            came = await self._count(self._source, empty)
+            self._open |= set(empty)
+            await self._hand_over([slot for slot in empty if not came[slot]])
+            for slot in group:
+                if slot not in came or came[slot]:
+                    await self._move_one(slot, leftovers=there[slot])
+            await self._tell_others(group)
+
+    async def close(self, slots: Sequence[int]) -> None:
+        """Leave slots where they are, at the source; clear away what other primaries and broken buckets hold."""
+        for other in self._others:
+            try:
+                await self._clear(other, slots)
+            except ServerAwayError:
+                continue
+        for slot in slots:
+            names = await _names(self._source, slot, await self._count_one(slot))
+            self._tally.orphans += await self._unlink(slot, without_index(names, whole_buckets(names)))
+            await _all_right(self._source, [_set_slot(slot, "STABLE")])
+            self._tally.slots += 1
+            self._told(self._tally)
+
+    async def _clear(self, server: ServerLine, slots: Sequence[int]) -> None:
+        for slot, count in (await self._count(server, slots)).items():
+            await _all_right(server, [_set_slot(slot, "IMPORTING", self._source.node_id)] if count else [])
+            await self._drop_at(server, await _names(server, slot, count))
+            await _all_right(server, [_set_slot(slot, "STABLE")])
+
+    async def _move_one(self, slot: int, leftovers: int) -> None:
+        await self._open_target([slot])
+        there = await _names(self._target, slot, leftovers)
+        buckets = whole_buckets(there)
+        has_room = await self._open_source(slot, there, buckets) or self._drops
+        if not has_room:
+            await self._drop_at(
+                self._target, await _names(self._target, slot, await self._count_one(slot, self._target))
+            )
+        for _ in range(ROUNDS):
+            names = await _names(self._source, slot, await self._count_one(slot))
+            if not names:
+                await self._hand_over([slot])
+                return
+            if self._drops or not has_room:
+                await self._drop(slot, names)
+                continue
+            index, values = sorted_out(names)
+            if index:
+                await self._migrate(slot, index)
+                buckets |= whole_buckets(index)
+            orphans = set(without_index(values, buckets))
+            self._tally.orphans += await self._unlink(slot, sorted(orphans))
+            await self._move_values(slot, [name for name in values if name not in orphans])
+        raise MoveFailedError(MoveReason.NOT_TRANSFERRED, f"slot {slot}: keys stay at {self._source.name}")
+
+    async def _open_target(self, slots: Sequence[int]) -> None:
+        await _all_right(self._target, [_set_slot(slot, "IMPORTING", self._source.node_id) for slot in slots])
+
+    async def _open_source(self, slot: int, there: Sequence[bytes], buckets: set[bytes]) -> bool:
+        """Open a slot at the source, and take away at the same instant what scripts begin with; whether there was room.
+
+        `there` is what the target has, and `buckets` those of which it has the index, which is brought up to date.
+        """
+        names = await _names(self._source, slot, await self._count_one(slot))
+        disputed = set() if slot in self._open else buckets & whole_buckets(names)
+        buckets -= disputed
+        if slot not in self._open:
+            await self._drop_at(self._target, without_index(there, buckets))
+        doomed = [name for name in names if not _outside(name, disputed)]
+        index, _ = sorted_out(name for name in names if _outside(name, disputed))
+        work: list[Sequence[Word]] = [_set_slot(slot, "MIGRATING", self._target.node_id)]
+        removed = doomed + index if self._drops else doomed
+        if removed:
+            work.append(("UNLINK", *removed))
+        if index and not self._drops:
+            work.append(self._migration(index))
+        started_s = time.monotonic()
+        *_, outcome = await self._source.ask([("MULTI",), *work, ("EXEC",)], MIGRATE_ANSWER_S)
+        for answer in outcome if isinstance(outcome, list) else [outcome]:
+            if _is_full(answer):
+                return False
+            self._check(slot, answer)
+        self._open.add(slot)
+        self._tally.orphans += len(doomed)
+        if self._drops:
+            self._tally.dropped += len(index)
+        else:
+            buckets |= whole_buckets(index)
+            self._tally.keys += len(index)
+        await self._pause_after(started_s)
+        return True
+
+    async def _move_values(self, slot: int, names: Sequence[bytes]) -> None:
+        sizes: dict[bytes, int] = {}
+        for part in _parts(names):
+            answers = await self._source.ask([("STRLEN", name) for name in part])
+            # What has expired is asked for elsewhere, but counts as here until it is touched: it goes along.
+            sizes |= {name: size if isinstance(size, int) else 0 for name, size in zip(part, answers, strict=True)}
+        large = {name: size for name, size in sizes.items() if size > self._movable_bytes}
+        await self._drop_values(slot, large)
+        movable = {name: size for name, size in sizes.items() if name not in large}
+        for batch in batches(movable, BATCH_BYTES, BATCH_KEYS):
+            if await self._migrate(slot, batch):
+                self._tally.bytes += sum(movable[name] for name in batch)
+            else:
+                await self._drop_values(slot, {name: movable[name] for name in batch})
+            self._told(self._tally)
+
+    async def _migrate(self, slot: int, names: Sequence[bytes]) -> bool:
+        """Move keys in one command; whether the target had room for them."""
+        started_s = time.monotonic()
+        (answer,) = await self._source.ask([self._migration(names)], MIGRATE_ANSWER_S)
+        if _is_full(answer):
+            return False
+        self._check(slot, answer)
+        self._tally.keys += len(names)
+        await self._pause_after(started_s)
+        return True
+
+    def _migration(self, names: Sequence[bytes]) -> Sequence[Word]:
+        host, port = self._address
+        known = self._credentials()
+        return (
+            *("MIGRATE", host, port, "", 0, MIGRATE_TIMEOUT_MS, "REPLACE"),
+            *(() if known is None else ("AUTH2", *known)),
+            *("KEYS", *names),
+        )
+
+    async def _drop_values(self, slot: int, sizes: Mapping[bytes, int]) -> None:
+        """Delete values, and take them out of their index, which is at the target by now."""
+        await self._drop(slot, list(sizes))
+        self._tally.dropped_bytes += sum(sizes.values())
+        discard = script("discard").text
+        for bucket, members in by_bucket(sizes).items():
+            for part in _parts(members):
+                commands: list[Sequence[Word]] = [("ASKING",), ("EVAL", discard, 1, state_of(bucket), *part)]
+                *_, answer = await self._target.ask(commands)
+                if isinstance(answer, Exception):
+                    raise MoveFailedError(MoveReason.REFUSED, f"{self._target.name}: {answer}")
+
+    async def _drop(self, slot: int, names: Sequence[bytes]) -> None:
+        self._tally.dropped += await self._unlink(slot, names)
+        self._told(self._tally)
+
+    async def _unlink(self, slot: int, names: Sequence[bytes]) -> int:
+        """Delete keys of a slot at the source; how many there were."""
+        removed = 0
+        for part in _parts(names):
+            answers = await self._source.ask([("UNLINK", name) for name in part])
+            expired = [
+                name for name, answer in zip(part, answers, strict=True) if isinstance(answer, exceptions.AskError)
+            ]
+            for answer in answers:
+                if not isinstance(answer, exceptions.AskError):
+                    self._check(slot, answer)
+            # Only a command that is not redirected touches what has expired in an open slot.
+            if expired and slot in self._open:
+                await self._migrate(slot, expired)
+            removed += len(part) - len(expired)
+        return removed
+
+    async def _drop_at(self, server: ServerLine, names: Sequence[bytes]) -> None:
+        """Delete keys at a server that imports their slot."""
+        for part in _parts(names):
+            commands = [command for name in part for command in (("ASKING",), ("UNLINK", name))]
+            for answer in await server.ask(commands):
+                if isinstance(answer, Exception):
+                    raise MoveFailedError(MoveReason.REFUSED, f"{server.name}: {answer}")
+            self._tally.orphans += len(part)
+
+    async def _hand_over(self, slots: Sequence[int]) -> None:
+        """Tell the target, and then the source, that slots are the target's."""
+        for server in (self._target, self._source):
+            await _all_right(server, [_set_slot(slot, "NODE", self._target.node_id) for slot in slots])
+        self._tally.slots += len(slots)
+        self._told(self._tally)
+
+    async def _tell_others(self, slots: Sequence[int]) -> None:
+        """Spare the other primaries waiting for gossip, which would tell them too."""
+        for other in self._others:
+            try:
+                await other.ask([_set_slot(slot, "NODE", self._target.node_id) for slot in slots])
+            except ServerAwayError:
+                continue
+
+    async def _pause_after(self, started_s: float) -> None:
+        await self._pause(min(LONGEST_PAUSE_S, PAUSE * (time.monotonic() - started_s)))
+
+    async def _count(self, server: ServerLine, slots: Sequence[int]) -> Mapping[int, int]:
+        answers = await _all_right(server, [("CLUSTER", "COUNTKEYSINSLOT", slot) for slot in slots])
+        return dict(zip(slots, answers, strict=True))
+
+    async def _count_one(self, slot: int, server: ServerLine | None = None) -> int:
+        return (await self._count(server or self._source, [slot]))[slot]
+
+    def _check(self, slot: int, answer: Any) -> None:
+        if isinstance(answer, Exception):
+            known = self._credentials()
+            said = str(answer) if known is None else str(answer).replace(known[1], "…")
+            message = f"slot {slot} from {self._source.name} to {self._target.name}: {said}"
+            raise MoveFailedError(MoveReason.NOT_TRANSFERRED, message)
+
+
+def _set_slot(slot: int, *words: str) -> Sequence[Word]:
+    return ("CLUSTER", "SETSLOT", slot, *words)
+
+
+async def _all_right(server: ServerLine, commands: Sequence[Sequence[Word]]) -> list[Any]:
+    """Send commands in one go; raises MoveFailedError for the first that is answered with an error."""
+    answers = await server.ask(commands)
+    for command, answer in zip(commands, answers, strict=True):
+        if isinstance(answer, Exception):
+            said = " ".join(str(word) for word in command[:4])
+            raise MoveFailedError(MoveReason.REFUSED, f"{server.name}: {said}: {answer}")
+    return answers
+
+
+async def _names(server: ServerLine, slot: int, count: int) -> list[bytes]:
+    """All keys of a slot; there is no way to ask for a part of them and then for the next."""
+    if not count:
+        return []
+    names = await server.one("CLUSTER", "GETKEYSINSLOT", slot, count + KEYS_AT_ONCE, timeout_s=MIGRATE_ANSWER_S)
+    return list(names)
+
+
+def _is_full(answer: Any) -> bool:
+    """Whether the target had no room for what it was sent."""
+    return isinstance(answer, Exception) and "OOM" in str(answer)
+
+
+def _outside(name: bytes, buckets: set[bytes]) -> bool:
+    return not by_bucket([name]).keys() & buckets
+
+
+def _parts(names: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
+    return (names[start : start + KEYS_AT_ONCE] for start in range(0, len(names), KEYS_AT_ONCE))

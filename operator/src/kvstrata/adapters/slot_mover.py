@@ -1,0 +1,92 @@
+"""Carries out one order to move slots, against the servers of a cluster.
+
+It begins with what the look found that the order came from, and never remembers anything: whatever it was at when it
+was interrupted, the next look's order goes on with. It never raises for what servers do; the report says how it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+
+from redis import exceptions
+
+from kvstrata.model.topology import Cluster, Server
+from kvstrata.plan.topology.steps import MoveOrder
+
+from .server_line import Dial, MayNotWriteError, ServerAwayError, ServerLine
+from .slot_jobs import move_at_once
+from .slot_keys import Credentials, Ends, KeyMover, Pause
+from .slot_moves import MoveFailedError, MoveReason, MoveReport, Tally, Told
+
+
+class SlotMover:
+    """Moves slots between servers.
+
+    `dial` makes a connection to a server as the operator, `credentials` are what a source shows to its target,
+    `may_write` says whether this process leads, and is asked before anything is sent.
+    """
+
+    def __init__(
+        self, dial: Dial, credentials: Credentials, may_write: Callable[[], bool], *, pause: Pause = asyncio.sleep
+    ) -> None:
+        self._dial = dial
+        self._credentials = credentials
+        self._may_write = may_write
+        self._pause = pause
+
+    async def carry_out(self, order: MoveOrder, cluster: Cluster, told: Told = lambda _: None) -> MoveReport:
+        """Do what an order that came of a look at `cluster` says."""
+        tally = Tally()
+        try:
+            async with AsyncExitStack() as lines:
+                await self._carry_out(order, cluster, tally, told, lines)
+        except MayNotWriteError:
+            return MoveReport(MoveReason.NOT_LEADING, "another leads", tally)
+        except ServerAwayError as error:
+            return MoveReport(MoveReason.SERVER_AWAY, str(error), tally)
+        except MoveFailedError as error:
+            return MoveReport(error.reason, str(error), tally)
+        except exceptions.ResponseError as error:
+            return MoveReport(MoveReason.REFUSED, str(error), tally)
+        return MoveReport(MoveReason.MOVED, f"{tally.slots} slots moved", tally)
+
+    async def _carry_out(
+        self, order: MoveOrder, cluster: Cluster, tally: Tally, told: Told, lines: AsyncExitStack
+    ) -> None:
+        servers = cluster.by_node_id()
+        missing = {order.source, order.target} - servers.keys()
+        if missing:
+            raise ServerAwayError(f"{' and '.join(sorted(missing))} did not answer")
+        source, target = servers[order.source], servers[order.target]
+
+        def line(server: Server) -> ServerLine:
+            found = self._line(server, cluster)
+            lines.push_async_callback(found.close)
+            return found
+
+        if order.atomic:
+            await move_at_once(line(source), order.target, order.slots, tally=tally, told=told, pause=self._pause)
+            return
+        known = source.peer(order.target)
+        if known is None:
+            raise ServerAwayError(f"{cluster.pods[source.pod_uid].name} does not know {order.target}")
+        others = [one for one in servers.values() if one.itself.is_primary and one not in (source, target)]
+        mover = KeyMover(
+            Ends(line(source), line(target), [line(one) for one in others], (known.ip, known.port)),
+            open_slots=source.itself.migrating.keys(),
+            movable_bytes=order.movable_bytes,
+            drops=order.drops,
+            credentials=self._credentials,
+            tally=tally,
+            told=told,
+            pause=self._pause,
+        )
+        slots = [slot for first, last in order.slots for slot in range(first, last + 1)]
+        await (mover.close(slots) if source is target else mover.move(slots))
+
+    def _line(self, server: Server, cluster: Cluster) -> ServerLine:
+        pod = cluster.pods[server.pod_uid]
+        connection = self._dial(pod.ip or server.itself.ip, server.itself.port)
+        return ServerLine(server.node_id, pod.name, connection, self._may_write)
