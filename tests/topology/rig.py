@@ -25,8 +25,9 @@ from kvstrata.model.topology import Cluster, Goal, Server, ServerPod
 from kvstrata.plan.topology import Step, Verdict, step, verdict
 
 MEMORY = 64 << 20
-NODE_TIMEOUT_MS = 1000
+NODE_TIMEOUT_MS = 1500
 PATIENCE_S = 40.0
+PASS_S = 0.05
 
 _rigs = itertools.count()
 
@@ -85,6 +86,15 @@ class Rig:
         """Delete a pod; its StatefulSet makes another."""
         self.delete(pod)
         return self.add(pod.shard, pod.ordinal)
+
+    def move(self, pod: ServerPod) -> ServerPod:
+        """Give a pod another address, where the same server answers."""
+        moved = replace(pod, ip=f"{self._network}.{next(self._number)}")
+        with self.client(pod) as client:
+            client.config_set("bind", f"{pod.ip} {moved.ip}")
+            client.config_set("cluster-announce-ip", moved.ip)
+        self.pods[pod.uid] = moved
+        return moved
 
     def kill(self, pod: ServerPod) -> None:
         """End a pod's server."""
@@ -146,44 +156,53 @@ class Rig:
             self.pods[uid] = replace(pod, ready=uid in cluster.servers)
         return replace(cluster, pods=dict(self.pods))
 
-    async def settle(
-        self, *, commands: int | None = None, until: Callable[[Cluster], bool] = lambda _: True, wait_s: float = 0.05
-    ) -> list[Step]:
-        """Act until nothing is left to do and `until` is true, or so many commands are sent: then the operator dies.
+    async def act(self, permitted: Callable[[], bool] = lambda: True) -> Step | None:
+        """Look once and take the step that follows, waiting as long as it says; return it."""
+        cluster = await self.look()
+        found = step(cluster, self.goal)
+        if found is not None and not found.waits:
+            self.steps.append(found)
+            self.sent += await self.nodes.send(found.commands, cluster.pods, permitted)
+            if found.remove_pod in self.pods and permitted():
+                self.replace(self.pods[found.remove_pod])
+        await asyncio.sleep(found.pause_s if found is not None and found.pause_s else PASS_S)
+        return found
 
-        Returns the steps that were not mere waiting.
-        """
-        taken: list[Step] = []
-        left = [commands]
+    async def settle(self, until: Callable[[Cluster], bool] = lambda _: True) -> list[Step]:
+        """Act until nothing is left to do and `until` is true. Returns the steps that were not mere waiting."""
+        first = len(self.steps)
+        give_up_at_s = time.monotonic() + PATIENCE_S
+        while (found := await self.act()) is not None or not until(await self.look()):
+            assert time.monotonic() < give_up_at_s, (found, await self.verdict(), (await self.look()).silent)
+        return self.steps[first:]
+
+    async def die_after(self, commands: int) -> bool:
+        """Act until so many commands are sent, or until it is settled, which is when this returns False."""
+        budget = itertools.count(commands, -1)
+        spent = False
 
         def permitted() -> bool:
-            if left[0] is not None:
-                left[0] -= 1
-                return left[0] >= 0
-            return True
+            nonlocal spent
+            spent = spent or next(budget) <= 0
+            return not spent
 
         give_up_at_s = time.monotonic() + PATIENCE_S
-        while True:
-            cluster = await self.look()
-            found = step(cluster, self.goal)
-            if found is None and until(cluster):
-                return taken
-            assert time.monotonic() < give_up_at_s, (found, verdict(cluster, self.goal), cluster.silent)
-            if found is not None and not found.waits:
-                taken.append(found)
-                self.steps.append(found)
-                self.sent += await self.nodes.send(found.commands, cluster.pods, permitted)
-                if left[0] is not None and left[0] < 0:
-                    return taken
-                if found.remove_pod in self.pods:
-                    self.replace(self.pods[found.remove_pod])
-            await asyncio.sleep(found.pause_s if found is not None and found.pause_s else wait_s)
+        while not spent:
+            found = await self.act(permitted)
+            if found is None and self.is_up(await self.look()):
+                return False
+            assert time.monotonic() < give_up_at_s, found
+        return True
 
     async def verdict(self) -> Verdict:
         """What may be said of it now."""
         return verdict(await self.look(), self.goal)
 
     # What tests ask
+
+    def is_up(self, cluster: Cluster) -> bool:
+        """Whether all pods answer."""
+        return len(cluster.servers) == self.goal.shards * (1 + self.goal.replicas)
 
     def pod(self, shard: int, ordinal: int) -> ServerPod:
         """The pod of that place."""
@@ -218,9 +237,11 @@ class Rig:
         return {f"key-{number}": str(number) for number in range(count)}
 
     def read(self) -> dict[str, str]:
-        """All keys of all primaries."""
+        """All keys of all primaries that answer."""
         found: dict[str, str] = {}
         for pod in self.pods.values():
+            if not pod.ready:
+                continue
             with self.client(pod) as client:
                 if client.info("replication")["role"] == "master":
                     found |= {name: client.get(name) for name in client.keys()}  # noqa: SIM118  (a command)

@@ -22,8 +22,12 @@ from kvstrata.model.topology import Cluster, Command, Server, ServerPod
 from .node_answers import NotAnAnswerError, parse_server
 from .redis_probe import NamedTLSConnection, RedisReason, authority, reason_of, sentence_of
 
+LOOK_TIMEOUT_S = 1.0
+"""For all answers of a server to one look. Others are not healed faster than the slowest is waited for, and one that is
+only slow is taken for silent, which by itself moves nothing."""
+
 TIMEOUT_S = 2.0
-"""For a look, and for what one server is told in one step: far below the time in which the Lease may change hands."""
+"""For what one server is told in one step: far below the time in which the Lease may change hands."""
 
 QUESTIONS = (
     ("CLUSTER", "NODES"),
@@ -67,9 +71,11 @@ class Sent:
 class RedisNodes:
     """Connections to the servers of one cluster. `access` may be replaced; it is used for new connections."""
 
-    def __init__(self, access: NodeAccess, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, access: NodeAccess, *, look_timeout_s: float = LOOK_TIMEOUT_S, timeout_s: float = TIMEOUT_S
+    ) -> None:
         self.access = access
-        self._timeout_s = timeout_s
+        self._look_timeout_s, self._timeout_s = look_timeout_s, timeout_s
         self._connections: dict[str, tuple[str, redis.Connection]] = {}
 
     async def look(self, pods: Iterable[ServerPod]) -> Cluster:
@@ -108,7 +114,7 @@ class RedisNodes:
         if pod.ip is None:
             return RedisReason.NO_SUCH_HOST, f"{pod.name} has no address yet"
         try:
-            async with asyncio.timeout(self._timeout_s), self._connected(pod, pod.ip) as connection:
+            async with asyncio.timeout(self._look_timeout_s), self._connected(pod, pod.ip) as connection:
                 nodes, info, cluster, timeout, jobs = await _answers(connection, QUESTIONS)
                 for answer in (nodes, info, cluster, timeout):
                     if isinstance(answer, Exception):

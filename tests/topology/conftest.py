@@ -1,0 +1,51 @@
+"""Fixtures: rigs of real servers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstrata.adapters.redis_nodes import NodeAccess, RedisNodes
+from tests.tiers.server_kinds import KINDS, REDIS_7, ServerKind
+from tests.topology.rig import Rig
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "server_kind" in metafunc.fixturenames:
+        marked = metafunc.definition.get_closest_marker("on_every_server") is not None
+        metafunc.parametrize("server_kind", KINDS if marked else (REDIS_7,), ids=str, scope="session")
+
+
+@pytest.fixture
+def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    """Make rigs of one's own."""
+    made: list[Rig] = []
+
+    def make(kind: ServerKind = REDIS_7, **options: Any) -> Rig:
+        made.append(Rig(tmp_path / f"rig-{len(made)}", kind.command(), **options))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.close()
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory, server_kind: ServerKind) -> Iterator[Rig]:
+    rig = Rig(tmp_path_factory.mktemp("rig"), server_kind.command())
+    rig.start()
+    yield rig
+    rig.close()
+
+
+@pytest.fixture
+async def rig(servers: Rig) -> AsyncIterator[Rig]:
+    """Three shards of two servers, settled, which the tests of a module pass on to each other."""
+    servers.nodes = RedisNodes(NodeAccess(servers.port))
+    await servers.settle(until=servers.is_up)
+    yield servers
+    await servers.nodes.close()
