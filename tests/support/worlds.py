@@ -17,8 +17,10 @@ from kvstrata.contract.ack import PodState
 from kvstrata.contract.bundle import Bundle, Entry
 from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.link import ScopeUsage, TierState
+from kvstrata.model.external import ExternalReport, ServerFacts
 from kvstrata.model.facts import BackendReport, Pod, SecretFacts, VerifiedState
 from kvstrata.model.refs import Key
+from kvstrata.model.topology import SLOTS
 from kvstrata.model.world import World
 from kvstrata.objects import names
 from kvstrata.objects.applied import is_applied, stamped
@@ -101,6 +103,7 @@ class Simulation:
         self.kube = MemoryKube(MemoryApi(lambda: format_timestamp(self.now)))
         self.acks: dict[str, PodState] = {}
         self.backends_up = True
+        self.external: dict[str, ExternalReport] = {}
         self.asked: list[str] = []
         self.renderer = Renderer()
         self.pool_questions: list[PoolQuestion] = []
@@ -354,11 +357,24 @@ class Simulation:
     def _answer_probe(self, order: ProbeBackend) -> None:
         self.asked.append(order.endpoint)
         reason, sentence = ("", "") if self.backends_up else ("Unreachable", f"there is no route to {order.endpoint}")
+        checked = None if order.domain is None else self._check(order, reason, sentence)
         report = BackendReport(
-            order.endpoint, order.username, self.backends_up, reason, sentence, self.now, version="8.0.0"
-        )
+            order.endpoint, order.username, self.backends_up, reason, sentence, self.now, version="8.0.0",
+            password_secret=order.password_secret, authority_secret=order.authority_secret, cluster=order.cluster,
+            external=checked,
+        )  # fmt: skip
         self.store.domain(NAMESPACE).backends[order.tier] = report
         self.queue.add(Key("CacheTier", NAMESPACE, order.tier))
+
+    def _check(self, order: ProbeBackend, reason: str, sentence: str) -> ExternalReport:
+        """What an external server says: nothing, what a test has it say, or that all is well."""
+        if not self.backends_up:
+            return ExternalReport((ServerFacts(order.endpoint, False, reason, sentence),))
+        well = ServerFacts(
+            order.endpoint, True, "", "", version="8.0.0", in_cluster_mode=order.cluster, max_bytes=1 << 50,
+            eviction="noeviction", slots=SLOTS if order.cluster else 0,
+        )  # fmt: skip
+        return self.external.get(order.tier, ExternalReport((well,), mapped=order.cluster))
 
     def _say(self, pod: Pod, state: PodState) -> None:
         for key in self.store.observe_state(pod, NAMESPACE, VerifiedState(state, self.now)):

@@ -188,9 +188,9 @@ class TestSeveral:
         assert simulation.condition("CacheTier", "far", "Ready")[0] == "True"
 
     def test_one_that_is_not_ready_or_stalled_does_not_hold_up_the_others(self) -> None:
-        simulation = Simulation(*self.TIERS, model(tiers=("cpu", "near", "far")), pod("pod-0"))
+        simulation = at_rest(*self.TIERS, model(tiers=("cpu", "near", "far")), said=())
         simulation.backends_up = False
-        simulation.come_to_rest()
+        simulation.advance(20)
         assert simulation.condition("CacheTier", "far", "Ready")[0] == "False"
         assert [tier["name"] for tier in adapters(simulation)] == ["near", "far"]
         assert simulation.condition("CachedModel", "tiny", "Ready")[0] == "True"
@@ -280,7 +280,7 @@ class TestClusters:
         simulation = at_rest(self.TIER, said=(replace(CLOSED, nodes=3, nodes_away=1),))
         status = simulation.status("CacheTier", "shared")
         assert (status["shards"], status["shardsReady"]) == (3, 2)
-        assert "used" not in status
+        assert status["used"] == "~0%"
 
     @pytest.mark.parametrize(("nodes", "away"), [(10**9, 0), (3, -(10**9)), (-5, -5), (2, 10**9)])
     def test_a_pod_that_tells_nonsense_leaves_the_status_one_that_can_be_written(self, nodes: int, away: int) -> None:

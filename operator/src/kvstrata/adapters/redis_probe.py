@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import redis.asyncio as redis
 from redis import exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+
+Answer = TypeVar("Answer")
 
 CONNECT_TIMEOUT_S = 2.0
 TOTAL_TIMEOUT_S = 4.0
@@ -91,6 +93,29 @@ class RedisReport:
     uptime_s: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How servers are entered: TLS is spoken when `ca_pem` is given, or on `tls` True with the system's authorities."""
+
+    password: str | None = field(repr=False)
+    ca_pem: bytes | None = field(repr=False)
+    username: str | None = None
+    tls: bool | None = None
+
+    @property
+    def with_tls(self) -> bool:
+        """Whether TLS is spoken."""
+        return self.ca_pem is not None if self.tls is None else self.tls
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a server gave no answer."""
+
+    reason: RedisReason
+    message: str
+
+
 async def probe_redis(
     endpoint: str,
     password: str | None,
@@ -106,14 +131,37 @@ async def probe_redis(
     TLS is spoken when `ca_pem` is given, or on `tls=True` with the system's authorities; the certificate must name
     `server_name`, by default the endpoint's host. Never raises, except for the cancellation of the caller.
     """
+    access = Access(password, ca_pem, username, tls)
+    answer = await ask(endpoint, access, _info, server_name=server_name, timeout_s=timeout_s)
+    if isinstance(answer, Failure):
+        return RedisReport(endpoint, reachable=False, reason=answer.reason, message=answer.message)
+    if answer is None:
+        reached = RedisReason.REACHABLE
+        return RedisReport(endpoint, reachable=True, reason=reached, message=sentence_of(endpoint, reached))
+    return _report(endpoint, answer)
+
+
+async def ask(
+    endpoint: str,
+    access: Access,
+    question: Callable[[redis.Redis], Awaitable[Answer]],
+    *,
+    server_name: str | None = None,
+    timeout_s: float = TOTAL_TIMEOUT_S,
+) -> Answer | Failure:
+    """Return the answer to `question` over one connection of its own, or why there is none.
+
+    A certificate must name `server_name`, by default the endpoint's host. Never raises, except for the cancellation of
+    the caller.
+    """
     address = parse_endpoint(endpoint)
     if address is None:
         return _failure(endpoint, RedisReason.INVALID_ENDPOINT)
     settings: dict[str, Any] = {
         "host": address[0],
         "port": address[1],
-        "username": username,
-        "password": password,
+        "username": access.username,
+        "password": access.password,
         "protocol": 2,
         "decode_responses": True,
         "encoding_errors": "replace",
@@ -122,31 +170,34 @@ async def probe_redis(
         "retry": Retry(NoBackoff(), 0),
         "max_connections": 1,
     }
-    with_tls = ca_pem is not None if tls is None else tls
-    if with_tls:
+    if access.with_tls:
         try:
             settings |= {"connection_class": NamedTLSConnection, "server_name": server_name or address[0]}
-            settings |= authority(ca_pem)
+            settings |= authority(access.ca_pem)
         except (ssl.SSLError, ValueError):
             return _failure(endpoint, RedisReason.INVALID_CERTIFICATE_AUTHORITY)
     pool = redis.ConnectionPool(**settings)
     client = redis.Redis(connection_pool=pool)
     try:
         async with asyncio.timeout(timeout_s):
-            try:
-                return _report(endpoint, await client.info())
-            except exceptions.NoPermissionError:
-                # A user who may only read and write blocks needs no more; the server answers, without figures.
-                await client.ping()
-                sentence = sentence_of(endpoint, RedisReason.REACHABLE)
-                return RedisReport(endpoint, reachable=True, reason=RedisReason.REACHABLE, message=sentence)
+            return await question(client)
     except Exception as error:
         reason = reason_of(error)
         # Redis without TLS takes a handshake for the start of a command and waits for the rest of it.
-        hint = "; it may not speak TLS" if with_tls and reason is RedisReason.TIMEOUT else ""
+        hint = "; it may not speak TLS" if access.with_tls and reason is RedisReason.TIMEOUT else ""
         return _failure(endpoint, reason, hint)
     finally:
         await _close(client, pool)
+
+
+async def _info(client: redis.Redis) -> Mapping[str, Any] | None:
+    """Return INFO, None for a user who may not ask for it: who only reads and writes blocks needs no more than PING."""
+    try:
+        figures: Mapping[str, Any] = await client.info()
+    except exceptions.NoPermissionError:
+        await client.ping()
+        return None
+    return figures
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int] | None:
@@ -192,31 +243,33 @@ def authority(ca_pem: bytes | None) -> dict[str, Any]:
 def _report(endpoint: str, info: Mapping[str, Any]) -> RedisReport:
     version = info.get("redis_version")
     if not version:
-        return _failure(endpoint, RedisReason.NOT_REDIS)
+        stranger = RedisReason.NOT_REDIS
+        return RedisReport(endpoint, reachable=False, reason=stranger, message=sentence_of(endpoint, stranger))
     return RedisReport(
         endpoint=endpoint,
         reachable=True,
         reason=RedisReason.REACHABLE,
         message=sentence_of(endpoint, RedisReason.REACHABLE),
-        used_memory_bytes=_number(info, "used_memory"),
-        maxmemory_bytes=_number(info, "maxmemory"),
+        used_memory_bytes=number(info, "used_memory"),
+        maxmemory_bytes=number(info, "maxmemory"),
         maxmemory_policy=str(info.get("maxmemory_policy", "")),
         role=str(info.get("role", "")),
         version=str(version),
         replication_id=str(info.get("master_replid", "")),
-        connected_replicas=_number(info, "connected_slaves"),
-        cluster_enabled=bool(_number(info, "cluster_enabled")),
-        uptime_s=_number(info, "uptime_in_seconds"),
+        connected_replicas=number(info, "connected_slaves"),
+        cluster_enabled=bool(number(info, "cluster_enabled")),
+        uptime_s=number(info, "uptime_in_seconds"),
     )
 
 
-def _number(info: Mapping[str, Any], name: str) -> int:
+def number(info: Mapping[str, Any], name: str) -> int:
+    """Return a figure of INFO, 0 where it has none of that name."""
     value = info.get(name, 0)
     return int(value) if isinstance(value, int | float) else 0
 
 
-def _failure(endpoint: str, reason: RedisReason, hint: str = "") -> RedisReport:
-    return RedisReport(endpoint, reachable=False, reason=reason, message=sentence_of(endpoint, reason) + hint)
+def _failure(endpoint: str, reason: RedisReason, hint: str = "") -> Failure:
+    return Failure(reason, sentence_of(endpoint, reason) + hint)
 
 
 def sentence_of(endpoint: str, reason: RedisReason) -> str:

@@ -366,6 +366,10 @@ class CacheTierStatus(Status):
     shards_ready: Annotated[int, Field(ge=0, le=MAX_SHOWN_SHARDS)] | None = None
     """Shards that answer; for Redis. Absent while the tier is stalled."""
 
+    external: RedisExternal | None = None
+    """The external servers that pods use: those of spec when they last passed the checks that are required. While
+    others that spec names now have not, pods go on with these. Absent until some have."""
+
 
 class CacheTier(Resource):
     """A CacheTier is one layer that holds KV blocks: the accelerator's memory, memory or local files of each pod, or

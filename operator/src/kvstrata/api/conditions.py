@@ -25,6 +25,11 @@ class ConditionType(StrEnum):
     STALLED = "Stalled", "The operator cannot go on until someone changes something; reason and message say what."
 
     BACKEND_REACHABLE = "BackendReachable", "The tier's servers answer, or pods use its files."
+    SERVERS_SUITABLE = (
+        "ServersSuitable",
+        "The servers of an external tier passed every check; pods begin to use them after all but those that only warn.",
+    )
+    SLOTS_COVERED = "SlotsCovered", "Every slot of the tier's cluster has a server that answers."
     CAPACITY_COMMITTED = "CapacityCommitted", "The guarantees on this tier fit into its capacity."
     ENCRYPTED = "Encrypted", "Blocks at rest on this tier are encrypted."
 
@@ -71,6 +76,8 @@ _OF_KIND: dict[str, tuple[ConditionType, ...]] = {
     "CacheDomain": (ConditionType.ENFORCED, ConditionType.WITHIN_BUDGET, ConditionType.TIERS_ADMITTED),
     "CacheTier": (
         ConditionType.BACKEND_REACHABLE,
+        ConditionType.SERVERS_SUITABLE,
+        ConditionType.SLOTS_COVERED,
         ConditionType.CAPACITY_COMMITTED,
         ConditionType.ENCRYPTED,
         ConditionType.HAS_ROOM,

@@ -172,6 +172,29 @@ class TierReason(Reason):
     INVALID_ENDPOINT = "InvalidEndpoint", "The tier's address is not of the form host:port."
     INVALID_CERTIFICATE_AUTHORITY = "InvalidCertificateAuthority", "The certificate authority is not PEM."
     ERROR = "Error", "The server answered with an error."
+    SUITABLE = "Suitable", "The external servers passed every check."
+    CLUSTER_MODE_MISMATCH = (
+        "ClusterModeMismatch",
+        "A server is in cluster mode and spec.redis.external.cluster is not true, or the other way round.",
+    )
+    READ_ONLY_REPLICA = "ReadOnlyReplica", "The server at the tier's address is a replica, which takes no blocks."
+    TOO_OLD = "TooOld", "A server is older than Redis 7.0, whose commands and script rules are needed."
+    MISSING_PERMISSIONS = (
+        "MissingPermissions",
+        "The user may not run a command that pods need, or not on the domain's keys; the message names which.",
+    )
+    SLOTS_COVERED = "SlotsCovered", "All slots of the cluster have a server that answers."
+    SLOTS_UNCOVERED = "SlotsUncovered", "Slots of the cluster belong to no server."
+    SERVERS_AWAY = "ServersAway", "Servers that have slots of the cluster do not answer the operator."
+    NOT_NOEVICTION = (
+        "NotNoeviction",
+        "A server's maxmemory-policy is not noeviction, so it may delete any tenant's blocks, guaranteed or not. A "
+        "warning: the tier is used.",
+    )
+    MEMORY_UNBOUNDED = (
+        "MemoryUnbounded",
+        "A server has no maxmemory, so nothing but the node's memory bounds it. A warning: the tier is used.",
+    )
 
 
 class ModelReason(Reason):

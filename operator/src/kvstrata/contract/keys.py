@@ -21,7 +21,8 @@ Moments are milliseconds of the server's clock, bytes are of whole values. Of a 
 `kvs1:<domain>:{<keyspace>}:#l` and a claim `#w` beside it (who sweeps now); of a domain the sorted set of revoked
 keyspaces `kvs1:<domain>:{revoked}:#k` with the highest revision that revoked one, `#v`; of a tier whose capacity is
 divided among scopes the hash of their rooms `kvs1:<domain>:{tier}:#t`, with the claims `#w` of whoever adds it up and
-`#g` of whoever takes back what is lent for a new guarantee.
+`#g` of whoever takes back what is lent for a new guarantee. `kvs1:<domain>:{probe}:#p` is a name that nothing has: on it
+the operator tries what the user of an external server may do.
 """
 
 from __future__ import annotations
@@ -120,6 +121,11 @@ def rooms_key(domain: str) -> str:
 def rooms_claim_key(domain: str, what: str) -> str:
     """Return the name of the claim of whoever does something for a whole tier, `what` being a letter."""
     return f"{KEY_PREFIX}:{domain}:{{tier}}:#{what}"
+
+
+def probe_key(domain: str) -> str:
+    """Return the name on which a server's user is tried, and under which nothing is ever stored."""
+    return f"{KEY_PREFIX}:{domain}:{{probe}}:#p"
 
 
 def parse_block_key(text: str) -> BlockKey | None:

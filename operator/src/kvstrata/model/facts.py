@@ -11,6 +11,8 @@ from kvstrata.contract.ack import PodState
 from kvstrata.contract.bundle import Bundle, Entry
 from kvstrata.contract.pools import PoolShard
 
+from .external import ExternalReport
+
 
 @dataclass(frozen=True, slots=True)
 class Pod:
@@ -118,7 +120,12 @@ def secrets_in(entries: Mapping[str, Entry], pools: Mapping[str, PoolShard]) -> 
 class BackendReport:
     """What the server at `endpoint` answered to the operator as `username`. `reason` is empty when it was reachable.
 
-    Its figures are known if `version` is not empty. `max_bytes` 0 is no bound; `evicts`: it makes room itself.
+    `password_secret` and `authority_secret` are the Secrets and keys in them that it was asked with, `cluster` whether
+    as one of a cluster: an answer to another question says nothing of this one.
+
+    Its figures are known if `version` is not empty. `max_bytes` 0 is no bound; `evicts`: it makes room itself. Of a
+    cluster the figures are sums over the primaries that answered. `external` is what else the servers of an external
+    tier said.
     """
 
     endpoint: str
@@ -131,6 +138,10 @@ class BackendReport:
     max_bytes: int = 0
     evicts: bool = False
     version: str = ""
+    password_secret: tuple[str, str] | None = None
+    authority_secret: tuple[str, str] | None = None
+    cluster: bool = False
+    external: ExternalReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,14 @@ from kvstrata.objects.children import model_children
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.identity import cache_identity
 
+from .backend import in_force
 from .chains import first
 from .chains import model as chain
 from .chains import tier as tier_chain
 from .conditions import Finding, false, kstatus, true, unknown, write_status
 from .custody import witnesses_of
 from .enforcement import coverage, rules_are_committed
+from .external import is_awaited
 from .ownership import no_longer_wanted, taken_by_someone_else
 from .pools import pools_of
 from .tierorder import tiers_ordered
@@ -37,7 +39,9 @@ def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Pla
     model = world.models.get(name)
     if model is None or model.metadata.deleting:
         return Plan()
-    return replace(_plan(world, ctx, model, now), wake_after_s=_next_fence_s(world, model, now))
+    made = _plan(world, ctx, model, now)
+    moments = [moment for moment in (made.wake_after_s, _next_fence_s(world, model, now)) if moment is not None]
+    return replace(made, wake_after_s=min(moments, default=None))
 
 
 def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) -> Plan:
@@ -51,7 +55,15 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
                 model, now, (*kstatus(stalled, None, stalled), *_observed(world, model)), _counts(world, model, now)
             )
         )
-    usable, left_out = _tiers(world, model)
+    awaited = next((tier.name for tier in _listed(world, model) if is_awaited(world, tier)), None)
+    if awaited is not None:
+        asking = Decision(ModelReason.TIER_NOT_READY, f"the servers of CacheTier {awaited} are being checked")
+        findings = (*kstatus(None, asking, asking), *_observed(world, model))
+        statuses = write_status(model, now, findings, _counts(world, model, now), can_wait=True)
+        return Plan(
+            _certificate(world, ctx, model), statuses=statuses, enqueue=_first_bundle(world, model), wake_after_s=1
+        )
+    usable = _usable(world, model)
     identity = world.memo.get((cache_identity, model.name), (model.spec, usable), lambda: cache_identity(model, usable))
     children = _children(world, ctx, model, usable, identity)
     foreign = taken_by_someone_else(world, model, children)
@@ -65,21 +77,23 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
     return Plan(
         actions=(*_certificate(world, ctx, model), *no_longer_wanted(world, model, children)),
         apply=children,
-        statuses=_report(world, model, now, identity, left_out, children),
-        enqueue=(Key(BUNDLE, world.namespace, model.name),) if model.name not in world.bundles else (),
+        statuses=_report(world, model, now, identity, children),
+        enqueue=_first_bundle(world, model),
     )
+
+
+def _first_bundle(world: World, model: CachedModel) -> tuple[Key, ...]:
+    return (Key(BUNDLE, world.namespace, model.name),) if model.name not in world.bundles else ()
 
 
 def _listed(world: World, model: CachedModel) -> tuple[CacheTier, ...]:
     return tuple(world.tiers[name] for name in model.spec.tier_names)
 
 
-def _tiers(world: World, model: CachedModel) -> tuple[tuple[CacheTier, ...], tuple[str, ...]]:
-    """Return the tiers that pods use, and the names of those that this version cannot use."""
-    usable, left_out = [], []
-    for tier in _listed(world, model):
-        (left_out.append(tier.name) if first(tier_chain.RULES, world, tier) else usable.append(tier))
-    return tuple(usable), tuple(left_out)
+def _usable(world: World, model: CachedModel) -> tuple[CacheTier, ...]:
+    """Return the tiers that pods use, each with the servers that are in force."""
+    listed = (tier for tier in _listed(world, model) if not first(tier_chain.RULES, world, tier))
+    return tuple(using for tier in listed if (using := in_force(tier)) is not None)
 
 
 def _children(
@@ -132,13 +146,12 @@ def _report(
     model: CachedModel,
     now: datetime,
     identity: str,
-    left_out: tuple[str, ...],
     children: tuple[Mapping[str, Any], ...],
 ) -> tuple[Any, ...]:
     rolled_out, enforced, isolation = _observed(world, model)
     if not _is_written(world, children):
         rolled_out = false(ConditionType.ROLLED_OUT, ModelReason.ROLLING_OUT, "the Deployment is being written")
-    tiers_bound = _tiers_bound(world, model, left_out)
+    tiers_bound = _tiers_bound(world, model)
     pending = _problem_of_a_pod(world, model) or next(
         (Decision(f.reason, f.message) for f in (rolled_out, enforced) if f.status == "False"),
         None,
@@ -218,11 +231,20 @@ def _enforced(world: World, model: CachedModel) -> Finding:
     return false(kind, ModelReason.AWAITING_ACKS, f"{total} enforce the newest revision")
 
 
-def _tiers_bound(world: World, model: CachedModel, left_out: tuple[str, ...]) -> Finding:
+def _tiers_bound(world: World, model: CachedModel) -> Finding:
     kind = ConditionType.TIERS_BOUND
-    if left_out:
+    stalled = [tier.name for tier in _listed(world, model) if first(tier_chain.RULES, world, tier)]
+    if stalled:
         return false(
-            kind, ModelReason.TIER_STALLED, f"served without CacheTier {', '.join(left_out)}: see its conditions"
+            kind, ModelReason.TIER_STALLED, f"served without CacheTier {', '.join(stalled)}: see its conditions"
+        )
+    unchecked = [tier.name for tier in _listed(world, model) if in_force(tier) is None]
+    if unchecked:
+        return false(
+            kind,
+            ModelReason.TIER_NOT_READY,
+            f"served without CacheTier {', '.join(unchecked)}, whose servers have not passed the checks yet: see its "
+            "conditions",
         )
     for tier in _listed(world, model):
         if not tier.status.is_true(ConditionType.READY):

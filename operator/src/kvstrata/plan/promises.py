@@ -17,21 +17,21 @@ from .types import Decision
 
 
 def promises(
-    world: World, tier: CacheTier, stalled: Decision | None = None, report: BackendReport | None = None
+    world: World, tier: CacheTier, unused: Decision | None = None, report: BackendReport | None = None
 ) -> tuple[Finding, ...]:
-    """Return the conditions of a tier that tell what holds of its blocks; no pod uses a stalled one.
+    """Return the conditions of a tier that tell what holds of its blocks.
 
-    `report` is what its server answered last.
+    `unused` is why no pod uses it, as a stalled one, and `report` what its server answered last.
     """
     return (
-        _encrypted(world, tier, stalled),
-        _committed(world, tier, stalled),
-        *_eviction(world, tier, stalled, report),
-        *_retention(world, tier, stalled),
+        _encrypted(world, tier, unused),
+        _committed(world, tier, unused),
+        *_eviction(world, tier, unused, report),
+        *_retention(world, tier, unused),
     )
 
 
-def _encrypted(world: World, tier: CacheTier, stalled: Decision | None) -> Finding:
+def _encrypted(world: World, tier: CacheTier, unused: Decision | None) -> Finding:
     """Return whether what is stored is ciphertext, by the word of every serving pod of the models that list the tier.
 
     A pod that requires it stores nothing else, so its word counts at whichever revision it is. One that says nothing
@@ -43,8 +43,8 @@ def _encrypted(world: World, tier: CacheTier, stalled: Decision | None) -> Findi
         return false(kind, TierReason.NOT_AT_REST, "memory of a pod is not encrypted")
     if not tier.spec.encryption_required:
         return false(kind, TierReason.ENCRYPTION_DISABLED, "spec.encryption is Disabled")
-    if stalled:
-        return unknown(kind, stalled.reason, "no pod uses the tier while it is stalled")
+    if unused:
+        return unknown(kind, unused.reason, "no pod uses the tier for now")
     pods = serving_with(world, tier, world.models.values())
     if not pods:
         return unknown(kind, TierReason.NO_LIVE_PODS, "no pod serves a model with this tier, so nobody stores on it")
@@ -88,18 +88,18 @@ def _said(world: World, pod: Pod, tier: str) -> list[TierState]:
     return [one for one in told.state.tiers if one.name == tier] if told is not None else []
 
 
-def _committed(world: World, tier: CacheTier, stalled: Decision | None) -> Finding:
-    if tier.spec.medium in BUDGETED and not stalled:
+def _committed(world: World, tier: CacheTier, unused: Decision | None) -> Finding:
+    if tier.spec.medium in BUDGETED and not unused:
         return capacity_committed(world, tier)
     return unknown(
         ConditionType.CAPACITY_COMMITTED,
-        stalled.reason if stalled else TierReason.BUDGETS_NOT_ENFORCED,
-        "no pod uses the tier while it is stalled" if stalled else "this version keeps no budgets on this medium",
+        unused.reason if unused else TierReason.BUDGETS_NOT_ENFORCED,
+        "no pod uses the tier for now" if unused else "this version keeps no budgets on this medium",
     )
 
 
 def _eviction(
-    world: World, tier: CacheTier, stalled: Decision | None, report: BackendReport | None
+    world: World, tier: CacheTier, unused: Decision | None, report: BackendReport | None
 ) -> tuple[Finding, ...]:
     """Return whether a full Redis tier makes room; in pods the cache server does."""
     kind = ConditionType.EVICTS_WHEN_FULL
@@ -107,7 +107,7 @@ def _eviction(
         return ()
     stored = stored_bytes(tier.spec) or 0
     too_small = report is not None and 0 < report.max_bytes < stored and not tier.spec.is_cluster
-    if report is not None and too_small and not stalled:
+    if report is not None and too_small and not unused:
         return (
             false(
                 kind,
@@ -118,10 +118,10 @@ def _eviction(
         )
     sentence = f"each scope makes room among its own blocks when together they have {readable(stored)}"
     kept = true(kind, TierReason.EVICTS_OWN_BLOCKS, sentence)
-    return (_if_pods_say(world, tier, stalled, "divide the tier's capacity among scopes", kept),)
+    return (_if_pods_say(world, tier, unused, "divide the tier's capacity among scopes", kept),)
 
 
-def _retention(world: World, tier: CacheTier, stalled: Decision | None) -> tuple[Finding, ...]:
+def _retention(world: World, tier: CacheTier, unused: Decision | None) -> tuple[Finding, ...]:
     """Return whether nothing outlives the tier's maxRetention; every bundle entry says it to pods for a CPU tier."""
     kind = ConditionType.RETENTION_KEPT
     if tier.spec.max_retention is None:
@@ -137,13 +137,13 @@ def _retention(world: World, tier: CacheTier, stalled: Decision | None) -> tuple
     sentence = f"pods remove each block {tier.spec.max_retention} after it was computed, or sooner"
     kept = true(kind, TierReason.REMOVED_IN_TIME, sentence)
     whose = "memory" if tier.spec.medium is Medium.CPU else "files"
-    return (_if_pods_say(world, tier, stalled, f"keep their {whose} under the policy", kept),)
+    return (_if_pods_say(world, tier, unused, f"keep their {whose} under the policy", kept),)
 
 
-def _if_pods_say(world: World, tier: CacheTier, stalled: Decision | None, what: str, kept: Finding) -> Finding:
+def _if_pods_say(world: World, tier: CacheTier, unused: Decision | None, what: str, kept: Finding) -> Finding:
     """Return `kept` if every pod that serves with the tier says that it does `what`, else that nobody knows."""
-    if stalled:
-        return unknown(kept.type, stalled.reason, "no pod uses the tier while it is stalled")
+    if unused:
+        return unknown(kept.type, unused.reason, "no pod uses the tier for now")
     pods, silent = silent_pods(world, tier, world.models.values())
     if not pods:
         return unknown(kept.type, TierReason.NO_LIVE_PODS, "no pod serves a model with this tier")

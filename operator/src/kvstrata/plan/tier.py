@@ -7,7 +7,6 @@ from datetime import datetime
 from typing import Any
 
 from kvstrata.api.cachetier import MAX_SHOWN_SHARDS, CacheTier, Medium
-from kvstrata.api.common import Condition
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.contract.canonical import digest
@@ -18,8 +17,10 @@ from kvstrata.objects.children import redis_tier_children
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.quantities import binary
 from kvstrata.objects.redisusers import users_acl, what_users_may
-from kvstrata.objects.tierlinks import RedisLink, redis_link, redis_tls_secret
+from kvstrata.objects.tierlinks import redis_link, redis_tls_secret
 
+from . import external
+from .backend import addresses, asked_as, is_external, report_of, said_before
 from .capacity import BUDGETED, guaranteed_bytes
 from .chains import first
 from .chains import tier as chain
@@ -66,11 +67,11 @@ def plan_tier(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan
 def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fields: dict[str, Any]) -> Plan:
     actions: tuple[Action, ...] = ()
     children: tuple[dict[str, Any], ...] = ()
+    if world.domain_id is None:
+        waiting = Decision(TierReason.PROGRESSING, "the domain's identity is being drawn")
+        findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
+        return Plan(statuses=write_status(tier, now, findings, fields), wake_after_s=1)
     if tier.spec.redis and tier.spec.redis.managed:
-        if world.domain_id is None:
-            waiting = Decision(TierReason.PROGRESSING, "the domain's identity is being drawn")
-            findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
-            return Plan(statuses=write_status(tier, now, findings, fields), wake_after_s=1)
         actions = _secrets(world, ctx, tier, world.domain_id)
         token = _restart_token(world, tier)
         if token is None:
@@ -86,15 +87,22 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
         )
         findings = (*kstatus(conflict, None, conflict), *promises(world, tier))
         return Plan(statuses=write_status(tier, now, findings, {**fields, **_UNKNOWN_USE}))
-    reachable = _reachable(world, tier)
-    pending = Decision(reachable.reason, reachable.message) if reachable.status != "True" else None
-    room = _room(world, tier)
-    full = room.reason == TierReason.OUT_OF_MEMORY
-    ready = Decision(room.reason, room.message) if full else Decision(TierReason.READY, "the tier's server answers")
-    shards, serving = _shards(world, tier, reachable)
+    report, domain = report_of(world, tier), world.domain_id
+    reachable, room = _reachable(world, tier), _room(world, tier)
+    pending, ready = _readiness(tier, report, reachable, room, domain)
+    shards, serving = _shards(world, tier, reachable, report)
     fields["guaranteed"] = binary(guaranteed_bytes(world, tier))
     fields |= {"shards": shards, "shardsReady": serving, "used": _used(world, tier)}
-    findings = (*kstatus(None, pending, ready), reachable, room, *promises(world, tier, report=_report(world, tier)))
+    fields["external"] = external.servers_to_use(tier, report, domain)
+    away = _why_away(tier, report) if report is not None and not report.reachable else None
+    unused = pending if fields["external"] is None and is_external(tier) else None
+    findings = (
+        *kstatus(None, pending, ready),
+        reachable,
+        *external.suitability(tier, report, away, domain),
+        room,
+        *promises(world, tier, unused, report),
+    )
     return Plan(
         actions=(*actions, *_probe(tier, now, world), *no_longer_wanted(world, tier, children)),
         apply=children,
@@ -103,8 +111,25 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     )
 
 
-def _shards(world: World, tier: CacheTier, reachable: Finding) -> tuple[int | None, int | None]:
-    """Return how many servers there are and how many answer; of a cluster as pods see it, nothing without one."""
+def _readiness(
+    tier: CacheTier, report: BackendReport | None, reachable: Finding, room: Finding, domain: str
+) -> tuple[Decision | None, Decision]:
+    """Return what stands between a tier and Ready, and what Ready says otherwise."""
+    pending = Decision(reachable.reason, reachable.message) if reachable.status != "True" else None
+    before = said_before(tier, ConditionType.READY)
+    if pending is None and report is None and is_external(tier) and before is not None and before.status == "False":
+        pending = Decision(before.reason, before.message)  # until it was asked
+    pending = pending or external.missing(tier, report, domain)
+    warned = external.warning(tier, report, domain)
+    if room.reason == TierReason.OUT_OF_MEMORY:
+        warned = Decision(room.reason, room.message)
+    return pending, warned or Decision(TierReason.READY, "the tier's server answers")
+
+
+def _shards(
+    world: World, tier: CacheTier, reachable: Finding, report: BackendReport | None
+) -> tuple[int | None, int | None]:
+    """Return how many servers there are and how many answer; of a cluster as pods see it, else as the operator does."""
     if not tier.spec.is_cluster:
         return 1, 1 if reachable.status == "True" else 0
     told = [
@@ -115,7 +140,10 @@ def _shards(world: World, tier: CacheTier, reachable: Finding) -> tuple[int | No
         if state.name == tier.name and state.medium == Medium.REDIS
     ]
     if not told:
-        return None, None
+        checked = report.external if report is not None and report.reachable else None
+        if checked is None or not checked.mapped:
+            return None, None
+        return min(MAX_SHOWN_SHARDS, len(checked.servers)), min(MAX_SHOWN_SHARDS, len(checked.answering))
     nodes = min(MAX_SHOWN_SHARDS, max(0, *(state.nodes for state in told)))
     away = max(0, *(state.nodes_away for state in told))
     return nodes, max(0, nodes - away)
@@ -168,37 +196,28 @@ def _order(world: World, tier: CacheTier) -> ProbeBackend | None:
     link = redis_link(tier)
     if link is None:
         return None
-    addresses = _addresses(link)
+    named = addresses(link)
     asked = world.backends.get(tier.name)
-    number = addresses.index(asked.endpoint) if asked is not None and asked.endpoint in addresses else 0
+    number = named.index(asked.endpoint) if asked is not None and asked.endpoint in named else 0
     if asked is not None and not asked.reachable:
-        number = (number + 1) % len(addresses)
+        number = (number + 1) % len(named)
     host, _ = link.endpoints[number]
+    username, password, authority = asked_as(link)
     return ProbeBackend(
         tier=tier.name,
-        endpoint=addresses[number],
+        endpoint=named[number],
         server_name=host,
-        username=link.operator_username or link.username,
-        password_secret=link.operator_password or link.password,
-        authority_secret=link.ca,
+        username=username,
+        password_secret=password,
+        authority_secret=authority,
+        domain=world.domain_id if is_external(tier) else None,
+        cluster=tier.spec.is_cluster,
     )
-
-
-def _report(world: World, tier: CacheTier) -> BackendReport | None:
-    """Return the last answer of a server that the spec names now; what another one answered says nothing of it."""
-    report, link = world.backends.get(tier.name), redis_link(tier)
-    if report is None or link is None or report.username != (link.operator_username or link.username):
-        return None
-    return report if report.endpoint in _addresses(link) else None
-
-
-def _addresses(link: RedisLink) -> list[str]:
-    return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in link.endpoints]
 
 
 def _probe(tier: CacheTier, now: datetime, world: World) -> tuple[ProbeBackend, ...]:
     """Ask again when the last answer is older than the interval, and not on every plan that an answer causes."""
-    report, order = _report(world, tier), _order(world, tier)
+    report, order = report_of(world, tier), _order(world, tier)
     if order is None or (report and (now - report.at).total_seconds() < _interval_s(world, tier) - 0.5):
         return ()
     return (order,)
@@ -209,8 +228,9 @@ def _interval_s(world: World, tier: CacheTier) -> float:
 
     An outage can be shorter than the pause between two questions; what Kubernetes and the pods tell makes it seen.
     """
-    report = _report(world, tier)
+    report = report_of(world, tier)
     doubtful = _pods_without(world, tier) or _pods_refused(world, tier) or _server_is_not_ready(world, tier)
+    doubtful = doubtful or external.missing(tier, report, world.domain_id or "") is not None
     return PROBE_EVERY_S if report and report.reachable and not doubtful else PROBE_WHILE_DOWN_S
 
 
@@ -222,18 +242,12 @@ def _server_is_not_ready(world: World, tier: CacheTier) -> bool:
     return not (server.get("status") or {}).get("readyReplicas")
 
 
-def _told(tier: CacheTier, condition: ConditionType = ConditionType.BACKEND_REACHABLE) -> Condition | None:
-    """Return what was last said of this spec's server: an operator that has just started repeats it until it asked."""
-    told = tier.status.condition(condition)
-    return told if told is not None and told.observed_generation == tier.generation else None
-
-
 def _reachable(world: World, tier: CacheTier) -> Finding:
-    report = _report(world, tier)
+    report = report_of(world, tier)
     if report is None:
-        told = _told(tier)
-        if told is not None:
-            return Finding(told.type, told.status, told.reason, told.message)
+        before = said_before(tier)
+        if before is not None:
+            return Finding(before.type, before.status, before.reason, before.message)
         return unknown(ConditionType.BACKEND_REACHABLE, TierReason.PROGRESSING, "the server has not been asked yet")
     cut_off = _pods_without(world, tier)
     if report.reachable and cut_off:
@@ -247,7 +261,7 @@ def _reachable(world: World, tier: CacheTier) -> Finding:
         return true(
             ConditionType.BACKEND_REACHABLE,
             TierReason.REACHABLE,
-            f"Redis {report.version} answers"
+            f"{external.software(report)} {report.version} answers"
             if report.version
             else "the server answers; its user may not ask for figures",
         )
@@ -261,11 +275,11 @@ def _why_away(tier: CacheTier, report: BackendReport) -> Decision:
     Each fails in words of its own, and a status that followed the turn would be written anew with every answer. What
     was told stands until the first one is asked.
     """
-    link, told = redis_link(tier), _told(tier)
-    asked_first = link is None or report.endpoint == _addresses(link)[0]
-    if asked_first or told is None or told.status != "False" or told.reason == TierReason.PODS_DISCONNECTED:
+    link, before = redis_link(tier), said_before(tier)
+    asked_first = link is None or report.endpoint == addresses(link)[0]
+    if asked_first or before is None or before.status != "False" or before.reason == TierReason.PODS_DISCONNECTED:
         return Decision(report.reason, report.message)
-    return Decision(told.reason, told.message)
+    return Decision(before.reason, before.message)
 
 
 def _pods_without(world: World, tier: CacheTier) -> list[str]:
@@ -288,11 +302,11 @@ def _pods_refused(world: World, tier: CacheTier) -> list[str]:
 
 def _room(world: World, tier: CacheTier) -> Finding:
     """Return whether the server takes new blocks. Full is not unreachable: what it has is still served."""
-    report = _report(world, tier)
+    report = report_of(world, tier)
     if report is None:
-        told = _told(tier, ConditionType.HAS_ROOM)
-        if told is not None:
-            return Finding(told.type, told.status, told.reason, told.message)
+        before = said_before(tier, ConditionType.HAS_ROOM)
+        if before is not None:
+            return Finding(before.type, before.status, before.reason, before.message)
         return unknown(ConditionType.HAS_ROOM, TierReason.PROGRESSING, "the server has not been asked yet")
     if not report.reachable:
         away = _why_away(tier, report)
@@ -325,10 +339,10 @@ def _room(world: World, tier: CacheTier) -> Finding:
 
 
 def _used(world: World, tier: CacheTier) -> str | None:
-    report, capacity = _report(world, tier), tier.spec.capacity_bytes
-    if tier.spec.is_cluster or (report is not None and not report.version):
+    report, capacity = report_of(world, tier), tier.spec.capacity_bytes
+    if report is not None and not report.version:
         return None
     if report is None or not capacity:
-        return tier.status.used if _told(tier) else None
+        return tier.status.used if said_before(tier) else None
     steps = min(USED_STEPS, round(report.used_bytes * USED_STEPS / capacity))
     return f"~{steps * 100 // USED_STEPS}%"

@@ -101,7 +101,8 @@ class ProbeBackend:
     """Ask a Redis tier whether it serves.
 
     `password_secret` and `authority_secret` name Secrets and keys in them (name, key), or are None where there is
-    neither password nor TLS.
+    neither password nor TLS. With a `domain`, whose keys pods will use, everything is asked that has to hold of an
+    external server, in a `cluster` of each primary.
     """
 
     tier: str
@@ -110,6 +111,8 @@ class ProbeBackend:
     username: str | None
     password_secret: tuple[str, str] | None
     authority_secret: tuple[str, str] | None
+    domain: str | None = None
+    cluster: bool = False
 
 
 @dataclass(frozen=True, slots=True)

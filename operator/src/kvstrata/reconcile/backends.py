@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.redis_probe import probe_redis
+from kvstrata.adapters.redis_external import check_external
+from kvstrata.adapters.redis_probe import Access, RedisReason, probe_redis
 from kvstrata.adapters.resources import SECRET
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
@@ -20,6 +22,9 @@ from .queue import WorkQueue
 from .secrets import decode
 from .store import Store
 
+MAX_CONNECTIONS = 32
+"""Connections to external servers at the same time, of all tiers together: those that hang hold theirs for seconds."""
+
 
 class Backends:
     """Asks tiers' servers for one operator process: one question at a time for each tier."""
@@ -27,6 +32,7 @@ class Backends:
     def __init__(self, kube: Kube, store: Store, queue: WorkQueue) -> None:
         self._kube, self._store, self._queue = kube, store, queue
         self._probes: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
 
     def begin(self, namespace: str, order: ProbeBackend) -> None:
         """Begin to ask a tier's server, unless it is being asked."""
@@ -48,30 +54,57 @@ class Backends:
             sentence = f"the key {where[1]} of Secret {where[0]} is not UTF-8 text"
             report = _unasked(order, TierReason.SECRET_UNREADABLE, sentence)
         else:
-            answer = await probe_redis(
-                order.endpoint,
-                text,
-                authority,
-                order.server_name,
-                username=order.username,
-            )
-            report = BackendReport(
-                endpoint=order.endpoint,
-                username=order.username,
-                reachable=answer.reachable,
-                reason=str(answer.reason),
-                message=answer.message,
-                at=utc_now(),
-                used_bytes=answer.used_memory_bytes,
-                max_bytes=answer.maxmemory_bytes,
-                evicts=answer.maxmemory_policy not in ("", "noeviction"),
-                version=answer.version,
-            )
+            ask = self._figures if order.domain is None else self._checks
+            report = await ask(order, Access(text, authority, order.username))
         if not self._is_asked(namespace, order.tier):
             return
         self._store.domain(namespace).backends[order.tier] = report
         metrics.BACKEND_UP.labels(namespace, order.tier).set(1 if report.reachable else 0)
         self._queue.add(Key("CacheTier", namespace, order.tier))
+
+    async def _figures(self, order: ProbeBackend, access: Access) -> BackendReport:
+        """Return how full a managed server is, if it answers."""
+        answer = await probe_redis(
+            order.endpoint, access.password, access.ca_pem, order.server_name, username=access.username
+        )
+        return _report(
+            order,
+            answer.reachable,
+            str(answer.reason),
+            answer.message,
+            used_bytes=answer.used_memory_bytes,
+            max_bytes=answer.maxmemory_bytes,
+            evicts=answer.maxmemory_policy not in ("", "noeviction"),
+            version=answer.version,
+        )
+
+    async def _checks(self, order: ProbeBackend, access: Access) -> BackendReport:
+        """Return everything that has to hold of external servers, and their figures together."""
+        checked = await check_external(
+            order.endpoint,
+            order.server_name,
+            access,
+            order.domain or "",
+            cluster=order.cluster,
+            limit=self._connections,
+        )
+        answering = checked.answering
+        if not answering:
+            first = checked.servers[0]
+            return _report(order, False, first.reason, first.message, external=checked)
+        whole = len(answering) == len(checked.servers) and all(one.version for one in answering)
+        bounds = [one.max_bytes for one in answering]
+        return _report(
+            order,
+            True,
+            str(RedisReason.REACHABLE),
+            answering[0].message,
+            used_bytes=sum(one.used_bytes for one in answering),
+            max_bytes=sum(bounds) if all(bounds) else 0,
+            evicts=any(one.eviction not in ("", "noeviction") for one in answering),
+            version=answering[0].version if whole else "",
+            external=checked,
+        )
 
     def forget_unasked(self, namespace: str, tier: str) -> None:
         """Forget what the server of a tier said that is gone, or has none that the operator asks."""
@@ -97,4 +130,19 @@ class Backends:
 
 
 def _unasked(order: ProbeBackend, reason: TierReason, message: str) -> BackendReport:
-    return BackendReport(order.endpoint, order.username, reachable=False, reason=reason, message=message, at=utc_now())
+    return _report(order, False, reason, message)
+
+
+def _report(order: ProbeBackend, reachable: bool, reason: str, message: str, **figures: Any) -> BackendReport:
+    return BackendReport(
+        endpoint=order.endpoint,
+        username=order.username,
+        reachable=reachable,
+        reason=reason,
+        message=message,
+        at=utc_now(),
+        password_secret=order.password_secret,
+        authority_secret=order.authority_secret,
+        cluster=order.cluster,
+        **figures,
+    )

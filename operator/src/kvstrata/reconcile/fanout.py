@@ -20,7 +20,7 @@ from kvstrata.contract.ack import PodState
 from kvstrata.model.facts import Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
-from kvstrata.objects.tierlinks import servers
+from kvstrata.plan.backend import servers_held
 from kvstrata.plan.capacity import BUDGETED, keeps_budgets
 from kvstrata.plan.classification import sharers_to_tell
 from kvstrata.plan.poolshards import leftovers
@@ -221,11 +221,13 @@ def _compiled(resource: Resource) -> tuple[Any, ...] | None:
     return status.manifest_digest, status.render_id, status.published, status.tiers, status.next
 
 
-def _usable(resource: Resource) -> tuple[bool, bool] | None:
-    """Return whether a tier is ready, which the models that list it report, and whether its guarantees fit."""
+def _usable(resource: Resource) -> tuple[object, ...] | None:
+    """Return whether a tier is ready, which the models that list it report, whether its guarantees fit, and which
+    external servers pods use."""
     if not isinstance(resource, CacheTier):
         return None
-    return resource.status.is_true(ConditionType.READY), resource.status.is_true(ConditionType.CAPACITY_COMMITTED)
+    status = resource.status
+    return status.is_true(ConditionType.READY), status.is_true(ConditionType.CAPACITY_COMMITTED), status.external
 
 
 def _rivals(world: World, *policies: Resource | None) -> set[Key]:
@@ -249,8 +251,8 @@ def _admits(tier: Resource | None) -> tuple[Classification, ...] | None:
 
 def _neighbours(world: World, before: Resource | None, after: Resource | None) -> set[Key]:
     """Return the tiers that may or may not be used now that another names other servers, and who lists them."""
-    named = [servers(tier) if isinstance(tier, CacheTier) else frozenset() for tier in (before, after)]
-    touched = {name for name, tier in world.tiers.items() if servers(tier) & (named[0] ^ named[1])}
+    named = [servers_held(tier) if isinstance(tier, CacheTier) else frozenset() for tier in (before, after)]
+    touched = {name for name, tier in world.tiers.items() if servers_held(tier) & (named[0] ^ named[1])}
     models = (model for model in world.models.values() if touched.intersection(model.spec.tier_names))
     return {
         *(Key("CacheTier", world.namespace, name) for name in touched),

@@ -9,6 +9,7 @@ from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
 from kvstrata.api.reasons import TierReason
 from kvstrata.model.world import World
 from kvstrata.objects.tierlinks import servers
+from kvstrata.plan.backend import servers_held
 from kvstrata.plan.types import Decision
 
 from .secretrefs import reserved, sentence
@@ -45,7 +46,7 @@ def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
     own = servers(tier)
     for name in sorted(world.tiers):
         other = world.tiers[name]
-        if name != tier.name and seniority(other) < seniority(tier) and (shared := own & servers(other)):
+        if name != tier.name and seniority(other) < seniority(tier) and (shared := own & servers_held(other)):
             named = sorted(".".join(host) + f":{port}" for host, port in shared)
             return Decision(
                 TierReason.TIERS_CONFLICT,

@@ -1,0 +1,165 @@
+"""Everything that has to hold of servers that someone else runs, asked over one short connection to each.
+
+A server gets all questions at once: what it is (INFO), who has which slot (CLUSTER SLOTS), and what its user may do.
+Of a cluster every primary that the first one names is asked the same. Nothing is written anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import redis.asyncio as redis
+
+from kvstrata.contract.keys import probe_key
+from kvstrata.model.external import ExternalReport, ServerFacts
+
+from .redis_probe import Access, Failure, RedisReason, ask, number, parse_endpoint, sentence
+from .redis_trials import rights, trials
+
+MAX_PRIMARIES = 1000
+AT_ONCE = 8
+"""Servers of one cluster that are asked at the same time."""
+
+SLOT_MAP = "cluster|slots"
+SLOTS = 16_384
+MAX_HOST_CHARACTERS = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Primary:
+    """A primary as the slot map names it. `proves` is the name that its certificate has to hold."""
+
+    host: str
+    port: int
+    proves: str
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as `host:port` or `[v6]:port`."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+async def check_external(
+    endpoint: str, server_name: str, access: Access, domain: str, *, cluster: bool, limit: asyncio.Semaphore
+) -> ExternalReport:
+    """Return what the server at `endpoint` says, in a cluster what all primaries say. Raises nothing.
+
+    `domain` is the domain id whose keys the user has to reach; `limit` bounds all connections of this process together.
+    """
+    first, answer = await _examine(endpoint, server_name, access, domain, cluster, (limit,))
+    asked = parse_endpoint(endpoint)
+    if not cluster or not first.reachable or asked is None:
+        return ExternalReport((first,))
+    primaries = slots_by_primary(answer, asked[0], server_name)
+    if primaries is None:
+        return ExternalReport((first,))
+    own = asyncio.Semaphore(AT_ONCE)
+
+    async def examined(primary: Primary) -> ServerFacts:
+        if primary.address == endpoint:
+            return first
+        return (await _examine(primary.address, primary.proves, access, domain, cluster, (own, limit)))[0]
+
+    facts = await asyncio.gather(*(examined(primary) for primary in primaries))
+    servers = tuple(replace(found, slots=slots) for found, slots in zip(facts, primaries.values(), strict=True))
+    return ExternalReport(servers or (first,), mapped=True)
+
+
+def slots_by_primary(answer: Any, asked_host: str, asked_name: str) -> Mapping[Primary, int] | None:
+    """Return how many slots each primary has by an answer to CLUSTER SLOTS, or None if it is none.
+
+    Slots of a server that has no address to give are nobody's. One without a host is the one that was asked.
+    """
+    if not isinstance(answer, list):
+        return None
+    found: dict[Primary, int] = {}
+    try:
+        for first, last, server, *_ in answer:
+            primary = _primary(server, asked_host, asked_name)
+            if not 0 <= int(first) <= int(last) < SLOTS:
+                return None
+            if primary is not None:
+                found[primary] = found.get(primary, 0) + int(last) - int(first) + 1
+    except (TypeError, ValueError):
+        return None
+    return found if len(found) <= MAX_PRIMARIES else None
+
+
+def _primary(server: Any, asked_host: str, asked_name: str) -> Primary | None:
+    host, port, *rest = server
+    about = dict(zip(rest[1][::2], rest[1][1::2], strict=False)) if len(rest) > 1 else {}
+    told = str(host or "")
+    if told == "?":
+        told = str(about.get("ip") or "")
+        if not told:
+            return None
+    if not 0 < int(port) < 65_536:
+        return None
+    if not told:
+        return Primary(asked_host, int(port), asked_name)
+    name = str(about.get("hostname") or told)
+    return Primary(told, int(port), name) if _plausible(told) and _plausible(name) else None
+
+
+def _plausible(host: str) -> bool:
+    """Whether a host could be one: what a server says is handed to the resolver."""
+    return len(host) <= MAX_HOST_CHARACTERS and host.isascii() and all(c.isalnum() or c in "-_.:%" for c in host)
+
+
+async def _examine(
+    address: str, server_name: str, access: Access, domain: str, cluster: bool, limits: tuple[asyncio.Semaphore, ...]
+) -> tuple[ServerFacts, Any]:
+    """Return what a server says of itself, and its answer to CLUSTER SLOTS."""
+    questions = {"info": ("INFO",), SLOT_MAP: ("CLUSTER", "SLOTS"), **trials(probe_key(domain), cluster=cluster)}
+
+    async def all_at_once(client: redis.Redis) -> list[Any]:
+        async with client.pipeline(transaction=False) as pipeline:
+            for words in questions.values():
+                pipeline.execute_command(*words)
+            answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        return answers
+
+    async with AsyncExitStack() as held:
+        for limit in limits:
+            await held.enter_async_context(limit)
+        told = await ask(address, access, all_at_once, server_name=server_name)
+    if isinstance(told, Failure):
+        return ServerFacts(address, reachable=False, reason=str(told.reason), message=told.message), None
+    answers = dict(zip(questions, told, strict=True))
+    figures: Mapping[str, Any] = answers["info"] if isinstance(answers["info"], Mapping) else {}
+    if figures and not figures.get("redis_version"):
+        reason = RedisReason.NOT_REDIS
+        return ServerFacts(address, reachable=False, reason=str(reason), message=sentence(address, reason)), None
+    may = rights({name: answer for name, answer in answers.items() if cluster or name != SLOT_MAP})
+    return (
+        ServerFacts(
+            address,
+            reachable=True,
+            reason=str(RedisReason.REACHABLE),
+            message=sentence(address, RedisReason.REACHABLE),
+            software="Valkey" if figures.get("valkey_version") else "Redis",
+            version=str(figures.get("valkey_version") or figures.get("redis_version") or ""),
+            is_replica=figures.get("role") == "slave",
+            in_cluster_mode=_mode(figures, answers[SLOT_MAP]),
+            used_bytes=number(figures, "used_memory"),
+            max_bytes=number(figures, "maxmemory"),
+            eviction=str(figures.get("maxmemory_policy", "")),
+            refused=may.refused,
+            keys_refused=may.keys_refused,
+            unknown=may.unknown,
+        ),
+        answers[SLOT_MAP],
+    )
+
+
+def _mode(figures: Mapping[str, Any], slots: Any) -> bool | None:
+    """Whether a server is in cluster mode; who may not ask INFO may have been told by CLUSTER SLOTS."""
+    if "cluster_enabled" in figures:
+        return bool(number(figures, "cluster_enabled"))
+    if isinstance(slots, list):
+        return True
+    return False if "cluster support disabled" in str(slots) else None
