@@ -13,8 +13,8 @@ Answer = Callable[[socket.socket, list[bytes]], None]
 class HostileServer:
     """Answers AUTH, PING and INFO properly and hands every other command to `answer(connection, arguments)`."""
 
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
+    def __init__(self, answer: Answer, info: bytes = b"role:master\r\n") -> None:
+        self._answer, self._info = answer, info
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.commands: list[bytes] = []
@@ -48,7 +48,7 @@ class HostileServer:
                 elif arguments[0] == b"AUTH":
                     connection.sendall(b"+OK\r\n")
                 elif arguments[0] == b"INFO":
-                    connection.sendall(b"$13\r\nrole:master\r\n\r\n")
+                    connection.sendall(b"$%d\r\n%s\r\n" % (len(self._info), self._info))
                 else:
                     self._answer(connection, arguments)
 

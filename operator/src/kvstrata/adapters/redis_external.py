@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +16,7 @@ import redis.asyncio as redis
 from kvstrata.contract.keys import probe_key
 from kvstrata.model.external import ExternalReport, ServerFacts
 
-from .redis_probe import Access, Failure, RedisReason, ask, number, parse_endpoint, sentence
+from .redis_probe import TOTAL_TIMEOUT_S, Access, Failure, RedisReason, ask, number, parse_endpoint, sentence_of
 from .redis_trials import rights, trials
 
 MAX_PRIMARIES = 1000
@@ -44,13 +43,24 @@ class Primary:
 
 
 async def check_external(
-    endpoint: str, server_name: str, access: Access, domain: str, *, cluster: bool, limit: asyncio.Semaphore
+    endpoint: str,
+    server_name: str,
+    access: Access,
+    domain: str,
+    *,
+    cluster: bool,
+    limit: asyncio.Semaphore,
+    timeout_s: float = TOTAL_TIMEOUT_S,
 ) -> ExternalReport:
     """Return what the server at `endpoint` says, in a cluster what all primaries say. Raises nothing.
 
-    `domain` is the domain id whose keys the user has to reach; `limit` bounds all connections of this process together.
+    `domain` is the domain id whose keys the user has to reach; `limit` bounds all connections of this process together,
+    `timeout_s` how long each server may take.
     """
-    first, answer = await _examine(endpoint, server_name, access, domain, cluster, (limit,))
+    questions = {"info": ("INFO",), SLOT_MAP: ("CLUSTER", "SLOTS"), **trials(probe_key(domain), cluster=cluster)}
+    examine = _Examination(access, questions, cluster, timeout_s)
+    async with limit:
+        first, answer = await examine(endpoint, server_name)
     asked = parse_endpoint(endpoint)
     if not cluster or not first.reachable or asked is None:
         return ExternalReport((first,))
@@ -62,7 +72,8 @@ async def check_external(
     async def examined(primary: Primary) -> ServerFacts:
         if primary.address == endpoint:
             return first
-        return (await _examine(primary.address, primary.proves, access, domain, cluster, (own, limit)))[0]
+        async with own, limit:
+            return (await examine(primary.address, primary.proves))[0]
 
     facts = await asyncio.gather(*(examined(primary) for primary in primaries))
     servers = tuple(replace(found, slots=slots) for found, slots in zip(facts, primaries.values(), strict=True))
@@ -110,49 +121,52 @@ def _plausible(host: str) -> bool:
     return len(host) <= MAX_HOST_CHARACTERS and host.isascii() and all(c.isalnum() or c in "-_.:%" for c in host)
 
 
-async def _examine(
-    address: str, server_name: str, access: Access, domain: str, cluster: bool, limits: tuple[asyncio.Semaphore, ...]
-) -> tuple[ServerFacts, Any]:
-    """Return what a server says of itself, and its answer to CLUSTER SLOTS."""
-    questions = {"info": ("INFO",), SLOT_MAP: ("CLUSTER", "SLOTS"), **trials(probe_key(domain), cluster=cluster)}
+@dataclass(frozen=True, slots=True)
+class _Examination:
+    """The questions, by the names of their commands in access rules, and how servers are entered for them."""
 
-    async def all_at_once(client: redis.Redis) -> list[Any]:
+    access: Access
+    questions: Mapping[str, tuple[str, ...]]
+    cluster: bool
+    timeout_s: float
+
+    async def __call__(self, address: str, server_name: str) -> tuple[ServerFacts, Any]:
+        """Return what a server says of itself, and its answer to CLUSTER SLOTS."""
+        told = await ask(address, self.access, self._all_at_once, server_name=server_name, timeout_s=self.timeout_s)
+        if isinstance(told, Failure):
+            return ServerFacts(address, reachable=False, reason=str(told.reason), message=told.message), None
+        answers = dict(zip(self.questions, told, strict=True))
+        return _facts(address, answers, self.cluster), answers[SLOT_MAP]
+
+    async def _all_at_once(self, client: redis.Redis) -> list[Any]:
         async with client.pipeline(transaction=False) as pipeline:
-            for words in questions.values():
+            for words in self.questions.values():
                 pipeline.execute_command(*words)
             answers: list[Any] = await pipeline.execute(raise_on_error=False)
         return answers
 
-    async with AsyncExitStack() as held:
-        for limit in limits:
-            await held.enter_async_context(limit)
-        told = await ask(address, access, all_at_once, server_name=server_name)
-    if isinstance(told, Failure):
-        return ServerFacts(address, reachable=False, reason=str(told.reason), message=told.message), None
-    answers = dict(zip(questions, told, strict=True))
+
+def _facts(address: str, answers: Mapping[str, Any], cluster: bool) -> ServerFacts:
     figures: Mapping[str, Any] = answers["info"] if isinstance(answers["info"], Mapping) else {}
     if figures and not figures.get("redis_version"):
         reason = RedisReason.NOT_REDIS
-        return ServerFacts(address, reachable=False, reason=str(reason), message=sentence(address, reason)), None
+        return ServerFacts(address, reachable=False, reason=str(reason), message=sentence_of(address, reason))
     may = rights({name: answer for name, answer in answers.items() if cluster or name != SLOT_MAP})
-    return (
-        ServerFacts(
-            address,
-            reachable=True,
-            reason=str(RedisReason.REACHABLE),
-            message=sentence(address, RedisReason.REACHABLE),
-            software="Valkey" if figures.get("valkey_version") else "Redis",
-            version=str(figures.get("valkey_version") or figures.get("redis_version") or ""),
-            is_replica=figures.get("role") == "slave",
-            in_cluster_mode=_mode(figures, answers[SLOT_MAP]),
-            used_bytes=number(figures, "used_memory"),
-            max_bytes=number(figures, "maxmemory"),
-            eviction=str(figures.get("maxmemory_policy", "")),
-            refused=may.refused,
-            keys_refused=may.keys_refused,
-            unknown=may.unknown,
-        ),
-        answers[SLOT_MAP],
+    return ServerFacts(
+        address,
+        reachable=True,
+        reason=str(RedisReason.REACHABLE),
+        message=sentence_of(address, RedisReason.REACHABLE),
+        software="Valkey" if figures.get("valkey_version") else "Redis",
+        version=str(figures.get("valkey_version") or figures.get("redis_version") or ""),
+        is_replica=figures.get("role") == "slave",
+        in_cluster_mode=_mode(figures, answers[SLOT_MAP]),
+        used_bytes=number(figures, "used_memory"),
+        max_bytes=number(figures, "maxmemory"),
+        eviction=str(figures.get("maxmemory_policy", "")),
+        refused=may.refused,
+        keys_refused=may.keys_refused,
+        unknown=may.unknown,
     )
 
 

@@ -1,10 +1,10 @@
 """What the user of an external server may do, found out by trying, without doing anything.
 
 Each command of the data plane is sent once, on a key that nothing has, in a form that changes nothing: on a key that is
-not there, under a condition that never holds, or with an argument that the command itself refuses. A server looks at the
-user's rights before all of that, before redirections, and before it refuses writes as a replica or for want of memory:
-so whatever it answers other than NOPERM means that the user may. That needs no right of its own, as ACL DRYRUN does, and
-tries the very user that pods are.
+not there, under a condition that never holds, or with an argument that the command itself refuses. A server looks at
+the user's rights before all of that, before redirections, and before it refuses writes as a replica or for want of
+memory: so whatever it answers other than NOPERM means that the user may. That needs no right of its own, as ACL DRYRUN
+does, and tries the very user that pods are.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class ConditionType(StrEnum):
     BACKEND_REACHABLE = "BackendReachable", "The tier's servers answer, or pods use its files."
     SERVERS_SUITABLE = (
         "ServersSuitable",
-        "The servers of an external tier passed every check; pods begin to use them after all but those that only warn.",
+        "The servers of an external tier passed every check. Pods use them as soon as all but those that warn passed.",
     )
     SLOTS_COVERED = "SlotsCovered", "Every slot of the tier's cluster has a server that answers."
     CAPACITY_COMMITTED = "CapacityCommitted", "The guarantees on this tier fit into its capacity."

@@ -22,7 +22,7 @@ from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
 from kvstrata.objects.sizing import stored_bytes
 
-from .backend import external_of, in_force, is_external, report_of, said_before
+from .backend import external_of, in_force, is_external, said_before
 from .chains import first
 from .chains import tier as tier_chain
 from .conditions import Finding, false, true, unknown
@@ -229,15 +229,14 @@ def servers_to_use(tier: CacheTier, report: BackendReport | None, domain: str) -
 
 
 def is_awaited(world: World, tier: CacheTier) -> bool:
-    """Whether pods use nothing of the tier yet, and its servers are about to be asked for the first time.
+    """Whether pods use nothing of the tier yet, and its status does not tell yet what its servers say.
 
     That is over within seconds, and saves pods that start with the tier a start without it.
     """
     if tier.metadata.deleting or in_force(tier) is not None or first(tier_chain.RULES, world, tier):
         return False
     before = said_before(tier, ConditionType.SERVERS_SUITABLE)
-    known = before is not None and before.reason != TierReason.PROGRESSING
-    return not known and report_of(world, tier) is None
+    return before is None or before.reason == TierReason.PROGRESSING
 
 
 _FIELDS = tuple(field.alias or name for name, field in RedisExternal.model_fields.items())
