@@ -17,6 +17,10 @@ MODEL = "kvstrata.io/model"
 TIER = "kvstrata.io/tier"
 IDENTITY = "kvstrata.io/identity"
 RENDER = "kvstrata.io/render"
+DOMAIN = "kvstrata.io/domain"
+RECEIPT_SEQUENCE = "kvstrata.io/receipt-sequence"
+RECEIPT = "receipt"
+RECEIPT_PART = "receipt-part"
 BUNDLE_PART = "kvstrata.io/bundle-part"
 SHARD = "kvstrata.io/shard"
 READS_TIER_PREFIX = "tier.kvstrata.io/"
@@ -62,6 +66,11 @@ def of_shard(tier: str, shard: int) -> dict[str, str]:
 def of_domain(component: str) -> dict[str, str]:
     """Return the labels of what belongs to a whole namespace."""
     return _labels("cache-domain", "default", component)
+
+
+def of_receipts(component: str) -> dict[str, str]:
+    """Return the labels of receipts and of what belongs to them."""
+    return _labels("erasure-receipts", "receipts", component)
 
 
 def reads_tier(tier: str) -> dict[str, str]:

@@ -26,6 +26,14 @@ PRIVATE_KEY_KEY = "tls.key"
 AUTHORITY_KEY = "ca.crt"
 API_KEYS_KEY = "keys.json"
 
+RECEIPTS_KEY_SECRET = "kvstrata-receipts-key"  # noqa: S105  (a Secret's name)
+"""Secret of the operator's namespace that holds the key that signs receipts."""
+
+RECEIPT_PUBLIC_KEYS = "kvstrata-receipts-keys"
+"""ConfigMap of the operator's namespace that publishes the keys that receipts are verified with."""
+
+RECEIPT_PREFIX = "kvstrata-receipt-"
+
 
 def model_child(model: str) -> str:
     """Return the name that a CachedModel's Deployment, Service, PodDisruptionBudget, Role and the like share."""
@@ -117,3 +125,13 @@ def redis_host(tier: str, namespace: str) -> str:
 def data_keys_secret(epoch: str) -> str:
     """Return the name of the Secret that holds an epoch's data key: one of sixteen, because a Secret holds 1 MiB."""
     return f"{DATA_KEYS_PREFIX}{epoch[:1]}"
+
+
+def receipt(domain_id: str, sequence: int) -> str:
+    """Return the name of the ConfigMap with the receipt of this number in a domain's chain."""
+    return f"{RECEIPT_PREFIX}{domain_id}-{sequence:08d}"
+
+
+def receipt_part(domain_id: str, digest: str, index: int) -> str:
+    """Return the name of the ConfigMap with a part of the receipt that has this digest."""
+    return f"kvstrata-part-{domain_id}-{digest[:32]}-{index}"

@@ -1,0 +1,169 @@
+"""A receipt in words: what is proven and by whom, what is not, and what is left.
+
+What users and pods wrote is shown with everything unprintable replaced: a receipt cannot draw on a terminal.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from kvstrata.contract.receipt import HandOverKind, Receipt
+from kvstrata.contract.receiptchain import Chain
+from kvstrata.contract.receiptclaims import claims
+from kvstrata.contract.receiptfacts import Erasure, Subject, Word
+from kvstrata.contract.receiptresidue import Claim
+from kvstrata.contract.receiptwords import Standing
+
+COLUMNS = ("DOMAIN", "NAMESPACE", "NUMBER", "WHAT", "NAME", "SCOPE", "PROVEN", "LEFT", "ISSUED", "DIGEST")
+_STANDINGS = {
+    Standing.ACKED: "acknowledged",
+    Standing.ENDED: "ended",
+    Standing.FENCED: "could not be reached and were waited for",
+    Standing.OPEN: "open",
+}
+
+
+def describe(file: str, receipt: Receipt, *, vouched: bool) -> str:
+    """Return the report of one receipt whose signature and claims hold."""
+    return "".join(f"{line}\n" for line in _lines(file, receipt, vouched))
+
+
+def describe_chain(chain: Chain, *, ends_as_told: bool) -> str:
+    """Return the report of a chain that holds."""
+    head = chain.receipts[-1].link.head
+    lines = [f"CHAIN of domain {head.domain} holds: numbers 1 to {head.sequence}, each follows the one before"]
+    lines.append(f"  its newest digest is {chain.digest}")
+    if ends_as_told:
+        lines.append("  that is the one it has to end with: no later receipt is missing")
+    else:
+        lines.append("  NOT PROVEN that no later receipt is missing: give its newest digest with --head")
+    lines += [f"  NOT PROVEN whose key {key[:16]} is" for key in dict.fromkeys(chain.unvouched)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def row(receipt: Receipt) -> tuple[str, ...]:
+    """Return what a list shows of a receipt."""
+    head, erasure, change = receipt.link.head, receipt.record.erasure, receipt.record.hand_over
+    place = (head.domain, plain(head.namespace), str(head.sequence))
+    digest = receipt.link.digest[:16]
+    if erasure is None:
+        at = change.at if change else ""
+        return (*place, "KeyHandOver", "", "", "", "", at, digest)
+    proven = ",".join(receipt.record.claimed) or "nothing"
+    left = ",".join(dict.fromkeys(item.kind for item in erasure.residue)) or "nothing"
+    what, name = str(erasure.subject.kind), plain(erasure.subject.name)
+    return (*place, what, name, _scope(erasure.subject), proven, left, erasure.timings.issued, digest)
+
+
+def table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return rows under their heads, in columns."""
+    everything = [COLUMNS, *rows]
+    widths = [max(len(one[column]) for one in everything) for column in range(len(COLUMNS))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(one, widths, strict=True)) for one in everything)
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def plain(text: str) -> str:
+    """Return `text` with what is not printable replaced."""
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+
+
+def _lines(file: str, receipt: Receipt, vouched: bool) -> Iterator[str]:
+    head, erasure = receipt.link.head, receipt.record.erasure
+    yield f"HOLDS {plain(file)}: number {head.sequence} of domain {head.domain}, namespace {plain(head.namespace)}"
+    yield f"  digest     {receipt.link.digest}"
+    pinned = "vouched for by a given key" if vouched else "NOT PROVEN whose key that is: give one with --public-key"
+    yield f"  signed by  key {head.signer}"
+    yield f"             {pinned}"
+    if erasure is None:
+        yield from _hand_over(receipt)
+        return
+    yield from _order(erasure.subject)
+    yield "  proven, of what it lists as revoked:"
+    for claim in receipt.record.claimed:
+        yield f"    {claim}: {claim.meaning}"
+        yield from (f"      {line}" for line in _by_whom(claim, erasure))
+    if not receipt.record.claimed:
+        yield "    nothing"
+    yield from _not_proven(receipt.record.claimed, erasure)
+    yield "  left:"
+    for item in erasure.residue:
+        about = f" {plain(item.about)}" if item.about else ""
+        count = f" ({item.count})" if item.count else ""
+        yield f"    {item.kind}{about}{count}: {item.kind.meaning}"
+    if not erasure.residue:
+        yield "    nothing that the receipt knows of"
+    yield f"  from {erasure.timings.started} to {erasure.timings.issued}, by " + (
+        ", ".join(f"{plain(one.name)} {plain(one.version)}" for one in erasure.versions) or "versions it does not tell"
+    )
+
+
+def _hand_over(receipt: Receipt) -> Iterator[str]:
+    change = receipt.record.hand_over
+    if change is None:
+        return
+    yield f"  from number {receipt.link.head.sequence + 1} on key {change.new_key} signs, in use since {change.at}"
+    if change.kind is HandOverKind.ROTATED:
+        yield "  both keys signed this"
+    else:
+        yield "  the key before was lost and did not sign this: who trusted it has to learn the new one another way"
+
+
+def _order(subject: Subject) -> Iterator[str]:
+    yield f"  order      {subject.kind} {plain(subject.name)} ({subject.uid}): {_scope(subject)}, {subject.mode}"
+    if subject.tenants:
+        yield f"  tenants    {', '.join(map(plain, subject.tenants))}"
+    if subject.tiers:
+        yield f"  tiers      only {', '.join(map(plain, subject.tiers))}"
+    if subject.reason:
+        yield f"  reason     {plain(subject.reason)}"
+
+
+def _by_whom(claim: Claim, erasure: Erasure) -> Iterator[str]:
+    """Yield whose word a claim rests on, with the figures."""
+    nodes = [node for tier in erasure.tiers for node in tier.nodes]
+    match claim:
+        case Claim.UNREACHABLE:
+            standings = Counter(pod.standing for pod in erasure.pods)
+            pods = ", ".join(f"{standings[one]} {_STANDINGS[one]}" for one in Standing if standings[one])
+            yield f"{len(erasure.revoked)} revoked; pods, each by its own token: {pods or 'there was none'}"
+        case Claim.KEYS_REVOKED:
+            yield f"{len(erasure.keys)} keys; {_words(key.removed for key in erasure.keys)}"
+        case Claim.KEYS_DESTROYED:
+            yield _words(key.destroyed for key in erasure.keys)
+        case Claim.ERASED:
+            keys, size = sum(node.deleted.keys for node in nodes), sum(node.deleted.bytes for node in nodes)
+            yield f"{len(nodes)} servers: {keys} keys, {size} bytes deleted; {_words(node.erased for node in nodes)}"
+            inside = [one.erased for pod in erasure.pods for one in pod.tiers if one.erased]
+            blocks, size = sum(one.erased for one in inside), sum(one.bytes for one in inside)
+            yield f"{len(inside)} tiers inside pods, by the pods' word: {blocks} blocks, {size} bytes"
+        case Claim.VERIFIED:
+            look = erasure.verification
+            probes = [pod.probes for pod in erasure.pods if pod.probes]
+            asked, missed = sum(one.asked for one in probes), sum(one.missed for one in probes)
+            if look:
+                yield f"{_words([look.by])}: {len(nodes)} servers empty, the same slots before and after"
+            yield f"{len(probes)} pods asked for {asked} keys that they could have read before: {missed} missed"
+
+
+def _words(words: Iterable[Word | None]) -> str:
+    said = Counter(f"{word.by} {word.name}" for word in words if word)
+    return "by the word of " + (", ".join(sorted(said)) or "nobody")
+
+
+def _not_proven(claimed: Sequence[Claim], erasure: Erasure) -> Iterator[str]:
+    missing = [claim for claim in Claim if claim not in claimed]
+    if not missing:
+        return
+    yield "  not proven:"
+    able = claims(erasure)
+    for claim in missing:
+        why = [str(item.kind) for item in erasure.residue if claim in item.kind.denies]
+        because = f" (because of {', '.join(dict.fromkeys(why))})" if why else ""
+        modest = " (the facts would bear it)" if claim in able else ""
+        yield f"    {claim}: that {claim.meaning}{because}{modest}"
+
+
+def _scope(subject: Subject) -> str:
+    return f"{subject.scope}/{plain(subject.scope_name)}" if subject.scope_name else str(subject.scope)

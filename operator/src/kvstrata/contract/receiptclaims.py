@@ -1,0 +1,207 @@
+"""What facts amount to. A receipt may say less than this, and never more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .receiptfacts import Amount, Erasure, KeyFact, NodeFact, PodFact, PodTier, TierFact
+from .receiptresidue import Claim, Residue
+from .receiptwords import Hbm, KeyCustody, Mode, Party, PodMedium, RevokedKind, ScopeForm, Standing
+from .strict import moment_in_s
+
+WRITE_WINDOW_S = 30
+"""After this no write that had begun under a revoked keyspace can still arrive in a shared tier."""
+
+
+def claims(erasure: Erasure) -> tuple[Claim, ...]:
+    """Return what the facts prove, in the order in which an erasure reaches it.
+
+    Each needs Unreachable, KeysDestroyed needs KeysRevoked, and Verified needs Erased. Nothing is claimed of nothing:
+    without a key listed none is revoked, and without a tier none is erased.
+    """
+    denied = {claim for item in erasure.residue for claim in item.kind.denies}
+    denied |= {claim for kind in required_residue(erasure) for claim in kind.denies}
+    held: list[Claim] = []
+    for claim, needs, proven in (
+        (Claim.UNREACHABLE, None, _unreachable),
+        (Claim.KEYS_REVOKED, Claim.UNREACHABLE, _keys_revoked),
+        (Claim.KEYS_DESTROYED, Claim.KEYS_REVOKED, _keys_destroyed),
+        (Claim.ERASED, Claim.UNREACHABLE, _erased),
+        (Claim.VERIFIED, Claim.ERASED, _verified),
+    ):
+        if claim not in denied and (needs is None or needs in held) and proven(erasure):
+            held.append(claim)
+    return tuple(held)
+
+
+def required_residue(erasure: Erasure) -> frozenset[Residue]:
+    """Return the residue that the facts themselves show: a receipt that keeps one of these quiet is refused."""
+    return frozenset(_shown(erasure))
+
+
+def contradiction(erasure: Erasure) -> str | None:
+    """Return why the facts cannot all be so, or tell what they must not; None if nothing speaks against them."""
+    subject = erasure.subject
+    written = {subject.scope_name} if subject.scope is ScopeForm.TENANT else set(subject.tenants)
+    if any(one.kind is RevokedKind.TENANT and one.name not in {None, *written} for one in erasure.revoked):
+        return "it names a tenant that its order does not name"
+    for rows, what in (
+        ([pod.uid for pod in erasure.pods], "pod"),
+        ([tier.tier for tier in erasure.tiers], "tier"),
+        ([target.model for target in erasure.targets], "model"),
+        ([one.old for one in erasure.revoked], "revoked scope"),
+        ([key.fingerprint for key in erasure.keys], "data key"),
+        ([(tier.tier, node.node) for tier in erasure.tiers for node in tier.nodes], "server"),
+    ):
+        if len(set(rows)) != len(rows):
+            return f"it lists a {what} twice"
+    if any(key.custody is KeyCustody.SECRET and key.destroyed for key in erasure.keys):
+        return "it says of a key in a Secret that no copy exists"
+    if any(key.revoked not in {one.old for one in erasure.revoked} for key in erasure.keys):
+        return "it lists a data key of something that was not revoked"
+    for tier in erasure.tiers:
+        for node in tier.nodes:
+            if node.deleted.keys > node.found.keys or node.replicas_in_step > node.replicas:
+                return f"server {node.node} deleted or confirmed more than there was"
+    for pod in erasure.pods:
+        if pod.probes and not pod.probes.missed <= pod.probes.asked <= pod.probes.known:
+            return f"pod {pod.uid} answered for more keys than it was asked for"
+        if any(one.erased and one.erased.erased > one.erased.found for one in pod.tiers):
+            return f"pod {pod.uid} erased more than it found"
+    return None
+
+
+def _shown(erasure: Erasure) -> Iterator[Residue]:
+    if any(key.custody is KeyCustody.SECRET for key in erasure.keys):
+        yield from (Residue.ETCD_HISTORY, Residue.ETCD_BACKUPS)
+    if any(not _removed(key) for key in erasure.keys):
+        yield Residue.KEY_KEPT
+    if any(not _settled(erasure, pod) for pod in erasure.pods):
+        yield Residue.POD_OPEN
+    if any(pod.standing is Standing.FENCED for pod in erasure.pods):
+        yield Residue.POD_UNREACHABLE
+    acked = [pod for pod in erasure.pods if pod.standing is Standing.ACKED]
+    if any(pod.engine_reset is None for pod in acked) or (acked and erasure.subject.hbm is Hbm.ROLL_SCOPES):
+        yield Residue.ENGINE_MEMORY
+    if erasure.subject.mode is Mode.LAZY:
+        yield Residue.LEFT_TO_AGE
+        return
+    if any(_files_left(pod, tier) for pod in erasure.pods for tier in pod.tiers):
+        yield Residue.COPY_UNREACHABLE
+    if any(len(tier.nodes) < tier.primaries for tier in erasure.tiers):
+        yield Residue.SERVER_UNREACHABLE
+    if any(_remain(erasure)):
+        yield Residue.KEYS_REMAIN
+    if any(_freed_in_clear(erasure)):
+        yield Residue.FREED_STORAGE
+
+
+def _files_left(pod: PodFact, tier: PodTier) -> bool:
+    return pod.standing is Standing.ENDED and tier.outlives_pod and tier.erased is None
+
+
+def _nothing(amount: Amount) -> bool:
+    return amount.keys == 0 and amount.bytes == 0
+
+
+def _remain(erasure: Erasure) -> Iterator[bool]:
+    for tier in erasure.tiers:
+        for node in tier.nodes:
+            yield not _nothing(node.remaining) or (node.left is not None and not _nothing(node.left))
+    for pod in erasure.pods:
+        yield from (one.erased is not None and one.erased.remaining > 0 for one in pod.tiers)
+
+
+def _freed_in_clear(erasure: Erasure) -> Iterator[bool]:
+    for tier in erasure.tiers:
+        yield not tier.encrypted and any(node.deleted.keys for node in tier.nodes)
+    for pod in erasure.pods:
+        for one in pod.tiers:
+            # A pod overwrites memory that it frees.
+            files = one.medium is PodMedium.NVME and not one.encrypted
+            gone = pod.standing is Standing.ENDED and not one.outlives_pod
+            yield files and (gone or (one.erased is not None and one.erased.erased > 0))
+
+
+def _settled(erasure: Erasure, pod: PodFact) -> bool:
+    """Whether a pod reuses nothing of it any more, by its word, by its end, or by its own clock."""
+    match pod.standing:
+        case Standing.ACKED:
+            needed = next((target.revision for target in erasure.targets if target.model == pod.model), None)
+            said = bool(pod.gate_boot and pod.cache_boot and pod.at)
+            return said and needed is not None and pod.revision >= needed
+        case Standing.ENDED:
+            return pod.at is not None
+        case Standing.FENCED:
+            fence = pod.fence
+            if fence is None:
+                return False
+            waited_s = moment_in_s(fence.waited_until) - moment_in_s(fence.last_fresh)
+            return waited_s >= fence.stale_after_s + fence.drain_timeout_s
+    return False
+
+
+def _unreachable(erasure: Erasure) -> bool:
+    return bool(erasure.revoked) and all(_settled(erasure, pod) for pod in erasure.pods)
+
+
+def _removed(key: KeyFact) -> bool:
+    return key.removed is not None and key.removed.by in (Party.OPERATOR, Party.CUSTODY)
+
+
+def _keys_revoked(erasure: Erasure) -> bool:
+    return bool(erasure.keys) and all(map(_removed, erasure.keys))
+
+
+def _keys_destroyed(erasure: Erasure) -> bool:
+    return all(map(_destroyed, erasure.keys))
+
+
+def _destroyed(key: KeyFact) -> bool:
+    """Whether somebody who can know says so: a KMS of itself, the operator of keys that were in memory only."""
+    if key.destroyed is None:
+        return False
+    match key.custody:
+        case KeyCustody.KMS:
+            return key.destroyed.by is Party.CUSTODY
+        case KeyCustody.MEMORY:
+            return key.destroyed.by in (Party.OPERATOR, Party.CUSTODY)
+    return False
+
+
+def _erased(erasure: Erasure) -> bool:
+    inside = [one for pod in erasure.pods for one in pod.tiers if pod.standing is Standing.ACKED or one.outlives_pod]
+    if erasure.subject.mode is not Mode.EAGER or not (erasure.tiers or inside):
+        return False
+    emptied = all(one.erased is not None and one.erased.remaining == 0 for one in inside)
+    return emptied and all(map(_tier_erased, erasure.tiers))
+
+
+def _tier_erased(tier: TierFact) -> bool:
+    complete = len(tier.nodes) == tier.primaries > 0 and tier.waited_s >= WRITE_WINDOW_S
+    return complete and all(map(_node_erased, tier.nodes))
+
+
+def _node_erased(node: NodeFact) -> bool:
+    return node.erased is not None and _nothing(node.remaining) and node.replicas_in_step == node.replicas
+
+
+def _verified(erasure: Erasure) -> bool:
+    look = erasure.verification
+    if look is None or look.by.by is not Party.OPERATOR:
+        return False
+    nodes = [node for tier in erasure.tiers for node in tier.nodes]
+    if any(node.erased is None or node.erased.name == look.by.name for node in nodes):
+        return False
+    stood_still = all(tier.slots_before and tier.slots_before == tier.slots_after for tier in erasure.tiers)
+    empty = all(node.left is not None and _nothing(node.left) for node in nodes)
+    return stood_still and empty and _probed(erasure, found=any(node.found.keys for node in nodes))
+
+
+def _probed(erasure: Erasure, found: bool) -> bool:
+    """Whether every pod that speaks was asked and missed; where something was found, some key was known to ask for."""
+    asked = [pod.probes for pod in erasure.pods if pod.standing is Standing.ACKED]
+    if not asked:
+        return True
+    missed = all(one is not None and one.missed == one.asked and (one.asked > 0 or one.known == 0) for one in asked)
+    return missed and (not found or any(one is not None and one.asked for one in asked))

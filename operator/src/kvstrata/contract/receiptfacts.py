@@ -1,0 +1,374 @@
+"""What an erasure did and found: the facts of a receipt.
+
+Facts are what somebody said, with who it was and when; what they amount to is derived (`receiptclaims`). They are made
+to be handed to people outside the cluster, so they hold no data key, no keyspace, no epoch, and no tenant's name but
+where the order itself has it. Digests stand for what must not be told (`receiptwords`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from .receiptresidue import ResidueItem
+from .receiptwords import Hbm, KeyCustody, Mode, Party, PodMedium, RevokedKind, ScopeForm, Standing, SubjectKind
+from .strict import Form, HexDigest, Moment, Name
+
+Uid = Annotated[str, Form("[0-9A-Za-z._:-]{1,128}", "identifier of 1 to 128 letters, digits and ._:-")]
+Boot = Annotated[str, Form("[0-9A-Za-z._:-]{0,128}", "boot id")]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The order."""
+
+    kind: SubjectKind
+    """Kind of the object that ordered it, or whose deletion did."""
+
+    name: Name
+    """Its name."""
+
+    uid: Uid
+    """Its uid: an order gets one receipt."""
+
+    scope: ScopeForm
+    """What form of scope it names."""
+
+    scope_name: Name
+    """The scope as the object has it: the tenant, group, pool or model; of a prefix its model; empty for all."""
+
+    tenants: tuple[Name, ...]
+    """Tenants that a prefix is limited to, as the object has them; empty for all."""
+
+    mode: Mode
+    """Lazy: unreachable only. Eager: deleted, too."""
+
+    hbm: Hbm
+    """What was to happen to the engines' memory."""
+
+    tiers: tuple[Name, ...]
+    """Tiers that the order is limited to; empty for all."""
+
+    reason: str
+    """The reason in the user's words, may be empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    """Blocks that were cached under one keyspace, one model's identity, or one prefix."""
+
+    kind: RevokedKind
+    """Whose they were."""
+
+    name: Name | None
+    """Name of the scope, model or pool; of a tenant only if the order names it, otherwise null."""
+
+    old: HexDigest
+    """Commitment to the scope and its epoch that went."""
+
+    new: HexDigest | None
+    """Commitment to the epoch that took its place; null if none did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The bundle revision in which a model's pods learned it."""
+
+    model: Name
+    """The CachedModel."""
+
+    revision: int
+    """First revision without what was revoked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """Who said something, and when."""
+
+    by: Party
+    """Whose word it is."""
+
+    name: Uid
+    """Uid of the pod or Job that spoke, or the key custody's name."""
+
+    at: Moment
+    """When."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Why a pod that could not be reached reuses nothing any more: its policy is older than it may be."""
+
+    last_fresh: Moment
+    """When it can have read its policy at the latest."""
+
+    stale_after_s: int
+    """The staleAfter that it enforced, in seconds."""
+
+    drain_timeout_s: int
+    """The drainTimeout that it enforced, in seconds."""
+
+    waited_until: Moment
+    """How long it was waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Blocks in a pod's own tier."""
+
+    found: int
+    """Blocks found."""
+
+    erased: int
+    """Blocks erased."""
+
+    remaining: int
+    """Blocks left."""
+
+    bytes: int
+    """Bytes erased."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodTier:
+    """A tier that a pod had inside."""
+
+    tier: Name
+    """Name of the CacheTier."""
+
+    medium: PodMedium
+    """Memory or files."""
+
+    encrypted: bool
+    """Whether it holds ciphertext only."""
+
+    outlives_pod: bool
+    """Whether its data stays on the node or in a volume when the pod is gone."""
+
+    erased: Copies | None
+    """What was erased, by the word of the pod or of the one that inherited the files; null if nobody said so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """Keys that a pod could have read before, asked for after everything."""
+
+    known: int
+    """Keys that were known of which the pod could have read each."""
+
+    asked: int
+    """How many it was asked for."""
+
+    missed: int
+    """How many it did not find."""
+
+
+@dataclass(frozen=True, slots=True)
+class PodFact:
+    """One pod that may have used what was revoked."""
+
+    model: Name
+    """Its CachedModel."""
+
+    uid: Uid
+    """Its uid, by which its acknowledgement was checked."""
+
+    standing: Standing
+    """Acked: it said that it enforces the revision. Fenced: it could not be reached and its time is over. Ended: the
+    kubelet reported all of its containers as ended. Open: none of these."""
+
+    gate_boot: Boot
+    """Boot id of its gate; empty if it did not acknowledge."""
+
+    cache_boot: Boot
+    """Boot id of its cache server; empty if it did not acknowledge."""
+
+    revision: int
+    """The revision that it acknowledged; 0 for none."""
+
+    at: Moment | None
+    """When it acknowledged or ended."""
+
+    fence: Fence | None
+    """Why it counts as fenced."""
+
+    tiers: tuple[PodTier, ...]
+    """The tiers inside it."""
+
+    engine_reset: Moment | None
+    """When its engine's prefix cache was emptied; null if it was not."""
+
+    probes: Probes | None
+    """What it was asked for at verification."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFact:
+    """One data key of what was revoked."""
+
+    fingerprint: HexDigest
+    """SHA-256 that stands for the key."""
+
+    revoked: HexDigest
+    """The `old` of what it encrypted."""
+
+    custody: KeyCustody
+    """Where it was kept."""
+
+    removed: Word | None
+    """Who took it out of its custody and of every bundle; null if it is still there."""
+
+    destroyed: Word | None
+    """Who says that no copy of it exists; never for a Secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Keys and bytes in a server."""
+
+    keys: int
+    """Number of keys."""
+
+    bytes: int
+    """Bytes of their values."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFact:
+    """One primary of a shared tier."""
+
+    node: Uid
+    """The server's own id."""
+
+    found: Amount
+    """What was found."""
+
+    deleted: Amount
+    """What was deleted."""
+
+    remaining: Amount
+    """What the one that deleted left."""
+
+    replicas: int
+    """Replicas that the primary had."""
+
+    replicas_in_step: int
+    """Replicas that confirmed the deletions."""
+
+    erased: Word | None
+    """Who deleted; null if it was not done."""
+
+    left: Amount | None
+    """What the verifier found afterwards; null if it did not look."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierFact:
+    """One shared tier."""
+
+    tier: Name
+    """Name of the CacheTier."""
+
+    encrypted: bool
+    """Whether it holds ciphertext only."""
+
+    primaries: int
+    """How many primaries it has."""
+
+    waited_s: int
+    """Seconds between the last pod's word and the deletion; writes that had begun are over after 30."""
+
+    slots_before: HexDigest | None
+    """Digest of the map of slots to primaries before verification."""
+
+    slots_after: HexDigest | None
+    """The same after it."""
+
+    nodes: tuple[NodeFact, ...]
+    """Its primaries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """The look afterwards, by another than who deleted."""
+
+    by: Word
+    """Who looked, and when it was over."""
+
+    began: Moment
+    """When it began."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """When each step was done; null for those that were not."""
+
+    started: Moment
+    """The order was taken up."""
+
+    rolled: Moment | None
+    """New epochs were in every bundle."""
+
+    unreachable: Moment | None
+    """The last pod acknowledged, ended or was fenced."""
+
+    keys_revoked: Moment | None
+    """The last data key was gone from custody and processes."""
+
+    erased: Moment | None
+    """The last copy was deleted."""
+
+    verified: Moment | None
+    """Verification was over."""
+
+    issued: Moment
+    """The facts were complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """A version that took part."""
+
+    name: Name
+    """Operator, gate, cache server, or server of a tier."""
+
+    version: Name
+    """Its version."""
+
+    count: int
+    """How many of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """All facts of one erasure."""
+
+    subject: Subject
+    """The order."""
+
+    revoked: tuple[Revoked, ...]
+    """What was made unreachable."""
+
+    targets: tuple[Target, ...]
+    """What pods had to acknowledge."""
+
+    pods: tuple[PodFact, ...]
+    """Every pod that may have used it."""
+
+    keys: tuple[KeyFact, ...]
+    """Data keys of what was revoked."""
+
+    tiers: tuple[TierFact, ...]
+    """Shared tiers."""
+
+    verification: Verification | None
+    """The look afterwards."""
+
+    residue: tuple[ResidueItem, ...]
+    """What is left."""
+
+    timings: Timings
+    """When."""
+
+    versions: tuple[Component, ...]
+    """With which versions."""

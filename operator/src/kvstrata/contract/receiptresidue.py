@@ -1,0 +1,130 @@
+"""Residue: what an erasure leaves. A closed list, so that whoever reads a receipt knows what each word means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Self
+
+from .strict import Name
+
+
+class Claim(StrEnum):
+    """What a receipt says is so, for what it lists as revoked. In the order in which an erasure reaches them."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> Self:
+        """Make a member from its word and its meaning."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    UNREACHABLE = "Unreachable", "no pod reuses what was cached under the listed scopes"
+    KEYS_REVOKED = "KeysRevoked", "the listed data keys are gone from their custody and from every pod's processes"
+    KEYS_DESTROYED = "KeysDestroyed", "no copy of the listed data keys exists, by the word of their custody"
+    ERASED = "Erased", "the listed tiers, and the pods' memory and files, were emptied of it, and said so"
+    VERIFIED = "Verified", "another than who deleted looked at every server and asked every pod, and found nothing"
+
+
+_BEYOND_UNREACHABLE = frozenset({Claim.KEYS_REVOKED, Claim.KEYS_DESTROYED, Claim.ERASED, Claim.VERIFIED})
+_COPIES = frozenset({Claim.ERASED, Claim.VERIFIED})
+_NOTHING: frozenset[Claim] = frozenset()
+
+
+class Residue(StrEnum):
+    """What may be left. `denies` is what cannot be claimed beside it.
+
+    What the order itself left out (`asked`) denies nothing: claims are about what the receipt lists.
+    """
+
+    meaning: str
+    denies: frozenset[Claim]
+    asked: bool
+
+    def __new__(cls, value: str, meaning: str, denies: frozenset[Claim] = _NOTHING, asked: bool = False) -> Self:
+        """Make a member from its word, its sentence and what it denies."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        member.denies = denies
+        member.asked = asked
+        return member
+
+    ETCD_HISTORY = (
+        "EtcdHistory",
+        "data keys were in Secrets: etcd keeps revisions of them until it is compacted and defragmented",
+        frozenset({Claim.KEYS_DESTROYED}),
+    )
+    ETCD_BACKUPS = (
+        "EtcdBackups",
+        "data keys were in Secrets: backups of etcd or of Secrets made before still hold them",
+        frozenset({Claim.KEYS_DESTROYED}),
+    )
+    KEY_KEPT = "KeyKept", "a data key is still in its custody", _BEYOND_UNREACHABLE - _COPIES
+    POD_OPEN = (
+        "PodOpen",
+        "a pod neither acknowledged nor ended, and has not been away long enough to be fenced: it may still reuse",
+        frozenset(Claim),
+    )
+    POD_UNREACHABLE = (
+        "PodUnreachable",
+        "a pod could not be reached: it reuses nothing any more; its memory, files and copies of keys are as they were",
+        _BEYOND_UNREACHABLE,
+    )
+    COPY_UNREACHABLE = (
+        "CopyUnreachable",
+        "files of a pod that is gone are on a node or volume that nobody could reach",
+        _COPIES,
+    )
+    SERVER_UNREACHABLE = "ServerUnreachable", "a server of a tier did not answer", _COPIES
+    KEYS_REMAIN = "KeysRemain", "keys were found that are not deleted", _COPIES
+    KEYS_OVER_BOUND = (
+        "KeysOverBound",
+        "more keys were found than one erasure takes on: the others are unreachable and expire by themselves",
+        _COPIES,
+    )
+    TIER_LOST = "TierLost", "a tier was removed, or its servers replaced, before it was erased", _COPIES
+    FREED_STORAGE = (
+        "FreedStorage",
+        "what was deleted was not encrypted: freed memory or disk may hold bytes of it until it is used again",
+    )
+    SHARED_SCOPE_EXCLUDED = (
+        "SharedScopeExcluded",
+        "a scope shared with others was left out, as ordered: what was cached there is still reused by its members",
+        _NOTHING,
+        True,
+    )
+    TIER_EXCLUDED = (
+        "TierExcluded",
+        "a tier was left out, as ordered: it keeps what it has until that expires",
+        _NOTHING,
+        True,
+    )
+    LEFT_TO_AGE = (
+        "LeftToAge",
+        "nothing was deleted, as ordered: bytes stay in tiers until they expire or are evicted",
+        _NOTHING,
+        True,
+    )
+    ENGINE_MEMORY = (
+        "EngineMemory",
+        "engines keep blocks in their own memory, unreachable, until they use it for others",
+        _NOTHING,
+        True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ResidueItem:
+    """Something that is left."""
+
+    kind: Residue
+    """What it is."""
+
+    about: Name
+    """What it is about: a tier, a model, a group; never a tenant. May be empty."""
+
+    count: int
+    """How many of it: keys, pods, files, servers; 0 if nobody can tell."""

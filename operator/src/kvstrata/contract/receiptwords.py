@@ -1,0 +1,118 @@
+"""The words of a receipt, and the digests that stand for what it must not tell.
+
+What is committed to by a digest can be confirmed by whoever has the original and guessed by nobody: epochs and data
+keys are random, and a prefix, which is not, is mixed with the domain's key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from enum import StrEnum
+
+from .canonical import canonical_json
+from .keyspace import ScopeKind
+
+
+def epoch_commitment(domain: str, scope: ScopeKind, name: str, epoch: str) -> str:
+    """Return what a receipt says of a scope in an epoch: a SHA-256 that only who knows the epoch can make.
+
+    It stands for the scope's name, too, without telling it: an epoch has 128 random bits.
+    """
+    return hashlib.sha256(b"kvstrata epoch\n" + canonical_json([domain, str(scope), name, epoch])).hexdigest()
+
+
+def model_commitment(domain: str, model: str, identity: str, generation: int) -> str:
+    """Return what a receipt says of a model's blocks under one cache identity; the identity is no secret."""
+    return hashlib.sha256(b"kvstrata model\n" + canonical_json([domain, model, identity, generation])).hexdigest()
+
+
+def prefix_commitment(domain_key: bytes, model: str, content_digest: str) -> str:
+    """Return what a receipt says of a prefix: text can be guessed, so it takes the domain's key to confirm it."""
+    return hmac.digest(domain_key, b"kvstrata prefix\n" + canonical_json([model, content_digest]), "sha256").hex()
+
+
+def key_fingerprint(secret: bytes) -> str:
+    """Return what a receipt says of a data key: whoever finds a key can tell whether it is this one."""
+    return hashlib.sha256(b"kvstrata data key\n" + secret).hexdigest()
+
+
+class SubjectKind(StrEnum):
+    """What ordered the erasure: an invalidation, or the deletion of an object."""
+
+    INVALIDATION = "CacheInvalidation"
+    POLICY = "TenantCachePolicy"
+    GROUP = "TenantGroup"
+    POOL = "PrefixPool"
+    MODEL = "CachedModel"
+    TIER = "CacheTier"
+    DOMAIN = "CacheDomain"
+
+
+class ScopeForm(StrEnum):
+    """The form in which the order says what is to go."""
+
+    TENANT = "tenant"
+    GROUP = "group"
+    POOL = "pool"
+    MODEL = "model"
+    PREFIX = "prefix"
+    ALL = "all"
+
+
+class Mode(StrEnum):
+    """How far the order goes."""
+
+    LAZY = "Lazy"
+    EAGER = "Eager"
+
+
+class Hbm(StrEnum):
+    """What happens to the engines' own memory."""
+
+    ROLL_SCOPES = "RollScopes"
+    RESET_ENGINE = "ResetEngine"
+
+
+class RevokedKind(StrEnum):
+    """Whose blocks were made unreachable together."""
+
+    TENANT = "Tenant"
+    GROUP = "Group"
+    PUBLIC = "Public"
+    POOL = "Pool"
+    MODEL = "Model"
+    PREFIX = "Prefix"
+
+
+class Party(StrEnum):
+    """By whose word something is so."""
+
+    OPERATOR = "Operator"
+    JOB = "Job"
+    POD = "Pod"
+    CUSTODY = "Custody"
+
+
+class KeyCustody(StrEnum):
+    """Where a data key was kept: what can be said of its end depends on it."""
+
+    SECRET = "Secret"  # noqa: S105  (a name)
+    MEMORY = "Memory"
+    KMS = "KMS"
+
+
+class Standing(StrEnum):
+    """How a pod that may have used the data stands."""
+
+    ACKED = "Acked"
+    FENCED = "Fenced"
+    ENDED = "Ended"
+    OPEN = "Open"
+
+
+class PodMedium(StrEnum):
+    """What a tier inside a pod is made of."""
+
+    CPU = "CPU"
+    NVME = "NVMe"

@@ -1,0 +1,130 @@
+"""Receipts as objects in the operator's namespace.
+
+A receipt is an immutable ConfigMap, because who may read evidence must not therefore be able to read the key that signs
+it. Its name says its domain and number, so the API server itself lets one record have one successor. It has no owner:
+it outlives what it is about. One that is too large for an object is cut into parts, which are named by their receipt's
+digest and written before the object that lists them: until that is there, there is no receipt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kvstrata.contract import MALFORMED
+from kvstrata.contract.canonical import canonical_json, digest_bytes
+from kvstrata.contract.receipt import Fault, Link, ReceiptError, read_link
+
+from . import labels, names
+
+MAX_PART_BYTES = 900 * 1024
+"""Bytes of a receipt in one object, of which a ConfigMap takes 1 MiB."""
+
+RECEIPT_DATA_KEY = "receipt.json"
+PARTS_DATA_KEY = "parts.json"
+
+
+def build_receipt(operator_namespace: str, receipt: bytes) -> tuple[dict[str, Any], ...]:
+    """Return the objects of a receipt, in the order in which they are to be created; the last one makes it count.
+
+    Raises ReceiptError for bytes that are no receipt.
+    """
+    link = read_link(receipt)
+    if len(receipt) <= MAX_PART_BYTES:
+        return (_config_map(operator_namespace, names.receipt(link.head.domain, link.head.sequence), link,
+                            {RECEIPT_DATA_KEY: receipt.decode()}),)  # fmt: skip
+    pieces = list(_pieces(receipt))
+    own_names = [names.receipt_part(link.head.domain, link.digest, index) for index in range(len(pieces))]
+    parts = [
+        _config_map(operator_namespace, name, link, {RECEIPT_DATA_KEY: piece.decode()}, labels.RECEIPT_PART)
+        for name, piece in zip(own_names, pieces, strict=True)
+    ]
+    listed = [{"name": name, "digest": digest_bytes(piece)} for name, piece in zip(own_names, pieces, strict=True)]
+    contents = canonical_json({"digest": digest_bytes(receipt), "parts": listed}).decode()
+    name = names.receipt(link.head.domain, link.head.sequence)
+    return (*parts, _config_map(operator_namespace, name, link, {PARTS_DATA_KEY: contents}))
+
+
+def read_receipt_objects(objects: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, bytes | ReceiptError]]:
+    """Yield each receipt among ConfigMaps by their names: the name of its object, and its bytes or what is wrong.
+
+    Nothing is taken from labels, which can be edited where data cannot. Parts that no receipt lists are left over from
+    one that was never finished, and are no receipts.
+    """
+    for name, config_map in sorted(objects.items()):
+        data = config_map.get("data") or {}
+        if not name.startswith(names.RECEIPT_PREFIX):
+            continue
+        try:
+            receipt = _whole(data, objects)
+            head = read_link(receipt).head
+            if names.receipt(head.domain, head.sequence) != name:
+                raise ReceiptError(Fault.MALFORMED, f"{name} holds number {head.sequence} of domain {head.domain}")
+        except ReceiptError as error:
+            yield name, error
+        except MALFORMED as error:
+            yield name, ReceiptError(Fault.MALFORMED, f"{name}: {type(error).__name__}")
+        else:
+            yield name, receipt
+
+
+def build_public_keys(operator_namespace: str, pems: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the ConfigMap that publishes public keys by key id: the current one, and all before it.
+
+    Receipts of a key that signs no more are still to be verified, so none is ever taken out.
+    """
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {
+            "name": names.RECEIPT_PUBLIC_KEYS,
+            "namespace": operator_namespace,
+            "labels": labels.of_receipts("keys"),
+        },
+        "data": {f"{identifier}.pem": pem.decode("ascii") for identifier, pem in sorted(pems.items())},
+    }
+
+
+def _whole(data: Mapping[str, str], objects: Mapping[str, Mapping[str, Any]]) -> bytes:
+    if RECEIPT_DATA_KEY in data:
+        return data[RECEIPT_DATA_KEY].encode()
+    contents = json.loads(data[PARTS_DATA_KEY])
+    pieces = []
+    for part in contents["parts"]:
+        found = objects.get(part["name"])
+        piece = ((found or {}).get("data") or {}).get(RECEIPT_DATA_KEY, "").encode()
+        if digest_bytes(piece) != part["digest"]:
+            raise ReceiptError(Fault.MALFORMED, f"part {part['name']} is missing or was changed")
+        pieces.append(piece)
+    receipt = b"".join(pieces)
+    if digest_bytes(receipt) != contents["digest"]:
+        raise ReceiptError(Fault.MALFORMED, "its parts are not the whole of it")
+    return receipt
+
+
+def _pieces(receipt: bytes) -> Iterator[bytes]:
+    """Yield the bytes in pieces of whole characters, because a ConfigMap holds text."""
+    start = 0
+    while start < len(receipt):
+        end = min(start + MAX_PART_BYTES, len(receipt))
+        while end < len(receipt) and receipt[end] & 0xC0 == 0x80:
+            end -= 1
+        yield receipt[start:end]
+        start = end
+
+
+def _config_map(
+    namespace: str, name: str, link: Link, data: Mapping[str, str], component: str = labels.RECEIPT
+) -> dict[str, Any]:
+    own_labels = labels.of_receipts(component) | {
+        labels.DOMAIN: link.head.domain,
+        labels.RECEIPT_SEQUENCE: str(link.head.sequence),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name, "namespace": namespace, "labels": own_labels},
+        "immutable": True,
+        "data": dict(data),
+    }
