@@ -20,13 +20,13 @@ class Server:
     """Administrator's access to one control plane."""
 
     def __init__(self, kubectl: Path, kubeconfig: Path) -> None:
-        self._kubectl = kubectl
+        self.kubectl_path = kubectl
         self.kubeconfig = kubeconfig
 
     def kubectl(self, *arguments: str, stdin: str | None = None) -> str:
         """Run kubectl and return what it printed. Raises AssertionError with its complaint."""
         done = subprocess.run(
-            [str(self._kubectl), f"--kubeconfig={self.kubeconfig}", *arguments],
+            [str(self.kubectl_path), f"--kubeconfig={self.kubeconfig}", *arguments],
             input=stdin, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ import yaml
 
 from kvstrata.api.base import GROUP
 from kvstrata.api.crd import build_crds
+from kvstrata.api.receiptreference import build_receipt_reference
 from kvstrata.api.reference import HEADER as REFERENCE_HEADER
 from kvstrata.api.reference import build_reference
 
@@ -52,7 +53,7 @@ def generated_files() -> dict[Path, str]:
     # A chart can read only its own folder, so it holds a copy.
     files = {folder / name: text for folder in (CRD_FOLDER, CHART_FOLDER) for name, text in crds.items()}
     files |= {REFERENCE_FOLDER / name: page for name, page in build_reference().items()}
-    return files
+    return files | {REFERENCE_FOLDER / "receipt.md": build_receipt_reference()}
 
 
 def leftovers(root: Path, wanted: Mapping[Path, str]) -> Iterator[Path]:
