@@ -48,4 +48,5 @@ async def rig(servers: Rig) -> AsyncIterator[Rig]:
     servers.nodes = RedisNodes(NodeAccess(servers.port))
     await servers.settle(until=servers.is_up)
     yield servers
+    servers.thaw_all()
     await servers.nodes.close()

@@ -118,6 +118,12 @@ class Rig:
         self._processes[pod.uid].popen.send_signal(signal.SIGCONT)
         self._processes[pod.uid].frozen = False
 
+    def thaw_all(self) -> None:
+        """Let all go on that are frozen."""
+        for pod in self.pods.values():
+            if pod.uid in self._processes and self._processes[pod.uid].frozen:
+                self.thaw(pod)
+
     def close(self) -> None:
         """End all servers."""
         for pod in list(self.pods.values()):

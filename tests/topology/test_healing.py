@@ -229,11 +229,11 @@ class TestSilence:
 
     async def test_replicas_take_over_when_too_few_primaries_are_left_to_vote(self, rig: Rig) -> None:
         values = await written(rig)
-        frozen = [await rig.primary(0), await rig.primary(1)]
+        frozen, before = [await rig.primary(0), await rig.primary(1)], len(rig.steps)
         for pod in frozen:
             rig.freeze(pod)
         await covered(rig)
-        assert rig.steps[-1].reason is StepReason.TAKING_OVER
+        assert StepReason.TAKING_OVER in reasons(rig.steps[before:])
         assert rig.read() == values
         for pod in frozen:
             rig.thaw(pod)
@@ -259,9 +259,9 @@ class TestSilence:
 
 
 async def covered(rig: Rig) -> None:
-    """Act until every slot has a server that answers."""
+    """Act until every slot has a server that serves it."""
     give_up_at_s = time.monotonic() + 30
-    while (judged := await rig.verdict()).uncovered:
+    while not (judged := await rig.verdict()).slots_covered:
         assert time.monotonic() < give_up_at_s, judged
         await rig.act()
 

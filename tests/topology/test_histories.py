@@ -1,0 +1,227 @@
+"""Whatever happens to a cluster, and wherever its operator dies: when it is left alone, it becomes whole.
+
+On a model of servers (`gossip_model`), because thousands of histories are tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kvstrata.plan.topology import Step, StepReason, step, view
+from kvstrata.plan.topology.view import count
+from tests.topology.gossip_model import SLOTS, Gossip, RefusedError
+
+ROUNDS = 60
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_slots() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(view, "SLOTS", SLOTS)
+        yield
+
+
+def settle(model: Gossip) -> None:
+    """Gossip and operate until nothing is left to do."""
+    found: Step | None = None
+    for _ in range(ROUNDS):
+        model.gossip()
+        found = model.operate()
+        if found is None:
+            break
+    else:
+        raise AssertionError(found)
+    assert_sound(model)
+
+
+def assert_sound(model: Gossip) -> None:
+    """One primary for each slot, in its shard, with its replicas; everybody says so, and knows nobody else."""
+    primaries = [node for node in model.nodes.values() if node.primary is None]
+    assert sorted(slot for node in primaries for slot in node.slots) == list(range(SLOTS))
+    shards = {node.node_id: model.pods[node.pod_uid].shard for node in primaries}
+    assert sorted(shards.values()) == list(range(model.goal.shards))
+    for node in model.nodes.values():
+        assert node.known.keys() == {other.node_id for other in model.nodes.values()} - {node.node_id}
+        assert node.owners == primaries[0].owners
+        assert node.max_bytes == model.goal.max_bytes_each
+        if node.primary is not None:
+            assert shards[node.primary] == model.pods[node.pod_uid].shard
+            assert node.synced
+
+
+def pods(model: Gossip, shard: int) -> tuple[str, str]:
+    """The primary's and the replica's pod of a shard."""
+    found = [node for node in model.nodes.values() if model.pods[node.pod_uid].shard == shard]
+    first, second = sorted(found, key=lambda node: node.primary is not None)
+    return first.pod_uid, second.pod_uid
+
+
+def lose(*which: tuple[int, int]) -> Callable[[Gossip], None]:
+    def happen(model: Gossip) -> None:
+        for uid in [pods(model, shard)[role] for shard, role in which]:
+            model.replace(uid)
+
+    return happen
+
+
+def start_anew(*which: tuple[int, int]) -> Callable[[Gossip], None]:
+    def happen(model: Gossip) -> None:
+        for uid in [pods(model, shard)[role] for shard, role in which]:
+            model.restart(uid)
+
+    return happen
+
+
+ALL = [(shard, role) for shard in range(3) for role in (0, 1)]
+EVENTS = {
+    "a replica": lose((0, 1)),
+    "a primary": lose((0, 0)),
+    "two primaries": lose((0, 0), (1, 0)),
+    "all primaries": lose((0, 0), (1, 0), (2, 0)),
+    "a shard": lose((0, 0), (0, 1)),
+    "a shard and a primary": lose((0, 0), (0, 1), (1, 0)),
+    "all": lose(*ALL),
+    "a primary's server": start_anew((0, 0)),
+    "a shard's servers": start_anew((0, 0), (0, 1)),
+    "all servers": start_anew(*ALL),
+}
+
+
+def formed() -> Gossip:
+    model = Gossip()
+    settle(model)
+    model.write()
+    return model
+
+
+def run(model: Gossip, budget: int) -> int:
+    """Operate until so many commands are sent; return how many were."""
+    start = len(model.sent)
+    for _ in range(ROUNDS):
+        model.gossip()
+        left = budget - (len(model.sent) - start)
+        upcoming = step(model.look(), model.goal)
+        if upcoming is None or left <= 0:
+            break
+        model.operate(left if len(upcoming.commands) > left else None)
+    return len(model.sent) - start
+
+
+def test_servers_that_know_nothing_form_and_nothing_is_sent_after() -> None:
+    model = Gossip()
+    settle(model)
+    sent = len(model.sent)
+    settle(model)
+    assert len(model.sent) == sent
+
+
+@pytest.mark.parametrize("event", EVENTS.values(), ids=EVENTS)
+def test_an_operator_that_dies_after_any_command_of_a_repair_is_continued(event: Callable[[Gossip], None]) -> None:
+    whole = formed()
+    event(whole)
+    commands = run(whole, 10_000)
+    assert commands > 5
+    for died_after in range(commands):
+        model = formed()
+        event(model)
+        assert run(model, died_after) <= died_after
+        settle(model)
+
+
+def test_an_operator_that_dies_after_any_command_of_forming_is_continued() -> None:
+    whole = Gossip()
+    commands = run(whole, 10_000)
+    for died_after in range(commands):
+        model = Gossip()
+        run(model, died_after)
+        settle(model)
+
+
+@pytest.mark.parametrize("event", ["a replica", "a primary", "two primaries", "all primaries", "a primary's server"])
+def test_what_a_replica_has_is_not_lost(event: str) -> None:
+    model = formed()
+    EVENTS[event](model)
+    settle(model)
+    kept = {slot for node in model.nodes.values() for slot in node.keys}
+    assert kept == set(range(SLOTS))
+    assert not [taken for taken in model.steps if taken.lost]
+
+
+def test_what_no_replica_has_is_told_as_lost() -> None:
+    model = formed()
+    EVENTS["a shard and a primary"](model)
+    settle(model)
+    told = {slot for taken in model.steps for first, last in taken.lost for slot in range(first, last + 1)}
+    kept = {slot for node in model.nodes.values() for slot in node.keys}
+    assert told == set(range(SLOTS)) - kept
+    assert len(told) == SLOTS // 3
+
+
+happenings = st.one_of(
+    st.tuples(st.sampled_from(["replace", "restart", "freeze", "thaw", "again"]), st.integers(0, 1000)),
+    st.tuples(st.just("operate"), st.integers(0, 8)),
+    st.tuples(st.sampled_from(["gossip", "step", "write"]), st.just(0)),
+)
+
+
+def happen(model: Gossip, what: str, number: int) -> None:
+    uids = sorted(model.pods)
+    uid = uids[number % len(uids)]
+    match what:
+        case "replace":
+            model.replace(uid)
+        case "restart":
+            model.restart(uid)
+        case "freeze":
+            model.nodes[uid].frozen = True
+        case "thaw":
+            model.nodes[uid].frozen = False
+        case "gossip":
+            model.gossip()
+        case "write":
+            model.write()
+        case "step":
+            model.operate()
+        case "operate":
+            model.operate(number)
+        case "again" if model.sent:
+            # A deposed leader's command, or one that a thawed server had not read yet.
+            try:
+                model.tell(model.sent[number % len(model.sent)])
+            except RefusedError:
+                pass
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.booleans(), st.lists(happenings, max_size=25))
+def test_after_any_history_a_cluster_that_is_left_alone_becomes_whole(
+    begins_formed: bool, history: list[tuple[str, int]]
+) -> None:
+    model = formed() if begins_formed else Gossip()
+    for what, number in history:
+        happen(model, what, number)
+    for node in model.nodes.values():
+        node.frozen = False
+    settle(model)
+    sent = len(model.sent)
+    settle(model)
+    assert len(model.sent) == sent
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 1000), max_size=8))
+def test_commands_of_a_deposed_leader_lose_nothing(again: list[int]) -> None:
+    model = formed()
+    EVENTS["a primary"](model)
+    settle(model)
+    model.write()
+    for number in again:
+        happen(model, "again", number)
+        model.gossip()
+    settle(model)
+    assert {slot for node in model.nodes.values() for slot in node.keys} == set(range(SLOTS))
+    assert sum(count(taken.lost) for taken in model.steps if taken.reason is StepReason.SLOTS_LOST) == 0
