@@ -7,16 +7,19 @@ and events reach the store after the write that caused them, as a watch would br
 from __future__ import annotations
 
 import random
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvstrata.adapters.kube import KubeError
+from kvstrata.adapters.pki import KeyPair
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.ack import PodState
 from kvstrata.contract.bundle import Bundle, Entry
 from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.link import ScopeUsage, TierState
+from kvstrata.model.credentials import CredentialLook, ServerCredentials, TlsFacts
 from kvstrata.model.external import ExternalReport, ServerFacts
 from kvstrata.model.facts import BackendReport, Pod, SecretFacts, VerifiedState
 from kvstrata.model.refs import Key
@@ -28,11 +31,14 @@ from kvstrata.objects.context import BuildContext
 from kvstrata.objects.redisusers import what_users_may
 from kvstrata.plan.types import (
     EnsureSecret,
-    Material,
+    Order,
     Plan,
     PoolQuestion,
     ProbeBackend,
     Question,
+    TendServers,
+    Turn,
+    TurnSecret,
 )
 from kvstrata.reconcile.controllers import plan
 from kvstrata.reconcile.queue import WorkQueue
@@ -74,23 +80,49 @@ class MemoryKeeper(Keeper):
 
     def _facts(self, raw: Mapping[str, Any], values: Mapping[str, bytes]) -> SecretFacts:
         certificate = values.get(names.CERTIFICATE_KEY, b"")
+        due = bool(certificate) and format_timestamp(self._now()) >= certificate.decode().split()[0]
+        authority = digest_bytes(self.authority.certificate_pem)
         return SecretFacts(
             raw["metadata"]["name"],
             frozenset(values),
             raw["metadata"]["resourceVersion"],
-            fingerprint=digest_bytes(certificate + values.get(names.ACL_FILE_KEY, b""))[:12],
             users=what_users_may(values.get(names.ACL_FILE_KEY, b"")),
-            renewal_due=bool(certificate) and format_timestamp(self._now()) >= certificate.decode().split()[0],
+            renewal_due=due,
+            passwords=self._passwords(raw, values) if names.ACL_FILE_KEY in values else None,
+            tls=TlsFacts(
+                digest_bytes(certificate), trusted=frozenset({authority}), authority=authority, renewal_due=due
+            )
+            if certificate
+            else None,
         )
 
-    def _material(self, order: EnsureSecret, there: Mapping[str, bytes]) -> dict[str, bytes]:
-        if order.material is not Material.SERVER_CERTIFICATE:
-            return super()._material(order, there)
+    @property
+    def authority(self) -> KeyPair:
+        return KeyPair(b"authority", b"key")
+
+    def _issued(self, dns_names: Sequence[str]) -> dict[str, bytes]:
         renewed_at = format_timestamp(self._now() + CERTIFICATE_LIFE)
         return {
             names.CERTIFICATE_KEY: f"{renewed_at} {self._entropy(8).hex()}".encode(),
             names.PRIVATE_KEY_KEY: self._entropy(8),
         }
+
+    def _material(self, order: EnsureSecret, there: Mapping[str, bytes]) -> dict[str, bytes]:
+        made = super()._material(order, there)
+        return {key: value for key, value in made.items() if key != names.AUTHORITY_KEY}
+
+    def _turned(self, order: TurnSecret, there: Mapping[str, bytes]) -> dict[str, bytes]:
+        return self._issued(()) if order.turn is Turn.ISSUE else super()._turned(order, there)
+
+
+@dataclass(frozen=True)
+class SimulatedServer:
+    """What a managed server has: its line of passwords, what admits its users, their rights, its certificate."""
+
+    made: str
+    admitted: Mapping[str, frozenset[str]]
+    marker: str
+    certificate: str | None
 
 
 class Simulation:
@@ -104,6 +136,7 @@ class Simulation:
         self.acks: dict[str, PodState] = {}
         self.backends_up = True
         self.external: dict[str, ExternalReport] = {}
+        self.servers: dict[str, SimulatedServer] = {}
         self.asked: list[str] = []
         self.renderer = Renderer()
         self.pool_questions: list[PoolQuestion] = []
@@ -204,6 +237,7 @@ class Simulation:
         """Return another world that is the same for all that is outside of the operator, which is started anew."""
         other = Simulation()
         other.now, other.acks, other.boots = self.now, dict(self.acks), self.boots
+        other.servers = dict(self.servers)
         other.random.setstate(self.random.getstate())
         other.kube.api.take_over(self.kube.api)
         other.restart()
@@ -254,7 +288,7 @@ class Simulation:
         finish(self.writer.catch_up(key))
         made = plan(self.store.world(key.namespace), CONTEXT, key, self.now)
         self.plans.append((key, made))
-        actions = tuple(action for action in made.actions if not isinstance(action, ProbeBackend))
+        actions = tuple(action for action in made.actions if not isinstance(action, ProbeBackend | TendServers))
         try:
             finish(
                 self.writer.carry_out(key, Plan(actions, made.apply, made.statuses, made.enqueue, made.wake_after_s))
@@ -266,6 +300,8 @@ class Simulation:
         for action in made.actions:
             if isinstance(action, ProbeBackend):
                 self._answer_probe(action)
+            if isinstance(action, TendServers):
+                self._tend(action)
         while self.pool_questions:
             answer_for_pools(self, self.pool_questions.pop())
         self._deliver()
@@ -375,6 +411,33 @@ class Simulation:
             eviction="noeviction", slots=SLOTS if order.cluster else 0,
         )  # fmt: skip
         return self.external.get(order.tier, ExternalReport((well,), mapped=order.cluster))
+
+    def _tend(self, order: TendServers) -> None:
+        """Let servers do what they are told, and say what they have. One that is new has what the Secrets say."""
+        if not self.backends_up:
+            said = {one.name: ServerCredentials(one.name, "Unreachable", "no route") for one in order.servers}
+        else:
+            said = {one.name: self._tended(one.name, order) for one in order.servers}
+        look = CredentialLook(said, self.now, told=bool(order.orders))
+        self.store.domain(NAMESPACE).credentials[order.tier] = look
+        self.queue.add(Key("CacheTier", NAMESPACE, order.tier))
+
+    def _tended(self, server: str, order: TendServers) -> ServerCredentials:
+        users, tls = (self.world.secrets[name] if name else None for name in (order.users_secret, order.tls_secret))
+        assert users is not None
+        assert users.passwords is not None
+        shown = tls.tls.fingerprint if tls is not None and tls.tls is not None else None
+        has = self.servers.get(server)
+        orders = order.orders.get(server, ())
+        if has is None or has.made != users.passwords.made:
+            has = SimulatedServer(users.passwords.made, users.passwords.admitted, users.passwords.marker, shown)
+        if Order.SET_USERS in orders:
+            has = replace(has, admitted=users.passwords.admitted, marker=users.passwords.marker)
+        if Order.LOAD_CERTIFICATE in orders:
+            has = replace(has, certificate=shown)
+        self.servers[server] = has
+        marked = has.marker == users.passwords.marker
+        return ServerCredentials(server, admitted=has.admitted, marked=marked, certificate=has.certificate)
 
     def _say(self, pod: Pod, state: PodState) -> None:
         for key in self.store.observe_state(pod, NAMESPACE, VerifiedState(state, self.now)):

@@ -8,8 +8,8 @@ serial numbers are the only randomness here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from cryptography import x509
@@ -17,6 +17,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from kvstrata.model.credentials import TlsFacts
+from kvstrata.objects import names
 
 AUTHORITY_LIFETIME = timedelta(days=3650)
 LEAF_LIFETIME = timedelta(days=365)
@@ -28,6 +31,9 @@ RENEW_AT_REMAINING = 1 / 3
 
 MAX_COMMON_NAME = 64
 """Longest common name that X.509 allows (RFC 5280, ub-common-name); subject alternative names have no such bound."""
+
+TLS_KEYS = (names.CERTIFICATE_KEY, names.PRIVATE_KEY_KEY, names.AUTHORITY_KEY)
+"""Keys of a Secret with a server's certificate."""
 
 PrivateKey = ec.EllipticCurvePrivateKey
 
@@ -71,8 +77,8 @@ def issue_server(authority: KeyPair, dns_names: Sequence[str], now: datetime, ke
     """
     if not dns_names:
         raise ValueError("a server certificate needs at least one DNS name")
-    names = x509.SubjectAlternativeName([x509.DNSName(name) for name in dns_names])
-    return _issue(authority, dns_names[0], now, key, ExtendedKeyUsageOID.SERVER_AUTH, names)
+    alternatives = x509.SubjectAlternativeName([x509.DNSName(name) for name in dns_names])
+    return _issue(authority, dns_names[0], now, key, ExtendedKeyUsageOID.SERVER_AUTH, alternatives)
 
 
 def issue_client(authority: KeyPair, common_name: str, now: datetime, key: PrivateKey) -> KeyPair:
@@ -114,13 +120,84 @@ def is_issued_for(
     return set(extension.value.get_values_for_type(x509.DNSName)) == set(dns_names)
 
 
+def fingerprint(certificate_pem: bytes) -> str:
+    """Return the SHA-256 of the first certificate of a PEM file, in hexadecimal; raises ValueError if there is none."""
+    return x509.load_pem_x509_certificate(certificate_pem).fingerprint(hashes.SHA256()).hex()
+
+
+def together(*authorities_pem: bytes) -> bytes:
+    """Return one PEM file with every authority of several, each once and in order; what cannot be read is left out."""
+    found: dict[bytes, bytes] = {}
+    for pem in authorities_pem:
+        for one in _certificates(pem):
+            found.setdefault(one.fingerprint(hashes.SHA256()), _pem(one))
+    return b"".join(found.values())
+
+
+def describe(values: Mapping[str, bytes], authority_pem: bytes, now: datetime, changed_at: datetime) -> TlsFacts:
+    """Return what is told of a Secret with `tls.crt`, `tls.key` and `ca.crt`; its key stays in it."""
+    missing = tuple(key for key in TLS_KEYS if not values.get(key))
+    trusted = frozenset(
+        one.fingerprint(hashes.SHA256()).hex() for one in _certificates(values.get(names.AUTHORITY_KEY, b""))
+    )
+    own = fingerprint(authority_pem)
+    facts = TlsFacts("", trusted=trusted, authority=own, issued_by_it=False, changed_at=changed_at, missing=missing)
+    if missing:
+        several = " and ".join(missing)
+        return replace(facts, problem=f"has no {several}: add {'it' if len(missing) == 1 else 'them'}, in PEM")
+    try:
+        leaf = x509.load_pem_x509_certificate(values[names.CERTIFICATE_KEY])
+    except ValueError:
+        return replace(facts, problem="has no certificate in PEM in tls.crt")
+    facts = replace(
+        facts,
+        fingerprint=leaf.fingerprint(hashes.SHA256()).hex(),
+        not_after=leaf.not_valid_after_utc,
+        names=_names(leaf),
+        issued_by_it=_is_issued_by(leaf, authority_pem),
+        renewal_due=needs_renewal(values[names.CERTIFICATE_KEY], now),
+    )
+    if not trusted:
+        return replace(facts, problem="has no certificate in PEM in ca.crt")
+    try:
+        key = serialization.load_pem_private_key(values[names.PRIVATE_KEY_KEY], password=None)
+    except (ValueError, TypeError):
+        return replace(facts, problem="has no private key in PEM without a password in tls.key")
+    if key.public_key() != leaf.public_key():
+        return replace(facts, problem="has a tls.key that does not belong to its tls.crt")
+    return facts
+
+
+def _certificates(pem: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(pem)
+    except ValueError:
+        return []
+
+
+def _is_issued_by(leaf: x509.Certificate, authority_pem: bytes) -> bool:
+    try:
+        leaf.verify_directly_issued_by(x509.load_pem_x509_certificate(authority_pem))
+    except (ValueError, TypeError, InvalidSignature):
+        return False
+    return True
+
+
+def _names(leaf: x509.Certificate) -> frozenset[str]:
+    try:
+        extension = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except x509.ExtensionNotFound:
+        return frozenset()
+    return frozenset(extension.value.get_values_for_type(x509.DNSName))
+
+
 def _issue(
     authority: KeyPair,
     common_name: str,
     now: datetime,
     key: PrivateKey,
     usage: x509.ObjectIdentifier,
-    names: x509.SubjectAlternativeName | None,
+    alternatives: x509.SubjectAlternativeName | None,
 ) -> KeyPair:
     issuer = x509.load_pem_x509_certificate(authority.certificate_pem)
     issuer_key = serialization.load_pem_private_key(authority.key_pem, password=None)
@@ -137,8 +214,8 @@ def _issue(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_identifier), critical=False
         )
     )
-    if names is not None:
-        builder = builder.add_extension(names, critical=False)
+    if alternatives is not None:
+        builder = builder.add_extension(alternatives, critical=False)
     return KeyPair(_pem(builder.sign(issuer_key, hashes.SHA256())), _key_pem(key))
 
 

@@ -18,7 +18,7 @@ from kvstrata.api.common import (
     Status,
     TlsMode,
 )
-from kvstrata.api.markers import Immutable, Positive, SetList
+from kvstrata.api.markers import Between, Immutable, Positive, SetList
 from kvstrata.api.podtemplate import PodTemplate, ResourceRequirements
 from kvstrata.api.scalars import AbsolutePath, ForeignName, Image, LabelKey, LabelValue, ShortText
 
@@ -75,6 +75,10 @@ class RedisManaged(ApiModel):
 
     tls: ServerTls | None = None
     """TLS of the servers. Absent means Issued."""
+
+    rotate_passwords_every: Annotated[Duration, Between("1h", "8760h")] | None = None
+    """How old the passwords of the servers' users may become. Absent means 90 days (2160h). A new value of the
+    annotation kvstrata.io/rotate-passwords rotates them at once."""
 
     resources: ResourceRequirements | None = None
     """Resources of each server. Absent means memory that fits the capacity."""

@@ -33,6 +33,15 @@ class ConditionType(StrEnum):
     CAPACITY_COMMITTED = "CapacityCommitted", "The guarantees on this tier fit into its capacity."
     ENCRYPTED = "Encrypted", "Blocks at rest on this tier are encrypted."
 
+    PASSWORDS_CURRENT = (
+        "PasswordsCurrent",
+        "Every server that the operator runs has the passwords of the Secret, and they are not older than they may be.",
+    )
+    CERTIFICATE_CURRENT = (
+        "CertificateCurrent",
+        "Every server that the operator runs shows the certificate of the Secret, and it is valid; absent without TLS.",
+    )
+
     HAS_ROOM = "HasRoom", "The tier's server or files take new blocks; what is full serves those that it has."
     EVICTS_WHEN_FULL = "EvictsWhenFull", "A full tier makes room for new blocks; otherwise it refuses them."
     RETENTION_KEPT = "RetentionKept", "No block lives longer on this tier than its maxRetention."
@@ -80,6 +89,8 @@ _OF_KIND: dict[str, tuple[ConditionType, ...]] = {
         ConditionType.SLOTS_COVERED,
         ConditionType.CAPACITY_COMMITTED,
         ConditionType.ENCRYPTED,
+        ConditionType.PASSWORDS_CURRENT,
+        ConditionType.CERTIFICATE_CURRENT,
         ConditionType.HAS_ROOM,
         ConditionType.EVICTS_WHEN_FULL,
         ConditionType.RETENTION_KEPT,

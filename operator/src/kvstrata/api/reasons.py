@@ -195,6 +195,26 @@ class TierReason(Reason):
         "MemoryUnbounded",
         "A server has no maxmemory, so nothing but the node's memory bounds it. A warning: the tier is used.",
     )
+    PASSWORDS_SET = "PasswordsSet", "Every server admits the passwords of the Secret and no others."
+    PASSWORDS_OVERLAP = (
+        "PasswordsOverlap",
+        "New passwords are used, and the previous ones still admitted, because pods read files of Secrets late.",
+    )
+    PASSWORDS_OVERDUE = "PasswordsOverdue", "A rotation is due and waits for a server that does not answer."
+    ROTATING_PASSWORDS = "RotatingPasswords", "Servers come to admit new passwords, which nobody uses yet."
+    SETTING_USERS = "SettingUsers", "A server has other users or passwords than the Secret says, and is told."
+    PASSWORDS_LOST = (
+        "PasswordsLost",
+        "A server was started with passwords that no Secret holds any more, so that its pod is replaced.",
+    )
+    CERTIFICATE_SHOWN = "CertificateShown", "Every server shows the certificate of the Secret."
+    LOADING_CERTIFICATE = "LoadingCertificate", "A server does not show the certificate of the Secret yet, and is told."
+    CHANGING_AUTHORITY = "ChangingAuthority", "Clients trust two authorities while one takes the other's place."
+    CERTIFICATE_EXPIRED = "CertificateExpired", "The certificate in the Secret is not valid any more."
+    INVALID_TLS_SECRET = (
+        "InvalidTlsSecret",
+        "The Secret with the servers' certificate lacks a key, or what is in it does not fit together.",
+    )
 
 
 class ModelReason(Reason):

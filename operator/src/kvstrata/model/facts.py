@@ -11,6 +11,7 @@ from kvstrata.contract.ack import PodState
 from kvstrata.contract.bundle import Bundle, Entry
 from kvstrata.contract.pools import PoolShard
 
+from .credentials import PasswordFacts, TlsFacts
 from .external import ExternalReport
 
 
@@ -148,17 +149,18 @@ class BackendReport:
 class SecretFacts:
     """A Secret that the operator made: which keys it has, whether its certificate is due; never its values.
 
-    `fingerprint` changes when the certificate or the list of users does, and with nothing else. `users` is what the
-    users of a Redis server may, without their passwords' digests.
+    `users` is what the users of a Redis server may, without their passwords' digests. `passwords` and `tls` are known
+    of Secrets with passwords of managed servers and with a certificate.
     """
 
     name: str
     keys: frozenset[str]
     resource_version: str
-    fingerprint: str = ""
     users: str = ""
     renewal_due: bool = False
     issued_by_current_ca: bool = True
+    passwords: PasswordFacts | None = None
+    tls: TlsFacts | None = None
 
     def tells_the_same_as(self, other: SecretFacts) -> bool:
         """Whether nothing but the version differs."""

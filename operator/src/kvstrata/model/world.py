@@ -14,6 +14,7 @@ from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import TenantGroup
 
+from .credentials import CredentialLook
 from .facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
 from .memo import Memo
 from .poolfacts import HoldingReport, RenderReport, SourceReport, WarmReport
@@ -66,6 +67,7 @@ class World:
     states: Mapping[str, VerifiedState] = field(default_factory=dict)
     bundles: Mapping[str, CommittedBundle] = field(default_factory=dict)
     backends: Mapping[str, BackendReport] = field(default_factory=dict)
+    credentials: Mapping[str, CredentialLook] = field(default_factory=dict)
     sources: Mapping[tuple[str, str], SourceReport] = field(default_factory=dict)
     renders: Mapping[str, Mapping[str, RenderReport]] = field(default_factory=dict)
     warmed: Mapping[str, Mapping[tuple[str, str], WarmReport]] = field(default_factory=dict)

@@ -32,6 +32,18 @@ OWNED_SELECTOR = f"{MANAGED_BY}={MANAGER}"
 
 TLS_REVISION = "kvstrata.io/tls-revision"
 
+ROTATE_PASSWORDS = "kvstrata.io/rotate-passwords"
+"""Annotation of a CacheTier: any new value asks for a rotation of its servers' passwords."""
+
+MADE_AT = "kvstrata.io/made-at"
+"""Annotation of a Secret with passwords: when they were drawn for the first time, or anew after they were lost."""
+CHANGED_AT = "kvstrata.io/changed-at"
+"""Annotation of a Secret with passwords or a certificate: when the operator last took it one step on."""
+ROTATED_AT = "kvstrata.io/rotated-at"
+"""Annotation of a Secret with passwords: since when the current ones are used."""
+ROTATED_FOR = "kvstrata.io/rotated-for"
+"""Annotation of a Secret with passwords: the last wish to rotate them that was granted."""
+
 
 def selector_of_model(model: str) -> dict[str, str]:
     """Return the labels that select a CachedModel's pods."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
+from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.keys import domain_pattern
 from kvstrata.contract.scripts import COMMANDS
 
@@ -22,6 +23,11 @@ DATA_USER = "data"
 ADMIN_USER = "admin"
 REPLICATION_USER = "replication"
 USERS = (DATA_USER, ADMIN_USER, REPLICATION_USER)
+
+MARKER_PREFIX = "rules-"
+"""Begins the name of a user that is off and stands for what all others may: a server that has it was given exactly
+those rights. Servers tell rights in words of their own, Redis 7.0 not even in those that it was given, so that they
+cannot be compared otherwise."""
 
 Passwords = Mapping[str, Sequence[str]]
 """By the user, every password that admits it, the one to use first."""
@@ -65,7 +71,15 @@ def users_acl(domain_id: str, passwords: Passwords) -> bytes:
         ("user", "default", "off", "resetkeys", "resetchannels", "-@all"),
         *(("user", user, *user_rules(user, domain_id, passwords.get(user, ()))) for user in USERS),
     ]
-    return ("\n".join(" ".join(line) for line in lines) + "\n").encode()
+    acl = ("\n".join(" ".join(line) for line in lines) + "\n").encode()
+    marker = f"{MARKER_PREFIX}{digest_bytes(what_users_may(acl).encode())[:12]}"
+    return acl + f"user {marker} off resetkeys resetchannels -@all\n".encode()
+
+
+def user_words(acl: bytes) -> dict[str, tuple[str, ...]]:
+    """Return the words of an ACL file by their user, as they follow its name in `ACL SETUSER`, in the file's order."""
+    lines = (line.split() for line in acl.decode(errors="replace").splitlines())
+    return {line[1]: tuple(line[2:]) for line in lines if len(line) > 1 and line[0] == "user"}
 
 
 def user_rules(user: str, domain_id: str, passwords: Sequence[str]) -> tuple[str, ...]:

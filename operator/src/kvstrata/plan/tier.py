@@ -9,15 +9,13 @@ from typing import Any
 from kvstrata.api.cachetier import MAX_SHOWN_SHARDS, CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
-from kvstrata.contract.canonical import digest
 from kvstrata.model.facts import BackendReport
 from kvstrata.model.world import World
-from kvstrata.objects import labels, names
+from kvstrata.objects import names, paths
 from kvstrata.objects.children import redis_tier_children
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.quantities import binary
-from kvstrata.objects.redisusers import users_acl, what_users_may
-from kvstrata.objects.tierlinks import redis_link, redis_tls_secret
+from kvstrata.objects.tierlinks import redis_link
 
 from . import external
 from .backend import addresses, asked_as, is_external, report_of, said_before
@@ -28,7 +26,8 @@ from .conditions import Finding, false, kstatus, true, unknown, write_status
 from .filetier import USED_STEPS, file_findings, used_share
 from .ownership import no_longer_wanted, taken_by_someone_else
 from .promises import promises
-from .types import Action, Decision, EnsureSecret, Material, Plan, ProbeBackend
+from .tending import Tending, has_secrets, missing_secrets, restart_token, tend_credentials
+from .types import Action, Decision, ManagedServer, Plan, ProbeBackend
 
 PROBE_EVERY_S = 15.0
 PROBE_WHILE_DOWN_S = 3.0
@@ -67,18 +66,19 @@ def plan_tier(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan
 def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fields: dict[str, Any]) -> Plan:
     actions: tuple[Action, ...] = ()
     children: tuple[dict[str, Any], ...] = ()
+    tended: Tending | None = None
     if world.domain_id is None:
         waiting = Decision(TierReason.PROGRESSING, "the domain's identity is being drawn")
         findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
         return Plan(statuses=write_status(tier, now, findings, fields), wake_after_s=1)
     if tier.spec.redis and tier.spec.redis.managed:
-        actions = _secrets(world, ctx, tier, world.domain_id)
-        token = _restart_token(world, tier)
-        if token is None:
+        actions = missing_secrets(world, ctx, tier, world.domain_id)
+        if not has_secrets(world, tier):
             waiting = Decision(TierReason.PROGRESSING, "the server's users and certificate are being made")
             findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
             return Plan(actions=actions, statuses=write_status(tier, now, findings, fields), wake_after_s=0.2)
-        children = redis_tier_children(ctx, tier, tls_revision=token)
+        children = redis_tier_children(ctx, tier, tls_revision=restart_token(world, tier))
+        tended = tend_credentials(world, ctx, tier, (_server(tier),), now)
     foreign = taken_by_someone_else(world, tier, children)
     if foreign:
         conflict = Decision(
@@ -99,15 +99,22 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     findings = (
         *kstatus(None, pending, ready),
         reachable,
+        *(tended.findings if tended else ()),
         *external.suitability(tier, report, away, domain),
         room,
         *promises(world, tier, unused, report),
     )
+    interval_s = _interval_s(world, tier)
     return Plan(
-        actions=(*actions, *_probe(tier, now, world), *no_longer_wanted(world, tier, children)),
+        actions=(
+            *actions,
+            *(tended.actions if tended else ()),
+            *_probe(tier, now, world),
+            *no_longer_wanted(world, tier, children),
+        ),
         apply=children,
         statuses=write_status(tier, now, findings, fields),
-        wake_after_s=_interval_s(world, tier),
+        wake_after_s=min(interval_s, tended.wake_after_s) if tended else interval_s,
     )
 
 
@@ -124,6 +131,12 @@ def _readiness(
     if room.reason == TierReason.OUT_OF_MEMORY:
         warned = Decision(room.reason, room.message)
     return pending, warned or Decision(TierReason.READY, "the tier's server answers")
+
+
+def _server(tier: CacheTier) -> ManagedServer:
+    """Return the one server of a managed tier, which its Service leads to."""
+    host = names.redis_host(tier.name, tier.namespace)
+    return ManagedServer(names.redis(tier.name), f"{host}:{paths.REDIS_PORT}", host)
 
 
 def _shards(
@@ -147,48 +160,6 @@ def _shards(
     nodes = min(MAX_SHOWN_SHARDS, max(0, *(state.nodes for state in told)))
     away = max(0, *(state.nodes_away for state in told))
     return nodes, max(0, nodes - away)
-
-
-def _secrets(world: World, ctx: BuildContext, tier: CacheTier, domain_id: str) -> tuple[EnsureSecret, ...]:
-    wanted = []
-    users = world.secrets.get(names.redis_auth(tier.name))
-    # An earlier version allowed its pods less, and a domain that was made anew has other keys.
-    outdated = users is not None and users.users != what_users_may(users_acl(domain_id, {}))
-    if users is None or outdated:
-        wanted.append(
-            EnsureSecret(
-                name=names.redis_auth(tier.name),
-                material=Material.REDIS_USERS,
-                labels=labels.of_tier(tier.name),
-                owner=tier.owner_reference(),
-                domain=domain_id,
-                renew=outdated,
-            )
-        )
-    if redis_tls_secret(tier) == names.redis_tls(tier.name):
-        certificate = world.secrets.get(names.redis_tls(tier.name))
-        due = certificate is not None and (certificate.renewal_due or not certificate.issued_by_current_ca)
-        if certificate is None or due:
-            wanted.append(
-                EnsureSecret(
-                    name=names.redis_tls(tier.name),
-                    material=Material.SERVER_CERTIFICATE,
-                    labels=labels.of_tier(tier.name),
-                    owner=tier.owner_reference(),
-                    dns_names=("localhost", *names.redis_dns_names(tier.name, tier.namespace, ctx.cluster_domain)),
-                    renew=due,
-                )
-            )
-    return tuple(wanted)
-
-
-def _restart_token(world: World, tier: CacheTier) -> str | None:
-    """Return what changes when the server must read its files anew; None while they are not all there."""
-    issued = redis_tls_secret(tier) == names.redis_tls(tier.name)
-    own = [names.redis_auth(tier.name), *([names.redis_tls(tier.name)] if issued else [])]
-    if any(name not in world.secrets for name in own):
-        return None
-    return digest([world.secrets[name].fingerprint for name in own])[:12]
 
 
 def _order(world: World, tier: CacheTier) -> ProbeBackend | None:

@@ -51,7 +51,7 @@ class EnsureSecret:
 
     `dns_names` are the subject alternative names of a certificate; `domain` is the domain id whose keys the users of a
     Redis tier may reach. A Secret of data keys gets a fresh one for each of `epochs` that it has none for, and loses
-    those of `spent`; its other keys are left alone.
+    those of `spent`; its other keys are left alone. `honours` is the wish to rotate passwords that fresh ones grant.
     """
 
     name: str
@@ -63,6 +63,7 @@ class EnsureSecret:
     domain: str = ""
     epochs: tuple[str, ...] = ()
     spent: tuple[str, ...] = ()
+    honours: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,79 @@ class ProbeBackend:
     authority_secret: tuple[str, str] | None
     domain: str | None = None
     cluster: bool = False
+
+
+class Turn(StrEnum):
+    """One step in the life of a Secret with credentials; each is one write, and what it leaves behind tells the next.
+
+    Of passwords: `STAGE` draws the following ones and admits them beside the current, `PROMOTE` makes them those that
+    are used, `RETIRE` admits the previous no more. Of a certificate: `TRUST` adds the operator's new authority to those
+    that clients trust, `ISSUE` makes a new certificate, `DISTRUST` takes out the former authorities.
+    """
+
+    STAGE = "Stage"
+    PROMOTE = "Promote"
+    RETIRE = "Retire"
+    TRUST = "Trust"
+    ISSUE = "Issue"
+    DISTRUST = "Distrust"
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSecret:
+    """Take a Secret with credentials one step on, if it is still at `resource_version`.
+
+    `domain` is the domain id whose keys users may reach, `honours` the wish to rotate that is granted by it,
+    `dns_names` the subject alternative names of a certificate.
+    """
+
+    name: str
+    turn: Turn
+    resource_version: str
+    labels: Mapping[str, str]
+    owner: Mapping[str, Any]
+    domain: str = ""
+    honours: str = ""
+    dns_names: tuple[str, ...] = ()
+
+
+class Order(StrEnum):
+    """What a managed server is told about credentials; every order may be given twice.
+
+    `SET_USERS` gives it users, rights and passwords as the Secret says, `FOLLOW` the current password for following a
+    primary, `LOAD_CERTIFICATE` has it read the files of its certificate again.
+    """
+
+    SET_USERS = "SetUsers"
+    FOLLOW = "Follow"
+    LOAD_CERTIFICATE = "LoadCertificate"
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedServer:
+    """A server that the operator runs: the name by which plans know it, where it is, and what its certificate names."""
+
+    name: str
+    endpoint: str
+    server_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TendServers:
+    """Give the orders, by the server's name, then look at what all servers of a managed tier have.
+
+    `users_secret` and `tls_secret` (None in plain text) name its Secrets; what they say at that moment is what is
+    ordered. `foreign_tls` is whether its user made the latter, so that it is known from looks only, `follows` whether
+    servers follow primaries.
+    """
+
+    tier: str
+    servers: tuple[ManagedServer, ...]
+    users_secret: str
+    tls_secret: str | None
+    orders: Mapping[str, tuple[Order, ...]] = field(default_factory=dict)
+    foreign_tls: bool = False
+    follows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +250,10 @@ class Remove:
 
 
 PoolQuestion = ReadSource | RenderPool | WarmPool | InspectPool
-Question = ProbeBackend | PoolQuestion
-"""Actions that write nothing; their answers are facts of a later plan, and nobody waits for them."""
+Question = ProbeBackend | TendServers | PoolQuestion
+"""Actions that write nothing to the API server; their answers are facts of a later plan, and nobody waits for them."""
 
-Action = EnsureSecret | CommitBundle | EmptySecrets | Question | Create | Remove
+Action = EnsureSecret | TurnSecret | CommitBundle | EmptySecrets | Question | Create | Remove
 
 
 @dataclass(frozen=True, slots=True)

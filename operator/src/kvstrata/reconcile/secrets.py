@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from kvstrata.adapters import pki
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import SECRET
+from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.ack import OPERATOR_COMMON_NAME
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.datakey import DATA_KEY_BYTES
 from kvstrata.contract.keyspace import DOMAIN_KEY_BYTES, is_epoch
+from kvstrata.model.credentials import PasswordFacts
 from kvstrata.model.facts import SecretFacts
-from kvstrata.objects import names
-from kvstrata.objects.redisusers import what_users_may
-from kvstrata.objects.secret import PASSWORD_KEYS, redis_auth_data
-from kvstrata.plan.types import EnsureSecret, Material
+from kvstrata.objects import labels, names, passwords
+from kvstrata.objects.redisusers import ADMIN_USER, what_users_may
+from kvstrata.plan.types import EnsureSecret, Material, Turn, TurnSecret
 
 from .parse import resource_version
 from .store import DomainStore
@@ -123,13 +123,14 @@ class Keeper:
             values = self._data_keys(order, there)
         else:
             values = self._material(order, there) if stored is None or order.renew else None
+        told = self._annotations(order, stored, there)
         if values is None and stored is not None and not _has_labels(stored, order.labels):
             values = there  # Lists and watches go by label: without, it would be missed again and again.
         if values is None:
             if stored is not None:
                 self.observe(domain, stored)
             return
-        body = _secret(order.name, values, order.labels, order.owner)
+        body = _secret(order.name, values, order.labels, order.owner, told)
         if stored is None:
             try:
                 written = await self._kube.create(SECRET, domain.namespace, body)
@@ -143,6 +144,64 @@ class Keeper:
         log.info("secret written", extra={"secret": order.name, "material": str(order.material)})
         self.observe(domain, written)
 
+    async def turn(self, domain: DomainStore, order: TurnSecret) -> None:
+        """Take a Secret with credentials one step on, in one write, if nobody wrote it since the plan was made.
+
+        Raises KubeError if somebody does just now.
+        """
+        stored = await self._kube.get(SECRET, domain.namespace, order.name)
+        if stored is None:
+            self.forget(domain, order.name)
+            return
+        if stored["metadata"].get("resourceVersion") != order.resource_version:
+            self.observe(domain, stored)
+            return
+        values, told = self._turned(order, decode(stored)), dict(stored["metadata"].get("annotations") or {})
+        told[labels.CHANGED_AT] = now = format_timestamp(self._now())
+        if order.turn is Turn.STAGE:
+            told[labels.ROTATED_FOR] = order.honours
+        if order.turn is Turn.PROMOTE:
+            told[labels.ROTATED_AT] = now
+        body = _secret(order.name, values, order.labels, order.owner, told)
+        body["metadata"]["resourceVersion"] = order.resource_version
+        written = await self._kube.replace(SECRET, domain.namespace, body)
+        log.info("secret turned", extra={"secret": order.name, "turn": str(order.turn)})
+        self.observe(domain, written)
+
+    def _turned(self, order: TurnSecret, there: Mapping[str, bytes]) -> dict[str, bytes]:
+        own = self.authority.certificate_pem
+        match order.turn:
+            case Turn.STAGE:
+                return passwords.staged(order.domain, there, self._password)
+            case Turn.PROMOTE:
+                return passwords.promoted(order.domain, there)
+            case Turn.RETIRE:
+                return passwords.retired(order.domain, there)
+            case Turn.TRUST:
+                return {**there, names.AUTHORITY_KEY: pki.together(own, there.get(names.AUTHORITY_KEY, b""))}
+            case Turn.DISTRUST:
+                return {**there, names.AUTHORITY_KEY: own}
+            case Turn.ISSUE:
+                return self._issued(order.dns_names) | {
+                    names.AUTHORITY_KEY: pki.together(own, there.get(names.AUTHORITY_KEY, b""))
+                }
+
+    def _annotations(
+        self, order: EnsureSecret, stored: Mapping[str, Any] | None, there: Mapping[str, bytes]
+    ) -> dict[str, str]:
+        """Return the annotations of a Secret that is made or mended: of passwords, since when they are what they are.
+
+        Where the operator's own is lost, a new line of passwords begins: nobody can tell servers about them.
+        """
+        kept = dict((stored or {}).get("metadata", {}).get("annotations") or {})
+        if order.material is not Material.REDIS_USERS or passwords.to_try(there, ADMIN_USER):
+            return kept
+        now = format_timestamp(self._now())
+        return kept | {
+            **dict.fromkeys((labels.MADE_AT, labels.CHANGED_AT, labels.ROTATED_AT), now),
+            labels.ROTATED_FOR: order.honours,
+        }
+
     def _data_keys(self, order: EnsureSecret, there: Mapping[str, bytes]) -> dict[str, bytes] | None:
         """Return what a Secret of data keys is to hold, None if that is what it holds."""
         kept = {epoch: key for epoch, key in there.items() if epoch not in order.spent and _is_key(key)}
@@ -150,22 +209,38 @@ class Keeper:
         return None if kept == there and not drawn else kept | drawn
 
     def _facts(self, raw: Mapping[str, Any], values: Mapping[str, bytes]) -> SecretFacts:
-        certificate, users = values.get(names.CERTIFICATE_KEY), values.get(names.ACL_FILE_KEY, b"")
+        certificate = values.get(names.CERTIFICATE_KEY)
         return SecretFacts(
             name=raw["metadata"]["name"],
             keys=frozenset(values),
             resource_version=raw["metadata"].get("resourceVersion", ""),
-            fingerprint=digest_bytes((certificate or b"") + users)[:12],
-            users=what_users_may(users),
+            users=what_users_may(values.get(names.ACL_FILE_KEY, b"")),
             renewal_due=bool(certificate) and pki.needs_renewal(certificate or b"", self._now()),
             issued_by_current_ca=values.get(names.AUTHORITY_KEY) in (None, self.authority.certificate_pem),
+            passwords=self._passwords(raw, values) if names.ACL_FILE_KEY in values else None,
+            tls=pki.describe(
+                values, self.authority.certificate_pem, self._now(), _moment(raw, self._now(), labels.CHANGED_AT)
+            )
+            if certificate
+            else None,
         )
 
-    def _password(self, kept: bytes = b"") -> str:
-        """Return the password that is kept, or a fresh one: pods have read it, and other users need no other."""
-        if kept.isascii() and kept:
-            return kept.decode()
+    def _passwords(self, raw: Mapping[str, Any], values: Mapping[str, bytes]) -> PasswordFacts:
+        told = raw["metadata"].get("annotations") or {}
+        return passwords.password_facts(
+            values,
+            lineage=told.get(labels.MADE_AT, ""),
+            changed_at=_moment(raw, self._now(), labels.CHANGED_AT),
+            rotated_at=_moment(raw, self._now(), labels.ROTATED_AT),
+            honoured=told.get(labels.ROTATED_FOR, ""),
+        )
+
+    def _password(self) -> str:
         return base64.urlsafe_b64encode(self._entropy(32)).rstrip(b"=").decode()
+
+    def _issued(self, dns_names: Sequence[str]) -> dict[str, bytes]:
+        pair = pki.issue_server(self.authority, dns_names, self._now(), pki.generate_key())
+        return {names.CERTIFICATE_KEY: pair.certificate_pem, names.PRIVATE_KEY_KEY: pair.key_pem}
 
     def _material(self, order: EnsureSecret, there: Mapping[str, bytes]) -> dict[str, bytes]:
         match order.material:
@@ -174,19 +249,23 @@ class Keeper:
             case Material.DATA_KEYS:
                 return self._data_keys(order, there) or {}
             case Material.REDIS_USERS:
-                kept = {user: (self._password(there.get(key, b"")),) for user, key in PASSWORD_KEYS.items()}
-                return redis_auth_data(order.domain, kept)
+                return passwords.made(order.domain, there, self._password)
             case Material.SERVER_CERTIFICATE:
-                pair = pki.issue_server(self.authority, order.dns_names, self._now(), pki.generate_key())
-                return {
-                    names.CERTIFICATE_KEY: pair.certificate_pem,
-                    names.PRIVATE_KEY_KEY: pair.key_pem,
-                    names.AUTHORITY_KEY: self.authority.certificate_pem,
-                }
+                return self._issued(order.dns_names) | {names.AUTHORITY_KEY: self.authority.certificate_pem}
 
 
 def _has_labels(raw: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
     return wanted.items() <= (raw["metadata"].get("labels") or {}).items()
+
+
+def _moment(raw: Mapping[str, Any], now: datetime, annotation: str) -> datetime:
+    """Return a moment that an annotation tells; of a Secret without it that of its making, else now."""
+    for text in ((raw["metadata"].get("annotations") or {}).get(annotation), raw["metadata"].get("creationTimestamp")):
+        try:
+            return datetime.fromisoformat(text or "").astimezone(UTC)
+        except ValueError:
+            continue
+    return now
 
 
 def _is_key(key: bytes) -> bool:
@@ -217,9 +296,15 @@ def decode(raw: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 def _secret(
-    name: str, values: Mapping[str, bytes], labels: Mapping[str, str], owner: Mapping[str, Any] | None
+    name: str,
+    values: Mapping[str, bytes],
+    labels: Mapping[str, str],
+    owner: Mapping[str, Any] | None,
+    annotations: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     metadata: dict[str, Any] = {"name": name, "labels": dict(labels)}
+    if annotations:
+        metadata["annotations"] = dict(annotations)
     if owner:
         metadata["ownerReferences"] = [dict(owner)]
     return {

@@ -18,6 +18,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.link import ScopeUsage
+from kvstrata.model.credentials import CredentialLook
 from kvstrata.model.facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
 from kvstrata.model.memo import Memo
 from kvstrata.model.poolfacts import HoldingReport, RenderReport, SourceReport, WarmReport
@@ -64,6 +65,7 @@ class DomainStore:
     committed_at: dict[str, tuple[int, float]] = field(default_factory=dict)
     """By model, the revision that this process committed last and when, in monotonic seconds."""
     backends: dict[str, BackendReport] = field(default_factory=dict)
+    credentials: dict[str, CredentialLook] = field(default_factory=dict)
     sources: dict[tuple[str, str], SourceReport] = field(default_factory=dict)
     """By a ConfigMap's name and key."""
     renders: dict[str, dict[str, RenderReport]] = field(default_factory=lambda: defaultdict(dict))
@@ -125,6 +127,7 @@ class Store:
             states=d.states,
             bundles=d.bundles,
             backends=d.backends,
+            credentials=d.credentials,
             sources=d.sources,
             renders=d.renders,
             warmed=d.warmed,

@@ -30,6 +30,8 @@ from kvstrata.plan.types import (
     Remove,
     RenderPool,
     StatusWrite,
+    TendServers,
+    TurnSecret,
     WarmPool,
 )
 
@@ -37,6 +39,7 @@ from . import metrics
 from .backends import Backends
 from .bundles import bundle_secret, read_bundle, shards_of, take
 from .clock import utc_now
+from .credentials import CredentialTender
 from .queue import WorkQueue
 from .secrets import Keeper
 from .store import DomainStore, Store
@@ -64,6 +67,7 @@ class Writer:
         self._kube, self._store, self._queue, self._keeper, self._leading = kube, store, queue, keeper, leading
         self._ask_for_pools = ask_for_pools
         self.backends = Backends(kube, store, queue)
+        self.credentials = CredentialTender(kube, store, queue, keeper, leading)
 
     async def carry_out(self, key: Key, plan: Plan) -> None:
         """Write everything of `plan`, in its order. Raises KubeError on the first refusal; what was written stands.
@@ -83,6 +87,7 @@ class Writer:
             self._queue.add(key, plan.wake_after_s)
         if key.kind == "CacheTier":
             self.backends.forget_unasked(key.namespace, key.name)
+            self.credentials.forget_unmanaged(key.namespace, key.name)
 
     async def _act(self, key: Key, action: Action) -> None:
         match action:
@@ -95,6 +100,11 @@ class Writer:
                 await self._empty(key, action)
             case ProbeBackend():
                 self.backends.begin(key.namespace, action)
+            case TendServers():
+                self.credentials.begin(key.namespace, action)
+            case TurnSecret():
+                self._may_write()
+                await self._keeper.turn(self._store.domain(key.namespace), action)
             case ReadSource() | RenderPool() | WarmPool() | InspectPool():
                 self._ask_for_pools(key.namespace, action)
             case Create():

@@ -1,0 +1,236 @@
+"""Users, passwords and certificates of managed servers: told and asked over short connections that never raise.
+
+The operator enters as its own user, with the first of several passwords that the server takes, and only after the
+server's certificate was found to be right. What a server has is told in digests and fingerprints. Messages name the
+endpoint, the command and why it failed; never what was sent, nor the server's words, which could repeat it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis.asyncio as redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from kvstrata.model.credentials import ServerCredentials
+from kvstrata.objects import names, paths
+from kvstrata.objects.passwords import admission
+from kvstrata.plan.types import ManagedServer
+
+from .redis_probe import NamedTLSConnection, RedisReason, authority, parse_endpoint, reason_of, sentence_of
+
+COMMAND_TIMEOUT_S = 2.0
+
+CERTIFICATE_FILES: Mapping[str, str] = {
+    "tls-cert-file": f"{paths.REDIS_TLS}/{names.CERTIFICATE_KEY}",
+    "tls-key-file": f"{paths.REDIS_TLS}/{names.PRIVATE_KEY_KEY}",
+    "tls-ca-cert-file": f"{paths.REDIS_TLS}/{names.AUTHORITY_KEY}",
+}
+"""Where managed servers have the files of their Secret, by the setting that names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """How the operator enters managed servers: its user, the passwords to try in this order, and the authorities that
+    their certificates are checked against, None for plain text."""
+
+    username: str
+    passwords: tuple[str, ...] = field(repr=False)
+    ca_pem: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The users of managed servers: the words of each, in the order in which they are set, and the name of the one that
+    stands for what all may, which comes last."""
+
+    users: Mapping[str, tuple[str, ...]]
+    marker: str
+
+
+class AdminError(Exception):
+    """A server did not do what it was told. `reason` is a condition's, and the message one for people."""
+
+    def __init__(self, reason: RedisReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Admin:
+    """A connection to one managed server as the operator. Every call raises AdminError on any failure."""
+
+    def __init__(self, endpoint: str, connection: redis.Connection, certificate: str | None) -> None:
+        self._endpoint, self._connection = endpoint, connection
+        self.certificate = certificate
+        """Fingerprint of the certificate that the server showed; None in plain text."""
+
+    async def look(self, name: str, admission_: Admission, *, follows: bool) -> ServerCredentials:
+        """Return what the server has of these users, and, if it may follow a primary, with which password."""
+        admitted = {user: await self._admits(user) for user in admission_.users if user != admission_.marker}
+        marked = await self._user(admission_.marker) is not None
+        value = (await self._call("CONFIG GET masterauth", "CONFIG", "GET", "masterauth"))[1] if follows else b""
+        return ServerCredentials(
+            server=name,
+            admitted=admitted,
+            marked=marked,
+            master=hashlib.sha256(value).hexdigest() if value else "",
+            certificate=self.certificate,
+        )
+
+    async def set_users(self, admission_: Admission) -> None:
+        """Give the server these users with exactly these rights and passwords, each at one instant.
+
+        Connections of users that stay are not closed. The marker is last: with it all others are there.
+        """
+        for user, words in admission_.users.items():
+            await self._call(f"ACL SETUSER {user}", "ACL", "SETUSER", user, "reset", *words)
+
+    async def follow(self, username: str, password: str) -> None:
+        """Have the server follow a primary with this user and password, from its next connection on."""
+        words = ("masteruser", username, "masterauth", password)
+        await self._call("CONFIG SET masterauth", "CONFIG", "SET", *words)
+
+    async def load_certificate(self, files: Mapping[str, str] = CERTIFICATE_FILES) -> None:
+        """Have the server read the files of its certificate again, for the connections that follow.
+
+        All settings go in one command, because certificate and key must fit at every moment.
+        """
+        words = [word for setting in files.items() for word in setting]
+        await self._call("CONFIG SET tls-cert-file", "CONFIG", "SET", *words)
+
+    async def _admits(self, user: str) -> frozenset[str]:
+        told = await self._user(user)
+        if told is None:
+            return frozenset()
+        fields = {bytes(name).decode(): value for name, value in zip(told[::2], told[1::2], strict=False)}
+        flags = tuple(bytes(flag).decode() for flag in fields.get("flags", ()))
+        return admission((*flags, *(f"#{bytes(one).decode()}" for one in fields.get("passwords", ()))))
+
+    async def _user(self, user: str) -> Sequence[Any] | None:
+        told: Sequence[Any] | None = await self._call(f"ACL GETUSER {user}", "ACL", "GETUSER", user)
+        return told
+
+    async def _call(self, what: str, *words: str) -> Any:
+        """Send one command; `what` stands for it in messages."""
+        try:
+            async with asyncio.timeout(COMMAND_TIMEOUT_S):
+                await self._connection.send_command(*words)
+                return await self._connection.read_response()
+        except Exception as error:
+            reason = reason_of(error)
+            why = "refuses it" if reason is RedisReason.ERROR else sentence_of(self._endpoint, reason)
+            # Without the cause: a traceback would show the server's words, which may repeat what was sent.
+            raise AdminError(reason, f"{what} at {self._endpoint}: {why}") from None
+
+
+@asynccontextmanager
+async def admin(server: ManagedServer, entry: Entry) -> AsyncIterator[Admin]:
+    """Enter a server as the operator for as long as the block runs. Raises AdminError if it cannot be entered."""
+    connection = await _enter(server, entry)
+    try:
+        yield Admin(server.endpoint, connection, _fingerprint(connection))
+    finally:
+        await _leave(connection)
+
+
+async def tend(
+    server: ManagedServer,
+    entry: Entry,
+    admission_: Admission,
+    orders: Sequence[Callable[[Admin], Awaitable[None]]],
+    *,
+    follows: bool,
+) -> ServerCredentials:
+    """Carry out orders, then look, over a new connection: only a new handshake shows which certificate is in force.
+
+    Never raises, but for the cancellation of the caller: the first failure is the answer.
+    """
+    try:
+        if orders:
+            async with admin(server, entry) as entered:
+                for order in orders:
+                    await order(entered)
+        async with admin(server, entry) as entered:
+            return await entered.look(server.name, admission_, follows=follows)
+    except AdminError as error:
+        return ServerCredentials(server.name, reason=str(error.reason), message=str(error))
+
+
+async def _enter(server: ManagedServer, entry: Entry) -> redis.Connection:
+    """Return a connection on which the server took one of the passwords."""
+    refused: AdminError | None = None
+    for password in entry.passwords:
+        try:
+            return await _connect(server, entry, password)
+        except AdminError as error:
+            if error.reason is not RedisReason.WRONG_PASSWORD:
+                raise
+            refused = error
+    raise refused or AdminError(
+        RedisReason.PASSWORD_REQUIRED, sentence_of(server.endpoint, RedisReason.PASSWORD_REQUIRED)
+    )
+
+
+async def _connect(server: ManagedServer, entry: Entry, password: str) -> redis.Connection:
+    address = parse_endpoint(server.endpoint)
+    if address is None:
+        raise AdminError(RedisReason.INVALID_ENDPOINT, sentence_of(server.endpoint, RedisReason.INVALID_ENDPOINT))
+    settings: dict[str, Any] = {
+        "host": address[0],
+        "port": address[1],
+        "username": entry.username,
+        "password": password,
+        "protocol": 2,
+        "socket_connect_timeout": COMMAND_TIMEOUT_S,
+        "socket_timeout": COMMAND_TIMEOUT_S,
+        "retry": Retry(NoBackoff(), 0),
+        "lib_name": None,
+        "lib_version": None,
+    }
+    connection: redis.Connection | None = None
+    try:
+        if entry.ca_pem is None:
+            connection = redis.Connection(**settings)
+        else:
+            connection = ShownConnection(server_name=server.server_name, **settings, **authority(entry.ca_pem))
+        async with asyncio.timeout(COMMAND_TIMEOUT_S):
+            await connection.connect()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        if connection is not None:
+            await _leave(connection)
+        if connection is None and isinstance(error, ssl.SSLError | ValueError):
+            reason = RedisReason.INVALID_CERTIFICATE_AUTHORITY
+        else:
+            reason = reason_of(error)
+        raise AdminError(reason, sentence_of(server.endpoint, reason)) from None
+    return connection
+
+
+class ShownConnection(NamedTLSConnection):
+    """A TLS connection that tells which certificate it was shown."""
+
+    def shown(self) -> bytes:
+        """Return the server's certificate, in DER."""
+        secured = self._writer.get_extra_info("ssl_object") if self._writer is not None else None
+        return (secured.getpeercert(binary_form=True) if secured is not None else None) or b""
+
+
+def _fingerprint(connection: redis.Connection) -> str | None:
+    if not isinstance(connection, ShownConnection):
+        return None
+    return hashlib.sha256(connection.shown()).hexdigest()
+
+
+async def _leave(connection: redis.Connection) -> None:
+    try:
+        async with asyncio.timeout(1.0):
+            await connection.disconnect(nowait=True)
+    except Exception:  # noqa: S110  (closing a broken connection has nothing left to report)
+        pass

@@ -1,0 +1,460 @@
+"""The life of passwords: no server ever lacks the one that is used, whoever dies, restarts or reads late."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstrata.model.credentials import PasswordFacts, ServerCredentials, Stage
+from kvstrata.model.topology import ServerPod
+from kvstrata.objects import names, passwords
+from kvstrata.objects.passwords import admission, password_facts, to_try
+from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, MARKER_PREFIX, REPLICATION_USER, user_words
+from kvstrata.plan.passwords import (
+    OVERLAP_S,
+    ROTATE_EVERY_S,
+    SETTLE_S,
+    PasswordCase,
+    PasswordTerms,
+    Step,
+    next_step,
+    password_finding,
+    pod_to_replace,
+)
+from kvstrata.plan.types import Order, Turn
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+DOMAIN = "d" * 16
+SERVERS = ("one", "two", "three")
+KUBELET_S = 90.0
+"""The longest that a file of a Secret takes to reach a pod."""
+
+
+class Killed(BaseException):
+    """The operator's process is gone."""
+
+
+@dataclass
+class Server:
+    """A server with users in memory; it reads a file that its kubelet brings late, and only when it starts."""
+
+    file: Mapping[str, bytes]
+    words: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    master: str = ""
+    up: bool = True
+
+    def start(self) -> None:
+        self.words, self.master = dict(user_words(self.file[names.ACL_FILE_KEY])), ""
+        self.master = self.file[names.REPLICATION_PASSWORD_KEY].decode()
+
+    def admits(self, user: str, password: str) -> bool:
+        return digest(password) in admission(self.words.get(user, ()))
+
+
+class Tier:
+    """A tier whose operator goes by the plan, with kubelets that are late and servers that come and go."""
+
+    def __init__(self, seed: int = 0, servers: tuple[str, ...] = SERVERS) -> None:
+        self.random, self.now = random.Random(seed), START
+        self.secret: dict[str, bytes] = passwords.made(DOMAIN, {}, self.draw)
+        self.changed_at = self.rotated_at = START
+        self.honoured = self.asked = ""
+        self.writes: list[tuple[datetime, dict[str, bytes]]] = [(START, self.secret)]
+        self.servers = {name: Server(self.secret) for name in servers}
+        self.data_file = self.secret
+        self.alive_for: int | None = None
+        for server in self.servers.values():
+            server.start()
+
+    def draw(self) -> str:
+        return self.random.randbytes(16).hex()
+
+    @property
+    def facts(self) -> PasswordFacts:
+        return password_facts(
+            self.secret,
+            lineage="",
+            changed_at=self.changed_at,
+            rotated_at=self.rotated_at,
+            honoured=self.honoured,
+        )
+
+    def look(self) -> dict[str, ServerCredentials]:
+        return {name: self._look(name, server) for name, server in self.servers.items()}
+
+    def _look(self, name: str, server: Server) -> ServerCredentials:
+        if not server.up:
+            return ServerCredentials(name, "ConnectionRefused", "nothing listens")
+        if not any(server.admits(ADMIN_USER, password) for password in to_try(self.secret, ADMIN_USER)):
+            return ServerCredentials(name, "WrongPassword", "refuses the password")
+        admitted = {user: admission(words) for user, words in server.words.items()}
+        marked = self.facts.marker in server.words
+        return ServerCredentials(name, admitted=admitted, marked=marked, master=digest(server.master))
+
+    def case(self) -> PasswordCase:
+        terms = PasswordTerms(tuple(self.servers), asked=self.asked, follows=REPLICATION_USER)
+        return PasswordCase(self.facts, terms, self.look(), self.now)
+
+    def step(self) -> Step | None:
+        """Let the operator do one step; it dies before an effect when it has had as many as it lives for."""
+        step = next_step(self.case())
+        if step is None:
+            return None
+        for name, orders in step.orders.items():
+            for order in orders:
+                self._live()
+                self._told(self.servers[name], order)
+        if step.turn is not None:
+            self._live()
+            self._turn(step.turn)
+        return step
+
+    def run(self) -> None:
+        """Let the operator work until it waits."""
+        for _ in range(50):
+            step = self.step()
+            if step is None or not (step.orders or step.turn):
+                return
+        raise AssertionError(f"the operator never rests: {step}")
+
+    def pass_s(self, seconds: float) -> None:
+        """Let time pass; files arrive at the latest when they must."""
+        self.now += timedelta(seconds=seconds)
+        late = [data for at, data in self.writes if (self.now - at).total_seconds() >= KUBELET_S]
+        for server in self.servers.values():
+            server.file = late[-1] if late else server.file
+        self.data_file = late[-1] if late else self.data_file
+
+    def refused(self) -> list[str]:
+        """The servers that would refuse a pod which connects now, with a file as late as may be, or a replica."""
+        data, follower = self.data_file[names.PASSWORD_KEY].decode(), [s.master for s in self.servers.values() if s.up]
+        newest = self.secret[names.PASSWORD_KEY].decode()
+        return [
+            name
+            for name, server in self.servers.items()
+            if server.up
+            and not (
+                server.admits(DATA_USER, data)
+                and server.admits(DATA_USER, newest)
+                and all(server.admits(REPLICATION_USER, password) for password in follower)
+            )
+        ]
+
+    def _live(self) -> None:
+        if self.alive_for is not None:
+            if self.alive_for == 0:
+                self.alive_for = None
+                raise Killed
+            self.alive_for -= 1
+
+    def _told(self, server: Server, order: Order) -> None:
+        if order is Order.FOLLOW:
+            server.master = self.secret[names.REPLICATION_PASSWORD_KEY].decode()
+            return
+        for user, words in user_words(self.secret[names.ACL_FILE_KEY]).items():
+            server.words[user] = words
+
+    def _turn(self, turn: Turn) -> None:
+        match turn:
+            case Turn.STAGE:
+                self.secret, self.honoured = passwords.staged(DOMAIN, self.secret, self.draw), self.asked
+            case Turn.PROMOTE:
+                self.secret, self.rotated_at = passwords.promoted(DOMAIN, self.secret), self.now
+            case Turn.RETIRE:
+                self.secret = passwords.retired(DOMAIN, self.secret)
+        self.changed_at = self.now
+        self.writes.append((self.now, self.secret))
+
+
+def digest(password: str) -> str:
+    return hashlib.sha256(password.encode()).hexdigest() if password else ""
+
+
+def rotate(tier: Tier) -> Iterator[Tier]:
+    """Ask for a rotation and let it come to its end, in steps of a few seconds; give the tier after each effect."""
+    tier.asked = f"wish of {tier.now}"
+    for _ in range(400):
+        for _ in range(50):
+            step = tier.step()
+            yield tier
+            if step is None or not (step.orders or step.turn):
+                break
+        if tier.facts.stage is Stage.CURRENT and tier.honoured == tier.asked and next_step(tier.case()) is None:
+            return
+        tier.pass_s(10)
+    raise AssertionError(f"the rotation has no end: {next_step(tier.case())}")
+
+
+class TestARotation:
+    def test_ends_with_new_passwords_on_every_server_and_without_the_old_ones(self) -> None:
+        tier = Tier()
+        before = dict(tier.secret)
+        for _ in rotate(tier):
+            pass
+        for key in (names.PASSWORD_KEY, names.ADMIN_PASSWORD_KEY, names.REPLICATION_PASSWORD_KEY):
+            assert tier.secret[key] != before[key]
+        for server in tier.servers.values():
+            assert server.admits(DATA_USER, tier.secret[names.PASSWORD_KEY].decode())
+            assert not server.admits(DATA_USER, before[names.PASSWORD_KEY].decode())
+            assert not server.admits(ADMIN_USER, before[names.ADMIN_PASSWORD_KEY].decode())
+            assert server.master == tier.secret[names.REPLICATION_PASSWORD_KEY].decode()
+        assert set(tier.secret) == set(before)
+
+    def test_never_lets_a_pod_or_a_replica_be_refused_however_late_it_reads(self) -> None:
+        tier = Tier()
+        assert [tier.refused() for _ in rotate(tier)].count([]) > 3
+        tier = Tier()
+        assert all(at.refused() == [] for at in rotate(tier))
+
+    def test_uses_the_following_passwords_only_when_files_have_had_time_to_reach_every_pod(self) -> None:
+        tier = Tier()
+        staged_at = promoted_at = retired_at = START
+        for at in rotate(tier):
+            if at.facts.stage is Stage.STAGED:
+                staged_at = max(staged_at, at.changed_at)
+            if at.facts.stage is Stage.OVERLAP:
+                promoted_at = at.changed_at
+        retired_at = tier.changed_at
+        assert (promoted_at - staged_at).total_seconds() >= SETTLE_S > KUBELET_S
+        assert (retired_at - promoted_at).total_seconds() >= OVERLAP_S > KUBELET_S
+
+    def test_is_not_begun_twice_for_one_wish(self) -> None:
+        tier = Tier()
+        for _ in rotate(tier):
+            pass
+        secret = dict(tier.secret)
+        tier.pass_s(10 * OVERLAP_S)
+        tier.run()
+        assert tier.secret == secret
+
+    def test_begins_by_itself_when_passwords_are_old_and_not_before(self) -> None:
+        tier = Tier()
+        tier.pass_s(ROTATE_EVERY_S - 1)
+        tier.run()
+        assert tier.facts.stage is Stage.CURRENT
+        tier.pass_s(1)
+        tier.run()
+        assert tier.facts.stage is Stage.STAGED
+
+
+def effects() -> int:
+    """How many effects a rotation has."""
+    tier, count = Tier(), 0
+    tier.asked = "now"
+    tier.alive_for = 1000
+    for _ in rotate(tier):
+        assert tier.alive_for is not None
+        count = 1000 - tier.alive_for
+    return count
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_an_operator_that_is_killed_before_any_effect_of_a_rotation_goes_on_with_it(number: int) -> None:
+    assert effects() == 12, "as many as the parameters say"
+    tier = Tier()
+    tier.alive_for = number
+    with pytest.raises(Killed):
+        assert all(at.refused() == [] for at in rotate(tier))
+    # Another one begins to lead; it knows the Secret and what servers say, and no more.
+    wish = tier.asked
+    for at in rotate(tier):
+        tier.asked = wish
+        assert at.refused() == []
+    assert tier.facts.stage is Stage.CURRENT
+    assert all(
+        set(server.words) == set(user_words(tier.secret[names.ACL_FILE_KEY])) for server in tier.servers.values()
+    )
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(("restart", "down", "up", "wish", "kill", "wait", "wait", "wait")),
+        st.integers(0, 11),
+    ),
+    max_size=40,
+)
+
+
+@given(EVENTS, st.integers(0, 100))
+@settings(max_examples=60, deadline=None)
+def test_whatever_happens_no_server_that_was_looked_at_refuses_and_all_ends_well(
+    events: list[tuple[str, int]], seed: int
+) -> None:
+    tier = Tier(seed)
+    for event, number in events:
+        server = tier.servers[SERVERS[number % len(SERVERS)]]
+        match event:
+            case "restart":
+                server.up = True
+                server.start()
+            case "down":
+                server.up = False
+            case "up" if not server.up:
+                server.up = True
+                server.start()
+            case "wish":
+                tier.asked = f"wish {number}"
+            case "kill":
+                tier.alive_for = number
+            case "wait":
+                tier.pass_s(10.0 * (number + 1))
+        try:
+            tier.run()
+        except Killed:
+            continue
+        tier.alive_for = None
+        assert tier.refused() == []
+    for server in tier.servers.values():
+        if not server.up:
+            server.up = True
+            server.start()
+    tier.alive_for = None
+    for _ in rotate(tier):
+        pass
+    assert tier.refused() == []
+    finding = password_finding(tier.case(), next_step(tier.case()))
+    assert (finding.status, finding.reason) == ("True", "PasswordsSet")
+
+
+class TestServers:
+    def test_one_that_started_with_an_older_file_is_told(self) -> None:
+        tier = Tier()
+        older = dict(tier.secret)
+        for at in rotate(tier):
+            if at.facts.stage is Stage.OVERLAP:
+                break
+        server = tier.servers["two"]
+        server.file = older
+        server.start()
+        assert tier.refused() == ["two"]
+        step = next_step(tier.case())
+        assert step is not None
+        assert step.orders == {"two": (Order.SET_USERS,)}
+        finding = password_finding(tier.case(), step)
+        assert (finding.status, finding.reason) == ("False", "SettingUsers")
+        assert "two" in finding.message
+        tier.run()
+        assert tier.refused() == []
+
+    @pytest.mark.parametrize("change", ["marker", "more", "nopass", "off"])
+    def test_one_whose_users_somebody_changed_is_told(self, change: str) -> None:
+        tier = Tier()
+        words, marker = tier.servers["one"].words, tier.facts.marker
+        match change:
+            case "marker":
+                del words[marker]
+            case "more":
+                words[DATA_USER] += ("#" + "0" * 64,)
+            case "nopass":
+                words["default"] = ("on", "nopass", "+@all")
+            case "off":
+                words[DATA_USER] = tuple(word for word in words[DATA_USER] if word != "on")
+        step = next_step(tier.case())
+        assert step is not None
+        assert step.orders == {"one": (Order.SET_USERS,)}
+
+    def test_one_that_does_not_answer_holds_a_rotation_up_and_is_named(self) -> None:
+        tier = Tier()
+        tier.servers["three"].up = False
+        tier.asked = "now"
+        step = next_step(tier.case())
+        assert step is not None
+        assert (step.orders, step.turn) == ({}, None)
+        finding = password_finding(tier.case(), step)
+        assert (finding.status, finding.reason) == ("False", "PasswordsOverdue")
+        assert "three" in finding.message
+
+    def test_passwords_in_force_stay_while_a_server_does_not_answer(self) -> None:
+        tier = Tier()
+        for at in rotate(tier):
+            if at.facts.stage is Stage.STAGED:
+                break
+        tier.servers["three"].up = False
+        tier.pass_s(10 * OVERLAP_S)
+        tier.run()
+        assert tier.facts.stage is Stage.STAGED
+
+    def test_the_overlap_counts_as_current(self) -> None:
+        tier = Tier()
+        for at in rotate(tier):
+            if at.facts.stage is Stage.OVERLAP and next_step(at.case()) is not None:
+                break
+        tier.run()
+        finding = password_finding(tier.case(), next_step(tier.case()))
+        assert (finding.status, finding.reason) == ("True", "PasswordsOverlap")
+
+
+class TestLostPasswords:
+    @staticmethod
+    def pods(**changes: dict[str, object]) -> list[ServerPod]:
+        whole = [
+            ServerPod(f"t-{shard}-{ordinal}", f"{shard}{ordinal}", shard, ordinal, "10.0.0.1", True, False, "old")
+            for shard in range(3)
+            for ordinal in range(2)
+        ]
+        return [replace(pod, **changes.get(f"u{pod.uid}", {})) for pod in whole]  # type: ignore[arg-type]
+
+    @staticmethod
+    def refusing(*uids: str) -> dict[str, ServerCredentials]:
+        return {uid: ServerCredentials(uid, "WrongPassword", "refuses the password") for uid in uids}
+
+    def test_are_told_as_such(self) -> None:
+        tier = Tier()
+        tier.secret = passwords.made(DOMAIN, {}, tier.draw)
+        finding = password_finding(tier.case(), next_step(tier.case()))
+        assert (finding.status, finding.reason) == ("False", "PasswordsLost")
+
+    def test_replace_pods_one_at_a_time_and_shard_by_shard(self) -> None:
+        left = {pod.uid: pod for pod in self.pods()}
+        order = []
+        revisions = dict.fromkeys(range(3), "new")
+        looks = self.refusing(*left)
+        while (pod := pod_to_replace(left.values(), looks, revisions)) is not None:
+            order.append(pod.uid)
+            left[pod.uid] = replace(pod, ready=False, revision="new")
+            del looks[pod.uid]
+            assert pod_to_replace(left.values(), looks, revisions) is None
+            left[pod.uid] = replace(left[pod.uid], ready=True)
+        assert order == ["01", "00", "11", "10", "21", "20"]
+
+    def test_replace_no_pod_that_another_start_would_not_help(self) -> None:
+        pods = self.pods(u00={"revision": "new"})
+        revisions = dict.fromkeys(range(3), "new")
+        assert pod_to_replace(pods, self.refusing("00"), revisions) is None
+        started = self.pods(u00={"revision": "new", "started": 1})
+        assert pod_to_replace(started, self.refusing("00"), revisions) is not None
+
+
+class TestTheSecret:
+    def test_holds_every_password_that_its_file_admits_and_no_others(self) -> None:
+        tier = Tier()
+        assert all(at.facts.whole for at in rotate(tier))
+        assert not password_facts(
+            {**tier.secret, names.PASSWORD_KEY: b"another"},
+            lineage="", changed_at=START, rotated_at=START, honoured="",
+        ).whole  # fmt: skip
+
+    def test_keeps_its_rights_and_their_marker_through_all_stages(self) -> None:
+        markers = {at.facts.marker for at in rotate(Tier())}
+        assert len(markers) == 1
+        assert markers.pop().startswith(MARKER_PREFIX)
+
+    def test_that_lost_one_password_gets_that_one_anew(self) -> None:
+        tier = Tier()
+        there = {key: value for key, value in tier.secret.items() if key != names.PASSWORD_KEY}
+        mended = passwords.made(DOMAIN, there, tier.draw)
+        assert mended[names.PASSWORD_KEY] not in (b"", tier.secret[names.PASSWORD_KEY])
+        assert mended[names.ADMIN_PASSWORD_KEY] == tier.secret[names.ADMIN_PASSWORD_KEY]
+
+    def test_tells_facts_in_which_no_password_is(self) -> None:
+        for at in rotate(Tier()):
+            told = repr(at.facts)
+            held = [value for key, value in at.secret.items() if key.endswith("password")]
+            assert not any(value.decode() in told for value in held)
