@@ -80,17 +80,17 @@ class MemoryKeeper(Keeper):
 
     def _facts(self, raw: Mapping[str, Any], values: Mapping[str, bytes]) -> SecretFacts:
         certificate = values.get(names.CERTIFICATE_KEY, b"")
-        due = bool(certificate) and format_timestamp(self._now()) >= certificate.decode().split()[0]
+        renew_at = datetime.fromisoformat(certificate.decode().split()[0]) if certificate else None
         authority = digest_bytes(self.authority.certificate_pem)
         return SecretFacts(
             raw["metadata"]["name"],
             frozenset(values),
             raw["metadata"]["resourceVersion"],
             users=what_users_may(values.get(names.ACL_FILE_KEY, b"")),
-            renewal_due=due,
+            renewal_due=renew_at is not None and self._now() >= renew_at,
             passwords=self._passwords(raw, values) if names.ACL_FILE_KEY in values else None,
             tls=TlsFacts(
-                digest_bytes(certificate), trusted=frozenset({authority}), authority=authority, renewal_due=due
+                digest_bytes(certificate), trusted=frozenset({authority}), authority=authority, renew_at=renew_at
             )
             if certificate
             else None,

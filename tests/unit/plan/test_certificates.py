@@ -44,7 +44,7 @@ class Tier:
 
     @property
     def facts(self) -> TlsFacts:
-        return pki.describe(self.secret, self.authority.certificate_pem, self.now, self.changed_at)
+        return pki.describe(self.secret, self.authority.certificate_pem, self.changed_at)
 
     def case(self) -> CertificateCase:
         looks = {
@@ -193,7 +193,7 @@ def test_a_users_secret_that_is_not_whole_is_named_with_what_lacks_and_changes_n
     change: dict[str, bytes], named: str
 ) -> None:
     tier = Tier()
-    facts = pki.describe(PAIR | change, tier.authority.certificate_pem, START, START)
+    facts = pki.describe(PAIR | change, tier.authority.certificate_pem, START)
     looks = {name: ServerCredentials(name, certificate="another") for name in SERVERS}
     case = CertificateCase(facts, CertificateTerms(SERVERS, "mine", False), looks, START)
     assert next_step(case) is None

@@ -134,7 +134,7 @@ def together(*authorities_pem: bytes) -> bytes:
     return b"".join(found.values())
 
 
-def describe(values: Mapping[str, bytes], authority_pem: bytes, now: datetime, changed_at: datetime) -> TlsFacts:
+def describe(values: Mapping[str, bytes], authority_pem: bytes, changed_at: datetime) -> TlsFacts:
     """Return what is told of a Secret with `tls.crt`, `tls.key` and `ca.crt`; its key stays in it."""
     missing = tuple(key for key in TLS_KEYS if not values.get(key))
     trusted = frozenset(
@@ -155,7 +155,7 @@ def describe(values: Mapping[str, bytes], authority_pem: bytes, now: datetime, c
         not_after=leaf.not_valid_after_utc,
         names=_names(leaf),
         issued_by_it=_is_issued_by(leaf, authority_pem),
-        renewal_due=needs_renewal(values[names.CERTIFICATE_KEY], now),
+        renew_at=leaf.not_valid_after_utc - (leaf.not_valid_after_utc - leaf.not_valid_before_utc) * RENEW_AT_REMAINING,
     )
     if not trusted:
         return replace(facts, problem="has no certificate in PEM in ca.crt")

@@ -191,8 +191,7 @@ async def _connect(server: ManagedServer, entry: Entry, password: str) -> redis.
         "socket_connect_timeout": COMMAND_TIMEOUT_S,
         "socket_timeout": COMMAND_TIMEOUT_S,
         "retry": Retry(NoBackoff(), 0),
-        "lib_name": None,
-        "lib_version": None,
+        "driver_info": None,
     }
     connection: redis.Connection | None = None
     try:

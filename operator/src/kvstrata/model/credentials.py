@@ -52,9 +52,9 @@ class TlsFacts:
     """What a Secret with a server certificate says.
 
     `problem` says why servers cannot use it, `missing` which of its keys there are not. `fingerprint` is the
-    certificate's (SHA-256, hexadecimal), `trusted` those of the authorities in `ca.crt`, `names` what it is issued for.
-    `authority` is the operator's own, and `issued_by_it` whether it signed the certificate. `changed_at` is when the
-    operator last wrote the Secret.
+    certificate's (SHA-256, hexadecimal), `trusted` those of the authorities in `ca.crt`, `names` what it is issued for
+    and `renew_at` when it should be replaced. `authority` is the operator's own, and `issued_by_it` whether it signed
+    the certificate. `changed_at` is when the operator last wrote the Secret.
     """
 
     fingerprint: str
@@ -63,7 +63,7 @@ class TlsFacts:
     names: frozenset[str] = frozenset()
     authority: str = ""
     issued_by_it: bool = True
-    renewal_due: bool = False
+    renew_at: datetime | None = None
     changed_at: datetime | None = None
     missing: tuple[str, ...] = ()
     problem: str = ""

@@ -91,7 +91,8 @@ def issue(case: CertificateCase) -> Step | None:
     """
     facts = case.facts
     lacking = bool(facts.names) and not facts.names.issuperset(case.terms.names)
-    if facts.issued_by_it and not facts.renewal_due and not lacking:
+    old = facts.renew_at is not None and facts.renew_at <= case.now
+    if facts.issued_by_it and not old and not lacking:
         return None
     left_s = _left_s(case, case.terms.settle_s)
     if not facts.issued_by_it and not _has_ended(case) and left_s > 0:

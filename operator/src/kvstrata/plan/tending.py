@@ -97,6 +97,7 @@ def tend_credentials(
     world: World,
     ctx: BuildContext,
     tier: CacheTier,
+    domain_id: str,
     servers: tuple[ManagedServer, ...],
     now: datetime,
     *,
@@ -104,12 +105,13 @@ def tend_credentials(
 ) -> Tending:
     """Return what is to be done for the passwords and the certificate of these servers, which are all that run.
 
-    `follows` is whether servers follow primaries, and so need a password for it.
+    `domain_id` is the domain whose keys users may reach, `follows` whether servers follow primaries, and so need a
+    password for it.
     """
     look = world.credentials.get(tier.name)
     kept = CredentialLook({}, now) if look is None else look
     running = tuple(server.name for server in servers)
-    on_users = _on_users(world, tier, running, kept, now, follows=follows)
+    on_users = _on_users(world, tier, domain_id, running, kept, now, follows=follows)
     on_certificate = _on_certificate(world, ctx, tier, running, kept, now)
     parts = [part for part in (on_users, on_certificate) if part is not None]
     steps = [part.step for part in parts if part.step is not None]
@@ -138,7 +140,14 @@ class _Part:
 
 
 def _on_users(
-    world: World, tier: CacheTier, running: tuple[str, ...], look: CredentialLook, now: datetime, *, follows: bool
+    world: World,
+    tier: CacheTier,
+    domain_id: str,
+    running: tuple[str, ...],
+    look: CredentialLook,
+    now: datetime,
+    *,
+    follows: bool,
 ) -> _Part:
     name = names.redis_auth(tier.name)
     secret = world.secrets.get(name)
@@ -162,7 +171,7 @@ def _on_users(
             secret.resource_version,
             labels.of_tier(tier.name),
             tier.owner_reference(),
-            domain=world.domain_id or "",
+            domain=domain_id,
             honours=_asked(tier),
         )
     return _Part(password_finding(case, step), step, turn)

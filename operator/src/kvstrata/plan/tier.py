@@ -78,7 +78,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
             findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
             return Plan(actions=actions, statuses=write_status(tier, now, findings, fields), wake_after_s=0.2)
         children = redis_tier_children(ctx, tier, tls_revision=restart_token(world, tier))
-        tended = tend_credentials(world, ctx, tier, (_server(tier),), now)
+        tended = tend_credentials(world, ctx, tier, world.domain_id, (_server(tier),), now)
     foreign = taken_by_someone_else(world, tier, children)
     if foreign:
         conflict = Decision(

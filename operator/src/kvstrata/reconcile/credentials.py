@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 
 from kvstrata.adapters import pki
 from kvstrata.adapters.kube import Kube, KubeError
@@ -34,7 +35,8 @@ Values = Mapping[str, bytes]
 class CredentialTender:
     """Tends the servers of managed tiers for one operator process: one round at a time for each tier.
 
-    `leading` says whether this process may still give orders. `files` are where servers have their certificate.
+    `leading` says whether this process may still give orders. `files` are where servers have their certificate,
+    `now` is the wall clock in UTC.
     """
 
     def __init__(
@@ -44,10 +46,12 @@ class CredentialTender:
         queue: WorkQueue,
         keeper: Keeper,
         leading: Callable[[], bool],
+        *,
         files: Mapping[str, str] = CERTIFICATE_FILES,
+        now: Callable[[], datetime] = utc_now,
     ) -> None:
         self._kube, self._store, self._queue, self._keeper = kube, store, queue, keeper
-        self._leading, self._files = leading, files
+        self._leading, self._files, self._now = leading, files, now
         self._rounds: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def begin(self, namespace: str, order: TendServers) -> None:
@@ -64,8 +68,7 @@ class CredentialTender:
             users = await self._values(namespace, order.users_secret)
             certificate = await self._values(namespace, order.tls_secret) if order.tls_secret else None
             if certificate is not None and order.foreign_tls:
-                now = utc_now()
-                tls = pki.describe(certificate, self._keeper.authority.certificate_pem, now, now)
+                tls = pki.describe(certificate, self._keeper.authority.certificate_pem, self._now())
         except (KubeError, LookupError) as error:
             looks = [ServerCredentials(one.name, TierReason.SECRET_NOT_FOUND, str(error)) for one in order.servers]
         else:
@@ -73,7 +76,7 @@ class CredentialTender:
             looks = list(await asyncio.gather(*told))
         if not self._is_managed(namespace, order.tier):
             return
-        look = CredentialLook({one.server: one for one in looks}, utc_now(), tls, told=bool(order.orders))
+        look = CredentialLook({one.server: one for one in looks}, self._now(), tls, told=bool(order.orders))
         self._store.domain(namespace).credentials[order.tier] = look
         self._queue.add(Key(CacheTier.INFO.kind, namespace, order.tier))
 

@@ -218,9 +218,7 @@ class Keeper:
             renewal_due=bool(certificate) and pki.needs_renewal(certificate or b"", self._now()),
             issued_by_current_ca=values.get(names.AUTHORITY_KEY) in (None, self.authority.certificate_pem),
             passwords=self._passwords(raw, values) if names.ACL_FILE_KEY in values else None,
-            tls=pki.describe(
-                values, self.authority.certificate_pem, self._now(), _moment(raw, self._now(), labels.CHANGED_AT)
-            )
+            tls=pki.describe(values, self.authority.certificate_pem, _moment(raw, self._now(), labels.CHANGED_AT))
             if certificate
             else None,
         )
