@@ -33,6 +33,8 @@ def documented_metrics() -> set[str]:
         "kvstrata_watchers",
         "kvstrata_reconcile_failures_total",
         "kvstrata_backend_up",
+        "kvstrata_backend_suitable",
+        "kvstrata_backend_slots_uncovered",
         "kvstrata_acks_refused_total",
         "kvstrata_gate_policy_fresh",
         "kvstrata_gate_cache_linked",

@@ -14,6 +14,8 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.model.facts import BackendReport
 from kvstrata.model.refs import Key
+from kvstrata.model.topology import SLOTS
+from kvstrata.plan.external import missing
 from kvstrata.plan.types import ProbeBackend
 
 from . import metrics
@@ -59,7 +61,7 @@ class Backends:
         if not self._is_asked(namespace, order.tier):
             return
         self._store.domain(namespace).backends[order.tier] = report
-        metrics.BACKEND_UP.labels(namespace, order.tier).set(1 if report.reachable else 0)
+        self._count(namespace, order, report)
         self._queue.add(Key("CacheTier", namespace, order.tier))
 
     async def _figures(self, order: ProbeBackend, access: Access) -> BackendReport:
@@ -110,7 +112,20 @@ class Backends:
         """Forget what the server of a tier said that is gone, or has none that the operator asks."""
         if not self._is_asked(namespace, tier):
             self._store.domain(namespace).backends.pop(tier, None)
-            metrics.BACKEND_UP.remove(namespace, tier)
+            for gauge in (metrics.BACKEND_UP, metrics.BACKEND_SUITABLE, metrics.SLOTS_UNCOVERED):
+                gauge.remove(namespace, tier)
+
+    def _count(self, namespace: str, order: ProbeBackend, report: BackendReport) -> None:
+        """Show what was answered; of servers that did not answer, what their last answer was stays."""
+        where = (namespace, order.tier)
+        metrics.BACKEND_UP.labels(*where).set(1 if report.reachable else 0)
+        tier = self._store.domain(namespace).objects["CacheTier"].get(order.tier)
+        if tier is None or order.domain is None or report.external is None or not report.reachable:
+            return
+        unsuitable = missing(tier, report, order.domain)
+        metrics.BACKEND_SUITABLE.labels(*where).set(0 if unsuitable else 1)
+        if report.external.mapped:
+            metrics.SLOTS_UNCOVERED.labels(*where).set(SLOTS - report.external.answered)
 
     async def _secret_value(self, namespace: str, where: tuple[str, str] | None) -> bytes | None:
         if where is None:

@@ -20,6 +20,16 @@ ACK_LATENCY = Histogram(
 ACKS_REFUSED = Counter("kvstrata_acks_refused_total", "Acknowledgements that were not believed", ["reason"])
 GATE_ERRORS = Counter("kvstrata_gate_errors_total", "Failed requests to gates", ["reason"])
 BACKEND_UP = Gauge("kvstrata_backend_up", "1 while a Redis tier answers the operator", ["namespace", "tier"])
+BACKEND_SUITABLE = Gauge(
+    "kvstrata_backend_suitable",
+    "1 while the external servers of a Redis tier pass the checks that are required, as they last answered",
+    ["namespace", "tier"],
+)
+SLOTS_UNCOVERED = Gauge(
+    "kvstrata_backend_slots_uncovered",
+    "Slots of a Redis tier's cluster without a server that answers the operator",
+    ["namespace", "tier"],
+)
 WATCHERS = Gauge("kvstrata_watchers", "Watches that run")
 RESYNCS = Counter("kvstrata_resyncs_total", "Complete list-and-diff passes")
 MISSED = Counter("kvstrata_missed_changes_total", "Changes that a list showed and no event had", ["kind"])
