@@ -92,7 +92,8 @@ class TestDrawing:
         simulation.kube.before_write = refuse
         simulation.come_to_rest()
         assert simulation.entry("acme").keys == ()
-        assert simulation.condition(TCP, "acme", "Enforced")[0] == "True"
+        assert simulation.world.acked_revision(simulation.pod("pod-0")) == simulation.bundle().root.revision
+        assert simulation.condition(TCP, "acme", "Enforced") == ("False", "AwaitingKeys")
         simulation.kube.before_write = lambda verb, kind, name: None
         simulation.advance(120)
         simulation.come_to_rest()

@@ -293,6 +293,7 @@ class PolicyReason(Reason):
     LAST_VALID_IN_FORCE = "LastValidInForce", "This spec is not in force; the last valid one still is."
     NEVER_ENFORCED = "NeverEnforced", "No valid version of this policy was ever in force."
     NOT_COMMITTED = _NOT_COMMITTED
+    AWAITING_KEYS = _AWAITING_KEYS
     AWAITING_ACKS = _AWAITING_ACKS
     ALL_PODS_ACKNOWLEDGED = _ALL_ACKED
     NO_LIVE_PODS = _NO_LIVE_PODS

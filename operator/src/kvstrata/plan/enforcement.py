@@ -14,6 +14,7 @@ from kvstrata.model.world import World
 
 from .compile import entry_in, rules_of, selects
 from .conditions import Finding, false, true, unknown
+from .datakeys import seals
 
 ENFORCED = "Enforced"
 
@@ -68,7 +69,8 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
     """Return whether `desired` is what all live pods of the policy's models enforce.
 
     Enforced is True when every bundle holds the entry and every live pod acknowledged the revision that brought it,
-    Unknown/NoLivePods when nobody is there to enforce anything, False otherwise.
+    Unknown/NoLivePods when nobody is there to enforce anything, False otherwise. An entry that lacks the key with which
+    a tier of its model encrypts is not what was declared: that tier refuses its keyspace.
     """
     models = [model for _, model in sorted(world.models.items()) if selects(policy, model)]
     if not models:
@@ -78,6 +80,7 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
         )
     settled = policy.status.enforced_generation == policy.generation
     total = Coverage()
+    keyless = [model.name for model in models if not (desired.keys or desired.suspended) and seals(world, model)]
     uncommitted = _bundles_that_still_hold(world, policy, frozenset(model.name for model in models))
     for model in models:
         committed = world.bundles.get(model.name)
@@ -109,6 +112,18 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
                 ENFORCED,
                 PolicyReason.NOT_COMMITTED,
                 f"the bundle of CachedModel {names} is not up to date with this policy yet",
+            ),
+            committed=False,
+            coverage=total,
+        )
+    if keyless:
+        names = ", ".join(keyless)
+        return Enforcement(
+            false(
+                ENFORCED,
+                PolicyReason.AWAITING_KEYS,
+                f"the scope's data key is being drawn; until pods of CachedModel {names} have it, tiers that encrypt "
+                "refuse its blocks",
             ),
             committed=False,
             coverage=total,
