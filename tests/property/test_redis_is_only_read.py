@@ -1,6 +1,6 @@
 """A probe writes nothing to Redis, so there is no write there at which the operator could die.
 
-Commands are sent to clusters alone, and by one module, whose tests end it after each of them (`tests/topology`).
+What else is sent, and by which modules, is named below.
 
 A server that records every command stands in for Redis, because what is sent is the point and not what is answered.
 """
@@ -15,7 +15,8 @@ import pytest
 
 from kvstrata.adapters.redis_probe import RedisReason, probe_redis
 
-OPERATOR = Path(__file__).resolve().parents[2] / "operator" / "src" / "kvstrata"
+REPOSITORY = Path(__file__).resolve().parents[2]
+OPERATOR = REPOSITORY / "operator" / "src" / "kvstrata"
 READS = {"INFO", "PING"}
 OF_THE_CONNECTION = {"AUTH", "HELLO", "CLIENT SETINFO", "CLIENT SETNAME"}
 INFO = b"redis_version:8.0.0\r\nused_memory:1\r\nmaxmemory:2\r\nrole:master\r\n"
@@ -61,6 +62,20 @@ async def test_a_probe_sends_nothing_that_writes(
     assert set(recorder.commands) <= READS | OF_THE_CONNECTION
 
 
+SPEAKERS = {
+    "adapters/redis_probe.py": "this file",
+    "adapters/redis_external.py": "tests/tiers/test_external_checks.py",
+    "adapters/redis_trials.py": "tests/tiers/test_external_checks.py",
+    "adapters/redis_nodes.py": "tests/topology",
+    "adapters/server_line.py": "tests/topology",
+    "adapters/slot_jobs.py": "tests/topology",
+    "adapters/slot_keys.py": "tests/topology",
+    "adapters/slot_mover.py": "tests/topology",
+    "adapters/redis_admin.py": "tests/tiers/test_credentials.py",
+}
+"""Which module speaks to Redis, and where it is shown what it sends, and that it may be ended anywhere."""
+
+
 def test_nothing_else_of_the_operator_speaks_to_redis() -> None:
     speakers = {
         path.relative_to(OPERATOR).as_posix()
@@ -69,4 +84,5 @@ def test_nothing_else_of_the_operator_speaks_to_redis() -> None:
         if (isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "redis" for alias in node.names))
         or (isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "redis" and not node.level)
     }
-    assert speakers == {"adapters/redis_probe.py", "adapters/redis_nodes.py"}
+    assert speakers == SPEAKERS.keys()
+    assert all((REPOSITORY / tests).exists() for tests in SPEAKERS.values() if tests != "this file")
