@@ -5,8 +5,8 @@ as its epoch, also while no tier requires it: a tier that requires it again find
 which it is dropped nobody can read what it encrypted, so that is done last: when no status names its epoch, no bundle
 has its key, and every pod that may hold an older bundle has acknowledged a revision without it, or is gone for certain.
 
-An entry never waits for its key: until it is there, tiers that require encryption refuse the keyspace, and its policy is
-not called enforced.
+An entry never waits for its key: until it is there, tiers that require encryption refuse the keyspace, and its policy
+is not called enforced.
 """
 
 from __future__ import annotations
