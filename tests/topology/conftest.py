@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.redis_nodes import NodeAccess, RedisNodes
 from tests.tiers.server_kinds import KINDS, REDIS_7, ServerKind
 from tests.topology.rig import Rig
 
@@ -25,7 +24,7 @@ def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     made: list[Rig] = []
 
     def make(kind: ServerKind = REDIS_7, **options: Any) -> Rig:
-        made.append(Rig(tmp_path / f"rig-{len(made)}", kind.command(), **options))
+        made.append(Rig(tmp_path / f"rig-{len(made)}", kind.command(), **{"users": True} | options))
         made[-1].start()
         return made[-1]
 
@@ -36,7 +35,7 @@ def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory, server_kind: ServerKind) -> Iterator[Rig]:
-    rig = Rig(tmp_path_factory.mktemp("rig"), server_kind.command())
+    rig = Rig(tmp_path_factory.mktemp("rig"), server_kind.command(), users=True)
     rig.start()
     yield rig
     rig.close()
@@ -45,7 +44,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory, server_kind: ServerKind) -
 @pytest.fixture
 async def rig(servers: Rig) -> AsyncIterator[Rig]:
     """Three shards of two servers, settled, which the tests of a module pass on to each other."""
-    servers.nodes = RedisNodes(NodeAccess(servers.port))
+    servers.nodes = servers.connect()
     await servers.settle(until=servers.is_up)
     yield servers
     servers.thaw_all()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from kvstrata.model.topology import Cluster, Command, Goal, Peer, Server, ServerPod
-from kvstrata.plan.topology import Step, step
+from kvstrata.plan.topology import MoveOrder, Step, step
 from kvstrata.plan.topology.view import ranges
 
 SLOTS = 12
@@ -303,9 +303,23 @@ class Gossip:
                     self.tell(command)
                 except RefusedError:
                     refusing.add(command.pod_uid)
+        if commands is None:
+            for order in found.moves:
+                self._move(order)
         if found.remove_pod in self.pods and commands is None:
             self.replace(str(found.remove_pod))
         return found
+
+    def _move(self, order: MoveOrder) -> None:
+        """Slots that are moved are at the target at once, under a new epoch."""
+        by_name = {node.node_id: node for node in self.alive()}
+        source, target = by_name[order.source], by_name[order.target]
+        self._on_bump(target)
+        for first, last in order.slots:
+            for slot in range(first, last + 1):
+                target.keys |= {slot} & source.keys
+                source.keys -= {slot}
+                source.owners[slot] = target.owners[slot] = target.node_id
 
     def tell(self, command: Command) -> None:
         """What a server does on a command; one for another identity is not sent."""

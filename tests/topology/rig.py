@@ -22,12 +22,15 @@ import redis
 from e2e.cluster.ports import free_port
 from kvstrata.adapters.redis_nodes import NodeAccess, RedisNodes, Sent
 from kvstrata.model.topology import Cluster, Goal, Server, ServerPod
+from kvstrata.objects.redisusers import ADMIN_USER, REPLICATION_USER, USERS, users_acl
 from kvstrata.plan.topology import Step, Verdict, step, verdict
 
 MEMORY = 64 << 20
 NODE_TIMEOUT_MS = 1500
 PATIENCE_S = 40.0
 PASS_S = 0.05
+TESTER = b"user tester on >tester ~* &* +@all\n"
+"""Who writes and reads for the tests; the operator and the servers use the users of a tier."""
 
 _rigs = itertools.count()
 
@@ -41,23 +44,34 @@ class Process:
 
 
 class Rig:
-    """Pods of one tier. What is asked of `pods` is what the API server would show."""
+    """Pods of one tier. `pods` is what the API server would show.
+
+    With `users` servers have the users of a tier, and the operator may no more than it may there.
+    """
 
     def __init__(
-        self, directory: Path, command: list[str], *, shards: int = 3, replicas: int = 1, timeout_ms: int = 0
+        self, directory: Path, command: list[str], *, shards: int = 3, replicas: int = 1, users: bool = False
     ) -> None:
-        self.goal = Goal(
-            shards, replicas, MEMORY, dict.fromkeys(range(shards), "a"), node_timeout_ms=timeout_ms or NODE_TIMEOUT_MS
-        )
+        revisions = dict.fromkeys(range(shards), "a")
+        self.goal = Goal(shards, replicas, MEMORY, revisions, node_timeout_ms=NODE_TIMEOUT_MS)
         self.port = free_port()
         self.pods: dict[str, ServerPod] = {}
         self.steps: list[Step] = []
         self.sent: list[Sent] = []
-        self.nodes = RedisNodes(NodeAccess(self.port))
+        self._users = users
+        self.nodes = self.connect()
         self._directory, self._command = directory, command
         self._network = f"127.{os.getpid() % 200 + 20}.{next(_rigs) % 250}"
         self._number = itertools.count(2)
         self._processes: dict[str, Process] = {}
+        directory.mkdir(parents=True, exist_ok=True)
+        self._acl = directory / "users.acl"
+        self._acl.write_bytes(users_acl("d", {user: [user] for user in USERS}) + TESTER)
+
+    def connect(self) -> RedisNodes:
+        """An operator's connections, as the user that it has in a tier."""
+        user = ADMIN_USER if self._users else None
+        return RedisNodes(NodeAccess(self.port, username=user, password=user))
 
     # What Kubernetes does
 
@@ -139,7 +153,6 @@ class Rig:
             "save": "",
             "appendonly": "no",
             "maxmemory": "32mb",
-            "enable-debug-command": "local",
             "cluster-enabled": "yes",
             "cluster-node-timeout": self.goal.node_timeout_ms,
             "cluster-announce-ip": pod.ip,
@@ -149,6 +162,8 @@ class Rig:
             "repl-diskless-sync": "yes",
             "repl-diskless-sync-delay": 0,
         }
+        if self._users:
+            settings |= {"aclfile": self._acl, "masteruser": REPLICATION_USER, "masterauth": REPLICATION_USER}
         words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
         out = subprocess.DEVNULL
         self._processes[pod.uid] = Process(subprocess.Popen([*self._command, *words], stdout=out, stderr=out))
@@ -232,12 +247,16 @@ class Rig:
 
     def client(self, pod: ServerPod) -> Any:
         """A client of one server alone; its own types tell of all that any settings could make it answer."""
-        return redis.Redis(host=str(pod.ip), port=self.port, decode_responses=True, socket_timeout=5)
+        return redis.Redis(host=str(pod.ip), port=self.port, socket_timeout=5, **self._as_tester())
+
+    def _as_tester(self) -> dict[str, Any]:
+        user = "tester" if self._users else None
+        return {"username": user, "password": user, "decode_responses": True}
 
     def write(self, count: int = 60) -> dict[str, str]:
         """Write keys all over the slots, wherever they belong."""
         pods = [pod for pod in self.pods.values() if pod.ready]
-        with redis.RedisCluster(host=str(pods[0].ip), port=self.port, decode_responses=True) as client:
+        with redis.RedisCluster(host=str(pods[0].ip), port=self.port, **self._as_tester()) as client:
             for number in range(count):
                 client.set(f"key-{number}", str(number))
         return {f"key-{number}": str(number) for number in range(count)}

@@ -199,6 +199,18 @@ class TestLosses:
         await rig.settle(until=rig.is_up)
         await assert_sound(rig)
 
+    async def test_an_operator_that_dies_during_a_repair_is_continued(self, rig: Rig) -> None:
+        """After the takeover, between two servers that forget, between meets, before the replica."""
+        for commands in (1, 3, 8, 12):
+            values = await written(rig)
+            rig.replace(await rig.primary(1))
+            died = await rig.die_after(commands)
+            rig.nodes = rig.connect()
+            steps = await rig.settle(until=rig.is_up)
+            await assert_sound(rig)
+            assert (rig.read(), lost(steps)) == (values, 0)
+            assert died or commands > 10
+
     async def test_servers_that_lost_sight_of_a_moved_one_are_told_its_address(self, rig: Rig) -> None:
         """As after a pod's sandbox was made anew around a server: the same identity answers at another address."""
         values = await written(rig)

@@ -349,6 +349,9 @@ def test_of_two_claims_the_higher_epoch_counts_and_of_a_server_its_own_word(clus
     promoted = said(cluster, looks.node(0, 1), "uid-0-1", is_primary=True, primary=None, epoch=9, slots=((0, 5460),))
     assert View(promoted, goal()).slots[looks.node(0, 1)] == ((0, 5460),)
     assert looks.node(0) not in View(promoted, goal()).slots
+    late = said(cluster, looks.node(0), epoch=9)
+    late = said(late, looks.node(0, 1), "uid-0-1", is_primary=True, primary=None, epoch=2, slots=((0, 5460),))
+    assert looks.node(0, 1) not in View(late, goal()).slots
     # What others still say of a server that answers does not count.
     dropped = said(cluster, looks.node(0), "uid-0-0", slots=((0, 99),))
     assert count(View(dropped, goal()).unowned) == 5461 - 100

@@ -31,7 +31,7 @@ TIMEOUT_S = 2.0
 
 QUESTIONS = (
     ("CLUSTER", "NODES"),
-    ("INFO",),
+    ("INFO", "server", "memory", "replication", "keyspace"),
     ("CLUSTER", "INFO"),
     ("CONFIG", "GET", "cluster-node-timeout"),
     ("CLUSTER", "GETSLOTMIGRATIONS"),
