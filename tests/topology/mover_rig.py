@@ -22,7 +22,7 @@ from tests.topology.rig import Rig
 
 
 class MoverRig(Rig):
-    """A rig whose operator moves slots, too. `reports` tells how orders ended."""
+    """A rig whose operator moves slots, too. `reports` tells how orders ended, `credentials` are the mover's."""
 
     credentials: tuple[str, str] | None = None
 
@@ -99,9 +99,8 @@ class MoverRig(Rig):
         raise AssertionError("nobody has it")
 
     def admin(self, pod: ServerPod) -> Any:
-        """A client of one server that leaves answers as they are."""
-        user, password = self.credentials or (None, None)
-        return redis.Redis(host=str(pod.ip), port=self.port, username=user, password=password, protocol=2)
+        """A client of one server that may do everything."""
+        return redis.Redis(host=str(pod.ip), port=self.port, protocol=2)
 
     async def keys(self) -> Mapping[bytes, str]:
         """All keys of all primaries, and who has them; none is at two, or where its slot is not."""

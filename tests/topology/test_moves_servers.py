@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvstrata.adapters.slot_moves import MoveReason
+from kvstrata.adapters import slot_jobs, slot_keys
+from kvstrata.adapters.slot_moves import MoveReason, Tally
+from kvstrata.adapters.slot_names import bucket_of
 from kvstrata.contract.scripts import script
+from kvstrata.objects.redisusers import user_rules
 from kvstrata_sidecar.adapter.slots import slot_of
 from tests.tiers.server_kinds import KINDS, REDIS_7, REDIS_8, VALKEY_9, ServerKind
 from tests.topology.mover_rig import MoverRig, total
@@ -114,3 +119,204 @@ async def test_interrupted_after_each_command_a_move_goes_on_with_nothing_lost(r
     await rig.settled()
     await rig.assert_whole()
     assert set(await rig.keys()) == before
+
+
+@key_by_key
+async def test_the_rights_of_the_admin_user_are_enough_and_its_password_is_in_no_report(rig: MoverRig) -> None:
+    bucket = bucket_in(0, 5460)
+    slot = slot_of(bucket.encode())
+    await store(rig, bucket)
+    for pod in rig.pods.values():
+        with rig.admin(pod) as client:
+            client.execute_command("ACL", "SETUSER", "admin", *user_rules("admin", DOMAIN, ["sesame"]))
+    rig.credentials = ("admin", "sesame")
+    cluster = await rig.look()
+    report = await rig.mover().carry_out(rig.order(cluster, 0, 1, slot, movable_bytes=BLOCK - 1), cluster)
+    assert report.done, report
+    assert report.tally.dropped == len(MEMBERS), "the index is corrected, too"
+    for pod in rig.pods.values():
+        with rig.admin(pod) as client:
+            client.execute_command("ACL", "SETUSER", "admin", "-restore-asking")
+    cluster = await rig.look()
+    await store(rig, bucket)
+    report = await rig.mover().carry_out(rig.order(cluster, 1, 0, slot), cluster)
+    assert report.reason is MoveReason.NOT_TRANSFERRED
+    assert "NOPERM" in report.message
+    assert "sesame" not in repr(report)
+
+
+@key_by_key
+async def test_values_over_the_bound_are_dropped_counted_and_leave_the_index(rig: MoverRig) -> None:
+    bucket = bucket_in(0, 5460)
+    slot = slot_of(bucket.encode())
+    await store(rig, bucket)
+    large = [f"{'1d' * 8}:00000001:0:{number:064x}" for number in range(3)]
+    await store(rig, bucket, 2 * BLOCK, large)
+    cluster = await rig.look()
+    report = await rig.mover().carry_out(rig.order(cluster, 0, 1, slot, movable_bytes=BLOCK), cluster)
+    assert report.done, report
+    assert (report.tally.dropped, report.tally.dropped_bytes) == (3, 3 * 2 * BLOCK)
+    assert report.tally.bytes == len(MEMBERS) * BLOCK
+    assert (await rig.owner(slot)).shard == 1
+    assert await audited(rig, bucket) == len(MEMBERS), "it holds no drift: books were kept"
+
+
+@every_kind
+async def test_slots_that_go_without_what_they_hold_arrive_empty(rig: MoverRig) -> None:
+    buckets = [base(number) for number in range(12)]
+    for bucket in buckets:
+        await store(rig, bucket)
+    owners = {bucket: (await rig.owner(slot_of(bucket.encode()))).shard for bucket in buckets}
+    await rig.scale(4, drops=True)
+    await rig.settled()
+    await rig.assert_whole()
+    now = {bucket: (await rig.owner(slot_of(bucket.encode()))).shard for bucket in buckets}
+    moved = [bucket for bucket in buckets if now[bucket] != owners[bucket]]
+    left = await rig.keys()
+    assert moved
+    assert {bucket_of(name).decode() for name in left if bucket_of(name)} == set(buckets) - set(moved)  # type: ignore[union-attr]
+    done = total(rig.reports)
+    assert (done.slots, done.keys) == (4096, 0)
+    assert done.dropped == len(moved) * (len(MEMBERS) + 4), "values, #s, #x, #a and #m"
+
+
+@on_redis_7
+async def test_what_the_target_has_no_room_for_is_dropped_and_counted(rig: MoverRig) -> None:
+    bucket = bucket_in(0, 5460)
+    slot = slot_of(bucket.encode())
+    await store(rig, bucket, 64 * 1024)
+    with rig.admin(await rig.primary(1)) as client:
+        client.config_set("maxmemory", client.info("memory")["used_memory"] + 700_000)
+    cluster = await rig.look()
+    report = await rig.mover().carry_out(rig.order(cluster, 0, 1, slot), cluster)
+    assert report.done, report
+    assert 0 < report.tally.dropped < len(MEMBERS)
+    with rig.admin(await rig.primary(1)) as client:
+        client.config_set("maxmemory", "64mb")
+    assert await audited(rig, bucket) == len(MEMBERS) - report.tally.dropped
+    with rig.admin(await rig.primary(0)) as client:
+        client.config_set("maxmemory", 1)
+    cluster = await rig.look()
+    report = await rig.mover().carry_out(rig.order(cluster, 1, 0, slot), cluster)
+    assert report.done, "not even the index has room"
+    assert set(await rig.keys()) == set()
+
+
+@on_redis_7
+async def test_a_target_that_is_lost_in_the_middle_costs_the_slot_that_was_on_its_way_and_leaves_no_orphan(
+    rig: MoverRig,
+) -> None:
+    buckets = [bucket_in(0, 100), bucket_in(101, 5460)]
+    slot = slot_of(buckets[0].encode())
+    for bucket in buckets:
+        await store(rig, bucket)
+    await rig.scale(4)
+    cluster = await rig.look()
+    while not any(one.cluster_ok and not one.itself.slots for one in cluster.servers.values()):
+        await rig.pass_once(rig.mover(0))
+        cluster = await rig.look()
+    await half_way(rig, 0, 3, slot)
+    lost = rig.pod(3, 0)
+    rig.kill(lost)
+    rig.restart(lost)
+    await rig.settled()
+    await rig.assert_whole()
+    assert "closing slot" in " ".join(one.message for one in rig.steps)
+    held = {bucket_of(name) for name in await rig.keys()}
+    assert held == {buckets[1].encode()}
+    await store(rig, buckets[0])
+    assert await audited(rig, buckets[0]) == len(MEMBERS), "and it is used on"
+
+
+@on_redis_7
+async def test_a_source_that_is_lost_in_the_middle_leaves_what_had_arrived(rig: MoverRig) -> None:
+    bucket = bucket_in(0, 5460)
+    slot = slot_of(bucket.encode())
+    await store(rig, bucket)
+    await half_way(rig, 0, 1, slot)
+    with rig.admin(rig.pod(1, 0)) as client:
+        arrived = set(client.keys())
+    assert f"{bucket}:#s".encode() in arrived
+    rig.restart(rig.pod(0, 0))
+    await rig.settled()
+    await rig.assert_whole()
+    assert set(await rig.keys()) == arrived
+
+
+@on_redis_7
+async def test_a_bucket_that_was_begun_anew_after_a_failover_goes_at_both_ends(rig: MoverRig) -> None:
+    """Redis tells no replica that a slot is open: what is promoted takes stores, into an empty index."""
+    bucket = bucket_in(0, 5460)
+    slot = slot_of(bucket.encode())
+    await store(rig, bucket)
+    await half_way(rig, 0, 1, slot)
+    with rig.admin(rig.pod(0, 0)) as client:
+        client.execute_command("CLUSTER", "SETSLOT", slot, "STABLE")
+    await store(rig, bucket, members=[f"{'1d' * 8}:00000001:0:{7:064x}"])
+    await rig.settled()
+    await rig.assert_whole()
+    assert set(await rig.keys()) == set()
+    assert total(rig.reports).orphans > len(MEMBERS)
+
+
+@on_redis_7
+async def test_a_value_that_expired_but_is_still_counted_does_not_keep_a_slot_open(rig: MoverRig) -> None:
+    bucket = bucket_in(0, 5460)
+    slot = slot_of(bucket.encode())
+    await store(rig, bucket)
+    with rig.admin(rig.pod(0, 0)) as client:
+        client.execute_command("DEBUG", "SET-ACTIVE-EXPIRE", 0)
+        client.pexpire(f"{bucket}:{MEMBERS[0]}", 1)
+        client.pexpire(f"{bucket}:{MEMBERS[1]}", 1)
+    await asyncio.sleep(0.01)
+    for here, there, drops in ((0, 1, False), (1, 0, True)):
+        cluster = await rig.look()
+        order = rig.order(cluster, here, there, slot, drops=drops)
+        assert (await rig.mover().carry_out(order, cluster)).done
+
+
+@on_valkey_9
+async def test_a_job_that_hangs_is_given_up_and_says_so(rig: MoverRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_jobs, "HANGS_AFTER_S", 0.3)
+    cluster = await rig.look()
+    order = replace(rig.order(cluster, 0, 1), slots=((0, 9),), atomic=True)
+    rig.freeze(rig.pod(1, 0))
+    report = await rig.mover(pause=asyncio.sleep).carry_out(order, cluster)
+    assert report.reason is MoveReason.JOB_HUNG, report
+    rig.thaw(rig.pod(1, 0))
+    await rig.settled()
+    assert (await rig.mover().carry_out(order, await rig.look())).done
+
+
+@on_valkey_9
+async def test_a_job_whose_watcher_was_lost_is_watched_on_and_not_begun_twice(rig: MoverRig) -> None:
+    bucket = bucket_in(0, 5460)
+    await store(rig, bucket, 64 * 1024)
+    cluster = await rig.look()
+    order = replace(rig.order(cluster, 0, 1), slots=((0, 5460),), atomic=True)
+    left = 4
+    while not (report := await rig.mover(left).carry_out(order, cluster)).done:
+        assert report.reason is MoveReason.NOT_LEADING, report
+        left += 1
+    with rig.admin(rig.pod(0, 0)) as client:
+        assert len(client.execute_command("CLUSTER", "GETSLOTMIGRATIONS")) == 1
+    assert await audited(rig, bucket) == len(MEMBERS)
+
+
+class EnoughError(Exception):
+    """Ends a move from without."""
+
+
+async def half_way(rig: MoverRig, source: int, target: int, slot: int) -> None:
+    """Leave a slot when its index and some of its values have gone."""
+
+    def told(tally: Tally) -> None:
+        if tally.bytes:
+            raise EnoughError
+
+    cluster = await rig.look()
+    order = rig.order(cluster, source, target, slot)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slot_keys, "BATCH_KEYS", 5)
+        with pytest.raises(EnoughError):
+            await rig.mover().carry_out(order, cluster, told)

@@ -32,7 +32,6 @@ async def move_at_once(
     tally: Tally,
     told: Told,
     pause: Callable[[float], Awaitable[None]],
-    hangs_after_s: float = HANGS_AFTER_S,
 ) -> None:
     """Have slots moved, or watch the job that moves them already. Raises MoveFailedError if it does not succeed."""
     wanted = " ".join(f"{first}-{last}" for first, last in slots)
@@ -55,7 +54,7 @@ async def move_at_once(
         shown = str(sorted(job.items()))
         if shown != seen:
             seen, seen_at_s = shown, time.monotonic()
-        elif time.monotonic() - seen_at_s > hangs_after_s:
+        elif time.monotonic() - seen_at_s > HANGS_AFTER_S:
             await source.one("CLUSTER", "CANCELSLOTMIGRATIONS")
             message = f"{source.name}: the move of slots {wanted} hung ({job['state']}) and was given up"
             raise MoveFailedError(MoveReason.JOB_HUNG, message)

@@ -104,7 +104,7 @@ class KeyMover:
                 continue
         for slot in slots:
             names = await _names(self._source, slot, await self._count_one(slot))
-            self._tally.orphans += await self._unlink(slot, without_index(names, whole_buckets(names)))
+            self._tally.orphans += len(await self._unlink(slot, without_index(names, whole_buckets(names))))
             await _all_right(self._source, [_set_slot(slot, "STABLE")])
             self._tally.slots += 1
             self._told(self._tally)
@@ -137,7 +137,7 @@ class KeyMover:
                 await self._migrate(slot, index)
                 buckets |= whole_buckets(index)
             orphans = set(without_index(values, buckets))
-            self._tally.orphans += await self._unlink(slot, sorted(orphans))
+            self._tally.orphans += len(await self._unlink(slot, sorted(orphans)))
             await self._move_values(slot, [name for name in values if name not in orphans])
         raise MoveFailedError(MoveReason.NOT_TRANSFERRED, f"slot {slot}: keys stay at {self._source.name}")
 
@@ -188,10 +188,11 @@ class KeyMover:
         await self._drop_values(slot, large)
         movable = {name: size for name, size in sizes.items() if name not in large}
         for batch in batches(movable, BATCH_BYTES, BATCH_KEYS):
-            if await self._migrate(slot, batch):
-                self._tally.bytes += sum(movable[name] for name in batch)
-            else:
-                await self._drop_values(slot, {name: movable[name] for name in batch})
+            left: set[bytes] = set()
+            if not await self._migrate(slot, batch):
+                left = await self._drop_values(slot, {name: movable[name] for name in batch})
+                self._tally.keys += len(batch) - len(left)
+            self._tally.bytes += sum(movable[name] for name in batch if name not in left)
             self._told(self._tally)
 
     async def _migrate(self, slot: int, names: Sequence[bytes]) -> bool:
@@ -214,25 +215,28 @@ class KeyMover:
             *("KEYS", *names),
         )
 
-    async def _drop_values(self, slot: int, sizes: Mapping[bytes, int]) -> None:
-        """Delete values, and take them out of their index, which is at the target by now."""
-        await self._drop(slot, list(sizes))
-        self._tally.dropped_bytes += sum(sizes.values())
+    async def _drop_values(self, slot: int, sizes: Mapping[bytes, int]) -> set[bytes]:
+        """Delete values that are still here, and take them out of their index, which is at the target by now."""
+        removed = await self._drop(slot, list(sizes))
+        self._tally.dropped_bytes += sum(sizes[name] for name in removed)
         discard = script("discard").text
-        for bucket, members in by_bucket(sizes).items():
+        for bucket, members in by_bucket(removed).items():
             for part in _parts(members):
                 commands: list[Sequence[Word]] = [("ASKING",), ("EVAL", discard, 1, state_of(bucket), *part)]
                 *_, answer = await self._target.ask(commands)
                 if isinstance(answer, Exception):
                     raise MoveFailedError(MoveReason.REFUSED, f"{self._target.name}: {answer}")
+        return removed
 
-    async def _drop(self, slot: int, names: Sequence[bytes]) -> None:
-        self._tally.dropped += await self._unlink(slot, names)
+    async def _drop(self, slot: int, names: Sequence[bytes]) -> set[bytes]:
+        removed = await self._unlink(slot, names)
+        self._tally.dropped += len(removed)
         self._told(self._tally)
+        return removed
 
-    async def _unlink(self, slot: int, names: Sequence[bytes]) -> int:
-        """Delete keys of a slot at the source; how many there were."""
-        removed = 0
+    async def _unlink(self, slot: int, names: Sequence[bytes]) -> set[bytes]:
+        """Delete keys of a slot at the source; return those that were there."""
+        removed: set[bytes] = set()
         for part in _parts(names):
             answers = await self._source.ask([("UNLINK", name) for name in part])
             expired = [
@@ -244,7 +248,7 @@ class KeyMover:
             # Only a command that is not redirected touches what has expired in an open slot.
             if expired and slot in self._open:
                 await self._migrate(slot, expired)
-            removed += len(part) - len(expired)
+            removed |= set(part) - set(expired)
         return removed
 
     async def _drop_at(self, server: ServerLine, names: Sequence[bytes]) -> None:

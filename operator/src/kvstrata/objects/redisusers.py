@@ -33,10 +33,16 @@ Passwords = Mapping[str, Sequence[str]]
 """By the user, every password that admits it, the one to use first."""
 
 _ADMIN_COMMANDS = (
-    "acl|getuser", "acl|load", "acl|setuser", "asking", "auth", "command|info", "config|get", "config|set", "info",
-    "memory|purge", "memory|stats", "memory|usage", "migrate", "ping", "restore-asking", "role", "time", "unlink",
-    "wait",
+    "acl|getuser", "acl|load", "acl|setuser", "auth", "command|info", "config|get", "config|set", "info",
+    "memory|purge", "memory|stats", "memory|usage", "ping", "role", "time", "wait",
 )  # fmt: skip
+_MOVER_COMMANDS = (
+    "asking", "exec", "migrate", "multi", "restore-asking", "select", "strlen", "unlink",
+    "eval", "hdel", "hexists", "hget", "hincrby", "hset", "zrem", "zscore",
+)  # fmt: skip
+"""Moving slots key by key, for which a source comes to its target as this user, too, and taking a value that does not
+go along out of its bucket's index, by the script `discard`."""
+
 _NEVER_OF_A_CLUSTER = ("flushslots", "reset")
 """What no repair needs and would lose blocks."""
 
@@ -54,7 +60,7 @@ _RULES: Mapping[str, tuple[str, ...]] = {
         "-@all",
         "+cluster",
         *(f"-cluster|{command}" for command in _NEVER_OF_A_CLUSTER),
-        *(f"+{command}" for command in _ADMIN_COMMANDS),
+        *(f"+{command}" for command in (*_ADMIN_COMMANDS, *_MOVER_COMMANDS)),
     ),
     REPLICATION_USER: (
         *("-@all", "+ping", "+psync", "+replconf", "+cluster"),

@@ -25,6 +25,7 @@ __all__ = ["RULES", "MoveOrder", "Rule", "Step", "StepReason", "Verdict", "View"
 
 RULES: tuple[Rule, ...] = (
     take_over,
+    *moves.RESCUE,
     forget,
     form,
     meet,

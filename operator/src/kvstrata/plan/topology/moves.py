@@ -62,6 +62,35 @@ def open_slots(view: View) -> Step | None:
     return None
 
 
+def towards_lost(view: View) -> Step | None:
+    """Slots that are open between a server and an identity that is gone, while the server still says so.
+
+    Whoever forgets an identity forgets what was open towards it, and keeps keys that nobody can find. What had come
+    from a lost server stays where it came to, with the slot if nobody else has that now.
+    """
+    commands: list[Command] = []
+    slots: dict[tuple[str, str], list[int]] = {}
+    for slot, ends in sorted(_open(view).items()):
+        owner = view.owners[slot] or ""
+        for server in ends:
+            towards = {server.itself.migrating.get(slot), server.itself.importing.get(slot)} & view.gone
+            heir = view.servers.get(owner)
+            if towards and owner == server.itself.importing.get(slot):
+                commands.append(to(server, "CLUSTER", "SETSLOT", slot, "NODE", server.node_id))
+            elif towards and heir is not None:
+                target = _target(view, slot, heir, ends)
+                taker = view.servers.get(target, heir)
+                if taker is heir or (view.knows(heir, taker) and view.knows(taker, heir)):
+                    slots.setdefault((owner, taker.node_id), []).append(slot)
+    if commands:
+        message = f"{len(commands)} slots of a lost server stay where they were on their way to"
+        return Step(StepReason.REPAIRING_SLOTS, message, tuple(commands))
+    if not slots:
+        return None
+    orders = tuple(_order(view, *pair, ranges(sorted(set(found))), atomic=False) for pair, found in slots.items())
+    return Step(StepReason.REPAIRING_SLOTS, _finishing(view, slots), moves=orders)
+
+
 def spread(view: View) -> Step | None:
     """Every shard has its part of the slots, and shards beyond the goal have none."""
     found = _transfers(view)
@@ -91,6 +120,9 @@ def removal(view: View) -> Step | None:
     message = f"shard{'s' if len(drained) > 1 else ''} {names} without slots: to be removed"
     return Step(StepReason.REMOVING_SHARD, message, drained=drained)
 
+
+RESCUE: tuple[Rule, ...] = (towards_lost,)
+"""Slots that are open towards an identity that is gone. Before that is forgotten."""
 
 REPAIR: tuple[Rule, ...] = (jobs_under_way, open_slots)
 """Slots that are open between two servers: moves that were begun are continued or closed. Before the capacity."""
