@@ -13,7 +13,8 @@ from tests.topology.rig import Rig
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "server_kind" in metafunc.fixturenames:
+    own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "server_kind" in metafunc.fixturenames and "server_kind" not in own:
         marked = metafunc.definition.get_closest_marker("on_every_server") is not None
         metafunc.parametrize("server_kind", KINDS if marked else (REDIS_7,), ids=str, scope="session")
 

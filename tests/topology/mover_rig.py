@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from kvstrata.adapters.slot_keys import PAUSE  # noqa: F401  (shown where tests fail)
+from kvstrata.adapters.redis_nodes import NodeAccess, RedisNodes
 from kvstrata.adapters.slot_mover import SlotMover
 from kvstrata.adapters.slot_moves import MoveReport, Tally
 from kvstrata.adapters.slot_names import bucket_of, part_of, whole_buckets
@@ -29,6 +30,21 @@ class MoverRig(Rig):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.reports: list[MoveReport] = []
+
+    async def made_anew(self) -> None:
+        """As after the start: three shards, settled, no keys, and connections of this event loop."""
+        self.nodes = RedisNodes(NodeAccess(self.port))
+        self.credentials = None
+        for pod in self.pods.values():
+            with self.admin(pod) as client:
+                # With its connections: servers keep those that they moved keys over.
+                client.execute_command("ACL", "DELUSER", "admin")
+        await self.scale(3, drops=False)
+        await self.settled()
+        for pod in self.pods.values():
+            with self.admin(pod) as client:
+                client.flushall()
+        self.reports, self.steps = [], []
 
     async def no_pause(self, _: float) -> None:
         """Take turns with others, and lose no time."""
@@ -80,9 +96,9 @@ class MoverRig(Rig):
 
     async def settled(self, mover: SlotMover | None = None, timeout_s: float = 40.0) -> None:
         """Pass until nothing is left to do."""
-        async with asyncio.timeout(timeout_s):
-            while await self.pass_once(mover) is not None:
-                pass
+        give_up_at_s = time.monotonic() + timeout_s
+        while (found := await self.pass_once(mover)) is not None:
+            assert time.monotonic() < give_up_at_s, (found, self.reports[-1:])
 
     def order(self, cluster: Cluster, source: int, target: int, *slots: int, **others: Any) -> MoveOrder:
         """An order of a shard's slots to another, key by key."""

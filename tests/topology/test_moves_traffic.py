@@ -1,0 +1,119 @@
+"""Shards come and go while pods use the tier: no error, no wrong byte, nothing lost, and the books add up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstrata_sidecar.adapter.params import Endpoint
+from tests.tiers.conftest import gate, start  # noqa: F401  (fixtures)
+from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
+from tests.tiers.server_kinds import ServerKind
+from tests.tiers.test_cluster import all_closed, load_right, store_all
+from tests.tiers.tier_driver import Driver, block
+from tests.topology.mover_rig import MoverRig, total
+
+pytestmark = pytest.mark.redis
+
+KEPT = [block(KEYSPACE_A, number) for number in range(0, 256, 2)]
+RENEWED = [block(KEYSPACE_A, number) for number in range(1, 256, 2)]
+WINDOW_MS = 2000
+"""How long a block lives whose store was interrupted."""
+
+
+@pytest.fixture
+async def rig(tmp_path: Path, server_kind: ServerKind) -> AsyncIterator[MoverRig]:
+    rig = MoverRig(tmp_path, server_kind.command(), replicas=0, timeout_ms=3000)
+    rig.start()
+    await rig.made_anew()
+    yield rig
+    await rig.nodes.close()
+    rig.close()
+
+
+class Traffic:
+    """A pod that reads what is there, and one that deletes and stores again, until the end."""
+
+    def __init__(self, reader: Driver, writer: Driver) -> None:
+        self.problems: list[BaseException] = []
+        self.rounds = {"read": 0, "written": 0}
+        self.missed = 0
+        self._reader, self._writer = reader, writer
+        self._ended = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=[work]) for work in (self._read, self._write)]
+
+    def __enter__(self) -> Traffic:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, work: Callable[[int], None]) -> None:
+        try:
+            number = 0
+            while not self._ended.is_set():
+                work(number)
+                number += 1
+        except BaseException as problem:
+            self.problems.append(problem)
+
+    def _read(self, number: int) -> None:
+        some = KEPT[number % 16 :: 16]
+        assert self._reader.lookup(some) is not None
+        self.missed += len(some) - sum(load_right(self._reader, some))
+        load_right(self._reader, RENEWED[number % 32 :: 32])
+        self.rounds["read"] += 1
+
+    def _write(self, number: int) -> None:
+        some = RENEWED[number % 32 :: 32]
+        self._writer.tier.delete(some)
+        store_all(self._writer, some)
+        self.rounds["written"] += 1
+
+
+@pytest.mark.on_every_server
+async def test_a_shard_comes_and_goes_under_traffic_and_nothing_is_lost(
+    rig: MoverRig,
+    start: Callable[..., Driver],  # noqa: F811
+    gate: GateStandIn,  # noqa: F811
+) -> None:
+    endpoints = (Endpoint(str(rig.pod(0, 0).ip), rig.port),)
+    options: dict[str, Any] = {"endpoints": endpoints, "cluster": True, "workers": 2, "window_ms": WINDOW_MS}
+    reader, writer = (start(rig.port, **options) for _ in range(2))
+    gate.allow(KEYSPACE_A)
+    for driver in (reader, writer):
+        await asyncio.to_thread(all_closed, driver, 3)
+    assert await asyncio.to_thread(store_all, writer, KEPT) == len(KEPT)
+
+    with Traffic(reader, writer) as traffic:
+        await rig.scale(4)
+        await rig.settled(rig.mover(pause=asyncio.sleep))
+        assert len({await rig.owner(slot) for slot in range(0, 16_384, 512)}) == 4
+        await rig.scale(3)
+        await rig.settled(rig.mover(pause=asyncio.sleep))
+    assert not traffic.problems, traffic.problems
+    assert min(traffic.rounds.values()) > 10
+    assert traffic.missed <= traffic.rounds["read"] / 20, "a slot that moves may cost a miss"
+    for driver in (reader, writer):
+        assert driver.tier.state().errors == 0, driver.tier.state()
+    assert all(report.done for report in rig.reports), rig.reports
+    done = total(rig.reports)
+    assert (done.slots, done.dropped, done.orphans) == (2 * 4096, 0, 0)
+
+    await asyncio.sleep(WINDOW_MS / 1000)
+    await asyncio.to_thread(store_all, writer, RENEWED)
+    await asyncio.to_thread(writer.tier._sweeper.sweep, KEYSPACE_A, audit=True)
+    drift = {name: count for name, count in writer.tier.counters().items() if name.startswith("drift_") and count}
+    assert not drift
+    assert await asyncio.to_thread(load_right, reader, KEPT) == [1] * len(KEPT)
+    assert await asyncio.to_thread(load_right, reader, RENEWED) == [1] * len(RENEWED)
+    await rig.assert_whole()
