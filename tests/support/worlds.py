@@ -7,7 +7,7 @@ and events reach the store after the write that caused them, as a watch would br
 from __future__ import annotations
 
 import random
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -100,7 +100,7 @@ class MemoryKeeper(Keeper):
     def authority(self) -> KeyPair:
         return KeyPair(b"authority", b"key")
 
-    def _issued(self, dns_names: Sequence[str]) -> dict[str, bytes]:
+    def _issued(self, order: EnsureSecret | TurnSecret) -> dict[str, bytes]:
         renewed_at = format_timestamp(self._now() + CERTIFICATE_LIFE)
         return {
             names.CERTIFICATE_KEY: f"{renewed_at} {self._entropy(8).hex()}".encode(),
@@ -112,7 +112,7 @@ class MemoryKeeper(Keeper):
         return {key: value for key, value in made.items() if key != names.AUTHORITY_KEY}
 
     def _turned(self, order: TurnSecret, there: Mapping[str, bytes]) -> dict[str, bytes]:
-        return self._issued(()) if order.turn is Turn.ISSUE else super()._turned(order, there)
+        return self._issued(order) if order.turn is Turn.ISSUE else super()._turned(order, there)
 
 
 @dataclass(frozen=True)

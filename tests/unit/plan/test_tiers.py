@@ -9,11 +9,15 @@ from typing import Any
 
 import pytest
 
+from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.link import TierState
 from kvstrata.model.refs import Key
+from kvstrata.objects import labels, names
+from kvstrata.plan.passwords import OVERLAP_S, SETTLE_S
 from kvstrata.plan.types import ProbeBackend
+from kvstrata.reconcile.secrets import decode
 from tests.support.objects import NAMESPACE, cpu_tier, hbm_tier, model, pod, redis_tier
-from tests.support.worlds import Simulation, finish
+from tests.support.worlds import CERTIFICATE_LIFE, Simulation, finish
 
 
 def at_rest(*objects: Any) -> Simulation:
@@ -149,3 +153,62 @@ def test_a_server_that_a_pod_lost_is_asked_at_once() -> None:
     assert not simulation.step(key).actions
     simulation.ack("pod-0", tiers=(TierState("shared", "Redis", "open"),))
     assert [type(action) for action in simulation.step(key).actions] == [ProbeBackend]
+
+
+class TestCredentials:
+    """Of a managed tier with one server, in a whole operator."""
+
+    SECRET, SERVER = (
+        ("Secret", NAMESPACE, names.redis_auth("shared")),
+        ("StatefulSet", NAMESPACE, names.redis("shared")),
+    )
+
+    def passwords(self, simulation: Simulation) -> dict[str, bytes]:
+        values = decode(simulation.kube.objects[self.SECRET])
+        return {key: value for key, value in values.items() if key.endswith("password")}
+
+    def test_are_current_when_the_server_has_them(self) -> None:
+        simulation = at_rest(redis_tier())
+        assert simulation.condition("CacheTier", "shared", "PasswordsCurrent") == ("True", "PasswordsSet")
+        assert simulation.condition("CacheTier", "shared", "CertificateCurrent") == ("True", "CertificateShown")
+
+    def test_passwords_that_are_asked_for_come_into_use_and_the_server_goes_on(self) -> None:
+        simulation = at_rest(redis_tier())
+        before, template = self.passwords(simulation), simulation.kube.objects[self.SERVER]["spec"]["template"]
+        raw = dict(simulation.kube.objects[("CacheTier", NAMESPACE, "shared")])
+        asked = {**raw["metadata"], "annotations": {labels.ROTATE_PASSWORDS: "2026-01"}}
+        simulation.put({**raw, "metadata": asked})
+        simulation.settle()
+        assert simulation.condition("CacheTier", "shared", "PasswordsCurrent") == ("False", "RotatingPasswords")
+        simulation.advance(SETTLE_S + 30)
+        assert simulation.condition("CacheTier", "shared", "PasswordsCurrent") == ("True", "PasswordsOverlap")
+        simulation.advance(OVERLAP_S + 30)
+        assert simulation.condition("CacheTier", "shared", "PasswordsCurrent") == ("True", "PasswordsSet")
+        after = self.passwords(simulation)
+        assert after.keys() == before.keys()
+        assert not set(after.values()) & set(before.values())
+        assert simulation.kube.objects[self.SERVER]["spec"]["template"] == template
+        writes = simulation.kube.writes
+        simulation.restart()
+        simulation.advance(OVERLAP_S)
+        assert simulation.kube.writes == writes
+
+    def test_a_certificate_that_is_renewed_does_not_start_the_server_anew(self) -> None:
+        simulation = at_rest(redis_tier())
+        template = simulation.kube.objects[self.SERVER]["spec"]["template"]
+        simulation.advance(CERTIFICATE_LIFE.total_seconds() + 60)
+        simulation.come_to_rest()
+        tls = decode(simulation.kube.objects[("Secret", NAMESPACE, names.redis_tls("shared"))])
+        shown = simulation.servers[names.redis("shared")].certificate
+        assert shown == digest_bytes(tls[names.CERTIFICATE_KEY])
+        assert simulation.kube.objects[self.SERVER]["spec"]["template"] == template
+
+    def test_passwords_that_were_lost_are_drawn_anew_and_the_server_is_replaced(self) -> None:
+        simulation = at_rest(redis_tier())
+        before, template = self.passwords(simulation), simulation.kube.objects[self.SERVER]["spec"]["template"]
+        simulation.advance(60)
+        simulation.delete("Secret", names.redis_auth("shared"))
+        simulation.come_to_rest()
+        assert not set(self.passwords(simulation).values()) & set(before.values())
+        assert simulation.kube.objects[self.SERVER]["spec"]["template"] != template
+        assert simulation.unsettled() == {}

@@ -70,15 +70,19 @@ def create_authority(common_name: str, now: datetime, key: PrivateKey) -> KeyPai
     return KeyPair(_pem(builder.sign(key, hashes.SHA256())), _key_pem(key))
 
 
-def issue_server(authority: KeyPair, dns_names: Sequence[str], now: datetime, key: PrivateKey) -> KeyPair:
+def issue_server(
+    authority: KeyPair, dns_names: Sequence[str], now: datetime, key: PrivateKey, *, for_peers: bool = False
+) -> KeyPair:
     """Return a server certificate for `dns_names`, valid for one year but never longer than its authority.
 
+    With `for_peers` it is good for calling servers of the same kind, too: those of a Redis Cluster ask for it.
     Raises ValueError for no names, or for an authority that cannot be read.
     """
     if not dns_names:
         raise ValueError("a server certificate needs at least one DNS name")
     alternatives = x509.SubjectAlternativeName([x509.DNSName(name) for name in dns_names])
-    return _issue(authority, dns_names[0], now, key, ExtendedKeyUsageOID.SERVER_AUTH, alternatives)
+    usages = [ExtendedKeyUsageOID.SERVER_AUTH, *([ExtendedKeyUsageOID.CLIENT_AUTH] if for_peers else [])]
+    return _issue(authority, dns_names[0], now, key, usages, alternatives)
 
 
 def issue_client(authority: KeyPair, common_name: str, now: datetime, key: PrivateKey) -> KeyPair:
@@ -86,7 +90,7 @@ def issue_client(authority: KeyPair, common_name: str, now: datetime, key: Priva
 
     Raises ValueError for an authority that cannot be read.
     """
-    return _issue(authority, common_name, now, key, ExtendedKeyUsageOID.CLIENT_AUTH, None)
+    return _issue(authority, common_name, now, key, [ExtendedKeyUsageOID.CLIENT_AUTH], None)
 
 
 def needs_renewal(certificate_pem: bytes, now: datetime) -> bool:
@@ -196,7 +200,7 @@ def _issue(
     common_name: str,
     now: datetime,
     key: PrivateKey,
-    usage: x509.ObjectIdentifier,
+    usages: Sequence[x509.ObjectIdentifier],
     alternatives: x509.SubjectAlternativeName | None,
 ) -> KeyPair:
     issuer = x509.load_pem_x509_certificate(authority.certificate_pem)
@@ -209,7 +213,7 @@ def _issue(
         _certificate(_subject(common_name), issuer.subject, key, now, lifetime)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer_identifier), critical=False
         )

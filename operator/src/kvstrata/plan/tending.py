@@ -87,6 +87,7 @@ def missing_secrets(world: World, ctx: BuildContext, tier: CacheTier, domain_id:
                     labels=labels.of_tier(tier.name),
                     owner=tier.owner_reference(),
                     dns_names=_dns_names(ctx, tier),
+                    for_peers=tier.spec.is_cluster,
                     renew=broken,
                 )
             )
@@ -206,6 +207,7 @@ def _on_certificate(
             labels.of_tier(tier.name),
             tier.owner_reference(),
             dns_names=_dns_names(ctx, tier),
+            for_peers=tier.spec.is_cluster,
         )
     return _Part(certificate_finding(case, step), step, turn)
 

@@ -49,9 +49,10 @@ class EnsureSecret:
     """Make a Secret with fresh material; one that exists is overwritten only with `renew`, for what cannot be used.
     Passwords are kept even then.
 
-    `dns_names` are the subject alternative names of a certificate; `domain` is the domain id whose keys the users of a
-    Redis tier may reach. A Secret of data keys gets a fresh one for each of `epochs` that it has none for, and loses
-    those of `spent`; its other keys are left alone. `honours` is the wish to rotate passwords that fresh ones grant.
+    `dns_names` are the subject alternative names of a certificate; one that is `for_peers` is good for calling others
+    like it, too. `domain` is the domain id whose keys the users of a Redis tier may reach. A Secret of data keys gets a
+    fresh one for each of `epochs` that it has none for, and loses those of `spent`; its other keys are left alone.
+    `honours` is the wish to rotate passwords that fresh ones grant.
     """
 
     name: str
@@ -59,6 +60,7 @@ class EnsureSecret:
     labels: Mapping[str, str]
     owner: Mapping[str, Any]
     dns_names: tuple[str, ...] = ()
+    for_peers: bool = False
     renew: bool = False
     domain: str = ""
     epochs: tuple[str, ...] = ()
@@ -137,7 +139,7 @@ class TurnSecret:
     """Take a Secret with credentials one step on, if it is still at `resource_version`.
 
     `domain` is the domain id whose keys users may reach, `honours` the wish to rotate that is granted by it,
-    `dns_names` the subject alternative names of a certificate.
+    `dns_names` and `for_peers` are those of a certificate, as in EnsureSecret.
     """
 
     name: str
@@ -148,6 +150,7 @@ class TurnSecret:
     domain: str = ""
     honours: str = ""
     dns_names: tuple[str, ...] = ()
+    for_peers: bool = False
 
 
 class Order(StrEnum):

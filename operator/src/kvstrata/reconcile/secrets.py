@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -182,7 +182,7 @@ class Keeper:
             case Turn.DISTRUST:
                 return {**there, names.AUTHORITY_KEY: own}
             case Turn.ISSUE:
-                return self._issued(order.dns_names) | {
+                return self._issued(order) | {
                     names.AUTHORITY_KEY: pki.together(own, there.get(names.AUTHORITY_KEY, b""))
                 }
 
@@ -236,8 +236,9 @@ class Keeper:
     def _password(self) -> str:
         return base64.urlsafe_b64encode(self._entropy(32)).rstrip(b"=").decode()
 
-    def _issued(self, dns_names: Sequence[str]) -> dict[str, bytes]:
-        pair = pki.issue_server(self.authority, dns_names, self._now(), pki.generate_key())
+    def _issued(self, order: EnsureSecret | TurnSecret) -> dict[str, bytes]:
+        key = pki.generate_key()
+        pair = pki.issue_server(self.authority, order.dns_names, self._now(), key, for_peers=order.for_peers)
         return {names.CERTIFICATE_KEY: pair.certificate_pem, names.PRIVATE_KEY_KEY: pair.key_pem}
 
     def _material(self, order: EnsureSecret, there: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -249,7 +250,7 @@ class Keeper:
             case Material.REDIS_USERS:
                 return passwords.made(order.domain, there, self._password)
             case Material.SERVER_CERTIFICATE:
-                return self._issued(order.dns_names) | {names.AUTHORITY_KEY: self.authority.certificate_pem}
+                return self._issued(order) | {names.AUTHORITY_KEY: self.authority.certificate_pem}
 
 
 def _has_labels(raw: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
