@@ -68,6 +68,7 @@ class Managed:
         self.process.start()
         endpoint = f"127.0.0.1:{self.process.port}"
         self.server = ManagedServer("one", endpoint, names.redis_host("shared", NAMESPACE))
+        self.servers: tuple[ManagedServer, ...] = (self.server,)
 
     def _boot(self) -> None:
         self.queue = WorkQueue(lambda: 0.0)
@@ -87,6 +88,19 @@ class Managed:
         if self.tls:
             found["tls"] = TlsParams(str(self.user / names.AUTHORITY_KEY), self.server.server_name)
         return found
+
+    def follow(self, directory: Path, command: Sequence[str]) -> RedisProcess:
+        """Start another server `two` that follows the first."""
+        password = self.secret()[names.REPLICATION_PASSWORD_KEY].decode()
+        other = RedisProcess(
+            directory,
+            *("--aclfile", str(self.pod / names.ACL_FILE_KEY), "--replicaof", "127.0.0.1", str(self.process.port)),
+            *("--masteruser", "replication", "--masterauth", password, "--repl-diskless-sync-delay", "0"),
+            command=command,
+        )
+        other.start()
+        self.servers = (self.server, ManagedServer("two", f"127.0.0.1:{other.port}", self.server.server_name))
+        return other
 
     def now(self) -> datetime:
         """The operator's clock."""
@@ -153,7 +167,10 @@ class Managed:
 
     def _plan(self) -> Tending:
         world = self.store.world(NAMESPACE)
-        return tend_credentials(world, CONTEXT, world.tiers["shared"], DOMAIN, (self.server,), self.now())
+        follows = len(self.servers) > 1
+        return tend_credentials(
+            world, CONTEXT, world.tiers["shared"], DOMAIN, self.servers, self.now(), follows=follows
+        )
 
     async def _make(self) -> None:
         world = self.store.world(NAMESPACE)

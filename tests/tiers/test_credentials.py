@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import redis
 
 from kvstrata.adapters.redis_admin import Admin, Admission, Entry, tend
 from kvstrata.model.credentials import Stage
@@ -23,6 +24,7 @@ from kvstrata_sidecar.adapter.resp import AccessError
 from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
 from tests.tiers.managed_server import LONG_AGO, TLS, USERS, Managed
+from tests.tiers.redis_process import RedisProcess
 from tests.tiers.server_kinds import REDIS_7, ServerKind, on_every_server
 from tests.tiers.tier_driver import Driver, block, spread
 
@@ -86,9 +88,12 @@ class Traffic:
             self.rounds += 1
 
 
-def enter(managed: Managed) -> None:
-    """Open a connection as the adapter does, with the files that the pod has now."""
+def enter(managed: Managed, *, username: str = "data", password: str | None = None) -> None:
+    """Open a connection as the adapter does, with the files that the pod has now, or with another password."""
+    if password is not None:
+        (managed.user / names.PASSWORD_KEY).write_text(password)
     endpoint, access = Endpoint("127.0.0.1", managed.process.port), {"tls": None} | managed.access
+    access["username"] = username
     dial(endpoint, **access, connect_timeout_s=5.0, io_timeout_s=5.0).close()
 
 
@@ -201,6 +206,47 @@ def test_a_server_that_starts_with_an_older_file_is_healed(make: Callable[..., M
     managed.pass_s(30)
     managed.settle()
     enter(managed)
+
+
+def test_a_replica_follows_with_the_new_password_and_the_old_one_is_good_for_nothing(
+    make: Callable[..., Managed], tmp_path: Path
+) -> None:
+    managed = make(tls=False)
+    former = managed.secret()[names.REPLICATION_PASSWORD_KEY].decode()
+    replica = managed.follow(tmp_path, REDIS_7.command())
+    try:
+        in_step(managed, replica)
+        for _ in range(120):
+            tending = managed.round()
+            if not tending.actions and {one.reason for one in tending.findings} == {"PasswordsSet"}:
+                break
+            in_step(managed, replica)
+            managed.pass_s(15)
+        managed.pass_s(120)
+        managed.settle()
+        managed.process.kill()
+        managed.process.start()
+        in_step(managed, replica)
+        assert managed.condition("PasswordsCurrent") == ("True", "PasswordsSet")
+        with pytest.raises(AccessError):
+            enter(managed, username="replication", password=former)
+    finally:
+        replica.kill()
+
+
+def in_step(managed: Managed, replica: RedisProcess) -> None:
+    """Wait until a replica has what its primary has."""
+    give_up_at_s = time.monotonic() + 20
+    password = managed.secret()[names.ADMIN_PASSWORD_KEY].decode()
+    while True:
+        try:
+            client = redis.Redis(port=replica.port, username="admin", password=password)
+            if client.info("replication")["master_link_status"] == "up":
+                return
+        except redis.RedisError:
+            password = managed.secret().get(f"previous-{names.ADMIN_PASSWORD_KEY}", password.encode()).decode()
+        assert time.monotonic() < give_up_at_s
+        time.sleep(0.02)
 
 
 def test_lost_passwords_are_told_and_no_server_is_spoken_to(make: Callable[..., Managed]) -> None:

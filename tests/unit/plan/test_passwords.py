@@ -371,6 +371,15 @@ class TestServers:
         assert (finding.status, finding.reason) == ("False", "PasswordsOverdue")
         assert "three" in finding.message
 
+    def test_one_that_cannot_be_asked_is_told_with_what_it_failed_by(self) -> None:
+        case = Tier().case()
+        failed = ServerCredentials("two", "NoPermission", "ACL SETUSER data at two:6379: the user may not")
+        finding = password_finding(replace(case, looks={**case.looks, "two": failed}), None)
+        assert (finding.status, finding.reason) == ("Unknown", "NoPermission")
+        assert finding.message == "two: ACL SETUSER data at two:6379: the user may not"
+        unasked = password_finding(replace(case, looks={}), None)
+        assert (unasked.status, unasked.reason) == ("Unknown", "Progressing")
+
     def test_passwords_in_force_stay_while_a_server_does_not_answer(self) -> None:
         tier = Tier()
         for at in rotate(tier):

@@ -125,7 +125,7 @@ class Admin:
                 return await self._connection.read_response()
         except Exception as error:
             reason = reason_of(error)
-            why = "refuses it" if reason is RedisReason.ERROR else sentence_of(self._endpoint, reason)
+            why = "the server refuses it" if reason is RedisReason.ERROR else sentence_of(self._endpoint, reason)
             # Without the cause: a traceback would show the server's words, which may repeat what was sent.
             raise AdminError(reason, f"{what} at {self._endpoint}: {why}") from None
 

@@ -20,8 +20,8 @@ from kvstrata.api.reasons import TierReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.model.credentials import ServerCredentials, TlsFacts
 
-from .conditions import Finding, false, true, unknown
-from .passwords import OVERLAP_S, SETTLE_S, Step, listed
+from .conditions import Finding, false, true
+from .passwords import OVERLAP_S, SETTLE_S, Step, listed, unheard
 from .types import Decision, Order, Turn
 
 ASK_AGAIN_S = 5.0
@@ -151,7 +151,7 @@ def certificate_finding(case: CertificateCase, step: Step | None) -> Finding:
     if step is not None and step.decision.reason == TierReason.LOADING_CERTIFICATE:
         return false(condition, step.decision.reason, step.decision.message)
     if case.silent:
-        return unknown(condition, TierReason.PROGRESSING, f"{listed(case.silent)} did not show a certificate")
+        return unheard(condition, case.silent, case.looks)
     until = f", which is valid until {format_timestamp(facts.not_after)}" if facts.not_after else ""
     sentence = f"every server shows the certificate of Secret {secret}{until}"
     if step is not None:

@@ -187,8 +187,7 @@ def password_finding(case: PasswordCase, step: Step | None) -> Finding:
     if step is not None and step.decision.reason != TierReason.PASSWORDS_OVERLAP:
         return false(condition, step.decision.reason, step.decision.message)
     if case.silent:
-        sentence = f"{listed(case.silent)} did not say which passwords are admitted"
-        return unknown(condition, TierReason.PROGRESSING, sentence)
+        return unheard(condition, case.silent, case.looks)
     since = format_timestamp(case.facts.rotated_at)
     if step is not None:
         message = f"every server has the passwords of {since}; {step.decision.message}"
@@ -217,6 +216,14 @@ def pod_to_replace(
     if any(pod.deleting or not pod.ready for pod in all_pods):
         return None
     return next((pod for pod in refused if pod.revision != revisions.get(pod.shard) or pod.started > 0), None)
+
+
+def unheard(condition: ConditionType, silent: Iterable[str], looks: Looks) -> Finding:
+    """Return a condition that nobody can tell, with what the first of these servers failed by."""
+    failed = [looks[name] for name in sorted(silent) if name in looks]
+    if not failed:
+        return unknown(condition, TierReason.PROGRESSING, f"{listed(silent)} has not been asked yet")
+    return unknown(condition, failed[0].reason, f"{failed[0].server}: {failed[0].message}")
 
 
 def listed(servers: Iterable[str]) -> str:

@@ -97,7 +97,10 @@ class CredentialTender:
         for one in orders:
             log.info("server told", extra={"tier": order.tier, "server": server.name, "order": str(one)})
         calls = [self._call(one, admission, users) for one in orders]
-        return await tend(server, entry, admission, calls, follows=order.follows)
+        seen = await tend(server, entry, admission, calls, follows=order.follows)
+        if orders and not seen.answered:
+            log.warning("server not told", extra={"tier": order.tier, "reason": seen.reason, "error": seen.message})
+        return seen
 
     def _call(self, order: Order, admission: Admission, users: Values) -> Callable[[Admin], Awaitable[None]]:
         match order:
