@@ -128,7 +128,7 @@ def rotate(managed: Managed, traffic: Traffic, *, kill_operator: bool = False) -
         told = {one.reason for one in tending.findings}
         if not tending.actions and told <= {"PasswordsSet", "CertificateShown"} and managed.stage is Stage.CURRENT:
             return
-        managed.pass_s(15)
+        managed.pass_s(15 if kill_operator else 45)
     raise AssertionError(f"no end: {tending}")
 
 
@@ -221,7 +221,7 @@ def test_a_replica_follows_with_the_new_password_and_the_old_one_is_good_for_not
             if not tending.actions and {one.reason for one in tending.findings} == {"PasswordsSet"}:
                 break
             in_step(managed, replica)
-            managed.pass_s(15)
+            managed.pass_s(45)
         managed.pass_s(120)
         managed.settle()
         managed.process.kill()
