@@ -133,6 +133,11 @@ class TestTakingOver:
         assert words(found) == [("uid-0-2", "CLUSTER", "FAILOVER", "TAKEOVER")]
         assert found.lost == ()
 
+    def test_a_replica_whose_pod_goes_is_the_second_choice(self) -> None:
+        three = told(looks.cluster(looks.even(3), replicas=2), {"uid-0-2": {"offset": 9}})
+        leaving = pods(without(three, "uid-0-0"), uid_0_2={"deleting": True})
+        assert [command.pod_uid for command in taken(leaving, replicas=2).commands] == ["uid-0-1"]
+
     def test_a_replica_that_was_never_in_step_is_promoted_with_the_loss_told(self, cluster: Cluster) -> None:
         found = taken(told(without(cluster, "uid-0-0"), {"uid-0-1": {"ever_synced": False}}))
         assert (found.reason, count(found.lost)) == (StepReason.TAKING_OVER, 5461)
@@ -199,6 +204,12 @@ class TestGivingSlots:
     def test_not_before_it_has_heard_of_the_newest_epoch(self, cluster: Cluster) -> None:
         found = taken(self.lost(cluster, current_epoch=2))
         assert (found.reason, found.waits) == (StepReason.WAITING_FOR_PODS, True)
+
+    def test_a_shard_whose_primary_is_only_away_takes_no_part(self, cluster: Cluster) -> None:
+        lost = silent(self.lost(cluster, current_epoch=3), "uid-1-0", "uid-1-1")
+        assert taken(lost).lost == ((0, 5460),)
+        torn = silent(said(cluster, looks.node(2), slots=((11000, 16383),)), "uid-1-0", "uid-1-1")
+        assert {command.pod_uid for command in taken(torn).commands} == {"uid-2-0"}
 
     def test_what_it_believes_of_another_is_removed_first(self, cluster: Cluster) -> None:
         lost = self.lost(cluster, current_epoch=3)

@@ -123,6 +123,8 @@ class Server:
 class Cluster:
     """One look at a managed cluster: its pods by uid, and the servers that answered, by the uid of their pod.
 
+    `pods` must be all that there are: a server whose pod is not among them is taken for lost.
+
     `silent` gives why a pod's server did not answer, by its uid: a reason and a message. `at_s` is the moment of the
     look on a monotonic clock, in seconds.
     """

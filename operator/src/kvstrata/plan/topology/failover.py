@@ -24,7 +24,7 @@ def take_over(view: View) -> Step | None:
 
 
 def _promote(view: View, owners: Iterable[str]) -> Step | None:
-    chosen = {owner: best_replica(view.replicas(owner)) for owner in owners}
+    chosen = {owner: best_replica(view, view.replicas(owner)) for owner in owners}
     if not chosen:
         return None
     taken = ", ".join(
@@ -36,9 +36,13 @@ def _promote(view: View, owners: Iterable[str]) -> Step | None:
     return Step(StepReason.TAKING_OVER, taken, commands, lost=lost)
 
 
-def best_replica(replicas: Iterable[Server]) -> Server:
-    """The replica that read furthest; among equals the same one each time."""
-    return max(replicas, key=lambda server: (server.ever_synced, server.offset, server.node_id))
+def best_replica(view: View, replicas: Iterable[Server]) -> Server:
+    """The replica that read furthest, rather one whose pod stays; among equals the same one each time."""
+
+    def merit(server: Server) -> tuple[bool, bool, int, str]:
+        return server.ever_synced, not view.pod(server).deleting, server.offset, server.node_id
+
+    return max(replicas, key=merit)
 
 
 def _cut_off(view: View, owner: str) -> bool:

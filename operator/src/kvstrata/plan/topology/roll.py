@@ -61,7 +61,7 @@ def _fail_over(view: View, pods: Iterable[ServerPod], why: str) -> Step | None:
         server = view.cluster.servers[pod.uid]
         heirs = [heir for heir in in_step(view, server) if view.pod(heir).ordinal <= view.goal.replicas]
         if server.node_id in view.slots and heirs:
-            heir = best_replica(heirs)
+            heir = best_replica(view, heirs)
             command = to(heir, "CLUSTER", "FAILOVER")
             message = f"{view.name(heir.node_id)} takes over from {pod.name}, {why}"
             return Step(StepReason.FAILING_OVER, message, (command,), pause_s=FAILOVER_PAUSE_S)

@@ -36,9 +36,12 @@ def assign(view: View) -> Step | None:
     """Give slots that nobody has to the shards without any, or else to the one that has least."""
     if not view.slots or not view.unowned:
         return None
-    lacking = [shard for shard in view.shards if view.primary(shard) is None]
-    least = min(view.shards, key=lambda shard: (_held(view, shard), shard))
-    shares = _shares(view.unowned, lacking or [least])
+    # A shard whose primary is only away has its slots: it lacks none.
+    away = {view.away[owner].shard for owner in view.slots if owner in view.away}
+    there = [shard for shard in view.shards if shard not in away]
+    lacking = [shard for shard in there if view.primary(shard) is None]
+    least = sorted(there, key=lambda shard: (_held(view, shard), shard))[:1]
+    shares = _shares(view.unowned, lacking or least)
     takers = {shard: server for shard in shares if (server := _taker(view, shard)) is not None}
     # A server that has not heard of the highest epoch yet would claim slots under one that does not count.
     epoch = max(server.current_epoch for server in view.servers.values())
@@ -109,6 +112,8 @@ def _held(view: View, shard: int) -> int:
 def _shares(slots: Sequence[SlotRange], shards: Sequence[int]) -> Mapping[int, tuple[SlotRange, ...]]:
     """Parts of equal size, in the order of the shards."""
     free = sorted(_slots(slots))
+    if not shards:
+        return {}
     cuts = [len(free) * number // len(shards) for number in range(len(shards) + 1)]
     return {shard: ranges(free[cuts[number] : cuts[number + 1]]) for number, shard in enumerate(shards)}
 

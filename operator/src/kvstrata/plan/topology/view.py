@@ -108,8 +108,9 @@ class View:
 
         A replica leads nobody; None if there are none but replicas.
         """
-        candidates = (server for server in self.in_shard(shard) if server.itself.is_primary)
-        return self.primary(shard) or next(candidates, None)
+        candidates = [server for server in self.in_shard(shard) if server.itself.is_primary]
+        staying = (server for server in candidates if not self.pod(server).deleting)
+        return self.primary(shard) or next(staying, candidates[0] if candidates else None)
 
     def replicas(self, primary: str) -> list[Server]:
         """The servers that answered and say that they are replicas of a node."""
