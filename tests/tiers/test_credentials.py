@@ -126,7 +126,7 @@ def rotate(managed: Managed, traffic: Traffic, *, kill_operator: bool = False) -
         if kill_operator and had_effects(tending):
             managed.restart_operator()
         told = {one.reason for one in tending.findings}
-        if not tending.actions and told <= {"PasswordsSet", "CertificateShown"} and managed.stage is Stage.CURRENT:
+        if not had_effects(tending) and told <= {"PasswordsSet", "CertificateShown"} and managed.stage is Stage.CURRENT:
             return
         managed.pass_s(15 if kill_operator else 45)
     raise AssertionError(f"no end: {tending}")
@@ -218,7 +218,7 @@ def test_a_replica_follows_with_the_new_password_and_the_old_one_is_good_for_not
         in_step(managed, replica)
         for _ in range(120):
             tending = managed.round()
-            if not tending.actions and {one.reason for one in tending.findings} == {"PasswordsSet"}:
+            if not had_effects(tending) and {one.reason for one in tending.findings} == {"PasswordsSet"}:
                 break
             in_step(managed, replica)
             managed.pass_s(45)
