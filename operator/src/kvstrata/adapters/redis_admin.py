@@ -71,10 +71,10 @@ class Admin:
         self.certificate = certificate
         """Fingerprint of the certificate that the server showed; None in plain text."""
 
-    async def look(self, name: str, admission_: Admission, *, follows: bool) -> ServerCredentials:
+    async def look(self, name: str, users: Admission, *, follows: bool) -> ServerCredentials:
         """Return what the server has of these users, and, if it may follow a primary, with which password."""
-        admitted = {user: await self._admits(user) for user in admission_.users if user != admission_.marker}
-        marked = await self._user(admission_.marker) is not None
+        admitted = {user: await self._admits(user) for user in users.users if user != users.marker}
+        marked = await self._user(users.marker) is not None
         value = (await self._call("CONFIG GET masterauth", "CONFIG", "GET", "masterauth"))[1] if follows else b""
         return ServerCredentials(
             server=name,
@@ -84,12 +84,12 @@ class Admin:
             certificate=self.certificate,
         )
 
-    async def set_users(self, admission_: Admission) -> None:
+    async def set_users(self, users: Admission) -> None:
         """Give the server these users with exactly these rights and passwords, each at one instant.
 
         Connections of users that stay are not closed. The marker is last: with it all others are there.
         """
-        for user, words in admission_.users.items():
+        for user, words in users.users.items():
             await self._call(f"ACL SETUSER {user}", "ACL", "SETUSER", user, "reset", *words)
 
     async def follow(self, username: str, password: str) -> None:
@@ -143,7 +143,7 @@ async def admin(server: ManagedServer, entry: Entry) -> AsyncIterator[Admin]:
 async def tend(
     server: ManagedServer,
     entry: Entry,
-    admission_: Admission,
+    users: Admission,
     orders: Sequence[Callable[[Admin], Awaitable[None]]],
     *,
     follows: bool,
@@ -158,7 +158,7 @@ async def tend(
                 for order in orders:
                     await order(entered)
         async with admin(server, entry) as entered:
-            return await entered.look(server.name, admission_, follows=follows)
+            return await entered.look(server.name, users, follows=follows)
     except AdminError as error:
         return ServerCredentials(server.name, reason=str(error.reason), message=str(error))
 

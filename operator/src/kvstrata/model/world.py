@@ -34,6 +34,8 @@ class World:
     `policy_names` gives the name of a policy by its UID, `unsettled` names the policies whose generation was never
     enforced, and `owned` gives kind and name of the children that the object of a UID controls.
 
+    `credentials` gives what the servers of a managed tier were last seen to have of users and certificates.
+
     `sources` gives what a ConfigMap's key holds by name and key, `renders` what a pod, by UID, made of a prefix, by its
     digest, `warmed` what became of warming it there, by the digits of the version's scope and that digest, and
     `holdings` what a pod's tiers hold of a pool, by the pool's UID.
