@@ -34,6 +34,7 @@ LANES: tuple[tuple[tuple[str, tuple[str, ...]], ...], ...] = (
         ("histories and files", ("tests/property", "tests/files")),
     ),
     (("the operator", ("tests/apiserver",)),),
+    (("managed clusters", ("tests/topology",)),),
 )
 """Tests that wait for servers, leases, timeouts and watches rather than compute, by name and paths: those of one lane
 one after the other, beside all other lanes and whatever needs no cluster."""

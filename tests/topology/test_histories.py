@@ -196,7 +196,7 @@ def happen(model: Gossip, what: str, number: int) -> None:
                 pass
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.booleans(), st.lists(happenings, max_size=25))
 def test_after_any_history_a_cluster_that_is_left_alone_becomes_whole(
     begins_formed: bool, history: list[tuple[str, int]]
