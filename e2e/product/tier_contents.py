@@ -12,6 +12,7 @@ from typing import cast
 import redis
 
 from kvstrata.contract.keys import BUCKETS, bucket_prefix
+from kvstrata.objects.redisusers import DATA_USER
 
 from .install import DEMO_NAMESPACE
 from .kubectl import Kubectl
@@ -71,6 +72,7 @@ def tier_contents(kubectl: Kubectl, tier: str = TIER) -> Iterator[TierContents]:
         client = redis.Redis(
             host="localhost",
             port=port,
+            username=DATA_USER,
             password=base64.b64decode(secret["password"]).decode(),
             ssl=True,
             ssl_ca_data=authority.decode(),
