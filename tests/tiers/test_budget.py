@@ -260,6 +260,7 @@ class TestALedgerThatIsLost:
         driver.store([block(KEYSPACE_A, 1)])
         driver.tier._sweeper.turn()
         connection, ledger = connect_to(redis_server.port), books.ledger.encode()
+        driver.tier._shared.ledgers.grant(connection, KEYSPACE_A, 0, 500, 500, Bounds(20 * VALUE_BYTES))
         state = state_key(bucket_prefix(DOMAIN, KEYSPACE_A, 0).encode())
         commands = [
             call("grant", ledger, 0, 500, 1, 20 * VALUE_BYTES, 60_000, 0, read=lambda reply: reply),

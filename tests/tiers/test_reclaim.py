@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata.contract.bundle import Rules, TierBudget
-from kvstrata.contract.cacheview import CacheView
 from kvstrata.contract.value import value_bytes
-from kvstrata_sidecar.adapter.enforcement import Enforcement, boottime_ns
-from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.protocol import Bounds, Transport
 from kvstrata_sidecar.adapter.reclaim import parts
-from kvstrata_sidecar.adapter.tasks import Task
-from kvstrata_sidecar.adapter.tier import Tier
 from kvstrata_sidecar.adapter.wire import TransportError
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.server_kinds import on_every_server
-from tests.tiers.tier_driver import BLOCK_BYTES, block, spread
+from tests.tiers.sharing_pod import SharingPod
+from tests.tiers.tier_driver import BLOCK_BYTES
 
 pytestmark = [*needs_redis, on_every_server]
 VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
@@ -56,58 +49,17 @@ class TestParts:
         assert parts({"a": 30, "b": 10}, 15) == [("a", 15)]
 
 
-class Pod:
-    """A pod's tier without its sweeper's thread."""
-
-    def __init__(self, server: RedisProcess) -> None:
-        self.enforcement = Enforcement(DOMAIN, lambda reopen=False: boottime_ns())
-        tier = TierParams(
-            "shared", (Endpoint("127.0.0.1", server.port),), workers=1, capacity_bytes=CAPACITY,
-            io_timeout_ms=5_000, store_deadline_ms=9_000,
-        )  # fmt: skip
-        self._answered: queue.Queue[Task] = queue.Queue()
-        self.tier = Tier(AdapterParams(DOMAIN, IDENTITY, tier), tier, self.enforcement, self._answered.put)
-        self.sweeper = self.tier._sweeper
-        self.sweeper.close()
-        self.sweeper.join(5)
-        self.sweeper._closed = False
-        while self.tier.state().breaker != "closed":
-            time.sleep(0.01)
-
-    def enforce(self, guaranteed: Mapping[str, int], revision: int) -> None:
-        """Put a policy in force that guarantees numbers of blocks."""
-        budgets = {
-            keyspace: (TierBudget("shared", guaranteed_bytes=blocks * VALUE_BYTES, retention_s=3600),)
-            for keyspace, blocks in guaranteed.items()
-        }
-        self.enforcement.apply(CacheView(DOMAIN, revision, 1, Rules(), budgets))
-
-    def store(self, keyspace: str, count: int) -> int:
-        """Store blocks one after the other; return how many were taken."""
-        taken = 0
-        for number in range(count):
-            task_id = self.tier.store([block(keyspace, spread(number))], [memoryview(bytes(BLOCK_BYTES))])
-            assert self._answered.get(timeout=10).task_id == task_id
-            taken += self.tier.pop_stores()[task_id].stored_bytes > 0
-        return taken
-
-    def turn(self) -> None:
-        """Do what is due but for the sweep of each interval."""
-        self.sweeper._sweep_at_s = time.monotonic() + 60
-        self.sweeper.turn()
-
-
 @pytest.fixture
-def pods(redis_server: RedisProcess) -> Iterator[list[Pod]]:
+def pods(redis_server: RedisProcess) -> Iterator[list[SharingPod]]:
     """Four pods whose policy lets four scopes borrow, each of which borrowed a fourth."""
-    pods = [Pod(redis_server) for _ in BORROWERS]
+    pods = [SharingPod(redis_server, CAPACITY // VALUE_BYTES, BLOCK_BYTES) for _ in BORROWERS]
     for pod, keyspace in zip(pods, BORROWERS, strict=True):
         pod.enforce(dict.fromkeys((NEW, *BORROWERS), 0), revision=1)
         pod.turn()
-        assert pod.store(keyspace, 10) == 10
+        assert pod.store(keyspace, range(10)) == 10
     yield pods
     for pod in pods:
-        pod.tier.close()
+        pod.close()
 
 
 def at_once(*actions: Callable[[], None]) -> None:
@@ -125,7 +77,7 @@ def at_once(*actions: Callable[[], None]) -> None:
         thread.join(30)
 
 
-def until_covered(pods: list[Pod]) -> None:
+def until_covered(pods: list[SharingPod]) -> None:
     """Have pods take turns, all at once, until the tier is not overcommitted any more: a turn may be interrupted."""
     transport = pods[0].tier._ways.transport()
     give_up_at_s = time.monotonic() + 30
@@ -144,18 +96,18 @@ def kept(server: RedisProcess) -> list[int]:
 
 class TestSeveralPods:
     def test_a_new_guarantee_costs_borrowers_alike_however_many_pods_hear_of_it(
-        self, pods: list[Pod], redis_server: RedisProcess
+        self, pods: list[SharingPod], redis_server: RedisProcess
     ) -> None:
         for pod in pods:
             pod.enforce({NEW: 20} | dict.fromkeys(BORROWERS, 0), revision=2)
         until_covered(pods)
         assert kept(redis_server) == [5, 5, 5, 5]
-        assert pods[0].store(NEW, 20) == 20
+        assert pods[0].store(NEW, range(20)) == 20
         assert Books(redis_server, NEW).totals().used == 20 * VALUE_BYTES
         assert kept(redis_server) == [5, 5, 5, 5]
 
     def test_sweeps_of_several_scopes_at_once_give_back_no_more_than_is_needed(
-        self, pods: list[Pod], redis_server: RedisProcess
+        self, pods: list[SharingPod], redis_server: RedisProcess
     ) -> None:
         for pod in pods:
             pod.enforce({NEW: 20} | dict.fromkeys(BORROWERS, 0), revision=2)
@@ -166,7 +118,7 @@ class TestSeveralPods:
         assert kept(redis_server) == [5, 5, 5, 5]
 
     def test_a_scope_that_cannot_give_back_is_made_up_for_by_others(
-        self, pods: list[Pod], redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
+        self, pods: list[SharingPod], redis_server: RedisProcess, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         ledgers, pod = pods[0].tier._shared.ledgers, pods[0]
         give_back = ledgers.give_back
@@ -179,11 +131,11 @@ class TestSeveralPods:
         monkeypatch.setattr(ledgers, "give_back", fail_for_one)
         pod.enforce({NEW: 20} | dict.fromkeys(BORROWERS, 0), revision=2)
         until_covered([pod])
-        assert kept(redis_server) == [10, 2, 2, 2]
-        assert pod.store(NEW, 20) == 20
+        assert kept(redis_server) == [10, 3, 3, 3]
+        assert pod.store(NEW, range(20)) == 20
 
     def test_a_pod_of_whose_scopes_none_borrowed_leaves_it_to_those_that_can(
-        self, pods: list[Pod], redis_server: RedisProcess
+        self, pods: list[SharingPod], redis_server: RedisProcess
     ) -> None:
         first, second, *_ = pods
         first.enforce({NEW: 20}, revision=2)

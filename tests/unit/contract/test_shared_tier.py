@@ -123,7 +123,7 @@ class TestScripts:
             sent |= {found.lower() for found in re.findall(r'[(,] ?b"([A-Z]{3,})"[,)]', text)}
             sent |= {found.lower() for found in re.findall(r"\\r\\n([A-Z]{3})\\r\\n", text)}
         assert "cluster" in sent
-        sent = sent - {"withscores", "rev", "cluster"} | {"cluster|slots"}
+        sent = sent - {"withscores", "rev", "count", "cluster"} | {"cluster|slots"}
         assert called | sent == set(scripts.COMMANDS)
 
     def test_no_script_reads_a_value_but_the_byte_that_says_whether_it_is_encrypted(self) -> None:

@@ -23,11 +23,11 @@ script has to work on a server that is full: there the first write decides wheth
 | yield | bytes, evict_before, count, arc | bytes yielded, ledger version, bytes evicted, how many |
 | raise | bytes, version | `ok` or `void` |
 | adopt | version, keep | `ok` or `newer`, lease or version |
-| grant | bucket, wanted, minimum, limit, keep, divided | `ok`, bytes, version; `exhausted`, room; `unshared`, leased, room, turn; `void`, version |
+| grant | bucket, wanted, minimum, limit, keep, divided, part of its lease that it grows by beyond the minimum at most or 0 | `ok`, bytes, version; `exhausted`, room; `unshared`, leased, room, turn; `void`, version |
 | return | bucket, bytes, version | `ok` or `void` |
 | rebuild | `begin`, version seen, at least, patience; or `finish`, version, keep, lease of each bucket | `void`, `busy` or `live`, version |
 | share | room, turn | `ok`, leased; `void`, version |
-| room | `grow`, `mark` or `set`, keyspace, guaranteed, wanted, capacity, turn, keep, leased, given, told | room, turn, bytes beyond the capacity |
+| room | `grow`, `mark`, `leave` or `set`, keyspace, guaranteed, wanted, capacity, turn, keep, leased, given, told, age | room, turn, bytes beyond the capacity (negative: free) |
 | tidy | cursor, walk, count, stale, keep | next cursor, walk, drift of the sum |
 | revoke | revision, keyspaces | revision |
 | claim | token, milliseconds | 1 if it is whose token it is |

@@ -1,9 +1,9 @@
 """What becomes of the room of keyspaces that leave the policy, as a tenant's does whenever its epoch changes.
 
-Their guarantee ends at once, because their scope has it in its new keyspace, and so does what they were lent and do not
-use: else a tenant that changes its epoch often would hold a whole tier for a quarter of an hour. What their blocks take
-stays charged until they expire. The last pod to learn of the new policy has the last word; for keyspaces that no pod
-saw leave, `tidy` does the same later.
+Their guarantee ends at once, because their scope has it in its new keyspace, and so does all room that their blocks do
+not take: else a tenant that changes its epoch often would hold a whole tier for a quarter of an hour. What their blocks
+take stays charged until somebody needs it: see leftovers. The last pod to learn of the new policy has the last word;
+keyspaces that no pod saw leave are found later by the time that has passed.
 """
 
 from __future__ import annotations
@@ -38,9 +38,13 @@ class Departed:
             keyspace = next(iter(self._left))
             bounds = self._bounds(keyspace)
             if bounds is not None and bounds.divided:
-                self._give_back(transport(), keyspace, bounds)
+                self._give_back(transport(), keyspace)
             self._left.pop(keyspace, None)
 
-    def _give_back(self, transport: Transport, keyspace: str, bounds: Bounds) -> None:
-        share = self._ledgers.view(transport, keyspace).ledger.share
-        self._ledgers.rooms.shrink(transport, keyspace, bounds, share, lambda _: share.leased, 0)
+    def _give_back(self, transport: Transport, keyspace: str) -> None:
+        scope = self._ledgers.view(transport, keyspace)
+
+        def empty() -> None:
+            self._ledgers.take_unused(transport, keyspace, scope.others(None), sum(scope.leases))
+
+        self._ledgers.rooms.leave(transport, keyspace, scope, empty)

@@ -42,7 +42,10 @@ ATTEMPTS = 6
 """How often a store asks for room that others take before it: each time it found some."""
 
 LEASE_SHARE = 256
-"""A lease grows by this part of the limit beyond what is needed, so that not every store asks the ledger."""
+LEASE_GROWTH_SHARE, SPARE_SHARE = 4, 8
+"""A lease grows by the first part of itself beyond what is needed, so that not every store asks the ledger; a sweep
+leaves the second part of what is in use. Neither is more than `LEASE_SHARE` of the limit: what 16 buckets of each scope
+have in reserve is lost to all others."""
 
 EVICTIONS_PER_CALL = 256
 REBUILD_PATIENCE_MS = 200
@@ -220,17 +223,26 @@ class Ledgers:
             transport.ask([call("return", ledger, bucket, taken, version, read=read_text)])
         return int(taken)
 
-    def grant(self, transport: Transport, keyspace: str, bucket: int, wanted: int, minimum: int, bounds: Bounds) -> int:
+    def grant(
+        self,
+        transport: Transport,
+        keyspace: str,
+        bucket: int,
+        wanted: int,
+        minimum: int,
+        bounds: Bounds,
+        growth_share: int = 0,
+    ) -> int:
         """Raise a bucket's lease by `minimum` to `wanted` bytes; return by how many, 0 if the ledger has less left.
 
-        A ledger that is missing or void is rebuilt first.
+        With a `growth_share`, by that part of itself beyond `minimum` at most. A ledger that is void is rebuilt first.
         """
         ledger = ledger_key(self._domain, keyspace).encode()
         state = state_key(self._base(keyspace, bucket))
         for _ in range(ATTEMPTS):
             asked = call(
                 "grant", ledger, bucket, wanted, minimum, bounds.limit_bytes, LEDGER_KEEP_MS, int(bounds.divided),
-                read=_read_grant,
+                growth_share, read=_read_grant,
             )  # fmt: skip
             status, amount, version, share = transport.ask([asked])[0]
             if status == "exhausted":
@@ -276,8 +288,9 @@ class Ledgers:
         if (scope.ledger.version == 0 or scope.ledger.void) and any(scope.leases):
             # The tier has to know what is leased out, also of a scope that nobody stores into.
             self.rebuild(transport, keyspace, 0)
-        spare = bounds.limit_bytes // LEASE_SHARE
+        tight = self.rooms.tight(transport, bounds)
         for bucket in scope.buckets:
+            spare = 0 if tight else min(bounds.limit_bytes // LEASE_SHARE, bucket.in_use // SPARE_SHARE)
             if bucket.slack > 2 * spare:
                 self.take(transport, keyspace, bucket.bucket, bucket.slack - spare, 0)
 
@@ -286,7 +299,7 @@ class Ledgers:
             return self.view(transport, keyspace).ledger.leased
 
         share = self.view(transport, keyspace).ledger.share
-        return self.rooms.shrink(transport, keyspace, bounds, share, settle, back)
+        return self.rooms.shrink(transport, keyspace, bounds, share, settle, back, tight=tight)
 
     def _make_room(
         self, transport: Transport, place: Place, size: int, missing: int, bounds: Bounds, *, gather: bool
@@ -296,7 +309,8 @@ class Ledgers:
         With `gather` no block goes as long as what other buckets have leased and do not use is enough.
         """
         keyspace, bucket = place.keyspace, place.bucket
-        if self.grant(transport, keyspace, bucket, missing + bounds.limit_bytes // LEASE_SHARE, missing, bounds) > 0:
+        wanted = missing + bounds.limit_bytes // LEASE_SHARE
+        if self.grant(transport, keyspace, bucket, wanted, missing, bounds, LEASE_GROWTH_SHARE) > 0:
             return 0
         scope = self.view(transport, keyspace)
         own = scope.buckets[bucket]
@@ -308,7 +322,7 @@ class Ledgers:
         left = missing - room
         others = scope.others(bucket)
         if gather and left <= sum(one.slack for one in others):
-            left -= self._take_unused(transport, keyspace, others, left)
+            left -= self.take_unused(transport, keyspace, others, left)
             if left <= 0:
                 self.grant(transport, keyspace, bucket, missing, missing, bounds)
                 return 0
@@ -340,7 +354,7 @@ class Ledgers:
         Return the bytes.
         """
         others = scope.others(exclude)
-        taken = self._take_unused(transport, keyspace, others, amount)
+        taken = self.take_unused(transport, keyspace, others, amount)
 
         def last_use_ms(bucket: BucketView) -> float:
             return bucket.oldest_ms if bucket.oldest_ms is not None else FOR_EVER_MS
@@ -350,7 +364,7 @@ class Ledgers:
                 taken += self.take(transport, keyspace, bucket.bucket, amount - taken, FOR_EVER_MS)
         return taken
 
-    def _take_unused(self, transport: Transport, keyspace: str, buckets: Sequence[BucketView], amount: int) -> int:
+    def take_unused(self, transport: Transport, keyspace: str, buckets: Sequence[BucketView], amount: int) -> int:
         """Take up to `amount` bytes back that are leased and not in use; return how many that were."""
         taken = 0
         for bucket in sorted(buckets, key=lambda b: -b.slack):

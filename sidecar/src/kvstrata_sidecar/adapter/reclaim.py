@@ -3,6 +3,7 @@
 A tier may be overcommitted: a policy guarantees more than is left, or a division that was lost is charged again. Who
 holds the claim has those give back who borrowed most, all down to one level, until every guarantee is covered. Only
 under that claim, because each of several would give the whole excess back; two at once cost cached blocks, no more.
+What keyspaces have that are in no policy goes before anything else does.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import AbstractContextManager
 from kvstrata.contract.keys import rooms_claim_key
 
 from .ledger import Ledgers
+from .leftovers import Leftovers
 from .protocol import Bounds, Transport, claim
 from .rooms import kept_bytes
 
@@ -39,6 +41,7 @@ class Reclaim:
         token: bytes,
         clock: Callable[[], float],
         *,
+        leftovers: Leftovers,
         bounds: Callable[[str], Bounds | None],
         permitted: Callable[[str], AbstractContextManager[bool]],
         count: Callable[[str, int], None],
@@ -46,6 +49,7 @@ class Reclaim:
     ) -> None:
         self._ledgers = ledgers
         self._rooms = ledgers.rooms
+        self._leftovers = leftovers
         self._token = token
         self._clock = clock
         self._bounds = bounds
@@ -61,6 +65,7 @@ class Reclaim:
         """Note that guarantees changed, or that a tier is overcommitted."""
         self._until_s = self._clock() + PATIENCE_S
         self._in_vain.clear()
+        self._leftovers.begin()
 
     def turn(self, connect: Callable[[], Transport], keyspaces: Collection[str], tidy_every_s: float | None) -> None:
         """Do what is due in a tier whose capacity is divided, and, every so often, add its rooms up anew."""
@@ -70,6 +75,10 @@ class Reclaim:
             return
         if tidy_every_s is not None and claim(connect(), self._tidy_key, self._token, int(tidy_every_s * 750)):
             self._count("drift_rooms", abs(self._rooms.tidy(connect())))
+        if self._rooms.take_short() or tidy_every_s is not None:
+            self._leftovers.begin()
+        if not self._leftovers.turn(connect, keyspaces, whole.capacity_bytes):
+            return
         if self._look_at_s <= self._clock() < self._until_s:
             self._take_back(connect, keyspaces, whole.capacity_bytes)
 

@@ -24,6 +24,7 @@ from .departed import Departed
 from .drift import LeaseDrift
 from .enforcement import Enforcement
 from .ledger import Ledgers
+from .leftovers import Leftovers
 from .pending import MAX_PENDING, Pending
 from .plaintext import Plaintext
 from .protocol import Bounds, Place, Transport, claim, state_key
@@ -94,8 +95,12 @@ class Sweeper(threading.Thread):
         self._to_sweep: deque[str] = deque()
         self._drift = LeaseDrift(clock)
         self._departed = Departed(ledgers, hooks.bounds)
+        leftovers = Leftovers(
+            domain, token, clock,
+            current=self._access.current, each=self._access.each, count=self._count, interrupted=self._interrupted,
+        )  # fmt: skip
         self._reclaim = Reclaim(
-            domain, ledgers, token, clock,
+            domain, ledgers, token, clock, leftovers=leftovers,
             bounds=hooks.bounds, permitted=self._access.apart, count=self._count, interrupted=self._interrupted,
         )  # fmt: skip
 

@@ -28,6 +28,11 @@ class SweeperAccess:
             self._connection = self._hooks.connect()
         return self._connection
 
+    def current(self) -> bool:
+        """Whether the policy may be relied on now."""
+        view = self._enforcement.view
+        return view is not None and (view.rules.on_stale == "ServeStale" or self._enforcement.fresh())
+
     @contextmanager
     def permitted(self, keyspace: str) -> Iterator[bool]:
         """Whether the policy allows the tier for a scope; it does until the end, or the connection is cut off."""

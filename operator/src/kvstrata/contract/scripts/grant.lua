@@ -16,6 +16,11 @@ if room < minimum then
   return {'exhausted', whole(math.max(0, room))}
 end
 local granted = math.min(wanted, room)
+-- Buckets grow in proportion: what each has in reserve is lost to all other scopes.
+if tonumber(ARGV[7] or 0) > 0 then
+  local has = tonumber(redis.call('HGET', ledger, 'b:' .. ARGV[1]) or 0)
+  granted = math.min(granted, minimum + math.floor(has / ARGV[7]))
+end
 free_first()
 redis.call('HINCRBY', ledger, 'b:' .. ARGV[1], whole(granted))
 redis.call('HSET', ledger, 'leased', whole(leased + granted), 'limit', ARGV[4], 'at', whole(now))
