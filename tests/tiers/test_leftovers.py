@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvstrata.contract.keys import rooms_claim_key, rooms_key
+from kvstrata_sidecar.adapter.protocol import call
 from kvstrata_sidecar.adapter.rooms import STALE_MS
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
@@ -282,13 +283,12 @@ class TestWhatNobodyCanRead:
         assert shared.used(*OLD) == before, "they have a while to renew it"
 
     def test_a_version_that_knows_nothing_of_it_renews_what_it_sweeps(self, shared: Shared, full: SharingPod) -> None:
-        """The script of before has no `leave` and no age, and reads and writes the same entries."""
+        """It sends no age, and writes the same entries."""
         shared.let_pass()
         transport = full.tier._ways.transport()
         rooms = full.tier._shared.ledgers.rooms
-        bounds = full.tier._terms.bounds(NEW[0])
-        assert bounds is not None
-        rooms._ask(transport, b"mark", OLD[0], bounds, 0)
+        arguments = (b"mark", OLD[0].encode(), 0, 0, CAPACITY * full.value_bytes, 0, 10**9, 0, 0, 0)
+        transport.ask([call("room", rooms_key(DOMAIN).encode(), *arguments, read=lambda reply: reply)])
         _, found = rooms.left(transport, 0)
         transport.close()
         assert {one.keyspace for one in found} & set(OLD) == set(OLD[1:])

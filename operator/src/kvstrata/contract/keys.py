@@ -20,9 +20,10 @@ block's does:
 Moments are milliseconds of the server's clock, bytes are of whole values. Of a scope there is one ledger of leases
 `kvs1:<domain>:{<keyspace>}:#l` and a claim `#w` beside it (who sweeps now); of a domain the sorted set of revoked
 keyspaces `kvs1:<domain>:{revoked}:#k` with the highest revision that revoked one, `#v`; of a tier whose capacity is
-divided among scopes the hash of their rooms `kvs1:<domain>:{tier}:#t`, with the claims `#w` of whoever adds it up and
-`#g` of whoever takes back what is lent for a new guarantee. `kvs1:<domain>:{probe}:#p` is a name that nothing has: on
-it the operator tries what the user of an external server may do.
+divided among scopes the hash of their rooms `kvs1:<domain>:{tier}:#t`, with the claims `#w` of whoever adds it up,
+`#g` of whoever takes back what is lent for a new guarantee, and `#d` of whoever takes what keyspaces have that are in
+no policy (`-` for a while when that was not enough). `kvs1:<domain>:{probe}:#p` is a name that nothing has: on it the
+operator tries what the user of an external server may do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Makes room at the cost of keyspaces that are in no policy: nobody can read their blocks.
 
 When a tier has little left to lend, one pod walks over the rooms of all scopes, finds those that no sweep has renewed,
-and takes back what they have until enough is free: first what expired and what is not in use, then blocks, the least
+and takes back what they have until enough is free: of each what expired and what is not in use, then blocks, the least
 recently used of a bucket first. So blocks that somebody may read never go for a loan while there are such. It is done
 by the index of each keyspace and in its own turns: one that came back into a policy meanwhile is left alone.
 """

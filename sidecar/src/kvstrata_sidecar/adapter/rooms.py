@@ -2,8 +2,9 @@
 
 The room of a scope bounds what its ledger leases out. It grows by loans from what is neither guaranteed to another nor
 lent, and is given back when it is not used, or when a new guarantee leaves the tier overcommitted; then the scope
-evicts: see reclaim. Growing, the tier is charged before the ledger hears of it; shrinking, the ledger hears first. Each
-change takes a turn of its own, so that whatever was decided in an earlier one comes too late.
+evicts: see reclaim. What keyspaces have that are in no policy goes first: see leftovers. Growing, the tier is charged
+before the ledger hears of it; shrinking, the ledger hears first. Each change takes a turn of its own, so that whatever
+was decided in an earlier one comes too late.
 """
 
 from __future__ import annotations
