@@ -105,11 +105,13 @@ class TestOneServer:
         assert (reason, domain_pattern(DOMAIN) in message) == ("MissingPermissions", True)
 
     @on_every_server
-    def test_leaves_no_key_and_no_connection_behind(self, bounded: RedisProcess) -> None:
+    def test_changes_nothing_and_leaves_no_connection_behind(self, bounded: RedisProcess) -> None:
         admin = bounded.admin()
         admin.set(f"kvs1:{DOMAIN}:mine", "value")
+        changes = admin.info("persistence")["rdb_changes_since_last_save"]
         for _ in range(3):
             check(bounded)
+        assert admin.info("persistence")["rdb_changes_since_last_save"] == changes > 0
         assert admin.keys() == [f"kvs1:{DOMAIN}:mine".encode()]
         until(lambda: len(admin.client_list()) == 1, "connections stay")
 

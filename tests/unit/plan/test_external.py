@@ -11,6 +11,7 @@ import pytest
 
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.keys import domain_pattern
+from kvstrata.contract.link import TierState
 from kvstrata.model.external import ExternalReport, ServerFacts
 from kvstrata.model.facts import BackendReport
 from kvstrata.objects.quantities import MIB
@@ -229,6 +230,15 @@ class TestWhatPodsUse:
             "endpoints": ["new:6379"], "username": "someone"
         }  # fmt: skip
 
+    def test_pods_that_lost_the_old_server_get_the_new_one(self) -> None:
+        simulation = simulated(WELL)
+        simulation.ack("pod-0", tiers=(TierState("shared", "Redis", "open"),))
+        simulation.settle()
+        simulation.edit("CacheTier", "shared", redis=declared("new:6379"))
+        simulation.advance(5)
+        assert ready(simulation) == ("False", "PodsDisconnected")
+        assert used(simulation) == [[{"host": "new", "port": 6379}]]
+
     def test_an_answer_to_another_password_lets_no_pod_in(self) -> None:
         simulation = simulated(WELL)
         simulation.backends_up = False
@@ -257,6 +267,7 @@ class TestWhatPodsUse:
         old = {**raw["status"], "external": None}
         old["conditions"] = [one for one in old["conditions"] if one["type"] != "ServersSuitable"]
         simulation.put({**raw, "status": {key: value for key, value in old.items() if value is not None}})
+        simulation.restart()
         say(simulation, REPLICA)
         simulation.advance(20)
         assert (ready(simulation), used(simulation)) == (("False", "ReadOnlyReplica"), [A])

@@ -1,0 +1,31 @@
+"""`tier`: what tiers on Redis servers cost and how fast they are ready.
+
+Each part is a module with `async def measure(progress) -> Part`; its figures carry its name in front.
+"""
+
+from __future__ import annotations
+
+from bench.result import OTHER_LOAD, Result
+from e2e.cluster.progress import Progress
+
+from . import external
+
+NAME = "tier"
+PARTS = (external,)
+
+
+async def measure() -> Result:
+    """Measure every part; the ratio is that of the first."""
+    progress = Progress()
+    parts = [await part.measure(progress) for part in PARTS]
+    return Result(
+        name=NAME,
+        figures={name: figure for part in parts for name, figure in part.figures.items()},
+        baseline={name: figure for part in parts for name, figure in part.baseline.items()},
+        ratio=parts[0].ratio,
+        reproduce="make bench BENCH=tier",
+        conditions={
+            **{name: value for part in parts for name, value in part.conditions.items()},
+            OTHER_LOAD: round(max(part.others_percent for part in parts)),
+        },
+    )

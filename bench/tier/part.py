@@ -1,0 +1,23 @@
+"""The form in which a part of the benchmark gives its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bench.result import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one part measured. `ratio` is its main figure held against its baseline, of the same run.
+
+    `others_percent` is the share of the machine that other programs took while times were measured.
+    """
+
+    figures: Mapping[str, Figure]
+    baseline: Mapping[str, Figure]
+    ratio: float
+    conditions: Mapping[str, Any]
+    others_percent: float
