@@ -11,7 +11,6 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from kvstrata.adapters.redis_nodes import NodeAccess, RedisNodes
 from kvstrata.adapters.slot_mover import SlotMover
 from kvstrata.adapters.slot_moves import MoveReport, Tally
 from kvstrata.adapters.slot_names import bucket_of, part_of, whole_buckets
@@ -19,7 +18,7 @@ from kvstrata.model.topology import SLOTS, Cluster, ServerPod
 from kvstrata.plan.topology import Step, step
 from kvstrata.plan.topology.steps import MoveOrder
 from kvstrata_sidecar.adapter.slots import slot_of
-from tests.topology.rig import Rig
+from tests.topology.rig import NODE_TIMEOUT_MS, Rig
 
 
 class MoverRig(Rig):
@@ -27,13 +26,14 @@ class MoverRig(Rig):
 
     credentials: tuple[str, str] | None = None
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, timeout_ms: int = NODE_TIMEOUT_MS, **options: Any) -> None:
         super().__init__(*args, **options)
+        self.goal = replace(self.goal, node_timeout_ms=timeout_ms)
         self.reports: list[MoveReport] = []
 
     async def made_anew(self) -> None:
         """As after the start: three shards, settled, no keys, and connections of this event loop."""
-        self.nodes = RedisNodes(NodeAccess(self.port))
+        self.nodes = self.connect()
         self.credentials = None
         for pod in self.pods.values():
             with self.admin(pod) as client:

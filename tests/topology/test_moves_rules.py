@@ -112,6 +112,13 @@ class TestShardsThatGo:
         assert found is not None
         assert found.drained == (3,)
 
+    def test_one_whose_pods_are_on_their_way_out_is_only_waited_for(self) -> None:
+        found = cluster([*even(3), ()])
+        pods = {uid: replace(pod, deleting=pod.shard == 3) for uid, pod in found.pods.items()}
+        waiting = step(view(replace(found, pods=pods), 3))
+        assert waiting is not None
+        assert waiting.waits
+
     def test_all_empty_ones_go_at_once(self) -> None:
         found = step(view(cluster([*even(3), (), ()]), 3))
         assert found is not None

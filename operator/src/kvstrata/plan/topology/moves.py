@@ -118,7 +118,8 @@ def removal(view: View) -> Step | None:
         return None
     names = ", ".join(str(shard) for shard in drained)
     message = f"shard{'s' if len(drained) > 1 else ''} {names} without slots: to be removed"
-    return Step(StepReason.REMOVING_SHARD, message, drained=drained)
+    staying = {pod.shard for pod in view.pods if not pod.deleting}
+    return Step(StepReason.REMOVING_SHARD, message, drained=tuple(shard for shard in drained if shard in staying))
 
 
 RESCUE: tuple[Rule, ...] = (towards_lost,)
