@@ -10,7 +10,7 @@ import pytest
 
 from kvstrata.contract.keys import rooms_claim_key, rooms_key
 from kvstrata_sidecar.adapter.protocol import call
-from kvstrata_sidecar.adapter.rooms import STALE_MS
+from kvstrata_sidecar.adapter.rooms import LEFT_GRACE_MS, STALE_MS
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN
@@ -145,7 +145,7 @@ class TestWhatNobodyCanRead:
     ) -> None:
         assert shared.charged() > CAPACITY * 0.98
         assert full.store(NEW[0], range(60)) < 60
-        shared.let_pass(150_000)
+        shared.let_pass(LEFT_GRACE_MS)
         before = shared.used(*OLD)
         full.turn()
         assert before - shared.used(*OLD) <= FREED_AT_MOST
@@ -192,14 +192,27 @@ class TestWhatNobodyCanRead:
         self, shared: Shared, full: SharingPod
     ) -> None:
         before = shared.used(*OLD)
+        shared.let_pass(LEFT_GRACE_MS - 60_000)
         full.store(NEW[0], range(60))
         full.turn()
         assert shared.used(*OLD) == before
 
+    def test_what_is_in_the_policy_is_no_leftover_however_long_nobody_swept_it(self, shared: Shared) -> None:
+        pod = shared.pod()
+        pod.enforce(dict.fromkeys((*OLD[:2], NEW[0]), 0), revision=1)
+        pod.turn()
+        pod.store(OLD[0], range(CAPACITY))
+        shared.let_pass()
+        before = shared.used(OLD[0])
+        pod.store(NEW[0], range(60))
+        pod.turn()
+        assert pod.departed() == 0
+        assert shared.used(OLD[0]) == before
+
     def test_what_another_models_pods_sweep_is_nobodys_leftover(self, shared: Shared, full: SharingPod) -> None:
         other = shared.pod()
         other.enforce(dict.fromkeys(OLD, 0), revision=1)
-        shared.let_pass(150_000)
+        shared.let_pass(LEFT_GRACE_MS)
         other.turn(sweep=True)
         before = shared.used(*OLD)
         full.store(NEW[0], range(60))
@@ -321,7 +334,7 @@ def test_whatever_comes_and_goes_neither_capacity_nor_guarantee_is_exceeded(
         if what == 0:
             change_policy()
         elif what == 1:
-            shared.let_pass(150_000)
+            shared.let_pass(LEFT_GRACE_MS)
         elif what < 4:
             pod.turn(sweep=what == 2)
         else:
