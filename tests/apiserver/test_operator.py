@@ -124,6 +124,31 @@ def test_an_invalidation_completes_and_changes_the_tenants_epoch(server: Server,
     assert scope["rolls"] == 1
 
 
+def test_a_guarantee_that_does_not_fit_waits_for_room(server: Server, operator: OperatorProcess) -> None:
+    def own_policy(tenant: str, guaranteed: str) -> dict[str, Any]:
+        tiers = [{"name": "cpu", "guaranteed": guaranteed}]
+        spec = {"tenant": tenant, "isolation": "Isolated", "classification": "Internal", "tiers": tiers}
+        return _own("TenantCachePolicy", tenant, spec)
+
+    def admitted(name: str) -> tuple[str, str]:
+        return server.condition("TenantCachePolicy", name, "Admitted")
+
+    server.apply(own_policy("early", "150Mi"))
+    server.wait("what fits to be admitted", lambda: admitted("early") == ("True", "GuaranteesAdmitted"))
+    server.apply(own_policy("late", "150Mi"))
+    server.wait("what does not fit to wait", lambda: admitted("late") == ("False", "InsufficientCapacity"))
+    assert (server.get("tcpol", "late") or {})["status"]["admission"] == {"models": "", "tiers": []}
+    server.wait(
+        "the tier to say so",
+        lambda: server.condition("CacheTier", "cpu", "CapacityCommitted") == ("False", "GuaranteesWaiting"),
+    )
+    server.kubectl("-n", NAMESPACE, "delete", "tcpol", "early", "--wait=false")
+    server.wait("freed room to be given", lambda: admitted("late") == ("True", "GuaranteesAdmitted"))
+    rows = (server.get("tcpol", "late") or {})["status"]["admission"]["tiers"]
+    assert rows == [{"name": "cpu", "guaranteed": "150Mi"}]
+    server.kubectl("-n", NAMESPACE, "delete", "tcpol", "late", "--wait=false")
+
+
 def test_kubectl_get_cache_status_lists_every_kind(server: Server, operator: OperatorProcess) -> None:
     server.apply(
         _own("PrefixPool", "manual", {

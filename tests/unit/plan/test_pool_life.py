@@ -9,6 +9,7 @@ import pytest
 
 from kvstrata.contract.cacheview import reads_of
 from kvstrata.contract.warm import WarmOutcome
+from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.plan.pool import plan_pool
 from tests.support.objects import NAMESPACE, Raw, config_map, cpu_tier, model, pod, policy, pool, redis_tier
 from tests.support.renderer import rendered_by
@@ -52,6 +53,20 @@ def message(simulation: Simulation, condition: str) -> str:
 def read(simulation: Simulation) -> int:
     """How many versions the reader is sent to."""
     return len(reads_of(simulation.bundle()).get(simulation.entry("acme").keyspace, ()))
+
+
+def unpublish(simulation: Simulation) -> None:
+    """Bring a pool back to where all of it is measured and admitted, and readers are not told yet."""
+    raw = simulation.kube.objects[(KIND, NAMESPACE, "manual")]
+    simulation.put({**raw, "status": {**raw["status"], "published": False}})
+    simulation.step(Key(BUNDLE, NAMESPACE, "tiny"))
+    for name in ("pod-0", "pod-1"):
+        simulation.ack(name)
+
+
+def guaranteed(simulation: Simulation) -> dict[str, int | None]:
+    """Return what pods are told to keep for the newest content."""
+    return {b.tier: b.guaranteed_bytes for b in simulation.bundle().pools["manual"].versions[0].budgets}
 
 
 def lose(simulation: Simulation) -> None:
@@ -107,10 +122,11 @@ class TestPublishing:
     def test_what_a_tier_holds_that_it_is_not_to_be_kept_in_any_more_publishes_nothing(
         self, elsewhere: Callable[[Simulation], None]
     ) -> None:
-        greedy = policy("greedy", tiers=[{"name": "shared", "guaranteed": "50Mi"}])
-        simulation = world(greedy, tier=redis_tier(capacity="64000Ki"), pinned=True, tiers=None)
+        simulation = world(pinned=True, tiers=None)
         assert status(simulation)["tiers"] == [{"name": "shared", "stored": 3, "expected": 3, "bytes": 3000}]
-        assert read(simulation) == 0
+        unpublish(simulation)
+        plan = plan_pool(simulation.store.world(NAMESPACE), "manual", simulation.now)
+        assert any(write.status.get("published") for write in plan.statuses)
         elsewhere(simulation)
         plan = plan_pool(simulation.store.world(NAMESPACE), "manual", simulation.now)
         assert not any(write.status.get("published") for write in plan.statuses)
@@ -288,14 +304,17 @@ class TestPinned:
         simulation.come_to_rest()
         assert {b.guaranteed_bytes for b in simulation.bundle().pools["manual"].versions[0].budgets} == {None, 3000}
 
-    def test_what_cannot_be_guaranteed_is_not_published(self) -> None:
+    def test_what_cannot_be_guaranteed_is_published_without_a_guarantee_until_there_is_room(self) -> None:
         greedy = policy("greedy", tiers=[{"name": "shared", "guaranteed": "50Mi"}])
         simulation = world(greedy, tier=redis_tier(capacity="64000Ki"), pinned=True)
         room = 64000 * 1024 * 80 // 100
         assert room - 50 * 2**20 < 3000
-        assert reason(simulation, "WithinBudget") == ("False", "GuaranteesExceedCapacity")
-        assert reason(simulation, "Published")[0] == "False"
-        assert read(simulation) == 0
+        assert reason(simulation, "Admitted") == ("False", "InsufficientCapacity")
+        assert "TenantCachePolicy greedy 50Mi" in message(simulation, "Admitted")
+        assert reason(simulation, "Ready") == ("True", "Published")
+        assert read(simulation) == 1
+        assert guaranteed(simulation) == {"cpu": None, "shared": None}
+        assert simulation.unsettled() == {}
         simulation.edit("TenantCachePolicy", "greedy", tiers=None)
         simulation.come_to_rest()
         simulation.advance(310)

@@ -163,7 +163,8 @@ class TestVersions:
         assert {b.tier: b.guaranteed_bytes for b in versions(simulation)[0].budgets} == {"cpu": None, "shared": 3 * MIB}
         simulation.edit("CacheTier", "shared", capacity="3Mi")
         simulation.come_to_rest()
-        assert simulation.condition("CacheTier", "shared", "CapacityCommitted")[1] == "GuaranteesExceedCapacity"
+        assert simulation.condition("CacheTier", "shared", "CapacityCommitted")[1] == "GuaranteesWaiting"
+        assert {b.guaranteed_bytes for b in versions(simulation)[0].budgets} == {None}
 
     def test_a_new_pod_waits_for_what_its_own_memory_is_to_hold(self) -> None:
         waiting = {"beforeReady": True, "timeout": "1m"}

@@ -8,7 +8,19 @@ from typing import Annotated, ClassVar
 from pydantic import Field, StringConstraints
 
 from kvstrata.api.base import AGE, ApiModel, Column, KindInfo, Resource, Rule, StatusModel, condition_column
-from kvstrata.api.common import Budget, Count, Duration, Hex, PodCount, Revision, ScopeStatus, Status, TierBudget, Usage
+from kvstrata.api.common import (
+    Admission,
+    Budget,
+    Count,
+    Duration,
+    Hex,
+    PodCount,
+    Revision,
+    ScopeStatus,
+    Status,
+    TierBudget,
+    Usage,
+)
 from kvstrata.api.markers import Between
 
 DOMAIN_NAME = "default"
@@ -118,6 +130,9 @@ class CacheDomainStatus(Status):
     usage: Usage | None = None
     """Usage of the Public scope, rounded and refreshed rarely."""
 
+    admission: Admission | None = None
+    """The guarantees that were admitted; absent where none was ever declared."""
+
     bundle_revision: Revision | None = None
     """Highest revision of any bundle of this domain."""
 
@@ -147,6 +162,7 @@ class CacheDomain(Resource):
             condition_column("Ready", "Ready"),
             condition_column("Reason", "Ready", "reason"),
             Column("Domain", ".status.domainID", description="Random id of the domain", priority=1),
+            condition_column("Admitted", "Admitted", priority=1),
             AGE,
         ),
     )

@@ -27,6 +27,8 @@ from kvstrata.api.scalars import (
 from kvstrata.contract.keyspace import ScopeKind
 
 __all__ = [
+    "Admission",
+    "AdmittedGuarantee",
     "AnyObject",
     "ApiModel",
     "Budget",
@@ -333,6 +335,32 @@ class Usage(StatusModel):
 
     tiers: Annotated[tuple[TierUsage, ...], Field(max_length=64), MapList()] = ()
     """The same for each tier."""
+
+
+class AdmittedGuarantee(StatusModel):
+    """What is reserved for a scope of one tier."""
+
+    name: ShortText
+    """Name of the CacheTier."""
+
+    guaranteed: Quantity
+    """The guarantee that was admitted; for tiers with a capacity per pod this is per pod."""
+
+
+class Admission(StatusModel):
+    """The guarantees that were admitted. They stay admitted while others come, as long as they are declared and the
+    tier has room."""
+
+    models: Annotated[str, StringConstraints(max_length=64)] = ""
+    """Digest of the choice of models that they were admitted for; empty for all."""
+
+    tiers: Annotated[tuple[AdmittedGuarantee, ...], Field(max_length=32), MapList()] = ()
+    """One entry for each tier; a declared guarantee without one waits for room and counts as none."""
+
+    @property
+    def by_tier(self) -> dict[str, int]:
+        """Admitted bytes by the name of their tier."""
+        return {tier.name: tier.guaranteed.in_bytes for tier in self.tiers}
 
 
 Conditions = Annotated[tuple[Condition, ...], Field(max_length=32), MapList("type")]

@@ -55,7 +55,11 @@ class ConditionType(StrEnum):
     ISOLATION_VERIFIED = "IsolationVerified", "The last probe found that tenants cannot reuse one another's blocks."
     ROLLED_OUT = "RolledOut", "Every pod runs the newest template."
 
-    ADMITTED = "Admitted", "The policy was accepted and its guarantees were granted."
+    ADMITTED = (
+        "Admitted",
+        "The spec was accepted, and all guarantees that it declares are reserved. What waits for room runs without a "
+        "guarantee, within its limit, and Ready does not need it.",
+    )
     ENFORCED = "Enforced", "Every live pod acknowledged this generation of the policy."
     WITHIN_BUDGET = "WithinBudget", "Everything that the object sets limits for stays below them."
     TIERS_ADMITTED = (
@@ -82,7 +86,12 @@ class ConditionType(StrEnum):
 
 _COMMON = (ConditionType.READY, ConditionType.RECONCILING, ConditionType.STALLED)
 _OF_KIND: dict[str, tuple[ConditionType, ...]] = {
-    "CacheDomain": (ConditionType.ENFORCED, ConditionType.WITHIN_BUDGET, ConditionType.TIERS_ADMITTED),
+    "CacheDomain": (
+        ConditionType.ADMITTED,
+        ConditionType.ENFORCED,
+        ConditionType.WITHIN_BUDGET,
+        ConditionType.TIERS_ADMITTED,
+    ),
     "CacheTier": (
         ConditionType.BACKEND_REACHABLE,
         ConditionType.SERVERS_SUITABLE,
@@ -111,12 +120,18 @@ _OF_KIND: dict[str, tuple[ConditionType, ...]] = {
         ConditionType.ERASES_ON_DELETION,
     ),
     "TenantGroup": (
+        ConditionType.ADMITTED,
         ConditionType.ENFORCED,
         ConditionType.WITHIN_BUDGET,
         ConditionType.TIERS_ADMITTED,
         ConditionType.MEMBERS_RESOLVED,
     ),
-    "PrefixPool": (ConditionType.WARM, ConditionType.PUBLISHED, ConditionType.WITHIN_BUDGET),
+    "PrefixPool": (
+        ConditionType.WARM,
+        ConditionType.PUBLISHED,
+        ConditionType.ADMITTED,
+        ConditionType.WITHIN_BUDGET,
+    ),
     "CacheInvalidation": (
         ConditionType.LOGICALLY_INVALID,
         ConditionType.KEYS_REVOKED,

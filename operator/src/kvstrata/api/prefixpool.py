@@ -19,6 +19,7 @@ from kvstrata.api.base import (
     exactly_one_of,
 )
 from kvstrata.api.common import (
+    Admission,
     AnyObject,
     ConfigMapKeyRef,
     Count,
@@ -338,6 +339,9 @@ class PrefixPoolStatus(Status):
     usage: Usage | None = None
     """What the pool holds in the tiers."""
 
+    admission: Admission | None = None
+    """The guarantees that were admitted; absent where none was ever declared."""
+
     @property
     def epochs(self) -> frozenset[str]:
         """The epochs of the pool's content: the one in force and the one that is to replace it."""
@@ -362,6 +366,7 @@ class PrefixPool(Resource):
             condition_column("Published", "Published"),
             condition_column("Ready", "Ready"),
             condition_column("Reason", "Ready", "reason"),
+            condition_column("Admitted", "Admitted", priority=1),
             AGE,
         ),
         selectable_fields=(".spec.modelRef.name",),

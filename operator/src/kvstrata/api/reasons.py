@@ -57,8 +57,14 @@ _MEMORY_NOT_GOVERNED = (
 )
 _GUARANTEES_EXCEED_CAPACITY = (
     "GuaranteesExceedCapacity",
-    "All guarantees on a tier together are more than it can keep: in pods each is cut by the same share, on Redis the "
-    "server refuses blocks for want of memory.",
+    "Pods were told of more guarantees than a tier can keep now, and are being told which of them stand. Meanwhile "
+    "each is cut by the same share in pods, and on Redis the server refuses blocks for want of memory.",
+)
+_GUARANTEES_ADMITTED = ("GuaranteesAdmitted", "All declared guarantees are reserved.")
+_INSUFFICIENT_CAPACITY = (
+    "InsufficientCapacity",
+    "A tier has no room for a guarantee beside those that others have, or older ones wait for; it counts as none until "
+    "there is room, and limits hold.",
 )
 _BUDGET_NOT_SUPPORTED = (
     "BudgetNotSupported",
@@ -94,6 +100,8 @@ class DomainReason(Reason):
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
     BUDGETS_ENFORCED = _BUDGETS_ENFORCED
     MEMORY_NOT_GOVERNED = _MEMORY_NOT_GOVERNED
+    GUARANTEES_ADMITTED = _GUARANTEES_ADMITTED
+    INSUFFICIENT_CAPACITY = _INSUFFICIENT_CAPACITY
     GUARANTEES_EXCEED_CAPACITY = _GUARANTEES_EXCEED_CAPACITY
     TIER_NOT_FOUND = _TIER_NOT_FOUND
     BUDGET_NOT_SUPPORTED = _BUDGET_NOT_SUPPORTED
@@ -141,8 +149,12 @@ class TierReason(Reason):
     NAME_CONFLICT = "NameConflict", "An object that would belong to this one exists and belongs to someone else."
     CHILD_REFUSED = _CHILD_REFUSED
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
-    GUARANTEES_FIT = "GuaranteesFit", "All guarantees together fit into what blocks may take of the capacity."
+    GUARANTEES_FIT = "GuaranteesFit", "All declared guarantees together fit into what blocks may take of the capacity."
     GUARANTEES_EXCEED_CAPACITY = _GUARANTEES_EXCEED_CAPACITY
+    GUARANTEES_WAITING = (
+        "GuaranteesWaiting",
+        "Guarantees that do not fit any more wait for room; those that are admitted fit.",
+    )
     EVICTS_OWN_BLOCKS = "EvictsOwnBlocks", "A scope that finds no room makes it among its own blocks."
     SERVER_TOO_SMALL = "ServerTooSmall", "The server may hold less than blocks may take of the tier's capacity."
     EVICTION_NOT_RECONCILED = "EvictionNotReconciled", "This version does not evict from this medium or in this order."
@@ -301,6 +313,8 @@ class PolicyReason(Reason):
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
     BUDGETS_ENFORCED = _BUDGETS_ENFORCED
     MEMORY_NOT_GOVERNED = _MEMORY_NOT_GOVERNED
+    GUARANTEES_ADMITTED = _GUARANTEES_ADMITTED
+    INSUFFICIENT_CAPACITY = _INSUFFICIENT_CAPACITY
     GUARANTEES_EXCEED_CAPACITY = _GUARANTEES_EXCEED_CAPACITY
     NO_POOLS = "NoPools", "The policy reads no PrefixPool."
     POOLS_RESOLVED = "PoolsResolved", "The tenant may read every PrefixPool that the policy lists."
@@ -341,6 +355,8 @@ class GroupReason(Reason):
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED
     BUDGETS_ENFORCED = _BUDGETS_ENFORCED
     MEMORY_NOT_GOVERNED = _MEMORY_NOT_GOVERNED
+    GUARANTEES_ADMITTED = _GUARANTEES_ADMITTED
+    INSUFFICIENT_CAPACITY = _INSUFFICIENT_CAPACITY
     GUARANTEES_EXCEED_CAPACITY = _GUARANTEES_EXCEED_CAPACITY
     NO_BUDGET = _NO_BUDGET
     NOT_COMMITTED = _NOT_COMMITTED
@@ -407,6 +423,8 @@ class PoolReason(Reason):
     CHUNKS_LOST = "ChunksLost", "A tier lost chunks, which are computed again."
     WARM = "Warm", "Every tier of the pool holds every chunk."
     PUBLISHED = "Published", "Every serving pod knows what readers are to have."
+    GUARANTEES_ADMITTED = _GUARANTEES_ADMITTED
+    INSUFFICIENT_CAPACITY = _INSUFFICIENT_CAPACITY
     GUARANTEES_EXCEED_CAPACITY = _GUARANTEES_EXCEED_CAPACITY
     BUDGETS_ENFORCED = _BUDGETS_ENFORCED
     BUDGETS_NOT_ENFORCED = _BUDGETS_NOT_ENFORCED

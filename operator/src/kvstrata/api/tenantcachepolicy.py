@@ -19,6 +19,7 @@ from kvstrata.api.base import (
     exactly_one_of,
 )
 from kvstrata.api.common import (
+    Admission,
     Classification,
     LabelSelector,
     ObjectRef,
@@ -204,6 +205,9 @@ class TenantCachePolicyStatus(Status):
     usage: Usage | None = None
     """Usage, rounded and refreshed rarely."""
 
+    admission: Admission | None = None
+    """The guarantees that were admitted; absent where none was ever declared."""
+
 
 class TenantCachePolicy(Resource):
     """A TenantCachePolicy says for one tenant with whom it shares blocks, how much it may keep on which tier, for how
@@ -219,6 +223,7 @@ class TenantCachePolicy(Resource):
             Column("Guaranteed", ".status.usage.guaranteed"),
             Column("Limit", ".status.usage.limit"),
             Column("Used", ".status.usage.used"),
+            condition_column("Admitted", "Admitted"),
             condition_column("Enforced", "Enforced"),
             condition_column("Ready", "Ready"),
             condition_column("Reason", "Ready", "reason", priority=1),

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, StringConstraints
 
 from kvstrata.api.base import AGE, ApiModel, Column, KindInfo, Resource, condition_column
-from kvstrata.api.common import Count, ScopeStatus, Status, TierBudget, TierBudgets, Usage
+from kvstrata.api.common import Admission, Count, ScopeStatus, Status, TierBudget, TierBudgets, Usage
 from kvstrata.api.markers import SetList
 from kvstrata.api.scalars import Generation, TenantName
 
@@ -72,6 +72,9 @@ class TenantGroupStatus(Status):
     usage: Usage | None = None
     """Usage, rounded and refreshed rarely."""
 
+    admission: Admission | None = None
+    """The guarantees that were admitted; absent where none was ever declared."""
+
 
 class TenantGroup(Resource):
     """A TenantGroup lists tenants that may share blocks. It is a kind of its own, so that the right to edit a policy is
@@ -88,6 +91,7 @@ class TenantGroup(Resource):
             Column("Guaranteed", ".status.usage.guaranteed"),
             Column("Limit", ".status.usage.limit"),
             Column("Used", ".status.usage.used"),
+            condition_column("Admitted", "Admitted", priority=1),
             condition_column("Enforced", "Enforced"),
             condition_column("Ready", "Ready"),
             condition_column("Reason", "Ready", "reason", priority=1),

@@ -14,6 +14,7 @@ from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import TenantGroup
 
+from .claims import TierClaims
 from .credentials import CredentialLook
 from .facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
 from .memo import Memo
@@ -31,8 +32,10 @@ class World:
     plans never wait. `term` is the leader's, `entropy` 64 fresh random bytes for this plan alone. `memo` keeps
     results of earlier plans and changes none.
 
-    `policy_names` gives the name of a policy by its UID, `unsettled` names the policies whose generation was never
-    enforced, and `owned` gives kind and name of the children that the object of a UID controls.
+    `contested` is the part of `policies_of_tenant` with several for a tenant. `policy_names` gives the name of a policy
+    by its UID, `unsettled` names the policies whose generation was never enforced, `claims` gives by tier who declares
+    guarantees there, `granting` what statuses that are being written will say is admitted, in bytes by tier, and
+    `owned` gives kind and name of the children that the object of a UID controls.
 
     `credentials` gives what the servers of a managed tier were last seen to have of users and certificates.
 
@@ -59,8 +62,11 @@ class World:
     invalidations: Mapping[str, CacheInvalidation] = field(default_factory=dict)
     unreadable: Mapping[Key, Unreadable] = field(default_factory=dict)
     policies_of_tenant: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    contested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     policy_names: Mapping[str, str] = field(default_factory=dict)
     unsettled: Set[str] = frozenset()
+    claims: Mapping[str, TierClaims] = field(default_factory=dict)
+    granting: Mapping[Key, Mapping[str, int]] = field(default_factory=dict)
     children: Mapping[tuple[str, str], LiveObject] = field(default_factory=dict)
     owned: Mapping[str, Set[tuple[str, str]]] = field(default_factory=dict)
     secrets: Mapping[str, SecretFacts] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from kvstrata.model.facts import CommittedBundle, secrets_in
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
+from .admission import lost_everywhere
 from .capacity import BUDGETED
 from .classification import shared_classifications
 from .compile import Compiled, compile_policy, entry_in, rules_of, selects, still_allowed
@@ -170,22 +171,21 @@ def _common_inputs(world: World, model: CachedModel) -> tuple[Any, ...]:
     return (
         world.domain_key,
         domain.status.scope if domain else None,
+        domain.status.admission if domain else None,
         world.domain_spec.public_tiers,
+        lost_everywhere(world),
         tuple((name, tier.spec) for name, tier in sorted(world.tiers.items())),
-        tuple((name, g.spec, g.status.scope, g.metadata.deleting) for name, g in sorted(world.groups.items())),
+        tuple(
+            (name, g.spec, g.status.scope, g.status.admission, g.metadata.deleting)
+            for name, g in sorted(world.groups.items())
+        ),
         tuple((name, p.spec.readers, p.spec.model_ref, p.metadata.deleting) for name, p in sorted(world.pools.items())),
         frozenset(world.models),
         model.metadata.labels,
         model.spec.tier_names,
         shared_classifications(world),
         # Rivals for a tenant look at each other.
-        tuple(
-            [
-                tuple(world.policies[name] for name in names)
-                for names in world.policies_of_tenant.values()
-                if len(names) > 1
-            ]
-        ),
+        tuple([tuple(world.policies[name] for name in names) for _, names in sorted(world.contested.items())]),
     )
 
 

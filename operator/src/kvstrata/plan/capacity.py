@@ -17,6 +17,7 @@ from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
 from kvstrata.objects.sizing import stored_bytes
 
+from .admission import waiting_for
 from .conditions import Finding, false, true, unknown
 
 BUDGETED = (Medium.CPU, Medium.NVME, Medium.REDIS)
@@ -61,24 +62,32 @@ def _promised(bundle: Bundle, tier: str) -> Mapping[str, int]:
 
 
 def capacity_committed(world: World, tier: CacheTier) -> Finding:
-    """Return whether a tier has room for all guarantees that pods were told of.
+    """Return whether a tier has room for all guarantees: for those that pods were told of, and those that wait.
 
-    Nobody is refused for what others were promised, because who came first does not survive a restore or a new
-    cluster; each policy that has a guarantee there says so instead.
+    Pods know of more than fits only for as long as it takes to tell them which guarantees stand, after its capacity
+    was lowered.
     """
+    kind = ConditionType.CAPACITY_COMMITTED
     room, promised = stored_bytes(tier.spec) or 0, guaranteed_bytes(world, tier)
     whose, remedy = ("of each pod", "capacityPerPod") if tier.spec.per_pod else ("of it", "capacity")
     if promised > room:
         return false(
-            ConditionType.CAPACITY_COMMITTED,
+            kind,
             TierReason.GUARANTEES_EXCEED_CAPACITY,
-            f"{readable(promised)} are guaranteed and {readable(room)} {whose} can be: {_consequence(tier)}; raise "
-            f"{remedy} or eviction.highWatermarkPercent, or lower guarantees",
+            f"pods were told of {readable(promised)} of guarantees, {readable(room)} {whose} can be guaranteed; the "
+            f"youngest lose theirs; until pods know, {_consequence(tier)}",
+        )
+    count, size = waiting_for(world, tier.name)
+    if count:
+        return false(
+            kind,
+            TierReason.GUARANTEES_WAITING,
+            f"{count} {'object waits' if count == 1 else 'objects wait'} for {readable(size)} more of guarantees than "
+            f"fit into the {readable(room)} {whose} that blocks may take, as their condition Admitted says; what is "
+            f"admitted fits: raise {remedy} or eviction.highWatermarkPercent, or lower guarantees",
         )
     return true(
-        ConditionType.CAPACITY_COMMITTED,
-        TierReason.GUARANTEES_FIT,
-        f"all guarantees fit into the {readable(room)} {whose} that blocks may take",
+        kind, TierReason.GUARANTEES_FIT, f"all guarantees fit into the {readable(room)} {whose} that blocks may take"
     )
 
 
@@ -165,9 +174,7 @@ def within_budget(
             PolicyReason.BUDGETS_NOT_ENFORCED,
             do_not_say(silent[Medium.REDIS], "divide the capacity of Redis tiers"),
         )
-    cut = sorted(
-        {tier.name: tier for budget, tier in known if budget.guaranteed_bytes and _overcommitted(tier)}.items()
-    )
+    cut = sorted({tier.name: tier for budget, tier in known if budget.guaranteed_bytes and overcommitted(tier)}.items())
     if cut:
         return false(
             kind,
@@ -198,6 +205,7 @@ def _said(world: World, uid: str) -> PodState | None:
     return verified.state if verified is not None else None
 
 
-def _overcommitted(tier: CacheTier) -> bool:
+def overcommitted(tier: CacheTier) -> bool:
+    """Whether a tier's status says that pods were told of more guarantees than it can keep."""
     told = tier.status.condition(ConditionType.CAPACITY_COMMITTED)
     return told is not None and told.reason == TierReason.GUARANTEES_EXCEED_CAPACITY

@@ -12,8 +12,10 @@ from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
 from kvstrata.contract.bundle import Entry, Rules, TierBudget
 from kvstrata.contract.datakey import DataKey
 from kvstrata.contract.keyspace import Scope, ScopeKind
+from kvstrata.model.claims import Holder
 from kvstrata.model.world import World
 
+from .admission import admitted_part, held_by, is_undecided, key_of
 from .chains import first
 from .chains import model as model_chain
 from .chains import policy as chain
@@ -45,10 +47,11 @@ def _inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
     if spec.isolation is Isolation.GROUP:
         group = world.groups.get(spec.group_name or "")
         if group is not None:
-            shared = (group.spec, group.status.scope, group.metadata.deleting)
+            shared = (group.spec, group.status.scope, group.status.admission, group.metadata.deleting)
             budgets += group.spec.tiers
     elif spec.isolation is Isolation.PUBLIC:
-        shared = (world.domain.status.scope if world.domain else None, world.domain_spec.public_tiers)
+        told = (world.domain.status.scope, world.domain.status.admission) if world.domain else ()
+        shared = (told, world.domain_spec.public_tiers)
         budgets += world.domain_spec.public_tiers
     tiers = tuple(tier.spec if (tier := world.tiers.get(budget.name)) else None for budget in budgets)
     rivals = world.policies_of_tenant.get(spec.tenant, ())
@@ -60,6 +63,7 @@ def _inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
         tiers,
         _caps(world),
         denied_tiers(world, policy, scope_in_force(world, policy)),
+        held_by(world, _holder(world, policy, scope_in_force(world, policy))),
         # A refusal lists the tiers that there are.
         tuple(sorted(world.tiers)) if None in tiers else (),
         tuple(world.policies[name] for name in rivals) if len(rivals) > 1 else (),
@@ -78,7 +82,7 @@ def _compile(world: World, policy: TenantCachePolicy) -> Compiled:
     if blocked:
         return Compiled(blocked=blocked)
     epoch = current_epoch(world, policy)
-    if epoch is None or world.domain_key is None:
+    if epoch is None or world.domain_key is None or is_undecided(_holder(world, policy, epoch.scope)):
         return Compiled()
     return Compiled(
         Entry(
@@ -106,7 +110,9 @@ def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry
     more: the entry follows its scope's epoch, and what the tenant may no longer use or read is not reused. Nor does it
     open a tier that was closed: the classification that it names may be part of what is wrong with it.
     """
-    kept = replace(kept, budgets=_without(kept.budgets, denied_tiers(world, policy, kept.scope)))
+    holder = _holder(world, policy, kept.scope)
+    budgets = admitted_part(world, key_of(holder), kept.budgets) if holder is not None else kept.budgets
+    kept = replace(kept, budgets=_without(budgets, denied_tiers(world, policy, kept.scope)))
     epoch = epoch_of(world, policy, kept.scope)
     pools = may_read(world, kept.tenant, kept.pools)
     if epoch is None or world.domain_key is None:
@@ -123,18 +129,30 @@ def budgets_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[T
             declared = world.domain_spec.public_tiers
         case _:
             declared = policy.spec.tiers if policy.spec.isolation is Isolation.ISOLATED else ()
-    named = {
-        budget.name: TierBudget(
+    budgets = tuple(
+        TierBudget(
             tier=budget.name,
             limit_bytes=budget.limit_bytes,
             guaranteed_bytes=budget.guaranteed_bytes or None,
             retention_s=_shorter(budget.retention_s, world, budget.name),
         )
         for budget in declared
-    }
+    )
+    holder = _holder(world, policy, scope)
+    named = {budget.tier: budget for budget in (admitted_part(world, key_of(holder), budgets) if holder else budgets)}
     capped = {name: TierBudget(tier=name, retention_s=longest_s) for name, longest_s in _caps(world)}
-    budgets = tuple(budget for _, budget in sorted((capped | named).items()))
-    return _without(budgets, denied_tiers(world, policy, scope))
+    return _without(tuple(budget for _, budget in sorted((capped | named).items())), denied_tiers(world, policy, scope))
+
+
+def _holder(world: World, policy: TenantCachePolicy, scope: Scope) -> Holder | None:
+    """Return the object whose budgets are those of the scope that the policy's tenant is in."""
+    match scope.kind:
+        case ScopeKind.GROUP:
+            return world.groups.get(scope.name)
+        case ScopeKind.PUBLIC:
+            return world.domain
+        case _:
+            return policy
 
 
 def _without(budgets: tuple[TierBudget, ...], denied: tuple[str, ...]) -> tuple[TierBudget, ...]:

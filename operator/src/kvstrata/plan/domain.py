@@ -17,6 +17,7 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 
+from .admission import Verdict, admitted_part, judge, key_of
 from .capacity import within_budget
 from .chains import budgets
 from .classification import because_of, shared_levels, tiers_admitted
@@ -97,13 +98,24 @@ def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
         "podsLive": total.live,
         "usage": _usage(world, domain, now),
     }
+    verdict = judge(world, domain)
+    fields["admission"] = verdict.status
     ready = Decision(DomainReason.READY, "the domain has its identity and key")
     wrong = budgets.problem(world, domain.spec.public_tiers, "spec.publicBudget.tiers")
     levels, models = shared_levels(world, PUBLIC_SCOPE), world.models.values()
     admitted = tiers_admitted(world, levels, because_of(world, PUBLIC_SCOPE), models)
-    findings = (*kstatus(wrong, pending, ready), enforced, _within_budget(world, domain, wrong, levels), *admitted)
-    can_wait = pending is not None and wrong is None
+    reserved = _admitted(verdict, wrong)
+    within = _within_budget(world, domain, wrong, levels)
+    findings = (*kstatus(wrong, pending, ready), *reserved, enforced, within, *admitted)
+    can_wait = pending is not None and wrong is None and not verdict.due
     return Plan(statuses=write_status(domain, now, findings, fields, can_wait=can_wait))
+
+
+def _admitted(verdict: Verdict, wrong: Decision | None) -> tuple[Finding, ...]:
+    """Return whether the guarantees of the public scope are reserved, nothing where it has none."""
+    if verdict.finding is None:
+        return ()
+    return (false(ConditionType.ADMITTED, wrong.reason, wrong.message) if wrong else verdict.finding,)
 
 
 def _within_budget(
@@ -119,7 +131,8 @@ def _within_budget(
 def _usage(world: World, domain: CacheDomain, now: datetime) -> dict[str, object] | None:
     told = domain.status.scope
     keyspace = derive_keyspace(world.domain_key, PUBLIC_SCOPE, told.epoch) if told and world.domain_key else None
-    budgets = [TierBudget(b.name, b.limit_bytes, b.guaranteed_bytes or None) for b in domain.spec.public_tiers]
+    declared = [TierBudget(b.name, b.limit_bytes, b.guaranteed_bytes or None) for b in domain.spec.public_tiers]
+    budgets = admitted_part(world, key_of(domain), declared)
     return usage_status(world, keyspace, budgets, world.models, domain.status.usage, now)
 
 

@@ -15,6 +15,7 @@ from kvstrata.contract.keyspace import derive_keyspace
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
+from .admission import Verdict, admitted_part, judge, key_of
 from .capacity import within_budget
 from .chains import budgets
 from .chains.policy import by_seniority
@@ -41,19 +42,25 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         group.status.cache_generation is not None
         and group.status.cache_generation != group.spec.effective_cache_generation
     )
-    if previous is None or due:
-        epoch = fresh_epoch(world, scope, Key(group.INFO.kind, world.namespace, name), previous)
-        waiting = Decision(GroupReason.NOT_COMMITTED, "a new epoch was drawn; pods are being told")
+    verdict = judge(world, group, let_go=False)
+    if previous is None or due or verdict.due:
+        of_epoch: dict[str, object] = {"admission": verdict.status}
+        what = "its guarantees were decided on"
+        if previous is None or due:
+            epoch = fresh_epoch(world, scope, Key(group.INFO.kind, world.namespace, name), previous)
+            generation = group.spec.effective_cache_generation
+            of_epoch |= {"scope": epoch.to_status(), "cacheGeneration": generation, "usage": None}
+            what = "a new epoch was drawn"
+        waiting = Decision(GroupReason.NOT_COMMITTED, f"{what}; pods are being told")
         enforced = false(ENFORCED, waiting.reason, waiting.message)
         stalled = _stalled(world, group)
         drawn = (
             *kstatus(stalled, waiting, waiting),
+            *_admitted(verdict, stalled),
             enforced,
             _members(world, group),
             *_of_tiers(world, group, stalled),
         )
-        generation = group.spec.effective_cache_generation
-        of_epoch = {"scope": epoch.to_status(), "cacheGeneration": generation, "usage": None}
         return Plan(
             statuses=write_status(group, now, drawn, of_epoch),
             enqueue=(Key(group.INFO.kind, world.namespace, name), *followers),
@@ -62,13 +69,19 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     pending = Decision(enforced.reason, enforced.message) if enforced.status == "False" else None
     ready = Decision(enforced.reason, enforced.message)
     stalled = _stalled(world, group)
+    verdict = judge(world, group, let_go=total is not None)
     findings = (
         *kstatus(stalled, pending, ready),
+        *_admitted(verdict, stalled),
         enforced,
         _members(world, group),
         *_of_tiers(world, group, stalled),
     )
-    fields: dict[str, object] = {"joined": len(_joined(world, group)), "usage": _usage(world, group, now)}
+    fields: dict[str, object] = {
+        "joined": len(_joined(world, group)),
+        "usage": _usage(world, group, now),
+        "admission": verdict.status,
+    }
     if enforced.status == "True" and not stalled:
         fields["enforcedGeneration"] = group.generation
     claims = group.status.is_true(ENFORCED) and group.status.observed_generation == group.generation
@@ -77,6 +90,13 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         statuses=write_status(group, now, findings, fields, can_wait=can_wait),
         enqueue=() if total is not None else followers,
     )
+
+
+def _admitted(verdict: Verdict, stalled: Decision | None) -> tuple[Finding, ...]:
+    """Return whether the group's guarantees are reserved, nothing of one that declares none."""
+    if verdict.finding is None:
+        return ()
+    return (false(ConditionType.ADMITTED, stalled.reason, stalled.message) if stalled else verdict.finding,)
 
 
 def _stalled(world: World, group: TenantGroup) -> Decision | None:
@@ -148,7 +168,8 @@ def _usage(world: World, group: TenantGroup, now: datetime) -> dict[str, object]
         return None
     scope, told = group_scope(group.name), group.status.scope
     keyspace = derive_keyspace(world.domain_key, scope, told.epoch) if told and world.domain_key else None
-    budgets = [TierBudget(b.name, b.limit_bytes, b.guaranteed_bytes or None) for b in group.spec.tiers]
+    declared = [TierBudget(b.name, b.limit_bytes, b.guaranteed_bytes or None) for b in group.spec.tiers]
+    budgets = admitted_part(world, key_of(group), declared)
     return usage_status(world, keyspace, budgets, world.models, group.status.usage, now)
 
 

@@ -12,6 +12,7 @@ from kvstrata.contract.keyspace import ScopeKind
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
+from .admission import Verdict, judge
 from .capacity import within_budget
 from .chains import first
 from .chains import policy as chain
@@ -31,17 +32,21 @@ ERASES_ON_DELETION = "ErasesOnDeletion"
 def plan_policy(world: World, name: str, now: datetime) -> Plan:
     """Return the plan for one policy.
 
-    An epoch that is missing or due to be replaced is drawn and written first, alone: the bundle is compiled from what
-    the API server holds, so that no keyspace is ever served whose epoch could be lost.
+    An epoch that is missing or due to be replaced is drawn and written first, and so is what is decided about its
+    guarantees: the bundle is compiled from what the API server holds, so that no keyspace is ever served whose epoch
+    could be lost, and nothing is guaranteed that the next leader could give to somebody else.
     """
     policy = world.policies.get(name)
     if policy is None or policy.metadata.deleting:
         return Plan(enqueue=_bundles(world))
     blocked = first(chain.BLOCKING, world, policy)
     epoch, drawn = _epoch(world, policy, blocked)
-    if drawn is not None:
+    verdict = judge(world, policy, let_go=False)
+    if drawn is not None or verdict.due:
+        fields = {"admission": verdict.status, **(_scope_fields(world, policy, drawn) if drawn is not None else {})}
+        what = "a new epoch was drawn" if drawn is not None else "its guarantees were decided on"
         return Plan(
-            statuses=write_status(policy, now, _waiting(world, policy, blocked), _scope_fields(world, policy, drawn)),
+            statuses=write_status(policy, now, _waiting(world, policy, blocked, verdict, what), fields),
             enqueue=(Key(policy.INFO.kind, world.namespace, name), *_bundles(world)),
         )
     return _report(world, policy, now, epoch, blocked)
@@ -113,10 +118,12 @@ def _report(
     pending = None
     if enforcement.finding.status == "False":
         pending = Decision(enforcement.finding.reason, enforcement.finding.message)
+    verdict = judge(world, policy, let_go=enforcement.committed)
+    fields["admission"] = verdict.status
     findings = (
         *kstatus(stalled, pending, Decision(enforcement.finding.reason, enforcement.finding.message)),
         enforcement.finding,
-        *_declared(world, policy, blocked),
+        *_declared(world, policy, blocked, verdict),
     )
     bundles = _bundles(world) if not blocked and not enforcement.committed else ()
     # What status says of this generation may not outlast what is so.
@@ -136,16 +143,20 @@ def _usage(world: World, policy: TenantCachePolicy, entry: Entry | None, now: da
     return usage_status(world, entry.keyspace, budgets, models, policy.status.usage, now)
 
 
-def _waiting(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> tuple[Finding, ...]:
-    waiting = Decision(PolicyReason.NOT_COMMITTED, "a new epoch was drawn; pods are being told")
+def _waiting(
+    world: World, policy: TenantCachePolicy, blocked: Decision | None, verdict: Verdict, what: str
+) -> tuple[Finding, ...]:
+    waiting = Decision(PolicyReason.NOT_COMMITTED, f"{what}; pods are being told")
     enforced = false(ENFORCED, waiting.reason, waiting.message)
-    return (*kstatus(blocked, waiting, waiting), enforced, *_declared(world, policy, blocked))
+    return (*kstatus(blocked, waiting, waiting), enforced, *_declared(world, policy, blocked, verdict))
 
 
-def _declared(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> tuple[Finding, ...]:
-    """Return the conditions that follow from the spec alone."""
+def _declared(
+    world: World, policy: TenantCachePolicy, blocked: Decision | None, verdict: Verdict
+) -> tuple[Finding, ...]:
+    """Return the conditions that do not wait for pods to acknowledge this spec."""
     return (
-        _admitted(blocked),
+        _admitted(blocked, verdict),
         _within_budget(world, policy, blocked),
         *_tiers_admitted(world, policy),
         pools_resolved(world, policy, blocked),
@@ -163,10 +174,10 @@ def _last_enforced(world: World, policy: TenantCachePolicy) -> Finding:
     return false(ENFORCED, PolicyReason.NEVER_ENFORCED, "no valid version of this policy was ever in force")
 
 
-def _admitted(blocked: Decision | None) -> Finding:
+def _admitted(blocked: Decision | None, verdict: Verdict) -> Finding:
     if blocked:
         return false(ADMITTED, blocked.reason, blocked.message)
-    return true(ADMITTED, PolicyReason.ACCEPTED, "the policy is accepted")
+    return verdict.finding or true(ADMITTED, PolicyReason.ACCEPTED, "the policy is accepted")
 
 
 def _within_budget(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> Finding:

@@ -20,14 +20,13 @@ from kvstrata.contract.link import SCOPE_DIGITS
 from kvstrata.contract.pools import CHUNK_HASH_BYTES, PoolVersion
 from kvstrata.contract.prefix import PrefixSource
 from kvstrata.contract.warm import PoolTierState, WarmOutcome
+from kvstrata.model.claims import is_whole as is_whole_content
 from kvstrata.model.facts import Pod
 from kvstrata.model.poolfacts import WarmReport
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
-from kvstrata.objects.quantities import binary, readable
-from kvstrata.objects.sizing import stored_bytes
+from kvstrata.objects.quantities import binary
 
-from .capacity import guaranteed_bytes
 from .chains import pool as chain
 from .conditions import Finding, false, true, unknown
 from .datakeys import seals
@@ -110,9 +109,11 @@ def _judged(
     warm = true(ConditionType.WARM, PoolReason.WARM, "every tier holds every chunk")
     if slot.published:
         return Step(warm, written(slot, rows))
-    crowded = _crowded(world, pool, held)
-    if crowded is not None:
-        return Step(warm, written(slot, rows), pending=crowded)
+    if pool.spec.is_pinned and not is_whole_content(slot):
+        # What it takes is known now, and has to be admitted before readers are told of it.
+        measured = Decision(PoolReason.WARMING, "every chunk is stored; what they take is written down")
+        own = Key(pool.INFO.kind, world.namespace, pool.name)
+        return Step(warm, written(slot, rows), pending=measured, enqueue=(own,))
     done = {**rows, "published": True, "warmedAt": format_timestamp(now)}
     publishing = Decision(PoolReason.NOT_COMMITTED, "every chunk is stored; pods are being told")
     return Step(warm, written(slot, done), pending=publishing)
@@ -272,21 +273,6 @@ def _wait_s(told: WarmReport | None, now: datetime) -> float:
         return 0.0
     pause_s = min(MAX_RETRY_S, RETRY_S * 2.0 ** min(told.failures - 1, 10)) if told.failures else AGAIN_S
     return pause_s - (now - told.at).total_seconds()
-
-
-def _crowded(world: World, pool: PrefixPool, held: Held) -> Decision | None:
-    """Return why a pinned pool is not published: its tiers cannot guarantee as much as it has."""
-    for name, row in held.rows.items() if pool.spec.is_pinned else ():
-        tier = world.tiers[name]
-        room, promised = stored_bytes(tier.spec), guaranteed_bytes(world, tier)
-        if row is not None and room is not None and promised + row.bytes > room:
-            return Decision(
-                PoolReason.GUARANTEES_EXCEED_CAPACITY,
-                f"pinned, it takes {readable(row.bytes)} of CacheTier {name}, of whose {readable(room)} "
-                f"{readable(promised)} are guaranteed already (twice for a pool while its content changes): raise the "
-                "capacity, lower guarantees, or set pinned to false",
-            )
-    return None
 
 
 def _cold(slot: Slot, pool: PrefixPool, why: Decision) -> Finding:

@@ -92,11 +92,8 @@ def renewal(pool: PrefixPool, drawn: Epoch) -> dict[str, Any]:
     return {"next": {name: told.get(name) for name in _OF_A_CONTENT} | {"scope": drawn.to_status()}}
 
 
-def within_guarantee(world: World, pool: PrefixPool, pending: Decision | None) -> Finding:
-    """Return whether what is pinned is guaranteed where it is kept; what is not pinned has no budget."""
-    kind = ConditionType.WITHIN_BUDGET
-    if pending is not None and pending.reason == PoolReason.GUARANTEES_EXCEED_CAPACITY:
-        return false(kind, pending.reason, pending.message)
+def within_guarantee(world: World, pool: PrefixPool) -> Finding:
+    """Return whether pods keep what is guaranteed to what is pinned; what is not pinned has no budget."""
     slot = next((slot for slot in contents(pool) if slot.published), None)
     pinned = pool.spec.is_pinned and slot is not None
     model = world.models.get(pool.spec.model_ref.name)

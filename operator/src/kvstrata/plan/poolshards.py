@@ -23,6 +23,7 @@ from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects import names
 
+from .admission import held_bytes, key_of
 from .chains import first
 from .chains import pool as chain
 from .datakeys import keys_of, seals
@@ -54,7 +55,10 @@ def desired_pools(world: World, model: CachedModel, known: Mapping[str, PoolShar
     shards: dict[str, PoolShard] = {}
     for pool in pools_of(world, model):
         before = known.get(pool.name)
-        made = (_version(world, model, pool, slot, before) for slot in contents(pool))
+        shares = _guaranteed(world, pool)
+        made = (
+            _version(world, model, pool, slot, before, shares.get(at, {})) for at, slot in enumerate(contents(pool))
+        )
         versions = tuple(version for version in made if version is not None)
         if versions:
             shard = PoolShard(pool.name, pool.uid, versions)
@@ -90,7 +94,12 @@ def _epoch(world: World, pool: PrefixPool, slot: Slot) -> Epoch | None:
 
 
 def _version(
-    world: World, model: CachedModel, pool: PrefixPool, slot: Slot, before: PoolShard | None
+    world: World,
+    model: CachedModel,
+    pool: PrefixPool,
+    slot: Slot,
+    before: PoolShard | None,
+    guaranteed: Mapping[str, int],
 ) -> PoolVersion | None:
     epoch, keyspace = _epoch(world, pool, slot), keyspace_of(world, pool, slot)
     hashes = known_manifest(world, pool, slot.manifest_digest, before)
@@ -104,7 +113,7 @@ def _version(
         state=PoolState.PUBLISHED if slot.published else PoolState.WARMING,
         hashes=hashes,
         tiers=tiers,
-        budgets=_budgets(world, model, pool, slot, tiers),
+        budgets=_budgets(world, model, tiers, guaranteed),
         keys=keys_of(world, epoch) if seals(world, model) else (),
         before_ready_s=_before_ready_s(world, pool, tiers),
     )
@@ -127,15 +136,32 @@ def _tiers(world: World, model: CachedModel, pool: PrefixPool, own: PoolVersion 
     return tuple(name for name in (own.tiers if own is not None else ()) if chain.is_usable(world, model, name))
 
 
-def _budgets(
-    world: World, model: CachedModel, pool: PrefixPool, slot: Slot, tiers: tuple[str, ...]
-) -> tuple[TierBudget, ...]:
-    """Return what a version may keep where, and for how long.
+def _guaranteed(world: World, pool: PrefixPool) -> dict[int, dict[str, int]]:
+    """Return what is guaranteed to each published content of a pinned pool, by its place among `contents`.
 
-    There is no limit: nothing but its chunks is stored under a pool, so it bounds itself. What is pinned is guaranteed
-    as many bytes as were measured when it was warm.
+    It is as much as was measured when it was warm, as far as that was admitted; the one that is asked first
+    comes first.
     """
-    sizes = {tier.name: tier.bytes for tier in slot.tiers} if pool.spec.is_pinned and slot.published else {}
+    if not pool.spec.is_pinned:
+        return {}
+    left: dict[str, int] = {}
+    shares: dict[int, dict[str, int]] = {}
+    for at, slot in enumerate(contents(pool)):
+        for row in slot.tiers if slot.published else ():
+            have = left.setdefault(row.name, held_bytes(world, key_of(pool), row.name))
+            share = min(row.bytes, have)
+            left[row.name] -= share
+            shares.setdefault(at, {})[row.name] = share
+    return shares
+
+
+def _budgets(
+    world: World, model: CachedModel, tiers: tuple[str, ...], sizes: Mapping[str, int]
+) -> tuple[TierBudget, ...]:
+    """Return what a version may keep where, and for how long; `sizes` is what is guaranteed to it.
+
+    There is no limit: nothing but its chunks is stored under a pool, so it bounds itself.
+    """
     budgets = []
     for name in sorted(model.spec.tier_names):
         tier = world.tiers.get(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -18,6 +19,7 @@ from kvstrata.objects.quantities import binary
 from kvstrata.objects.tierlinks import redis_link
 
 from . import external
+from .admission import next_in_line
 from .backend import addresses, asked_as, is_external, report_of, said_before
 from .capacity import BUDGETED, guaranteed_bytes
 from .chains import first
@@ -40,10 +42,18 @@ _UNKNOWN_USE: Mapping[str, Any] = {"shardsReady": None, "used": None, "guarantee
 
 
 def plan_tier(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
-    """Return the plan for one tier. A stalled tier keeps the servers that it has."""
+    """Return the plan for one tier. A stalled tier keeps the servers that it has.
+
+    Whoever may now be given a guarantee on it, or has to know that there is less room, is planned next.
+    """
     tier = world.tiers.get(name)
     if tier is None or tier.metadata.deleting:
         return Plan()
+    made = _plan(world, ctx, tier, now)
+    return replace(made, enqueue=(*made.enqueue, *next_in_line(world, name)))
+
+
+def _plan(world: World, ctx: BuildContext, tier: CacheTier, now: datetime) -> Plan:
     stalled = first(chain.RULES, world, tier)
     fields = {"capacity": str(tier.spec.capacity or tier.spec.capacity_per_pod or "") or None}
     if stalled:

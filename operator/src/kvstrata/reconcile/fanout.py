@@ -17,11 +17,12 @@ from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
 from kvstrata.contract.ack import PodState
+from kvstrata.model.claims import claims_of
 from kvstrata.model.facts import Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.plan.backend import servers_held
-from kvstrata.plan.capacity import BUDGETED, keeps_budgets
+from kvstrata.plan.capacity import BUDGETED, keeps_budgets, overcommitted
 from kvstrata.plan.classification import sharers_to_tell
 from kvstrata.plan.poolshards import leftovers
 from kvstrata.plan.usage import holders_of_news
@@ -33,6 +34,7 @@ def concerned_by_object(world: World, key: Key, before: Resource | None, after: 
     if before is not None and after is not None and _meaning(before) == _meaning(after):
         return frozenset(own)
     own.add(Key("CacheDomain", world.namespace, "default"))
+    own |= _claimed(world, before, after)
     match key.kind:
         case "CacheDomain":
             everyone = (*_policies(world), *_groups(world), *_pools(world), *_models(world))
@@ -209,6 +211,7 @@ def _meaning(resource: Resource) -> tuple[Any, ...]:
         getattr(status, "phase", None),
         _usable(resource),
         _compiled(resource),
+        getattr(status, "admission", None),
     )
     return (*_declared(resource), scope, *extra)
 
@@ -222,12 +225,19 @@ def _compiled(resource: Resource) -> tuple[Any, ...] | None:
 
 
 def _usable(resource: Resource) -> tuple[object, ...] | None:
-    """Return whether a tier is ready, which the models that list it report, whether its guarantees fit, and which
-    external servers pods use."""
+    """Return whether a tier is ready, which the models that list it report, whether pods were told of too much,
+    and which external servers they use."""
     if not isinstance(resource, CacheTier):
         return None
     status = resource.status
-    return status.is_true(ConditionType.READY), status.is_true(ConditionType.CAPACITY_COMMITTED), status.external
+    return status.is_true(ConditionType.READY), overcommitted(resource), status.external
+
+
+def _claimed(world: World, before: Resource | None, after: Resource | None) -> set[Key]:
+    """Return the tiers on which an object's guarantees are others than before: their plans tell whoever waits."""
+    was, now = claims_of(before), claims_of(after)
+    touched = {tier for tier in {**was, **now} if was.get(tier) != now.get(tier)}
+    return {Key("CacheTier", world.namespace, tier) for tier in touched}
 
 
 def _rivals(world: World, *policies: Resource | None) -> set[Key]:

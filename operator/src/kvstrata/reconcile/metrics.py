@@ -20,6 +20,7 @@ ACK_LATENCY = Histogram(
 ACKS_REFUSED = Counter("kvstrata_acks_refused_total", "Acknowledgements that were not believed", ["reason"])
 GATE_ERRORS = Counter("kvstrata_gate_errors_total", "Failed requests to gates", ["reason"])
 BACKEND_UP = Gauge("kvstrata_backend_up", "1 while a Redis tier answers the operator", ["namespace", "tier"])
+ADMISSIONS = Counter("kvstrata_admissions_total", "What became of declared guarantees", ["kind", "outcome"])
 BACKEND_SUITABLE = Gauge(
     "kvstrata_backend_suitable",
     "1 while the external servers of a Redis tier pass the checks that are required, as they last answered",

@@ -18,6 +18,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.link import ScopeUsage
+from kvstrata.model.claims import ClaimIndex
 from kvstrata.model.credentials import CredentialLook
 from kvstrata.model.facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
 from kvstrata.model.memo import Memo
@@ -27,6 +28,7 @@ from kvstrata.model.world import World
 from kvstrata.objects.applied import memo_names
 from kvstrata.objects.identity import cache_identity, render_id
 from kvstrata.plan.capacity import guaranteed_bytes
+from kvstrata.plan.line import Ask, Line
 from kvstrata.plan.ownership import controllers
 
 from .fanout import concerned_by_object, concerned_by_pod, concerned_by_state
@@ -45,8 +47,12 @@ class DomainStore:
     unreadable: dict[Key, Unreadable] = field(default_factory=dict)
     versions: dict[tuple[str, str], int] = field(default_factory=dict)
     policies_of_tenant: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    contested: dict[str, tuple[str, ...]] = field(default_factory=dict)
     policy_names: dict[str, str] = field(default_factory=dict)
     unsettled: set[str] = field(default_factory=set)
+    claims: ClaimIndex = field(default_factory=ClaimIndex)
+    granting: dict[Key, Mapping[str, int]] = field(default_factory=dict)
+    """What statuses that are being written will say is admitted, by tier."""
     children: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     owned: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     secrets: dict[str, SecretFacts] = field(default_factory=dict)
@@ -117,8 +123,11 @@ class Store:
             invalidations=d.objects["CacheInvalidation"],
             unreadable=d.unreadable,
             policies_of_tenant=d.policies_of_tenant,
+            contested=d.contested,
             policy_names=d.policy_names,
             unsettled=d.unsettled,
+            claims=d.claims.tiers,
+            granting=d.granting,
             children=d.children,
             owned=d.owned,
             secrets=d.secrets,
@@ -168,6 +177,7 @@ class Store:
         if kind in OWN_KINDS:
             before = d.objects[kind].pop(name, None)
             _note_epoch_left(d, before, None)
+            d.claims.replace(Key(kind, namespace, name), None)
             d.unreadable.pop(Key(kind, namespace, name), None)
             if isinstance(before, TenantCachePolicy):
                 self._index_policy(d, before, present=False)
@@ -180,7 +190,7 @@ class Store:
             if isinstance(before, PrefixPool):
                 d.memo.forget((PrefixPool, name))
             if isinstance(before, CacheTier):
-                d.memo.forget((guaranteed_bytes, name))
+                d.memo.forget((guaranteed_bytes, name), (Line, name), (Ask, name))
             return concerned_by_object(self.world(namespace), Key(kind, namespace, name), before, None)
         if kind == "Pod":
             return self._forget_pod(d, name, parse_pod(last) if last else None)
@@ -256,6 +266,7 @@ class Store:
             after = after.model_copy(update={"spec": getattr(before, "spec")})  # noqa: B009  (declared by each kind)
         d.objects[kind][name] = after
         _note_epoch_left(d, before, after)
+        d.claims.replace(key, after)
         if isinstance(before, TenantCachePolicy):
             self._index_policy(d, before, present=False)
         if isinstance(after, TenantCachePolicy):
@@ -282,6 +293,10 @@ class Store:
             d.policies_of_tenant[policy.spec.tenant] = tuple(sorted(names))
         else:
             d.policies_of_tenant.pop(policy.spec.tenant, None)
+        if len(names) > 1:
+            d.contested[policy.spec.tenant] = tuple(sorted(names))
+        else:
+            d.contested.pop(policy.spec.tenant, None)
 
     def _observe_pod(self, d: DomainStore, raw: Mapping[str, Any]) -> frozenset[Key]:
         pod = parse_pod(raw)

@@ -13,6 +13,7 @@ from kvstrata.model.facts import CommittedBundle
 from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
 from kvstrata.objects import names
 from kvstrata.objects.applied import missing
+from kvstrata.plan.admission import admitted_by
 from kvstrata.plan.pools import narrowed_anew
 from kvstrata.plan.poolshards import changed_pools
 from kvstrata.plan.refused import plan_refused
@@ -36,6 +37,7 @@ from kvstrata.plan.types import (
 )
 
 from . import metrics
+from .audit import tell_admission
 from .backends import Backends
 from .bundles import bundle_secret, read_bundle, shards_of, take
 from .clock import utc_now
@@ -74,13 +76,20 @@ class Writer:
 
         A ChildRefusedError is told in the status of `key` before it is raised.
         """
-        for action in plan.actions:
-            await self._act(key, action)
-        await self._apply_all(key, plan.apply)
-        if not plan.statuses:
-            self._queue.put_off_no_more(key)
-        for write in plan.statuses:
-            await self._write_status(key, write)
+        granting = self._store.domain(key.namespace).granting
+        # From here on other plans are made, which must not give away the same room.
+        granting.update(admitted_by(plan.statuses))
+        try:
+            for action in plan.actions:
+                await self._act(key, action)
+            await self._apply_all(key, plan.apply)
+            if not plan.statuses:
+                self._queue.put_off_no_more(key)
+            for write in plan.statuses:
+                await self._write_status(key, write)
+        finally:
+            for write in plan.statuses:
+                granting.pop(write.key, None)
         for other in plan.enqueue:
             self._queue.add(other)
         if plan.wake_after_s is not None:
@@ -171,7 +180,10 @@ class Writer:
                 await self._refresh(key)
             raise
         metrics.WRITES.labels(key.kind, "status").inc()
+        objects = self._store.domain(key.namespace).objects[key.kind]
+        before = objects.get(key.name)
         concerned = self._store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
+        tell_admission(key, before, objects.get(key.name))
         # Its own status tells the reconciled object nothing new; others may follow from it (an epoch, say).
         self._enqueue(concerned - {reconciled})
 

@@ -1,0 +1,172 @@
+"""Guarantees that objects declare on tiers, and what of them is recorded as admitted: an index of the world's objects.
+
+It is kept as objects come and go, so that whether all of a tier's guarantees fit is known without looking at thousands
+of policies for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kvstrata.api.base import Resource
+from kvstrata.api.cachedomain import CacheDomain
+from kvstrata.api.common import Admission, TierBudget
+from kvstrata.api.prefixpool import NextContent, PrefixPool, PrefixPoolStatus
+from kvstrata.api.tenantcachepolicy import Isolation, ModelsSelector, TenantCachePolicy
+from kvstrata.api.tenantgroup import Sharing, TenantGroup
+from kvstrata.contract.canonical import digest
+
+from .refs import Key
+
+Holder = TenantCachePolicy | TenantGroup | CacheDomain | PrefixPool
+"""An object that may declare guarantees."""
+
+HOLDERS = (TenantCachePolicy, TenantGroup, CacheDomain, PrefixPool)
+MODELS_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one object has to do with the capacity of one tier.
+
+    `since` orders objects by age: creation time, then UID. `recorded_bytes` is what its status says is admitted, None
+    if nothing was ever decided; `current` is whether that was for the models that `models` chooses now, None for all.
+    """
+
+    holder: Key
+    since: tuple[float, str]
+    declared_bytes: int
+    recorded_bytes: int | None
+    current: bool = True
+    models: ModelsSelector | None = None
+
+    @property
+    def most_bytes(self) -> int:
+        """The most that it may come to have of the tier as things are."""
+        return max(self.declared_bytes, self.recorded_bytes or 0)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it was decided that it has less than it declares."""
+        return self.recorded_bytes is not None and self.recorded_bytes < self.declared_bytes
+
+
+@dataclass(slots=True)
+class TierClaims:
+    """The claims on one tier. `version` changes with every one of them, and never comes back."""
+
+    by_holder: dict[Key, Claim] = field(default_factory=dict)
+    waiting: dict[Key, Claim] = field(default_factory=dict)
+    most_bytes: int = 0
+    version: int = 0
+
+
+class ClaimIndex:
+    """The claims of all objects of a namespace, by tier."""
+
+    def __init__(self) -> None:
+        self.tiers: dict[str, TierClaims] = {}
+        self._known: dict[Key, Mapping[str, Claim]] = {}
+        self._changes = 0
+
+    def replace(self, key: Key, resource: Resource | None) -> None:
+        """Take note that an object is as it is now, None if it is gone."""
+        before = self._known.get(key, {})
+        after = claims_of(resource)
+        if before == after:
+            return
+        for tier in {**before, **after}:
+            if before.get(tier) != after.get(tier):
+                self._replace(tier, key, before.get(tier), after.get(tier))
+        if after:
+            self._known[key] = after
+        else:
+            self._known.pop(key, None)
+
+    def _replace(self, tier: str, key: Key, before: Claim | None, after: Claim | None) -> None:
+        claims = self.tiers.setdefault(tier, TierClaims())
+        self._changes += 1
+        claims.version = self._changes
+        claims.most_bytes += (after.most_bytes if after else 0) - (before.most_bytes if before else 0)
+        claims.by_holder.pop(key, None)
+        claims.waiting.pop(key, None)
+        if after is not None:
+            claims.by_holder[key] = after
+            if after.waits:
+                claims.waiting[key] = after
+        if not claims.by_holder:
+            del self.tiers[tier]
+
+
+def claims_of(resource: Resource | None) -> Mapping[str, Claim]:
+    """Return what an object declares and what its status says is admitted, by tier; nothing of one that is going."""
+    if not isinstance(resource, HOLDERS) or resource.metadata.deleting:
+        return {}
+    declared, recorded = declared_guarantees(resource), resource.status.admission
+    if not declared and recorded is None:
+        return {}
+    admitted = recorded.by_tier if recorded is not None else {}
+    created = resource.metadata.creation_timestamp
+    since = (created.timestamp() if created is not None else 0.0, resource.uid)
+    key = Key(resource.INFO.kind, resource.namespace, resource.name)
+    current, models = _is_current(resource, recorded), _models(resource)
+    return {
+        tier: Claim(
+            key, since, declared.get(tier, 0), admitted.get(tier, 0) if recorded is not None else None, current, models
+        )
+        for tier in sorted(declared.keys() | admitted.keys())
+    }
+
+
+def declared_guarantees(resource: Holder) -> dict[str, int]:
+    """Return what an object's spec asks to be guaranteed, in bytes by tier; of a pinned pool what it was measured to
+    take of each, of all contents that are whole."""
+    match resource:
+        case TenantCachePolicy():
+            return _guaranteed(resource.spec.tiers if resource.spec.isolation is Isolation.ISOLATED else ())
+        case TenantGroup():
+            return _guaranteed(resource.spec.tiers if resource.spec.effective_sharing is Sharing.FULL else ())
+        case CacheDomain():
+            return _guaranteed(resource.spec.public_tiers)
+        case PrefixPool():
+            sizes: dict[str, int] = {}
+            for slot in (resource.status, resource.status.next) if resource.spec.is_pinned else ():
+                for tier, size in _measured(slot).items():
+                    sizes[tier] = sizes.get(tier, 0) + size
+            return sizes
+
+
+def is_whole(slot: PrefixPoolStatus | NextContent) -> bool:
+    """Whether status says of a content of a pool what all of it takes."""
+    return bool(slot.published) or (bool(slot.tiers) and all(row.stored >= row.expected > 0 for row in slot.tiers))
+
+
+def models_digest(resource: Holder) -> str:
+    """Return what stands for an object's choice of models; empty for all of them."""
+    models = _models(resource)
+    return digest(models.to_kubernetes())[:MODELS_DIGITS] if models is not None else ""
+
+
+def _is_current(resource: Holder, recorded: Admission | None) -> bool:
+    return recorded is None or recorded.models == models_digest(resource)
+
+
+def _models(resource: Holder) -> ModelsSelector | None:
+    match resource:
+        case TenantCachePolicy():
+            return resource.spec.models
+        case PrefixPool():
+            return ModelsSelector(names=(resource.spec.model_ref.name,))
+        case _:
+            return None
+
+
+def _guaranteed(budgets: Iterable[TierBudget]) -> dict[str, int]:
+    return {budget.name: size for budget in budgets if budget.guaranteed and (size := budget.guaranteed_bytes)}
+
+
+def _measured(slot: PrefixPoolStatus | NextContent | None) -> Mapping[str, int]:
+    if slot is None or not is_whole(slot):
+        return {}
+    return {row.name: row.bytes for row in slot.tiers if row.bytes}
