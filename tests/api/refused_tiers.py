@@ -163,6 +163,63 @@ TIER = [
         "secretRef is required for mode Secret",
     ),
     Row(
+        "two_shards",
+        "CacheTier",
+        {"spec.redis.managed": {"shards": 2}},
+        "spec.redis.managed.shards",
+        "1 for a single server or 3 to 64 for a cluster",
+    ),
+    Row("no_shards", "CacheTier", {"spec.redis.managed": {"shards": 0}}, "spec.redis.managed.shards", "greater than"),
+    Row("many_shards", "CacheTier", {"spec.redis.managed": {"shards": 65}}, "spec.redis.managed.shards", "less than"),
+    *(
+        Row(
+            f"replicas_{name}",
+            "CacheTier",
+            {"spec.redis.managed": {"replicasPerShard": 1, **shards}},
+            "spec.redis.managed.replicasPerShard",
+            "replicas need a cluster: set shards to 3 or more",
+        )
+        for name, shards in (("alone", {}), ("one", {"shards": 1}), ("two", {"shards": 2}))
+    ),
+    *(
+        Row(
+            f"{field}_alone",
+            "CacheTier",
+            {"spec.redis.managed": {field: value}},
+            f"spec.redis.managed.{field}",
+            "is for slots that move between shards",
+        )
+        for field, value in (("rebalance", "Drop"), ("migrateMaxBytes", "1Mi"))
+    ),
+    Row(
+        "rebalance",
+        "CacheTier",
+        {"spec.redis.managed": {"shards": 3, "rebalance": "Flush"}},
+        "spec.redis.managed.rebalance",
+        '"Migrate", "Drop"',
+    ),
+    Row(
+        "migrate_nothing",
+        "CacheTier",
+        {"spec.redis.managed": {"shards": 3, "migrateMaxBytes": 0}},
+        "spec.redis.managed.migrateMaxBytes",
+        "must be above 0",
+    ),
+    Row(
+        "rotate_hourly",
+        "CacheTier",
+        {"spec.redis.managed": {"rotatePasswordsEvery": "59m"}},
+        "spec.redis.managed.rotatePasswordsEvery",
+        "must be between 1h and 8760h",
+    ),
+    Row(
+        "long_name_of_many_shards",
+        "CacheTier",
+        {"metadata.name": "a" * 40, "spec.redis.managed": {"shards": 11}},
+        "metadata.name",
+        "with more than 10 shards the name must have at most 39 characters",
+    ),
+    Row(
         "pod_label",
         "CacheTier",
         {"spec.redis.managed": {"podTemplate": {"labels": {"kvstrata.io/tier": "x"}}}},

@@ -68,6 +68,13 @@ ACCEPTED = [
     ("CachedModel", {"spec.engine.replicas": 0}),
     ("CacheTier", {"metadata.name": "a" * 40}),
     ("CacheTier", HBM),
+    ("CacheTier", {"spec.redis.managed": {"shards": 1, "replicasPerShard": 0}}),
+    ("CacheTier", {"spec.redis.managed": {"shards": 3}}),
+    ("CacheTier", {"spec.redis.managed": {"shards": 64, "replicasPerShard": 5, "rebalance": "Migrate"}}),
+    ("CacheTier", {"spec.redis.managed": {"shards": 3, "rebalance": "Drop", "migrateMaxBytes": "1Ki"}}),
+    ("CacheTier", {"spec.redis.managed": {"rotatePasswordsEvery": "1h"}}),
+    ("CacheTier", {"metadata.name": "a" * 40, "spec.redis.managed": {"shards": 10}}),
+    ("CacheTier", {"metadata.name": "a" * 39, "spec.redis.managed": {"shards": 64}}),
     ("CacheInvalidation", {"spec.mode": "Eager", "spec.tiers": [{"name": "shared"}], "spec.allowResidue": True}),
     ("CacheInvalidation", {"spec.scope": {"prefix": {"modelRef": {"name": "m"}, "content": {"tokenIDs": [1, 2]}}}}),
     ("PrefixPool", {"spec.prefixes[0]": {"name": "a", "tokenIDs": [1, 2, 3]}}),
@@ -95,6 +102,39 @@ IMMUTABLE = [
     ("CacheInvalidation", {"mode": "Eager"}, "spec", "an invalidation is immutable"),
     ("CacheInvalidation", {"reason": "added later"}, "spec", "an invalidation is immutable"),
 ]
+
+
+ONE_SERVER: dict[str, Any] = {}
+CLUSTER = {"shards": 3, "replicasPerShard": 1}
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(ONE_SERVER, CLUSTER), ({"shards": 1}, CLUSTER), (CLUSTER, {"shards": None, "replicasPerShard": None})],
+)
+def test_one_server_never_becomes_a_cluster_nor_the_other_way(
+    api: ApiServer, first: dict[str, Any], then: dict[str, Any]
+) -> None:
+    stored = changed(valid("CacheTier", name="form"), {"spec.redis.managed": first})
+    api.create(stored)
+    try:
+        with pytest.raises(RefusedError) as refused:
+            api.merge_patch(stored, {"spec": {"redis": {"managed": then}}})
+        said = [(cause.field, cause.message) for cause in refused.value.causes]
+        sentence = "a single server cannot become a cluster, nor a cluster a single server"
+        assert any(path == "spec.redis.managed.shards" and sentence in message for path, message in said), said
+    finally:
+        api.delete(stored)
+
+
+def test_a_clusters_shards_replicas_and_capacity_can_be_changed(api: ApiServer) -> None:
+    stored = changed(valid("CacheTier", name="sizes"), {"spec.redis.managed": CLUSTER})
+    api.create(stored)
+    try:
+        for managed in ({"shards": 5}, {"replicasPerShard": 0}, {"shards": 3}, {"rebalance": "Drop"}):
+            api.merge_patch(stored, {"spec": {"redis": {"managed": managed}, "capacity": "2Gi"}})
+    finally:
+        api.delete(stored)
 
 
 @pytest.mark.parametrize(("kind", "spec", "field", "sentence"), IMMUTABLE)

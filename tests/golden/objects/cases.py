@@ -31,7 +31,7 @@ def render(case: str) -> list[dict[str, Any]]:
     """Return every object that a case becomes, in the order in which they are applied."""
     model, tiers = read(case)
     identity = cache_identity(model, tiers)
-    objects = [built for tier in tiers for built in redis_tier_children(CONTEXT, tier, tls_revision="1")]
+    objects = [built for tier in tiers for built in redis_tier_children(CONTEXT, tier, restart_token="1")]
     return [
         *objects,
         *model_children(CONTEXT, DOMAIN_ID, model, tiers, identity, shard_count=2, service_monitors=True),

@@ -14,6 +14,7 @@ def test_every_name_of_the_longest_object_fits_a_dns_label() -> None:
         names.redis(LONGEST),
         names.redis_auth(LONGEST),
         names.redis_tls(LONGEST),
+        names.redis_shard(LONGEST, 9),
     )
     assert max(map(len, derived)) <= 63
     assert len(set(derived)) == len(derived)

@@ -34,7 +34,6 @@ def at_rest(*objects: Any) -> Simulation:
     ("change", "reason"),
     [
         ({"redis": {"managed": {"shards": 3}}}, "ShardingNotReconciled"),
-        ({"redis": {"managed": {"replicasPerShard": 1}}}, "ShardingNotReconciled"),
         ({"eviction": {"policy": "None"}}, "EvictionNotReconciled"),
     ],
 )

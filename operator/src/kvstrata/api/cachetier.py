@@ -14,13 +14,11 @@ from kvstrata.api.common import (
     LocalObjectRef,
     Quantity,
     SecretKeyRef,
-    ServerTls,
     Status,
-    TlsMode,
 )
-from kvstrata.api.markers import Between, Immutable, Positive, SetList
-from kvstrata.api.podtemplate import PodTemplate, ResourceRequirements
-from kvstrata.api.scalars import AbsolutePath, ForeignName, Image, LabelKey, LabelValue, ShortText
+from kvstrata.api.markers import Immutable, Positive, SetList
+from kvstrata.api.redismanaged import NAME_FITS, RedisManaged
+from kvstrata.api.scalars import AbsolutePath, ForeignName, LabelKey, LabelValue, ShortText, Text
 
 DEFAULT_HIGH_WATERMARK_PERCENT = 90
 MAX_SHOWN_SHARDS = 1024
@@ -59,47 +57,6 @@ class Eviction(ApiModel):
     high_watermark_percent: Annotated[int, Field(ge=10, le=100)] | None = None
     """Share of the capacity at which eviction starts, and up to which guarantees are possible. Absent means 90. On
     Redis 80 at the most (in a cluster 65), because index and allocator take room, too."""
-
-
-class RedisManaged(ApiModel):
-    """Redis servers that the operator runs."""
-
-    shards: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Number of primaries. Absent means 1."""
-
-    replicas_per_shard: Annotated[int, Field(ge=0, le=5)] | None = None
-    """Replicas of each primary. Absent means 0."""
-
-    image: Image | None = None
-    """Image with redis-server or valkey-server. Absent means the one that the operator was installed with."""
-
-    tls: ServerTls | None = None
-    """TLS of the servers. Absent means Issued."""
-
-    rotate_passwords_every: Annotated[Duration, Between("1h", "8760h")] | None = None
-    """How old the passwords of the servers' users may become. Absent means 90 days (2160h). A new value of the
-    annotation kvstrata.io/rotate-passwords rotates them at once."""
-
-    resources: ResourceRequirements | None = None
-    """Resources of each server. Absent means memory that fits the capacity."""
-
-    pod_template: PodTemplate | None = None
-    """Settings of the servers' pods."""
-
-    @property
-    def effective_shards(self) -> int:
-        """Number of primaries."""
-        return self.shards if self.shards is not None else 1
-
-    @property
-    def effective_replicas_per_shard(self) -> int:
-        """Replicas of each primary."""
-        return self.replicas_per_shard if self.replicas_per_shard is not None else 0
-
-    @property
-    def tls_mode(self) -> TlsMode:
-        """tls.mode, or its default."""
-        return self.tls.mode if self.tls is not None else TlsMode.ISSUED
 
 
 class RedisClientTls(ApiModel):
@@ -322,8 +279,11 @@ class CacheTierSpec(ApiModel):
     @property
     def is_cluster(self) -> bool:
         """Whether the servers of a Redis tier form a Redis Cluster."""
-        external = self.redis.external if self.redis is not None else None
-        return external is not None and bool(external.cluster)
+        if self.redis is None:
+            return False
+        if self.redis.managed is not None:
+            return self.redis.managed.is_cluster
+        return self.redis.external is not None and bool(self.redis.external.cluster)
 
     @property
     def eviction_policy(self) -> EvictionPolicy:
@@ -368,7 +328,14 @@ class CacheTierStatus(Status):
     """Shards that there should be; for Redis."""
 
     shards_ready: Annotated[int, Field(ge=0, le=MAX_SHOWN_SHARDS)] | None = None
-    """Shards that answer; for Redis. Absent while the tier is stalled."""
+    """Shards that answer; for Redis. Of a cluster that the operator runs those that serve, with all their replicas in
+    step. Absent while the tier is stalled."""
+
+    replicas: Annotated[int, Field(ge=0, le=MAX_SHOWN_SHARDS)] | None = None
+    """Replicas that are in step with their primaries, of all shards together; of a cluster that the operator runs."""
+
+    progress: Text | None = None
+    """What is being done to a cluster that the operator runs, and how far it is. Absent when there is nothing to do."""
 
     external: RedisExternal | None = None
     """The external servers that pods use: those of spec when they last passed the checks that are required. While
@@ -396,6 +363,7 @@ class CacheTier(Resource):
         ),
         selectable_fields=(".spec.medium",),
     )
+    RULES = (*Resource.RULES, NAME_FITS)
 
     spec: CacheTierSpec
     status: CacheTierStatus = CacheTierStatus()

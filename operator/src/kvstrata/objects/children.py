@@ -6,7 +6,7 @@ caller, and never applied over.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
@@ -15,8 +15,10 @@ from kvstrata.api.cachetier import CacheTier
 from .context import BuildContext
 from .deployment import build_deployment
 from .networkpolicy import build_model_networkpolicy, build_redis_networkpolicy
-from .pdb import build_pdb
+from .pdb import build_pdb, build_redis_pdb
 from .rbac import build_role, build_rolebinding, build_serviceaccount
+from .rediscluster import build_shard_statefulset
+from .redisserver import managed_by_us
 from .service import build_model_service, build_redis_service
 from .servicemonitor import build_servicemonitor
 from .statefulset import build_redis_statefulset
@@ -51,13 +53,21 @@ def model_children(
 
 
 def redis_tier_children(
-    ctx: BuildContext, tier: CacheTier, *, tls_revision: str | None = None
+    ctx: BuildContext, tier: CacheTier, *, restart_token: str | None = None, leaving: Iterable[int] = ()
 ) -> tuple[dict[str, Any], ...]:
-    """Return every object of a managed Redis tier but its Secrets; nothing for any other tier."""
+    """Return every object of a managed Redis tier but its Secrets; nothing for any other tier.
+
+    `restart_token` is any text that changes when every pod has to be replaced. `leaving` are shards of a cluster beyond
+    those that spec asks for, which still have slots.
+    """
+    managed = managed_by_us(tier)
+    shards = sorted({*range(managed.effective_shards), *leaving}) if managed is not None else ()
     return _present(
         build_redis_networkpolicy(ctx, tier),
         build_redis_service(tier),
-        build_redis_statefulset(ctx, tier, tls_revision),
+        build_redis_pdb(tier),
+        build_redis_statefulset(ctx, tier, restart_token),
+        *(build_shard_statefulset(ctx, tier, shard, restart_token) for shard in shards),
     )
 
 

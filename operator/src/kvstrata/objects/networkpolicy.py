@@ -15,6 +15,7 @@ from kvstrata.contract.ack import CONTROL_PORT
 from . import gate, labels, names, paths
 from .context import BuildContext
 from .meta import metadata
+from .redisserver import managed_by_us
 
 
 def build_model_networkpolicy(ctx: BuildContext, model: CachedModel) -> dict[str, Any]:
@@ -38,22 +39,26 @@ def build_model_networkpolicy(ctx: BuildContext, model: CachedModel) -> dict[str
 
 
 def build_redis_networkpolicy(ctx: BuildContext, tier: CacheTier) -> dict[str, Any] | None:
-    """Return the policy of a managed Redis tier: pods that use the tier, and the operator; None for other tiers."""
-    if tier.spec.redis is None or tier.spec.redis.managed is None:
+    """Return the policy of a managed Redis tier: pods that use the tier, and the operator; None for other tiers.
+
+    Servers of a cluster reach one another, too, and nobody else their bus.
+    """
+    managed = managed_by_us(tier)
+    if managed is None:
         return None
+    servers = {"podSelector": {"matchLabels": labels.selector_of_tier(tier.name)}}
+    callers = [{"podSelector": {"matchLabels": labels.reads_tier(tier.name)}}, _operator(ctx)]
+    ingress = [{"from": callers, "ports": [_tcp(paths.REDIS_PORT)]}]
+    if managed.is_cluster:
+        ingress.append({"from": [servers], "ports": [_tcp(paths.REDIS_PORT), _tcp(paths.REDIS_BUS_PORT)]})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
         "metadata": metadata(names.redis(tier.name), tier.namespace, labels.of_tier(tier.name), tier.owner_reference()),
         "spec": {
-            "podSelector": {"matchLabels": labels.selector_of_tier(tier.name)},
+            **servers,
             "policyTypes": ["Ingress"],
-            "ingress": [
-                {
-                    "from": [{"podSelector": {"matchLabels": labels.reads_tier(tier.name)}}, _operator(ctx)],
-                    "ports": [_tcp(paths.REDIS_PORT)],
-                }
-            ],
+            "ingress": ingress,
         },
     }
 

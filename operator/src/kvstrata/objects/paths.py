@@ -10,6 +10,8 @@ CACHE_HTTP_PORT = 5556
 """LMCache's own HTTP server, on loopback; not 8080, which is the gate's when TLS is disabled."""
 
 REDIS_PORT = 6379
+REDIS_BUS_PORT = 16379
+"""Where servers of a cluster talk to one another: always 10000 above the other."""
 
 PLUGIN = "/kvstrata/plugin"
 PLUGIN_SOURCE = "/opt/kvstrata/plugin"

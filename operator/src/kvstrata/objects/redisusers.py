@@ -7,7 +7,8 @@ The file holds digests of passwords, of each user one or, while passwords change
   and key as if it were sent alone.
 * `admin`, the operator's: figures, settings, the cluster's topology, and moving or dropping its domain's keys. It reads
   no value. It may give users rights, so what it may not is a guard against mistakes and not against its thief.
-* `replication`, with which servers talk to one another, and Valkey 9 moves slots.
+* `replication`, with which servers copy from one another. Valkey 9 moves slots with it, and checks what arrives as if
+  the user had sent it: so it may write its domain's keys. What it may not read it could copy.
 """
 
 from __future__ import annotations
@@ -54,6 +55,12 @@ _TOPOLOGY_COMMANDS = (
 """Every subcommand of CLUSTER that Redis 7.0 has. Servers refuse an ACL file with a word that they do not know, so that
 those which Valkey 9 needs to move slots can be allowed only by denying all others."""
 
+_ARRIVING_COMMANDS = (
+    "del", "exec", "hdel", "hincrby", "hmset", "hset", "multi", "persist", "pexpireat", "restore", "select", "set",
+    "unlink", "zadd", "zrem",
+)  # fmt: skip
+"""What a server sends of slots that it moves: their keys, and what the data user's writes do to them meanwhile."""
+
 _RULES: Mapping[str, tuple[str, ...]] = {
     DATA_USER: ("-@all", *(f"+{command}" for command in COMMANDS)),
     ADMIN_USER: (
@@ -64,6 +71,7 @@ _RULES: Mapping[str, tuple[str, ...]] = {
     ),
     REPLICATION_USER: (
         *("-@all", "+ping", "+psync", "+replconf", "+cluster"),
+        *(f"+{command}" for command in _ARRIVING_COMMANDS),
         *(f"-cluster|{command}" for command in _TOPOLOGY_COMMANDS),
     ),
 }
@@ -90,7 +98,7 @@ def user_words(acl: bytes) -> dict[str, tuple[str, ...]]:
 
 def user_rules(user: str, domain_id: str, passwords: Sequence[str]) -> tuple[str, ...]:
     """Return the rules of one user, as they follow its name in an ACL file and in `ACL SETUSER`."""
-    keys = "resetkeys" if user == REPLICATION_USER else f"~{domain_pattern(domain_id)}"
+    keys = f"~{domain_pattern(domain_id)}"
     return ("on", *map(_digest, passwords), keys, "resetchannels", *_RULES[user])
 
 

@@ -10,6 +10,7 @@ from kvstrata.api.cachetier import CacheTier
 from . import gate, labels, names, paths
 from .context import BuildContext
 from .meta import metadata
+from .redisserver import managed_by_us
 
 HTTPS_SERVICE_PORT = 443
 HTTP_SERVICE_PORT = 80
@@ -45,9 +46,14 @@ def build_model_service(model: CachedModel) -> dict[str, Any]:
 
 
 def build_redis_service(tier: CacheTier) -> dict[str, Any] | None:
-    """Return the headless Service of a managed Redis tier; None for any other tier."""
-    if tier.spec.redis is None or tier.spec.redis.managed is None:
+    """Return the headless Service of a managed Redis tier; None for any other tier.
+
+    Servers of a cluster are named in it before they are ready: they must find one another first.
+    """
+    managed = managed_by_us(tier)
+    if managed is None:
         return None
+    ports = {"redis": paths.REDIS_PORT} | ({"bus": paths.REDIS_BUS_PORT} if managed.is_cluster else {})
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -55,8 +61,11 @@ def build_redis_service(tier: CacheTier) -> dict[str, Any] | None:
         "spec": {
             "type": "ClusterIP",
             "clusterIP": "None",
+            **({"publishNotReadyAddresses": True} if managed.is_cluster else {}),
             "selector": labels.selector_of_tier(tier.name),
-            "ports": [{"name": "redis", "port": paths.REDIS_PORT, "targetPort": paths.REDIS_PORT, "protocol": "TCP"}],
+            "ports": [
+                {"name": name, "port": port, "targetPort": port, "protocol": "TCP"} for name, port in ports.items()
+            ],
         },
     }
 

@@ -43,6 +43,9 @@ CLUSTER_STORED_PERCENT = 65
 REDIS_MARGIN_BYTES = 64 * MIB
 REDIS_MARGIN_DIVISOR = 4
 
+BACKLOG_DIVISOR, MIN_BACKLOG_BYTES, MAX_BACKLOG_BYTES = 32, MIB, 256 * MIB
+BUFFER_DIVISOR, MIN_BUFFER_BYTES = 8, 64 * MIB
+
 
 def policy_volume_bytes(tiers: Sequence[CacheTier], shard_count: int) -> int:
     """Return the size limit of the volume with the policy, pools' manifests and, for pods that encrypt, data keys.
@@ -90,6 +93,34 @@ def shared_memory_bytes(model: CachedModel, tiers: Sequence[CacheTier]) -> int:
     return round_up(size)
 
 
-def redis_memory_limit_bytes(maxmemory_bytes: int) -> int:
-    """Return the memory limit of a Redis server: a quarter above `maxmemory` for fragmentation and buffers."""
-    return round_up(maxmemory_bytes + maxmemory_bytes // REDIS_MARGIN_DIVISOR + REDIS_MARGIN_BYTES)
+def shard_bytes(spec: CacheTierSpec) -> int:
+    """Return a shard's part of a managed Redis tier's capacity; all of it for a single server."""
+    managed = spec.redis.managed if spec.redis is not None else None
+    return -(-(spec.capacity_bytes or 0) // (managed.effective_shards if managed is not None else 1))
+
+
+def replication_backlog_bytes(part_bytes: int) -> int:
+    """Return how much of what was written a primary keeps for replicas that were away for a moment."""
+    return min(max(part_bytes // BACKLOG_DIVISOR, MIN_BACKLOG_BYTES), MAX_BACKLOG_BYTES)
+
+
+def replication_buffer_bytes(part_bytes: int) -> int:
+    """Return how much may wait for a replica that reads slowly or loads; beyond it, it has to load anew."""
+    return max(part_bytes // BUFFER_DIVISOR, MIN_BUFFER_BYTES)
+
+
+def redis_maxmemory_bytes(spec: CacheTierSpec) -> int:
+    """Return `maxmemory` of each managed Redis server: its part of the capacity.
+
+    In a cluster the replication backlog comes on top, because it counts; replicas' buffers do not.
+    """
+    part_bytes = shard_bytes(spec)
+    return part_bytes + replication_backlog_bytes(part_bytes) if spec.is_cluster else part_bytes
+
+
+def redis_memory_limit_bytes(spec: CacheTierSpec) -> int:
+    """Return the memory limit of each managed Redis server: a quarter above `maxmemory` for fragmentation and clients,
+    and in a cluster what may wait for replicas."""
+    maxmemory_bytes = redis_maxmemory_bytes(spec)
+    buffer_bytes = replication_buffer_bytes(shard_bytes(spec)) if spec.is_cluster else 0
+    return round_up(maxmemory_bytes + maxmemory_bytes // REDIS_MARGIN_DIVISOR + REDIS_MARGIN_BYTES + buffer_bytes)

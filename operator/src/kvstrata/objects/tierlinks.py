@@ -74,15 +74,25 @@ def servers(tier: CacheTier) -> frozenset[tuple[tuple[str, ...], int]]:
     """Return the servers that a tier names, as (labels of the host, port), so that equal ones are equal.
 
     A Service of the cluster has several names: they are told from other hosts' by their form, since only a cluster
-    knows its own domain. A managed server's pod counts as its Service.
+    knows its own domain. Managed servers' pods count as their Service.
     """
     link = redis_link(tier)
     if link is None:
         return frozenset()
     found = {(_labels(host, tier.namespace), port) for host, port in link.endpoints}
-    if tier.spec.redis is not None and tier.spec.redis.managed is not None:
-        found |= {((f"{labels[0]}-0", *labels), port) for labels, port in found}
-    return frozenset(found)
+    pods = {((pod, *labels), port) for labels, port in found for pod in _pods(tier)}
+    return frozenset(found | pods)
+
+
+def _pods(tier: CacheTier) -> list[str]:
+    """Return the names of the pods of servers that the operator runs."""
+    managed = tier.spec.redis.managed if tier.spec.redis is not None else None
+    if managed is None:
+        return []
+    if not managed.is_cluster:
+        return [f"{names.redis(tier.name)}-0"]
+    ordinals = range(1 + managed.effective_replicas_per_shard)
+    return [f"{names.redis_shard(tier.name, n)}-{m}" for n in range(managed.effective_shards) for m in ordinals]
 
 
 def _labels(host: str, namespace: str) -> tuple[str, ...]:

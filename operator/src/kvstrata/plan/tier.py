@@ -12,7 +12,7 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.model.facts import BackendReport
 from kvstrata.model.world import World
-from kvstrata.objects import names, paths
+from kvstrata.objects import labels, names, paths
 from kvstrata.objects.children import redis_tier_children
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.quantities import binary
@@ -87,7 +87,8 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
             waiting = Decision(TierReason.PROGRESSING, "the server's users and certificate are being made")
             findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
             return Plan(actions=actions, statuses=write_status(tier, now, findings, fields), wake_after_s=0.2)
-        children = redis_tier_children(ctx, tier, tls_revision=restart_token(world, tier))
+        leaving = _leaving(world, tier)
+        children = redis_tier_children(ctx, tier, restart_token=restart_token(world, tier), leaving=leaving)
         tended = tend_credentials(world, ctx, tier, world.domain_id, (_server(tier),), now)
     foreign = taken_by_someone_else(world, tier, children)
     if foreign:
@@ -126,6 +127,16 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
         statuses=write_status(tier, now, findings, fields),
         wake_after_s=min(interval_s, tended.wake_after_s) if tended else interval_s,
     )
+
+
+def _leaving(world: World, tier: CacheTier) -> list[int]:
+    """Return the shards of a managed cluster beyond those that spec asks for: what they hold has to move first."""
+    managed = tier.spec.redis.managed if tier.spec.redis is not None else None
+    if managed is None or not managed.is_cluster:
+        return []
+    owned = (world.children[slot]["metadata"] for slot in world.owned.get(tier.uid, ()) if slot[0] == "StatefulSet")
+    shards = [int(shard) for one in owned if (shard := (one.get("labels") or {}).get(labels.SHARD, "")).isdecimal()]
+    return [shard for shard in shards if shard >= managed.effective_shards]
 
 
 def _readiness(

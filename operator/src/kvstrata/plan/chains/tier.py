@@ -26,18 +26,6 @@ def classifications_can_be_kept(world: World, tier: CacheTier) -> Decision | Non
     )
 
 
-def is_one_server(world: World, tier: CacheTier) -> Decision | None:
-    """A managed Redis tier is a single primary."""
-    redis = tier.spec.redis
-    managed = redis.managed if redis else None
-    if managed and (managed.effective_shards > 1 or managed.effective_replicas_per_shard > 0):
-        return Decision(
-            TierReason.SHARDING_NOT_RECONCILED,
-            "this version runs one Redis server a tier: set redis.managed.shards to 1 and replicasPerShard to 0",
-        )
-    return None
-
-
 def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
     """Two tiers on one server would count, bound and expire each other's blocks, whose names tell no tier.
 
@@ -85,10 +73,21 @@ def eviction_is_provided(world: World, tier: CacheTier) -> Decision | None:
     )
 
 
+def waits_for_a_version_that_forms_clusters(world: World, tier: CacheTier) -> Decision | None:
+    """Pods of a cluster can be made, and nobody forms it yet."""
+    redis = tier.spec.redis
+    if redis is None or redis.managed is None or not redis.managed.is_cluster:
+        return None
+    return Decision(
+        TierReason.SHARDING_NOT_RECONCILED,
+        "this version runs one Redis server a tier: create a CacheTier without redis.managed.shards",
+    )
+
+
 RULES = (
     classifications_can_be_kept,
-    is_one_server,
     has_servers_of_its_own,
     eviction_is_provided,
     names_own_secrets,
+    waits_for_a_version_that_forms_clusters,
 )

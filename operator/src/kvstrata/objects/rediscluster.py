@@ -1,0 +1,163 @@
+"""The StatefulSets of a managed Redis Cluster: one for each shard.
+
+Pods come up as empty nodes that know nobody; the operator forms the cluster out of them, and replaces them when their
+template changes. No node keeps its identity over a start: what it held is gone, and an old name with nothing behind it
+would mislead the others. Which pod of a shard is its primary is the cluster's business and changes at any time, so all
+pods of a shard are alike.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.podtemplate import PodTemplate, ResourceRequirements
+from kvstrata.api.redismanaged import RedisManaged
+from kvstrata.api.scalars import ResourceQuantity
+
+from . import labels, names, paths, sizing
+from .container import amounts, chosen_amounts, field_environment
+from .context import BuildContext
+from .pod import placement
+from .quantities import binary
+from .redisserver import (
+    client_options,
+    listening_arguments,
+    managed_by_us,
+    memory_arguments,
+    run,
+    server_container,
+    server_pod,
+    server_volumes,
+    stateful_set,
+)
+from .tierlinks import redis_tls_secret
+
+NODE_TIMEOUT_MS = 5000
+"""Silence after which a server is suspected; when a majority agrees, its replica is promoted."""
+
+START_OVER_WAIT_S = 2 * NODE_TIMEOUT_MS // 1000
+"""How long a server that starts anew in its pod stays silent. Until the others have promoted a replica in its former
+self's place, it would load what is at the old address: nothing. They need the node time-out and some two seconds."""
+
+HAND_OVER_PATIENCE_S = 5
+"""How long a primary that is stopped waits for its replica to take over; servers give such an attempt up after that."""
+
+SHUTDOWN_TIMEOUT_S = 5
+TERMINATION_GRACE_S = 30
+"""Room for handing over and for replicas to read what was written last, on a busy machine."""
+
+MIN_CORES_FOR_THREADS = 4
+MAX_IO_THREADS = 8
+"""Redis' own advice: no threads for fewer than four cores, leave one free, and more than eight hardly help."""
+
+AUTH_FILES = (names.ACL_FILE_KEY, names.ADMIN_PASSWORD_KEY, names.REPLICATION_PASSWORD_KEY)
+"""What a server's pod gets of the tier's Secret; the password of the user data is no business of it."""
+
+
+def build_shard_statefulset(
+    ctx: BuildContext, tier: CacheTier, shard: int, restart_token: str | None = None
+) -> dict[str, Any] | None:
+    """Return the StatefulSet of one shard of a managed Redis Cluster; None for any other tier.
+
+    `restart_token` is any text that changes when every pod has to be replaced.
+    """
+    managed = managed_by_us(tier)
+    if managed is None or not managed.is_cluster:
+        return None
+    chosen = managed.pod_template or PodTemplate()
+    own_labels, selector = labels.of_shard(tier.name, shard), labels.selector_of_shard(tier.name, shard)
+    pod = {
+        "terminationGracePeriodSeconds": TERMINATION_GRACE_S,
+        "containers": [_container(ctx, tier, managed)],
+        "volumes": server_volumes(tier, AUTH_FILES),
+        "affinity": _apart(selector),
+        **placement(chosen, labels.selector_of_tier(tier.name)),
+    }
+    spec = {
+        "replicas": 1 + managed.effective_replicas_per_shard,
+        "updateStrategy": {"type": "OnDelete"},
+        "template": server_pod(chosen, own_labels, restart_token, pod),
+    }
+    return stateful_set(tier, names.redis_shard(tier.name, shard), own_labels, selector, spec)
+
+
+def cluster_arguments(tier: CacheTier) -> list[str]:
+    """Return the arguments of a cluster's servers. They are visible to all who may read the pod, and hold no secret."""
+    part_bytes = sizing.shard_bytes(tier.spec)
+    tls = ["--tls-cluster", "yes", "--tls-replication", "yes"] if redis_tls_secret(tier) is not None else []
+    buffer_bytes = sizing.replication_buffer_bytes(part_bytes)
+    return [
+        *listening_arguments(tier),
+        *tls,
+        *memory_arguments(sizing.redis_maxmemory_bytes(tier.spec)),
+        *("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf"),
+        *("--cluster-node-timeout", str(NODE_TIMEOUT_MS)),
+        # What is lost are misses: the rest goes on being served, and no replica is too old to be promoted.
+        *("--cluster-require-full-coverage", "no", "--cluster-replica-validity-factor", "0"),
+        # Replicas are placed by the operator.
+        *("--cluster-allow-replica-migration", "no"),
+        *("--cluster-announce-ip", "$(POD_IP)", "--replica-announce-ip", "$(POD_IP)"),
+        *("--cluster-announce-hostname", f"$(POD_NAME).{names.redis_host(tier.name, tier.namespace)}"),
+        *("--cluster-preferred-endpoint-type", "hostname"),
+        *("--repl-diskless-sync", "yes", "--repl-diskless-sync-delay", "0"),
+        # A replica that has blocks and must load anew would need twice the memory without a file; none of it stays.
+        *("--repl-diskless-load", "on-empty-db", "--rdb-del-sync-files", "yes"),
+        *("--repl-backlog-size", str(sizing.replication_backlog_bytes(part_bytes))),
+        *("--client-output-buffer-limit", f"replica {buffer_bytes} 0 0"),
+        *("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)),
+        *_threads(managed_by_us(tier)),
+    ]
+
+
+def _container(ctx: BuildContext, tier: CacheTier, managed: RedisManaged) -> dict[str, Any]:
+    stop = run(
+        "redis_stop", HAND_OVER_PATIENCE_S, paths.REDIS_AUTH, "127.0.0.1", paths.REDIS_PORT, *client_options(tier)
+    )
+    return server_container(
+        ctx,
+        tier,
+        managed,
+        chosen_amounts(managed.resources, _default_resources(tier)),
+        {
+            "command": run("redis_start", START_OVER_WAIT_S, paths.TEMPORARY, paths.REDIS_AUTH),
+            "args": cluster_arguments(tier),
+            "env": [
+                field_environment("POD_IP", "status.podIP"),
+                field_environment("POD_NAME", "metadata.name"),
+            ],
+            "ports": [
+                {"name": "redis", "containerPort": paths.REDIS_PORT, "protocol": "TCP"},
+                {"name": "bus", "containerPort": paths.REDIS_BUS_PORT, "protocol": "TCP"},
+            ],
+            "lifecycle": {"preStop": {"exec": {"command": stop}}},
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+        },
+    )
+
+
+def _apart(selector: dict[str, str]) -> dict[str, Any]:
+    """Return an affinity by which pods of a shard go to different nodes where they can."""
+    term = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": selector}}
+    weighted = {"weight": 100, "podAffinityTerm": term}
+    return {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [weighted]}}
+
+
+def _threads(managed: RedisManaged | None) -> list[str]:
+    cores = _cores(managed.resources if managed is not None else None)
+    if cores < MIN_CORES_FOR_THREADS:
+        return []
+    return ["--io-threads", str(min(MAX_IO_THREADS, int(cores) - 1)), "--io-threads-do-reads", "yes"]
+
+
+def _cores(resources: ResourceRequirements | None) -> Fraction:
+    """Return how many cores a server may use, or is sure of; 0 where nobody said."""
+    if resources is None:
+        return Fraction(0)
+    return ResourceQuantity(resources.limits.get("cpu") or resources.requests.get("cpu") or "0").in_units
+
+
+def _default_resources(tier: CacheTier) -> dict[str, Any]:
+    memory = binary(sizing.redis_memory_limit_bytes(tier.spec))
+    return amounts(requests={"cpu": "100m", "memory": memory}, limits={"memory": memory})
