@@ -223,7 +223,7 @@ class TenantCachePolicy(Resource):
             Column("Guaranteed", ".status.usage.guaranteed"),
             Column("Limit", ".status.usage.limit"),
             Column("Used", ".status.usage.used"),
-            condition_column("Admitted", "Admitted"),
+            condition_column("Admitted", "Admitted", priority=1),
             condition_column("Enforced", "Enforced"),
             condition_column("Ready", "Ready"),
             condition_column("Reason", "Ready", "reason", priority=1),
