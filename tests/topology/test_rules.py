@@ -286,6 +286,19 @@ class TestRejoining:
         assert not taken(alone).commands
 
 
+class TestMemory:
+    def test_less_is_set_everywhere_at_once(self, cluster: Cluster) -> None:
+        found = taken(cluster, max_bytes_each=1 << 29)
+        assert words(found) == [(uid, "CONFIG", "SET", "maxmemory", str(1 << 29)) for uid in cluster.servers]
+
+    def test_more_is_set_where_the_container_has_room_for_it(self, cluster: Cluster) -> None:
+        assert len(words(taken(cluster, max_bytes_each=1 << 31))) == 6
+        former = {"revisions": dict.fromkeys(range(3), "new")}
+        assert taken(cluster, max_bytes_each=1 << 31, **former).reason is StepReason.ROLLING
+        slightly = (1 << 30) * 6 // 5
+        assert taken(cluster, max_bytes_each=slightly, **former).reason is StepReason.CHANGING_CAPACITY
+
+
 class TestRolling:
     NEW = dict.fromkeys(range(3), "new")
 

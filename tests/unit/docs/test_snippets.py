@@ -17,6 +17,9 @@ from kvstrata_sidecar.gate.auth import KEYS_DATA_KEY, KeyRing
 REPOSITORY = Path(__file__).resolve().parents[3]
 GUIDES = sorted((REPOSITORY / "docs/guides").glob("*.md"))
 SNIPPET = re.compile(r"^( *)```yaml\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+OTHERS = "cert-manager.io/"
+"""What other projects' manifests begin with."""
+
 BY_KIND = {kind.INFO.kind: kind for kind in KINDS}
 
 
@@ -27,6 +30,7 @@ def manifests() -> list[tuple[str, dict[str, Any]]]:
         for page in GUIDES
         for _, block in SNIPPET.findall(page.read_text())
         for document in yaml.safe_load_all(textwrap.dedent(block))
+        if not document.get("apiVersion", "").startswith(OTHERS)
     ]
 
 

@@ -24,7 +24,7 @@ def replace_broken(view: View) -> Step | None:
     One that may still have slots waits until the others agree that it failed, and a replica had its chance.
     """
     for pod in view.pods:
-        if not _outdated(view, pod) or pod.deleting or pod.ready or pod.uid in view.cluster.servers:
+        if not outdated(view, pod) or pod.deleting or pod.ready or pod.uid in view.cluster.servers:
             continue
         held = [owner for owner, where in view.away.items() if where is pod and owner in view.slots]
         if all(any(word.failed for word in view.known[owner]) and not view.replicas(owner) for owner in held):
@@ -41,7 +41,7 @@ def hand_over(view: View) -> Step | None:
 
 def roll(view: View) -> Step | None:
     """Delete the next pod of a former template, or have its primary hand over first."""
-    due = [pod for pod in view.pods if _outdated(view, pod)]
+    due = [pod for pod in view.pods if outdated(view, pod)]
     for pod in due:
         server = view.cluster.servers[pod.uid]
         if server.node_id not in view.slots:
@@ -68,6 +68,7 @@ def _fail_over(view: View, pods: Iterable[ServerPod], why: str) -> Step | None:
     return None
 
 
-def _outdated(view: View, pod: ServerPod) -> bool:
+def outdated(view: View, pod: ServerPod) -> bool:
+    """Whether a pod is of a former template."""
     wanted = view.goal.revisions.get(pod.shard)
     return wanted is not None and pod.revision != wanted
