@@ -30,6 +30,7 @@ class MoverRig(Rig):
         super().__init__(*args, **options)
         self.goal = replace(self.goal, node_timeout_ms=timeout_ms)
         self.reports: list[MoveReport] = []
+        self.removes = True
 
     async def made_anew(self) -> None:
         """As after the start: three shards, settled, no keys, and connections of this event loop."""
@@ -89,15 +90,15 @@ class MoverRig(Rig):
         if found.remove_pod in self.pods:
             self.replace(self.pods[found.remove_pod])
         for pod in list(self.pods.values()):
-            if pod.shard in found.drained:
+            if pod.shard in found.drained and self.removes:
                 self.delete(pod)
         await asyncio.sleep(found.pause_s or (0.05 if found.waits else 0))
         return found
 
-    async def settled(self, mover: SlotMover | None = None, timeout_s: float = 40.0) -> None:
-        """Pass until nothing is left to do."""
+    async def settled(self, mover: SlotMover | None = None, timeout_s: float = 120.0) -> None:
+        """Pass until nothing is left to do, or to remove if shards without slots are to stay."""
         give_up_at_s = time.monotonic() + timeout_s
-        while (found := await self.pass_once(mover)) is not None:
+        while (found := await self.pass_once(mover)) is not None and (self.removes or not found.drained):
             assert time.monotonic() < give_up_at_s, (found, self.reports[-1:])
 
     def order(self, cluster: Cluster, source: int, target: int, *slots: int, **others: Any) -> MoveOrder:
