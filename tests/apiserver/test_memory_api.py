@@ -18,6 +18,7 @@ import pytest
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import BY_KIND, Resource
 from tests.apiserver.merge_cases import CASES, DEPLOYMENT, POLICY, Step, random_deployment, random_policy
+from tests.apiserver.operator_process import Operators
 from tests.apiserver.server import Server
 from tests.support.memory_api import schemas
 from tests.support.memory_api.fieldsets import Path, leaves
@@ -222,7 +223,8 @@ def _order(schema: Mapping[str, Any], raw: Any, path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def real(server: Server) -> Iterator[RealApi]:
+def real(server: Server, operators: Operators) -> Iterator[RealApi]:
+    assert not operators.running(), "an operator writes statuses of what is compared here: its tests have to come later"
     server.kubectl("create", "namespace", NAMESPACE)
     api = RealApi(str(server.kubeconfig))
     yield api

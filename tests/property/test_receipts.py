@@ -17,7 +17,7 @@ from kvstrata.adapters.signing import is_signed
 from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.receipt import Fault, Head, Receipt, ReceiptError, Record, check_signatures, read_receipt
 from kvstrata.contract.receiptclaims import claims, contradiction, required_residue
-from kvstrata.contract.receiptfacts import Amount, Erasure, PodFact, TierFact
+from kvstrata.contract.receiptfacts import Amount, Erasure, NodeFact, PodFact, TierFact
 from kvstrata.contract.receiptresidue import Claim, Residue, ResidueItem
 from kvstrata.contract.receiptwords import Mode, Standing
 from kvstrata.contract.strict import MAX_NUMBER, Moment, read, write
@@ -89,6 +89,11 @@ def of_node(**changes: object) -> Weakening:
     return of_tier(lambda tier: replace(tier, nodes=(replace(tier.nodes[0], **changes), *tier.nodes[1:])))  # type: ignore[arg-type]
 
 
+def unseen(node: NodeFact) -> NodeFact:
+    """Nobody looked at a server. That somebody found something there is kept: it speaks against a claim, not for it."""
+    return replace(node, left=None) if node.left is None or node.left == Amount(0, 0) else node
+
+
 WEAKENINGS: tuple[Weakening, ...] = (
     lambda facts: replace(facts, verification=None),
     lambda facts: replace(facts, subject=replace(facts.subject, mode=Mode.LAZY)),
@@ -107,7 +112,7 @@ WEAKENINGS: tuple[Weakening, ...] = (
     of_tier(lambda tier: replace(tier, slots_after=None)),
     of_node(erased=None),
     of_node(remaining=Amount(1, 1)),
-    of_node(left=None),
+    of_tier(lambda tier: replace(tier, nodes=(unseen(tier.nodes[0]), *tier.nodes[1:]))),
     of_node(left=Amount(1, 1)),
     of_node(replicas_in_step=0),
     *(

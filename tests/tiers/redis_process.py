@@ -32,7 +32,9 @@ class RedisProcess:
         self._directory = directory
         self._tls = tuple(tls)
         self._process: subprocess.Popen[bytes] | None = None
-        self.options = options
+        # The port of a cluster's bus is 10,000 above the server's own by default, which somebody else may have.
+        bus = "--cluster-enabled" in options and "--cluster-port" not in options
+        self.options = (*options, "--cluster-port", str(free_port())) if bus else options
 
     def start(self, *options: str) -> None:
         """Start it, with further options, and wait until it listens."""
