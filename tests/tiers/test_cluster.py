@@ -162,6 +162,20 @@ class TestSlotsMove:
         driver.tier.delete(BLOCKS[:4])
         assert store_all(driver, BLOCKS[:4]) == 4, "stores go on where the slots are now"
 
+    def test_one_lookup_may_be_sent_to_a_server_by_a_slot_that_moved_and_by_one_that_moves(
+        self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
+    ) -> None:
+        driver = begin(start, gate, cluster)
+        store_all(driver)
+        source = node_of(cluster, 0)
+        target = next(one for one in cluster.primaries if one is not source)
+        moved, moving, *_ = dict.fromkeys(slot_of_bucket(n) for n in NUMBERS if node_of(cluster, n) is source)
+        cluster.begin_move(moving, source, target)
+        cluster.move_keys(moving, source, target)
+        cluster.move(moved, source, target)
+        assert driver.lookup(BLOCKS) == [1] * len(BLOCKS)
+        assert driver.tier.state().errors == 0
+
     def test_a_slot_on_its_way_does_not_keep_the_others_of_a_batch_from_being_stored(
         self, start: Callable[..., Driver], gate: GateStandIn, cluster: RedisCluster
     ) -> None:

@@ -210,15 +210,22 @@ class ClusterTransport:
         raise SlotMovingError("a block is redirected without end")
 
     def _round(self, todo: dict[tuple[Node, bool], list[int]], asked: list[Command], answers: list[Any]) -> None:
-        """Ask each node its part, all at the same time."""
+        """Ask each node its part, all at the same time.
+
+        A node that is asked in two ways, because one slot has moved there and another is on its way, is asked the
+        second part when it has answered the first: there is one connection to it.
+        """
         if len(todo) == 1 or any(len(indices) > PIPELINE_COMMANDS for indices in todo.values()):
             for (node, asking), indices in todo.items():
                 mine = [asked[index] for index in indices]
                 self._note(answers, indices, lambda: self._nodes.use(node, lambda c: c.exchange(mine, asking=asking)))  # noqa: B023
             return
         begun: list[tuple[Node, bool, list[int], Connection]] = []
+        second = {part: indices for part, indices in todo.items() if part[1] and (part[0], False) in todo}
         try:
             for (node, asking), indices in todo.items():
+                if (node, asking) in second:
+                    continue
                 outcome = self._note(answers, indices, self._starting(node, [asked[i] for i in indices], asking))
                 if isinstance(outcome, Connection):
                     begun.append((node, asking, indices, outcome))
@@ -229,6 +236,8 @@ class ClusterTransport:
         finally:
             for *_, connection in begun:  # whose answers nobody has read
                 connection.close()
+        if second:
+            self._round(second, asked, answers)
 
     def _starting(self, node: Node, mine: list[Command], asking: bool) -> Callable[[], Connection]:
         def start(connection: Connection) -> Connection:
