@@ -1,0 +1,1 @@
+"""A managed cluster of real servers in networks of their own, to which anything may happen at any time."""

@@ -1,0 +1,41 @@
+"""Real servers in networks of their own, to which anything happens: `e2e/chaos`, a few steps of it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from e2e.cluster.settings import REPOSITORY
+from tests.support.redis_binary import needs_redis
+
+pytestmark = [
+    *needs_redis,
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
+]
+
+SEED = "23"
+"""Draws other steps when faults are added or removed."""
+PATIENCE_S = 600
+
+
+def test_after_whatever_happens_each_slot_has_one_primary_and_no_request_took_longer_than_it_may() -> None:
+    """How many steps KVSTRATA_CHAOS_STEPS says, 7 if it does not."""
+    folders = ("operator/src", "sidecar/src", ".")
+    path = os.pathsep.join(str(REPOSITORY / folder) for folder in folders)
+    walk = subprocess.Popen(
+        [sys.executable, "-m", "e2e.chaos", "--seed", SEED],
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        told, _ = walk.communicate(timeout=PATIENCE_S)
+    finally:
+        walk.kill()  # and with it all that it started
+    assert walk.returncode == 0, told
+    print(told)
