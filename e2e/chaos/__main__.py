@@ -13,15 +13,16 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
-from pathlib import Path
 
 from e2e.chaos.faults import FAULTS
 from e2e.chaos.pods import HOSTS
 from e2e.chaos.walk import Failed, Walk
+from e2e.cluster.settings import Paths
 from tests.tiers.server_kinds import KINDS
 
 INSIDE = "--inside"
+DIRECTORY = Paths().local / "chaos"
+"""Where this program mounts memory over, for files that only it sees."""
 NAMESPACES = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
@@ -38,21 +39,18 @@ def main(arguments: list[str]) -> int:
     if command is None:
         print(f"no {kind.name}: `{kind.advice}` brings one", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory(prefix="kvstrata-chaos-") as directory:
-        # Servers' files are gone with this process, too.
-        subprocess.run(["mount", "-t", "tmpfs", "chaos", directory], check=True)
-        hosts = Path(directory) / "hosts"
-        hosts.write_text("127.0.0.1 localhost\n")
-        subprocess.run(["mount", "--bind", str(hosts), str(HOSTS)], check=True)
-        print(f"seed {options.seed}, {options.steps} steps on {kind.name}", flush=True)
-        try:
-            walk = Walk(Path(directory), command, options.seed)
-            asyncio.run(walk.run(options.steps, options.only))
-        except Failed as failure:
-            print(f"FAILED with seed {options.seed}: {failure}", flush=True)
-            return 1
-        finally:
-            subprocess.run(["umount", "--lazy", directory], check=False)
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "chaos", str(DIRECTORY)], check=True)
+    hosts = DIRECTORY / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    subprocess.run(["mount", "--bind", str(hosts), str(HOSTS)], check=True)
+    print(f"seed {options.seed}, {options.steps} steps on {kind.name}", flush=True)
+    walk = Walk(DIRECTORY, command, options.seed)
+    try:
+        asyncio.run(walk.run(options.steps, options.only))
+    except Failed as failure:
+        print(f"FAILED with seed {options.seed}: {failure}", flush=True)
+        return 1
     print(f"passed: {walk.traffic.requests} requests, {walk.traffic.hits} hits, {walk.traffic.misses} misses")
     return 0
 
