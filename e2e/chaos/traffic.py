@@ -120,6 +120,7 @@ class Traffic:
             hits = self._load(self._reader, some)
             missed += len(some) - hits
             self._load(self._reader, RENEWED[number % GROUPS :: GROUPS])
+            time.sleep(REST_S)
         self.hits += len(KEPT) - missed
         self.misses += missed
         if missed == 0:
