@@ -68,7 +68,7 @@ def preparations() -> list[list[Command]]:
         [Command("build the control plane, the node and Redis", (sys.executable, "-m", "e2e.cluster", "build"))],
         [
             Command("install LMCache", (sys.executable, str(LMCACHE_INSTALLER), "--engine")),
-            Command("install Redis 8 and Valkey", (sys.executable, str(SERVERS_INSTALLER))),
+            Command("install Redis 8, Valkey and OpenBao", (sys.executable, str(SERVERS_INSTALLER))),
         ],
     ]
 

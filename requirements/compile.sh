@@ -26,5 +26,5 @@ compile lmcache-server.txt "What the tests' LMCache server installs, with --no-d
 compile bench-envoy.txt "What the benchmark gate installs for Envoy." --universal "$@" requirements/bench-envoy.in
 compile bench-litellm.txt "What the benchmark gate installs for LiteLLM's proxy." --universal "$@" requirements/bench-litellm.in
 compile bench-glide.txt "What the benchmark adapter installs for Valkey GLIDE." --universal "$@" requirements/bench-glide.in
-compile tier-servers.txt "What the tests of shared tiers install, with --no-deps; see tier-servers.in." --no-deps \
+compile tier-servers.txt "Servers that tests install, with --no-deps; see tier-servers.in." --no-deps \
     --python-platform x86_64-unknown-linux-gnu "$@" requirements/tier-servers.in

