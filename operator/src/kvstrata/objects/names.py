@@ -15,6 +15,7 @@ DOMAIN_KEY_SECRET = "kvstrata-domain"  # noqa: S105  (a Secret's name)
 
 DOMAIN_KEY_DATA_KEY = "domain.key"
 DATA_KEYS_PREFIX = "kvstrata-data-keys-"
+WRAPPED_KEYS_PREFIX = "kvstrata-wrapped-keys-"
 PASSWORD_KEY = "password"  # noqa: S105  (a key's name)
 """Key of the password that pods use: of the user `data` on managed servers."""
 
@@ -125,6 +126,11 @@ def redis_host(tier: str, namespace: str) -> str:
 def data_keys_secret(epoch: str) -> str:
     """Return the name of the Secret that holds an epoch's data key: one of sixteen, because a Secret holds 1 MiB."""
     return f"{DATA_KEYS_PREFIX}{epoch[:1]}"
+
+
+def wrapped_keys_secret(epoch: str) -> str:
+    """Return the name of the Secret that holds an epoch's data key as a key management service wrapped it."""
+    return f"{WRAPPED_KEYS_PREFIX}{epoch[:1]}"
 
 
 def receipt(domain_id: str, sequence: int) -> str:

@@ -1,0 +1,123 @@
+"""Key custody: where a domain's data keys are kept, what a change of it means, and what may be said of a key's end.
+
+A custody that a spec names holds for epochs that are drawn from then on. A key cannot move: where it was, copies of it
+may be left, so what is cached under it would be called better kept than it is. Therefore a change of custody rolls
+every epoch whose key is elsewhere, and the old keys end by the rules of the custody that they were in. As that empties
+a whole domain's cache at once, a change is refused while there are keys; only a domain without any changes freely.
+
+A receipt takes what this module makes of a custody's word, and derives its claims by its own rules
+(`contract.receiptclaims`): the facts made here contradict none of them.
+
+Nothing calls this yet: the API has `Secret` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from kvstrata.api.cachedomain import CacheDomain
+from kvstrata.contract.receiptfacts import KeyFact, Word
+from kvstrata.contract.receiptresidue import Claim, Residue
+from kvstrata.contract.receiptwords import KeyCustody, Party
+from kvstrata.model.keycustody import Destruction, LetGo, Release, Revocation, Undestroyed
+
+RESIDUE: Mapping[KeyCustody, tuple[Residue, ...]] = {
+    KeyCustody.SECRET: (Residue.ETCD_HISTORY, Residue.ETCD_BACKUPS),
+    KeyCustody.MEMORY: (),
+    KeyCustody.KMS: (),
+}
+"""What each custody leaves of every key, whatever is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class CustodyChange:
+    """What naming another custody comes to: the epochs that have to be rolled, and why it is refused; empty if not."""
+
+    rolls: frozenset[str] = frozenset()
+    refusal: str = ""
+
+
+def custody_of(domain: CacheDomain) -> KeyCustody:
+    """Return where the domain's spec wants data keys to be kept."""
+    return KeyCustody(str(domain.spec.effective_key_custody))
+
+
+def change_to(wanted: KeyCustody, kept: Mapping[str, KeyCustody], namespace: str) -> CustodyChange:
+    """Return what it means to keep keys in `wanted` where those of epochs are `kept` as they are."""
+    elsewhere = {epoch: custody for epoch, custody in kept.items() if custody is not wanted}
+    if not elsewhere:
+        return CustodyChange()
+    present = " and ".join(sorted({str(custody) for custody in elsewhere.values()}))
+    count = f"{len(elsewhere)} data key{'s are' if len(elsewhere) > 1 else ' is'}"
+    return CustodyChange(
+        frozenset(elsewhere),
+        f"spec.keyCustody cannot become {wanted} while {count} in custody {present}: a key cannot move, and to roll "
+        f"all of their epochs would empty the cache of namespace {namespace}; set it back to {present}, or set up a "
+        f"namespace with {wanted} and move tenants there",
+    )
+
+
+def in_bundles(custody: KeyCustody) -> bool:
+    """Whether bundles may hold the keys themselves.
+
+    They are Secrets: a copy there is in etcd's history, whatever custody drew the key, and nobody could ever say that
+    no copy exists. With every other custody they name keys, and the operator brings them (`contract.keydelivery`).
+    """
+    return custody is KeyCustody.SECRET
+
+
+def may_claim(custody: KeyCustody) -> frozenset[Claim]:
+    """Return what a receipt can come to say of keys in this custody, at best."""
+    known = {Claim.KEYS_REVOKED, Claim.KEYS_DESTROYED}
+    denied = {claim for residue in RESIDUE[custody] for claim in residue.denies}
+    return frozenset(known - denied)
+
+
+def key_fact(fingerprint: str, revoked: str, revocation: Revocation, destruction: Destruction | None) -> KeyFact:
+    """Return what a receipt says of a key's end.
+
+    `fingerprint` is `key_fingerprint` of the key, `revoked` the commitment to the epoch that it belonged to. Raises
+    ValueError if the two words are of different custodies: one of them is not about this key.
+    """
+    if destruction is not None and destruction.custody is not revocation.custody:
+        raise ValueError("revocation and destruction are by different custodies")
+    kept = revocation.custody is KeyCustody.SECRET or revocation.removed is None
+    destroyed = None if kept or destruction is None else destruction.confirmed
+    return KeyFact(fingerprint, revoked, revocation.custody, revocation.removed, destroyed)
+
+
+def destroyed_in_memory(
+    *,
+    operator: str,
+    holders: Iterable[str],
+    predecessors: Iterable[str],
+    releases: Mapping[str, Release],
+    overwritten_at: str | None,
+) -> Destruction:
+    """Return whether a key that only processes had is gone from all of them.
+
+    `holders` are uids of pods that it was ever brought to, whether or not that arrived; `predecessors` those of
+    operators that had it before this one (uid `operator`), which ended their terms or were killed: an operator that
+    lost its lease and hangs holds its keys, so its end must be known. `overwritten_at` is when this one overwrote its
+    own copy. One that merely fell silent is no evidence, however long it is away.
+    """
+    if overwritten_at is None:
+        return Destruction(KeyCustody.MEMORY, None, Undestroyed.NOT_REVOKED)
+    pods = sorted({*holders})
+    if still_open := [pod for pod in pods if pod not in releases]:
+        told = f"{len(still_open)} of {len(pods)} pods have not let go, among them {still_open[0]}"
+        return Destruction(KeyCustody.MEMORY, None, Undestroyed.HOLDERS_OPEN, (told,))
+    for former in sorted({*predecessors}):
+        release = releases.get(former)
+        if release is None or release.how is not LetGo.ENDED:
+            told = f"operator {former} is not known to have ended"
+            return Destruction(KeyCustody.MEMORY, None, Undestroyed.PREDECESSOR_UNKNOWN, (told,))
+    seen = [releases[one] for one in (*pods, *sorted({*predecessors}))]
+    at = max([overwritten_at, *(release.at for release in seen)])
+    said = sum(release.how is LetGo.SAID for release in seen)
+    evidence = (
+        f"{said} holders said that it is gone, {len(seen) - said} ended",
+        f"operator {operator} overwrote its own",
+    )
+    return Destruction(KeyCustody.MEMORY, Word(Party.OPERATOR, operator, at), evidence=evidence)
