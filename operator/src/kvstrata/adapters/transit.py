@@ -1,0 +1,332 @@
+"""The client of a key management service with the Transit API: OpenBao, or HashiCorp Vault.
+
+A key that wraps others never leaves the service: it makes data keys, wraps and unwraps them, and deletes its own keys.
+Requests go over HTTPS with the service's authority pinned, follow no redirect (a token goes to nobody else), and end
+in time. Each failure has a name. No message quotes a token, a key, or what a service answered besides its own errors.
+
+The interpreter's copies of a key, as text out of the service's JSON, are not overwritten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+import aiohttp
+
+T = TypeVar("T")
+
+REQUEST_TIMEOUT_S = 10.0
+CONNECT_TIMEOUT_S = 3.0
+MAX_ANSWER_BYTES = 256 * 1024
+MAX_TOLD_CHARACTERS = 200
+AT_ONCE = 8
+"""Connections to the service at a time; others wait."""
+
+KEY_TYPE = "aes256-gcm96"
+TOKEN_HEADER = "X-Vault-Token"  # noqa: S105  (a header's name)
+
+_NAME = re.compile(r"[0-9A-Za-z._-]{1,128}")
+_MOUNT = re.compile(r"[0-9A-Za-z._-]{1,64}(?:/[0-9A-Za-z._-]{1,64}){0,7}")
+
+
+class KmsFailure(StrEnum):
+    """Why the service did not do it; used as a reason in logs, metrics and conditions."""
+
+    UNREACHABLE = "Unreachable"
+    TIMEOUT = "Timeout"
+    TLS_FAILED = "TLSFailed"
+    DISCONNECTED = "Disconnected"
+    NO_TOKEN = "NoToken"  # noqa: S105  (a reason's name)
+    DENIED = "Denied"
+    SEALED = "Sealed"
+    BUSY = "Busy"
+    NO_MOUNT = "NoMount"
+    NO_KEY = "NoKey"
+    REFUSED = "Refused"
+    FAILED = "Failed"
+    TOO_LARGE = "TooLarge"
+    MALFORMED = "Malformed"
+
+
+class KmsError(Exception):
+    """The service did not do it, or nobody knows. `reason` is stable, the message is for people and holds no secret.
+
+    `status` is the HTTP status of a refusal, 0 for every other failure.
+    """
+
+    def __init__(self, reason: KmsFailure, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.status = status
+
+
+class Tokens(Protocol):
+    """Where a client's token comes from."""
+
+    async def token(self, client: TransitClient) -> str:
+        """Return a token that is good for some time. Raises KmsError."""
+
+    def refused(self) -> bool:
+        """Forget the token, which the service refused; return whether there may be another now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Which service it is, and its version. `cluster` is the random id that it drew when it was set up."""
+
+    cluster: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrappingKey:
+    """What the service says of one of its keys. `copyable` is whether it could ever be taken out of the service."""
+
+    name: str
+    type: str
+    copyable: bool
+    deletion_allowed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A fresh data key, and the same wrapped. Nothing prints `secret`."""
+
+    secret: bytes = field(repr=False)
+    wrapped: str
+
+
+class TransitClient:
+    """Asks one Transit mount of the service at `address` (`https://host:port`). Use it within one event loop.
+
+    `authority_pem` is the only authority that is trusted to sign the service's certificate. `namespace` is the
+    service's own namespace, empty for its root; `place` tells one namespace and mount of a service from another.
+    Raises ValueError for an address that is not HTTPS, or a mount that is none, and ssl.SSLError for an authority that
+    is none.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        authority_pem: bytes,
+        tokens: Tokens,
+        *,
+        mount: str = "transit",
+        namespace: str = "",
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> None:
+        if not address.startswith("https://"):
+            raise ValueError("the address of a key management service begins with https://")
+        if _MOUNT.fullmatch(mount) is None or (namespace and _MOUNT.fullmatch(namespace) is None):
+            raise ValueError("the mount or the namespace of a key management service is no path")
+        self._address, self._mount, self._tokens, self._timeout_s = address.rstrip("/"), mount, tokens, timeout_s
+        self.place = f"{namespace}:{mount}"
+        self._headers = {"X-Vault-Request": "true"} | ({"X-Vault-Namespace": namespace} if namespace else {})
+        self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._tls.load_verify_locations(cadata=authority_pem.decode("ascii"))
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> TransitClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    async def service(self) -> Service:
+        """Return which service answers. Raises KmsError; `SEALED` while it cannot work."""
+        raw = await self.call("GET", "sys/health", query={"standbyok": "true"})
+        return _read(lambda: Service(_text(raw["cluster_id"]), _text(raw["version"])))
+
+    async def make(self, name: str) -> WrappingKey:
+        """Make a key that cannot be taken out of the service, unless there is one of that name. Raises KmsError."""
+        body = {"type": KEY_TYPE, "exportable": False, "allow_plaintext_backup": False}
+        await self._ask("POST", f"keys/{_checked(name)}", body)
+        found = await self.look(name)
+        if found is None:
+            raise KmsError(KmsFailure.NO_KEY, f"key {name} was made, and is not there")
+        return found
+
+    async def look(self, name: str) -> WrappingKey | None:
+        """Return what the service says of a key; None if it says that it has none of that name. Raises KmsError."""
+        try:
+            raw = await self._ask("GET", f"keys/{_checked(name)}")
+        except KmsError as error:
+            if error.reason is KmsFailure.NO_KEY:
+                return None
+            raise
+        return _read(
+            lambda: WrappingKey(
+                name,
+                _text(raw["data"]["type"]),
+                raw["data"]["exportable"] is not False or raw["data"]["allow_plaintext_backup"] is not False,
+                raw["data"]["deletion_allowed"] is True,
+            )
+        )
+
+    async def draw(self, name: str) -> Drawn:
+        """Return a fresh key of 256 bits, wrapped by the key `name`. Raises KmsError."""
+        raw = await self._ask("POST", f"datakey/plaintext/{_checked(name)}", {"bits": 256})
+        return _read(lambda: Drawn(_secret(raw["data"]["plaintext"]), _text(raw["data"]["ciphertext"])))
+
+    async def unwrap(self, name: str, wrapped: str) -> bytes:
+        """Return the key that was wrapped by the key `name`. Raises KmsError."""
+        raw = await self._ask("POST", f"decrypt/{_checked(name)}", {"ciphertext": wrapped})
+        return _read(lambda: _secret(raw["data"]["plaintext"]))
+
+    async def delete(self, name: str) -> None:
+        """Have the service delete a key, for good; one that is not there is fine. Raises KmsError.
+
+        That it is gone says `look` only, afterwards.
+        """
+        if await self.look(name) is None:
+            return
+        await self._ask("POST", f"keys/{_checked(name)}/config", {"deletion_allowed": True})
+        await self._ask("DELETE", f"keys/{_checked(name)}")
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        token: str = "",
+    ) -> Any:
+        """Return what the service answers at `path`, None for nothing. Raises KmsError."""
+        headers = self._headers | ({TOKEN_HEADER: token} if token else {})
+        try:
+            async with self._open().request(
+                method,
+                f"{self._address}/v1/{path}",
+                params=dict(query or {}),
+                json=None if body is None else dict(body),
+                headers=headers,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+            ) as response:
+                return _judged(response.status, await _read_capped(response), path)
+        except (TimeoutError, aiohttp.ClientError, OSError) as error:
+            # An error's own text may quote headers, so its kind has to do.
+            told = f"the key management service at {self._address}: {type(error).__name__}"
+            raise KmsError(_reason(error), told) from None
+
+    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Ask the mount, once more with another token if the service refuses the first."""
+        whole = f"{self._mount}/{path}"
+        try:
+            return await self.call(method, whole, body, token=await self._tokens.token(self))
+        except KmsError as error:
+            if error.reason is not KmsFailure.DENIED or not self._tokens.refused():
+                raise
+        return await self.call(method, whole, body, token=await self._tokens.token(self))
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=self._tls, limit=AT_ONCE),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+            )
+        return self._session
+
+
+async def _read_capped(response: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > MAX_ANSWER_BYTES:
+            response.close()
+            raise KmsError(KmsFailure.TOO_LARGE, f"the key management service sent more than {MAX_ANSWER_BYTES} bytes")
+    return bytes(body)
+
+
+def _judged(status: int, body: bytes, path: str) -> Any:
+    """Return an answer's JSON, None if it is empty. Raises KmsError for a refusal or what cannot be read."""
+    try:
+        raw = json.loads(body) if body.strip() else None
+    except (ValueError, RecursionError):
+        if 200 <= status < 300:
+            raise KmsError(KmsFailure.MALFORMED, "the key management service answered with what is no JSON") from None
+        raw = None
+    if 200 <= status < 300:
+        return raw
+    errors = raw.get("errors") if isinstance(raw, dict) else None
+    told = "; ".join(one for one in errors if isinstance(one, str)) if isinstance(errors, list) else ""
+    told = "".join(character if character.isprintable() else " " for character in told)[:MAX_TOLD_CHARACTERS]
+    message = f"the key management service answered HTTP {status}" + (f": {told}" if told else "")
+    raise KmsError(_refusal(status, errors, told, path), message, status)
+
+
+def _refusal(status: int, errors: object, told: str, path: str) -> KmsFailure:
+    match status:
+        case 401 | 403:
+            return KmsFailure.DENIED
+        case 404:
+            # "No such key" has a list of errors, which is empty; a path that nothing serves has one that says so, and
+            # what is no such service has none. Only the first says something of a key.
+            return KmsFailure.NO_KEY if errors == [] and "/keys/" in path else KmsFailure.NO_MOUNT
+        case 400 if "encryption key not found" in told:
+            return KmsFailure.NO_KEY
+        case 429:
+            return KmsFailure.BUSY
+        case 501 | 503:
+            return KmsFailure.SEALED
+    return KmsFailure.FAILED if status >= 500 else KmsFailure.REFUSED
+
+
+def _reason(error: BaseException) -> KmsFailure:
+    if isinstance(error, asyncio.TimeoutError | TimeoutError):
+        return KmsFailure.TIMEOUT
+    if isinstance(error, aiohttp.ClientSSLError | ssl.SSLError):
+        return KmsFailure.TLS_FAILED
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return KmsFailure.UNREACHABLE
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | aiohttp.ClientPayloadError):
+        return KmsFailure.DISCONNECTED
+    return KmsFailure.MALFORMED if isinstance(error, aiohttp.ClientResponseError) else KmsFailure.UNREACHABLE
+
+
+def _read(read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except (KeyError, TypeError, ValueError, AttributeError, binascii.Error):
+        # The error would quote what the answer holds.
+        raise KmsError(KmsFailure.MALFORMED, "the key management service answered with something else") from None
+
+
+def _text(raw: Any) -> str:
+    if not isinstance(raw, str) or not raw or len(raw) > 4096 or not raw.isprintable():
+        raise ValueError("no text")
+    return raw
+
+
+def _secret(raw: Any) -> bytes:
+    secret = base64.b64decode(raw, validate=True)
+    if len(secret) != 32 or not any(secret):
+        raise ValueError("no key")
+    return secret
+
+
+def _checked(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise ValueError("the name of a key in a key management service has letters, digits and ._- only")
+    return name
