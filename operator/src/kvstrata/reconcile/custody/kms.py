@@ -1,0 +1,177 @@
+"""Data keys that a key management service wraps: Secrets hold them wrapped, and the service can end them for good.
+
+Each epoch's data key has a key of its own in the service that wraps it, because that is the smallest thing that the
+service can delete: once it is gone, what etcd's history and backups hold of the data key opens for nobody. That it is
+gone is the service's word: it is asked again afterwards, and only its own "no such key" counts, not a refusal, not a
+wrong mount, and not the emptiness of a service that was set up anew.
+
+The service keeps backups of its own, and who restores one has its keys again: its word is about itself as it is. Pods
+have the data keys in memory; what they say of them is asked of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from kvstrata.adapters.transit import KmsError, KmsFailure, Service, TransitClient
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.canonical import canonical_json
+from kvstrata.contract.receiptfacts import Word
+from kvstrata.contract.receiptwords import KeyCustody as Kind
+from kvstrata.contract.receiptwords import Party
+from kvstrata.model.keycustody import Destruction, Revocation, Undestroyed
+
+from . import CustodyError
+from .wrapped import Change, WrappedKey, WrappedKeys, by_secret
+
+
+def wrapping_key(domain: str, epoch: str) -> str:
+    """Return what the service calls the key of an epoch: it tells the domain's id, and the epoch to nobody."""
+    digest = hashlib.sha256(b"kvstrata wrapping key\n" + canonical_json([domain, epoch])).hexdigest()
+    return f"kvstrata-{domain}-{digest[:32]}"
+
+
+class KmsCustody:
+    """The keys of the domain with this id.
+
+    `now` is the wall clock in UTC, `operator` the uid of this operator's pod, whose word a revocation is.
+    """
+
+    kind = Kind.KMS
+
+    def __init__(
+        self, client: TransitClient, stored: WrappedKeys, domain: str, now: Callable[[], datetime], operator: str
+    ) -> None:
+        self._client, self._stored, self._domain, self._now, self._operator = client, stored, domain, now, operator
+
+    async def draw(self, epochs: Iterable[str]) -> None:
+        """Have the service make and wrap a key for each epoch that has none.
+
+        Where another operator was faster its keys stay, and what the service made for this one is forgotten.
+        """
+        wanted = tuple(epochs)
+        there = await self._stored.read(wanted)
+        missing = [epoch for epoch in wanted if epoch not in there]
+        if not missing:
+            return
+        service = await self._service()
+        for name, some in by_secret(missing).items():
+            made = {epoch: await self._made(service, epoch) for epoch in some}
+            await self._stored.change(name, _fresh(made))
+
+    async def unlock(self, epochs: Iterable[str]) -> Mapping[str, bytes]:
+        """Return the keys of these epochs, as the service unwraps them. A key that it cannot unwrap is left out.
+
+        Raises CustodyError if the service does not answer, or is another than the one that wrapped them.
+        """
+        found: dict[str, bytes] = {}
+        records = {epoch: key for epoch, key in (await self._stored.read(epochs)).items() if key.wrapped}
+        if not records:
+            return found
+        service = await self._service()
+        for epoch, record in records.items():
+            if not self._is_of(record, service):
+                raise CustodyError(_another(record))
+            try:
+                found[epoch] = await self._client.unwrap(record.key, record.wrapped)
+            except KmsError as error:
+                if error.reason is not KmsFailure.NO_KEY:
+                    raise _failed(error) from error
+        return found
+
+    async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Revocation]:
+        """Take the wrapped keys out of their Secrets, and keep note of what the service has to delete."""
+        wanted = tuple(epochs)
+        at = format_timestamp(self._now())
+        for name, some in by_secret(wanted).items():
+            await self._stored.change(name, _revoked(some, at))
+        there = await self._stored.read(wanted)
+        return {epoch: self._revocation(there.get(epoch)) for epoch in wanted}
+
+    async def destroy(self, epochs: Iterable[str]) -> Mapping[str, Destruction]:
+        """Have the service delete the keys that wrapped these, ask it again, and return its word."""
+        wanted = tuple(epochs)
+        records = await self._stored.read(wanted)
+        service = await self._service()
+        return {epoch: await self._destroyed(records.get(epoch), service) for epoch in wanted}
+
+    async def forget(self, epochs: Iterable[str]) -> None:
+        """Remove the notes of keys whose end is on record: without them nobody can ask for it again."""
+        for name, some in by_secret(epochs).items():
+            await self._stored.change(name, _forgotten(some))
+
+    async def _made(self, service: Service, epoch: str) -> WrappedKey:
+        name = wrapping_key(self._domain, epoch)
+        try:
+            if (await self._client.make(name)).copyable:
+                raise CustodyError(f"key {name} of the key management service may be taken out of it: delete it there")
+            drawn = await self._client.draw(name)
+        except KmsError as error:
+            raise _failed(error) from error
+        return WrappedKey(service.cluster, self._client.place, name, drawn.wrapped)
+
+    def _revocation(self, record: WrappedKey | None) -> Revocation:
+        if record is None or record.wrapped or not record.revoked_at:
+            return Revocation(self.kind, None)
+        return Revocation(self.kind, Word(Party.OPERATOR, self._operator, record.revoked_at))
+
+    async def _destroyed(self, record: WrappedKey | None, service: Service) -> Destruction:
+        if record is None or record.wrapped:
+            return Destruction(self.kind, None, Undestroyed.NOT_REVOKED)
+        if not self._is_of(record, service):
+            return Destruction(self.kind, None, Undestroyed.ANOTHER_KMS, (_another(record),))
+        try:
+            before = await self._client.look(record.key)
+            if before is not None and before.copyable:
+                return Destruction(self.kind, None, Undestroyed.EXPORTABLE, (f"key {record.key} can be exported",))
+            if before is not None:
+                await self._client.delete(record.key)
+            if await self._client.look(record.key) is not None:
+                return Destruction(self.kind, None, Undestroyed.STILL_THERE, (f"key {record.key} was not deleted",))
+        except KmsError as error:
+            raise _failed(error) from error
+        seen = "was there, and was deleted" if before is not None else "had been deleted before"
+        evidence = (
+            f"key {record.key} in {record.place} {seen}; asked again, the service has no such key",
+            f"service {service.cluster}, version {service.version}",
+        )
+        return Destruction(self.kind, self._word_of(service), evidence=evidence)
+
+    def _word_of(self, service: Service) -> Word:
+        return Word(Party.CUSTODY, f"transit:{service.cluster}", format_timestamp(self._now()))
+
+    def _is_of(self, record: WrappedKey, service: Service) -> bool:
+        return record.service == service.cluster and record.place == self._client.place
+
+    async def _service(self) -> Service:
+        try:
+            return await self._client.service()
+        except KmsError as error:
+            raise _failed(error) from error
+
+
+def _fresh(made: Mapping[str, WrappedKey]) -> Change:
+    return lambda held: {epoch: key for epoch, key in made.items() if epoch not in held}
+
+
+def _revoked(epochs: Iterable[str], at: str) -> Change:
+    return lambda held: {
+        epoch: replace(held[epoch], wrapped="", revoked_at=at)
+        for epoch in epochs
+        if epoch in held and held[epoch].wrapped
+    }
+
+
+def _forgotten(epochs: Iterable[str]) -> Change:
+    return lambda held: {epoch: None for epoch in epochs if epoch in held and not held[epoch].wrapped}
+
+
+def _failed(error: KmsError) -> CustodyError:
+    return CustodyError(f"{error.reason}: {error}")
+
+
+def _another(record: WrappedKey) -> str:
+    return f"key {record.key} is of service {record.service}, place {record.place}: another one answers"
