@@ -72,6 +72,7 @@ SPEAKERS = {
     "adapters/slot_keys.py": "tests/topology",
     "adapters/slot_mover.py": "tests/topology",
     "adapters/redis_admin.py": "tests/tiers/test_credentials.py",
+    "adapters/tier_verifier.py": "tests/tiers/test_erase.py",
 }
 """Which module speaks to Redis, and where it is shown what it sends, and that it may be ended anywhere."""
 

@@ -199,8 +199,8 @@ class TestAKeyspaceThatIsRevoked:
         for bucket in range(BUCKETS):
             state, left = state_key(bucket_prefix(DOMAIN, KEYSPACE_A, bucket).encode()), 1
             while left:
-                asked = call("drop", state, count, 0, read=lambda reply: read_numbers(reply, 2))
-                ((removed, left),) = connection.ask([asked])
+                asked = call("drop", state, count, 0, read=lambda reply: read_numbers(reply, 6))
+                ((removed, left, *_),) = connection.ask([asked])
                 total += removed
         return total
 

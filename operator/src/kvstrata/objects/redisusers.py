@@ -5,8 +5,8 @@ The file holds digests of passwords, of each user one or, while passwords change
 * `data`, the data plane's: its own domain's keys, and of commands those that it sends. It cannot list keys, because
   SCAN, RANDOMKEY and DBSIZE would show those of others. It may send scripts, in which the server checks every command
   and key as if it were sent alone.
-* `admin`, the operator's: figures, settings, the cluster's topology, and moving or dropping its domain's keys. It reads
-  no value. It may give users rights, so what it may not is a guard against mistakes and not against its thief.
+* `admin`, the operator's: figures, settings, the cluster's topology, listing keys, and moving or dropping its domain's.
+  It reads no value. It may give users rights, so what it may not is a guard against mistakes and not against its thief.
 * `replication`, with which servers copy from one another. Valkey 9 moves slots with it, and checks what arrives as if
   the user had sent it: so it may write its domain's keys. What it may not read it could copy.
 """
@@ -35,7 +35,7 @@ Passwords = Mapping[str, Sequence[str]]
 
 _ADMIN_COMMANDS = (
     "acl|getuser", "acl|load", "acl|setuser", "auth", "command|info", "config|get", "config|set", "info",
-    "memory|purge", "memory|stats", "memory|usage", "ping", "role", "time", "wait",
+    "memory|purge", "memory|stats", "memory|usage", "ping", "role", "scan", "time", "wait",
 )  # fmt: skip
 _MOVER_COMMANDS = (
     "asking", "exec", "migrate", "multi", "restore-asking", "select", "strlen", "unlink",

@@ -1,0 +1,338 @@
+"""Looks whether anything of given keyspaces is left in a tier: on every server, replicas too, by the names there.
+
+It is the operator's own look, after somebody else deleted (`kvstrata_sidecar.erase`), as the only user that may list
+names. It changes nothing. Servers of a cluster are asked for the names in the slots of the keyspaces, 17 of each, all
+others, and those that have too much in one slot, are walked through. All of it counts only under one map of slots: what
+each server says of itself before has to be what it says afterwards, or else all of it is done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import redis.asyncio as redis
+
+from kvstrata.contract.canonical import digest
+from kvstrata.model.topology import SLOTS, Peer
+
+from .node_answers import NotAnAnswerError, parse_fields, parse_nodes
+from .redis_probe import Access, Failure, ask
+from .tier_names import Names, Sorted
+
+ATTEMPTS = 3
+AT_ONCE = 8
+"""Servers that are looked at at the same time."""
+
+ANSWER_TIMEOUT_S = 5.0
+LOOK_TIMEOUT_S = 900.0
+"""For all of one server: one with 10^7 names is walked through in about a minute."""
+
+SLOTS_AT_ONCE = 256
+NAMES_IN_A_SLOT = 4_000
+"""Names that are asked for in one go, which takes a server a few ms. A slot with more, of which names cannot be had in
+parts, is found by walking through all names of its server."""
+
+SCAN_COUNT = 1_000
+"""Names that a server walks over in one command: less than a millisecond's work."""
+
+PAUSE = 1.0
+"""How much longer than a command took its server is then left to others."""
+
+MAX_NAMES = 4_096
+"""Names of values that a look tells, of all that it counts: as many as one deletion takes by name."""
+
+NODE_UNKNOWN = "NodeUnknown"
+SLOTS_MOVING = "SlotsMoving"
+SLOTS_UNSERVED = "SlotsUnserved"
+SLOT_MAP_CHANGED = "SlotMapChanged"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a look proves nothing. `reason` is for programs, `message` names the server."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLook:
+    """What one server has of the keyspaces. `node` is its own id; a replica's counts are those of its copy.
+
+    `values` are blocks, `index` is everything else but `tombstones`, which a deletion leaves for a week. `names` are
+    those of values, MAX_NAMES at most, and `value_bytes` is their size on a primary. `walked` is whether all of its
+    names were gone through.
+    """
+
+    node: str
+    address: str
+    primary: bool
+    values: int = 0
+    value_bytes: int = 0
+    index: int = 0
+    tombstones: int = 0
+    names: tuple[str, ...] = ()
+    walked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TierLook:
+    """What was found, and under which map of slots: digests of what servers said of themselves before and after."""
+
+    nodes: tuple[NodeLook, ...]
+    problems: tuple[Problem, ...]
+    slots_before: str
+    slots_after: str
+
+    @property
+    def empty(self) -> bool:
+        """Whether it is proven that no server has a value or an index of the keyspaces."""
+        clean = bool(self.nodes) and not any(one.values or one.index for one in self.nodes)
+        return clean and not self.problems and self.slots_before == self.slots_after
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a server says of itself: its primary if it is a replica, its slots, and whether any is on its way."""
+
+    node: str
+    address: str
+    proves: str
+    primary: str | None = None
+    slots: tuple[tuple[int, int], ...] = ()
+    moving: bool = False
+
+
+class TierVerifier:
+    """Looks at one tier, entered at `endpoint`, whose certificate names `server_name`, as the operator's user."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        server_name: str,
+        access: Access,
+        *,
+        cluster: bool,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        names_in_a_slot: int = NAMES_IN_A_SLOT,
+    ) -> None:
+        self._endpoint, self._server_name = endpoint, server_name
+        self._access = access
+        self._cluster = cluster
+        self._pause = pause
+        self._names_in_a_slot = names_in_a_slot
+        self._limit = asyncio.Semaphore(AT_ONCE)
+
+    async def look(self, domain: str, keyspaces: Sequence[str]) -> TierLook:
+        """Look at every server. Never raises, but for the cancellation of the caller."""
+        names = Names(domain, frozenset(keyspaces))
+        found = TierLook((), (), "", "")
+        for _ in range(ATTEMPTS):
+            before, problems = await self._standings(names)
+            results = await asyncio.gather(*(self._one(standing, names) for standing in before))
+            after, later = await self._standings(names)
+            looks = tuple(one for one in results if isinstance(one, NodeLook))
+            failures = [Problem(str(one.reason), one.message) for one in results if isinstance(one, Failure)]
+            told = dict.fromkeys([*problems, *failures, *later])
+            found = TierLook(looks, tuple(told), _digest(before), _digest(after))
+            if found.slots_before == found.slots_after:
+                return found
+        changed = Problem(SLOT_MAP_CHANGED, f"slots of {self._endpoint} went to other servers during {ATTEMPTS} looks")
+        return replace(found, problems=(*found.problems, changed))
+
+    async def _standings(self, names: Names) -> tuple[tuple[Standing, ...], list[Problem]]:
+        """Return what every server says of itself, and what stands in the way of knowing all of them."""
+        if not self._cluster:
+            return await self._single()
+        seed = await self._ask(self._endpoint, self._server_name, _peers)
+        if isinstance(seed, Failure):
+            return (), [Problem(str(seed.reason), seed.message)]
+        known: dict[str, Peer] = {peer.node_id: peer for peer in seed}
+        told: dict[str, Standing] = {}
+        problems: list[Problem] = []
+        while unasked := [peer for node, peer in known.items() if node not in told]:
+            answers = await asyncio.gather(*(self._ask(_address(one), _proves(one), _peers) for one in unasked))
+            for peer, answer in zip(unasked, answers, strict=True):
+                told[peer.node_id] = Standing(peer.node_id, _address(peer), _proves(peer))
+                if isinstance(answer, Failure):
+                    problems.append(Problem(str(answer.reason), answer.message))
+                    continue
+                itself = next((one for one in answer if one.node_id == peer.node_id), None)
+                if itself is None:
+                    problems.append(Problem(NODE_UNKNOWN, f"another server answers at {_address(peer)}"))
+                    continue
+                moving = bool(itself.migrating or itself.importing)
+                told[peer.node_id] = replace(
+                    told[peer.node_id], primary=itself.primary, slots=itself.slots, moving=moving
+                )
+                known = {one.node_id: one for one in answer} | known
+        standings = tuple(sorted(told.values(), key=lambda one: one.node))
+        problems += [
+            Problem(SLOTS_MOVING, f"slots are on their way at {one.address}") for one in standings if one.moving
+        ]
+        served = _slots(slot for one in standings if one.primary is None for slot in one.slots)
+        missing = len(names.slots - served)
+        if missing:
+            problems.append(Problem(SLOTS_UNSERVED, f"{missing} slots of the keyspaces are served by nobody"))
+        return standings, problems
+
+    async def _single(self) -> tuple[tuple[Standing, ...], list[Problem]]:
+        """Return what a server that is no cluster says of itself and its replicas, and what its replicas say."""
+        answer = await self._ask(self._endpoint, self._server_name, _figures)
+        if isinstance(answer, Failure):
+            return (), [Problem(str(answer.reason), answer.message)]
+        itself = _standing_alone(self._endpoint, self._server_name, answer)
+        standings, problems = [itself], []
+        for address in _replicas(answer):
+            told = await self._ask(address, self._server_name, _figures)
+            if isinstance(told, Failure):
+                problems.append(Problem(str(told.reason), told.message))
+            else:
+                standings.append(_standing_alone(address, self._server_name, told))
+        if itself.primary is not None:
+            problems.append(Problem(NODE_UNKNOWN, f"{self._endpoint} is a replica: its primary was not looked at"))
+        return tuple(standings), problems
+
+    async def _one(self, standing: Standing, names: Names) -> NodeLook | Failure:
+        async def question(client: redis.Redis) -> NodeLook:
+            server = _Server(client, self._pause)
+            found, walked = await self._found(server, names)
+            return await _look(server, standing, found, walked)
+
+        async with self._limit:
+            look: NodeLook | Failure = await self._ask(standing.address, standing.proves, question, LOOK_TIMEOUT_S)
+            return look
+
+    async def _found(self, server: _Server, names: Names) -> tuple[Sorted, bool]:
+        """Return what a server has, and whether it was walked through."""
+        if not self._cluster:
+            return await _walk(server, names), True
+        slots = sorted(names.slots)
+        counts: dict[int, int] = {}
+        for some in _parts(slots, SLOTS_AT_ONCE):
+            answers = await server.ask([("CLUSTER", "COUNTKEYSINSLOT", slot) for slot in some])
+            counts |= {slot: count for slot, count in zip(some, answers, strict=True) if count}
+        if any(count > self._names_in_a_slot for count in counts.values()):
+            return await _walk(server, names), True
+        found = names.sorted()
+        for slot, count in counts.items():
+            # Some more, for what came since it was counted.
+            (listed,) = await server.ask([("CLUSTER", "GETKEYSINSLOT", slot, count + 256)])
+            found.add(listed)
+        return found, False
+
+    async def _ask(
+        self,
+        address: str,
+        server_name: str,
+        question: Callable[[redis.Redis], Awaitable[Any]],
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> Any:
+        return await ask(address, self._access, question, server_name=server_name, timeout_s=timeout_s)
+
+
+class _Server:
+    """Commands to one server, after each of which it is left to others for as long as it took."""
+
+    def __init__(self, client: redis.Redis, pause: Callable[[float], Awaitable[None]]) -> None:
+        self._client = client
+        self._pause = pause
+        client.response_callbacks.clear()
+
+    async def ask(self, commands: Sequence[Sequence[Any]], *, errors: bool = False) -> list[Any]:
+        """Return what was answered; raises what is an error, unless `errors` says that it is an answer like others."""
+        began_s = time.monotonic()
+        async with asyncio.timeout(ANSWER_TIMEOUT_S), self._client.pipeline(transaction=False) as pipeline:
+            for words in commands:
+                pipeline.execute_command(*words)
+            answers: list[Any] = await pipeline.execute(raise_on_error=not errors)
+        await self._pause(PAUSE * (time.monotonic() - began_s))
+        return answers
+
+
+async def _walk(server: _Server, names: Names) -> Sorted:
+    found, cursor = names.sorted(), "0"
+    while True:
+        ((cursor, listed),) = await server.ask([("SCAN", cursor, "MATCH", names.pattern, "COUNT", SCAN_COUNT)])
+        found.add(listed)
+        if cursor == "0":
+            return found
+
+
+async def _look(server: _Server, standing: Standing, found: Sorted, walked: bool) -> NodeLook:
+    """Count what was found; a primary is asked whether its states are tombstones, and how large values are."""
+    tombstones, index, told = len(found.states), found.index, tuple(sorted(found.values)[:MAX_NAMES])
+    size = 0
+    if standing.primary is None:
+        tombstones = 0
+        for some in _parts(sorted(found.states), SLOTS_AT_ONCE):
+            answers = await server.ask([("HEXISTS", name, "tombstone") for name in some], errors=True)
+            tombstones += sum(answer == 1 for answer in answers)
+        index += len(found.states) - tombstones
+        for some in _parts(told, SLOTS_AT_ONCE):
+            answers = await server.ask([("STRLEN", name) for name in some], errors=True)
+            size += sum(answer for answer in answers if isinstance(answer, int))
+    return NodeLook(
+        standing.node,
+        standing.address,
+        standing.primary is None,
+        len(found.values),
+        size,
+        index,
+        tombstones,
+        told,
+        walked,
+    )
+
+
+async def _peers(client: redis.Redis) -> tuple[Peer, ...]:
+    client.response_callbacks.clear()
+    return parse_nodes(str(await client.execute_command("CLUSTER", "NODES")))  # type: ignore[no-untyped-call]
+
+
+async def _figures(client: redis.Redis) -> Mapping[str, str]:
+    client.response_callbacks.clear()
+    answer = await client.execute_command("INFO", "server", "replication")  # type: ignore[no-untyped-call]
+    figures = parse_fields(str(answer))
+    if "run_id" not in figures:
+        raise NotAnAnswerError("INFO without an id")
+    return figures
+
+
+def _standing_alone(address: str, proves: str, figures: Mapping[str, str]) -> Standing:
+    primary = figures.get("master_host") if figures.get("role") == "slave" else None
+    slots = ((0, SLOTS - 1),) if primary is None else ()
+    return Standing(figures["run_id"], address, proves, primary, slots)
+
+
+def _replicas(figures: Mapping[str, str]) -> Iterable[str]:
+    for name, value in figures.items():
+        if name.startswith("slave") and name.removeprefix("slave").isdigit():
+            about = dict(part.partition("=")[::2] for part in value.split(","))
+            host = about.get("ip", "")
+            yield f"[{host}]:{about.get('port')}" if ":" in host else f"{host}:{about.get('port')}"
+
+
+def _address(peer: Peer) -> str:
+    host = f"[{peer.ip}]" if ":" in peer.ip else peer.ip
+    return f"{host}:{peer.port}"
+
+
+def _proves(peer: Peer) -> str:
+    return peer.hostname or peer.ip
+
+
+def _slots(ranges: Iterable[tuple[int, int]]) -> set[int]:
+    return {slot for first, last in ranges for slot in range(first, last + 1)}
+
+
+def _digest(standings: Sequence[Standing]) -> str:
+    return digest([[one.node, one.primary, [list(pair) for pair in one.slots], one.moving] for one in standings])
+
+
+def _parts(rows: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
+    return (rows[start : start + size] for start in range(0, len(rows), size))

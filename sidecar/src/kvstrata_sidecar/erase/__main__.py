@@ -1,0 +1,49 @@
+"""`python -m kvstrata_sidecar.erase ORDER`: deletes what a file of JSON orders, and reports on standard output.
+
+Exit code 0 when it is whole, 3 when it stopped for a reason that the last line names (another run goes on from there),
+2 for an order that cannot be read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from kvstrata.contract.erasereport import End, Line, Outcome, encode_line
+
+from .deletion import Deletion
+from .order import Order
+from .servers import Servers, StoppedError
+
+WHOLE, MALFORMED, STOPPED = 0, 2, 3
+
+
+def main(arguments: list[str]) -> int:
+    """Carry out the order in the file that is named; return the exit code."""
+    try:
+        (path,) = arguments
+        order = Order.from_json(json.loads(Path(path).read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        print(f"the order cannot be read: {error}", file=sys.stderr)
+        return MALFORMED
+    try:
+        servers = Servers(order.tier)
+    except StoppedError as error:
+        _tell(End(Outcome.STOPPED, error.reason, str(error)[:512], None, 0))
+        return STOPPED
+    try:
+        whole = Deletion(order, servers, _tell, clock=time.monotonic, sleep=time.sleep).run()
+    finally:
+        servers.close()
+    return WHOLE if whole else STOPPED
+
+
+def _tell(line: Line) -> None:
+    sys.stdout.buffer.write(encode_line(line))
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,225 @@
+"""Deletes keyspaces from a tier, in an order in which it may be killed after every command.
+
+1. The keyspaces enter the domain's set of revoked ones: no cache server uses them from its next look on.
+2. Every bucket gets a tombstone: nothing can be reserved or committed there from that instant, by whomever, however
+   late it wakes. A value that was reserved before and comes now lives 30 s, or until its commit deletes it.
+3. Blocks go by the index, bucket by bucket, beside each other on several primaries.
+4. When the 30 s are over all indexes are looked at once more, and the ledger of each keyspace goes.
+5. Room that the keyspaces had of the tier is given back.
+6. Replicas confirm, and the map of slots has to be the one of the beginning.
+
+What was deleted is counted in the tombstones, at the instant of each deletion, and so is since when they stand: a run
+that goes on after one that was killed neither waits anew nor reports less. Tombstones live for a week.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from kvstrata.contract.erasereport import End, Erased, Line, Outcome, PrimaryEnd, StopReason, keyspace_digest
+from kvstrata.contract.keys import BUCKETS, bucket_prefix, claim_key, ledger_key, revoked_key, rooms_key
+from kvstrata.contract.receiptfacts import Amount
+from kvstrata_sidecar.adapter.protocol import call, read_number, read_numbers, state_key
+from kvstrata_sidecar.adapter.rooms import Rooms
+from kvstrata_sidecar.adapter.scope import view
+from kvstrata_sidecar.adapter.wire import Command
+
+from .order import Order
+from .pace import LEAST_AT_ONCE, Pace
+from .servers import Primary, Servers, StoppedError
+
+TOMBSTONE_KEEP_MS = 7 * 86_400_000
+"""How long a writer may have been frozen and still find the tombstone. What one leaves that wakes later can be read by
+nobody, because the keyspace stays in the set of revoked ones, and goes when its retention is over."""
+
+KEYSPACES_AT_ONCE = 512
+BUCKETS_AT_ONCE = 32
+NAMES_AT_ONCE = 8
+
+IN_VAIN = 1_000
+"""After how many commands that removed nothing an index is taken for one that cannot be emptied."""
+
+REPLICA_PATIENCE_S = 30.0
+REPLICA_POLL_S = 0.1
+
+
+Row = TypeVar("Row")
+
+
+class Bucket(NamedTuple):
+    """One bucket of a keyspace."""
+
+    keyspace: str
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a bucket told at last: blocks left, values deleted since it has its tombstone, and since when it has it."""
+
+    removed: int
+    left: Amount
+    deleted: Amount
+    since_ms: int
+
+
+class Deletion:
+    """One run. `tell` is given the lines of its report, `clock` and `sleep` are in seconds."""
+
+    def __init__(
+        self,
+        order: Order,
+        servers: Servers,
+        tell: Callable[[Line], None],
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._order = order
+        self._servers = servers
+        self._tell = tell
+        self._clock = clock
+        self._sleep = sleep
+        self._paces = {primary: Pace() for primary in servers.layout.primaries}
+        self._strays = dict.fromkeys(servers.layout.primaries, 0)
+        self._replicas = dict.fromkeys(servers.layout.primaries, (0, 0))
+        self._told: dict[Bucket, Told] = {}
+        self._buckets: dict[Primary, list[Bucket]] = {primary: [] for primary in servers.layout.primaries}
+        for keyspace in order.keyspaces:
+            for number in range(BUCKETS):
+                state = state_key(bucket_prefix(order.domain, keyspace, number).encode())
+                self._buckets[servers.layout.of(state)].append(Bucket(keyspace, state))
+
+    def run(self) -> bool:
+        """Do what is left to do and report; whether it is whole."""
+        try:
+            self._revoke()
+            self._on_each(lambda primary: self._drop_all(primary, 0))
+            self._on_each(self._empty)
+            self._on_each(self._unlink_strays)
+            self._sleep(max(0, self._order.window_ms - self._since_ms()) / 1000)
+            self._on_each(lambda primary: self._drop_all(primary, LEAST_AT_ONCE))
+            self._on_each(self._empty)
+            self._forget()
+            self._on_each(self._await_replicas)
+            self._require_same_map()
+            end = End(Outcome.ERASED, StopReason.NONE, "", self._servers.layout.digest, self._since_ms())
+        except StoppedError as error:
+            message = "".join(one for one in str(error) if one.isprintable())[:512]
+            end = End(Outcome.STOPPED, error.reason, message, self._servers.layout.digest, self._since_ms())
+        for line in self._lines():
+            self._tell(line)
+        self._tell(end)
+        return end.outcome is Outcome.ERASED
+
+    def _revoke(self) -> None:
+        key = revoked_key(self._order.domain).encode()
+        for some in _parts(self._order.keyspaces, KEYSPACES_AT_ONCE):
+            names = (keyspace.encode() for keyspace in some)
+            self._servers.ask([call("revoke", key, self._order.revision, *names, read=read_number)])
+
+    def _drop_all(self, primary: Primary, count: int) -> None:
+        """Take a step in each bucket of a primary; 0 takes none, but leaves tombstones."""
+        for some in _parts(self._buckets[primary], BUCKETS_AT_ONCE):
+            self._drop(some, count)
+
+    def _empty(self, primary: Primary) -> None:
+        """Delete what the buckets of a primary have, one after the other."""
+        pace = self._paces[primary]
+        for bucket in self._buckets[primary]:
+            in_vain = 0
+            while (left := self._told[bucket].left).keys:
+                count = pace.count(left.bytes // left.keys)
+                took_s = self._drop([bucket], count)
+                in_vain = 0 if self._told[bucket].removed or self._told[bucket].left.keys < left.keys else in_vain + 1
+                if in_vain > IN_VAIN:
+                    raise StoppedError(StopReason.NOT_EMPTIED, f"{primary.address}: an index does not become empty")
+                self._sleep(pace.took(count, took_s))
+
+    def _drop(self, buckets: Sequence[Bucket], count: int) -> float:
+        """Run the deleting script once in each of these; return how many seconds that took."""
+        commands = [
+            call("drop", one.state, count, TOMBSTONE_KEEP_MS, read=lambda reply: read_numbers(reply, 6))
+            for one in buckets
+        ]
+        began_s = self._clock()
+        answers = self._servers.ask(commands)
+        took_s = self._clock() - began_s
+        for bucket, (removed, left, left_bytes, values, size, since_ms) in zip(buckets, answers, strict=True):
+            self._told[bucket] = Told(removed, Amount(left, left_bytes), Amount(values, size), since_ms)
+        return took_s
+
+    def _unlink_strays(self, primary: Primary) -> None:
+        pace = self._paces[primary]
+        mine = [name.encode() for name in self._order.strays if self._servers.layout.of(name.encode()) == primary]
+        for some in _parts(mine, NAMES_AT_ONCE):
+            began_s = self._clock()
+            self._strays[primary] += sum(self._servers.ask([_unlink(name) for name in some]))
+            self._sleep(pace.took(len(some), self._clock() - began_s))
+
+    def _forget(self) -> None:
+        """Delete what else there is of the keyspaces: ledgers, claims of who sweeps, and what the tier charges."""
+        domain, servers = self._order.domain, self._servers
+        rooms, charged = Rooms(domain), rooms_key(domain).encode()
+        for keyspace in self._order.keyspaces:
+            servers.ask([_unlink(name(domain, keyspace).encode()) for name in (ledger_key, claim_key)])
+            (entry,) = servers.ask([Command(charged, (b"HGET", charged, keyspace.encode()))])
+            if entry is not None:
+                rooms.leave(servers, keyspace, view(servers, domain, keyspace), lambda: None)
+
+    def _await_replicas(self, primary: Primary) -> None:
+        written = self._servers.written(primary)
+        give_up_at_s = self._clock() + REPLICA_PATIENCE_S
+        while True:
+            replicas, in_step = self._replicas[primary] = self._servers.in_step(primary, written)
+            if in_step >= replicas:
+                return
+            if self._clock() >= give_up_at_s:
+                late = f"{replicas - in_step} of {replicas} replicas do not confirm"
+                raise StoppedError(StopReason.REPLICAS_BEHIND, f"{primary.address}: {late}")
+            self._sleep(REPLICA_POLL_S)
+
+    def _require_same_map(self) -> None:
+        if self._servers.look_again().digest != self._servers.layout.digest:
+            raise StoppedError(StopReason.SLOT_MAP_CHANGED, "slots went to other servers meanwhile")
+
+    def _on_each(self, work: Callable[[Primary], None]) -> None:
+        """Do something on every primary, on several at once. Raises the first StoppedError when all have ended."""
+        with ThreadPoolExecutor(self._order.parallelism) as pool:
+            for outcome in [pool.submit(work, primary) for primary in self._buckets]:
+                outcome.result()
+
+    def _since_ms(self) -> int:
+        """Return since when all buckets have had their tombstones; 0 before that."""
+        if len(self._told) < len(self._order.keyspaces) * BUCKETS:
+            return 0
+        return min(told.since_ms for told in self._told.values())
+
+    def _lines(self) -> Iterator[Line]:
+        for primary, buckets in self._buckets.items():
+            told: dict[str, list[Told | None]] = {}
+            for bucket in buckets:
+                told.setdefault(bucket.keyspace, []).append(self._told.get(bucket))
+            for keyspace, answers in told.items():
+                ones = [one for one in answers if one is not None]
+                if len(ones) < len(answers):  # nobody knows what is there
+                    continue
+                deleted = _sum([one.deleted for one in ones])
+                left = _sum([one.left for one in ones])
+                yield Erased(keyspace_digest(keyspace), primary.node, _sum([deleted, left]), deleted, left)
+            yield PrimaryEnd(primary.node, *self._replicas[primary], self._strays[primary])
+
+
+def _sum(amounts: Sequence[Amount]) -> Amount:
+    return Amount(sum(one.keys for one in amounts), sum(one.bytes for one in amounts))
+
+
+def _parts(rows: Sequence[Row], size: int) -> Iterator[Sequence[Row]]:
+    return (rows[start : start + size] for start in range(0, len(rows), size))
+
+
+def _unlink(name: bytes) -> Command:
+    return Command(name, (b"UNLINK", name), read_number)

@@ -1,0 +1,80 @@
+"""What a deletion is told: a file of JSON, which names files that hold secrets and never a secret."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvstrata.contract.keys import parse_block_key
+from kvstrata.contract.keyspace import is_keyspace
+from kvstrata_sidecar.adapter.params import TierParams
+from kvstrata_sidecar.adapter.protocol import WRITE_WINDOW_MS
+
+_DOMAIN = re.compile(r"[0-9a-f]{16}")
+
+MAX_KEYSPACES = 65_536
+MAX_STRAYS = 4_096
+MAX_PARALLELISM = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Delete all of `keyspaces`, which no bundle since `revision` has, from one tier of a domain.
+
+    `parallelism` bounds how many primaries are worked on at once. Indexes are looked at for the last time `window_ms`
+    after the revocation: until then a value may come that was reserved before. `strays` are names of values without an
+    index: only who may list names finds them, so they come from a verification.
+    """
+
+    domain: str
+    revision: int
+    keyspaces: tuple[str, ...]
+    tier: TierParams
+    parallelism: int = 4
+    window_ms: int = WRITE_WINDOW_MS
+    strays: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, raw: Any) -> Order:
+        """Read the wire form. Raises ValueError, which names the field, for what is missing, unknown or malformed."""
+        if not isinstance(raw, Mapping):
+            raise ValueError("an order must be an object")
+        required = {"domain", "revision", "keyspaces", "tier"}
+        known = required | {"parallelism", "window_ms", "strays"}
+        if missing := sorted(required - raw.keys()):
+            raise ValueError(f"the order lacks {', '.join(missing)}")
+        if unknown := sorted(raw.keys() - known):
+            raise ValueError(f"the order has unknown fields: {', '.join(unknown)}")
+        if not isinstance(raw["domain"], str) or not _DOMAIN.fullmatch(raw["domain"]):
+            raise ValueError("domain must be 16 lower-case hexadecimal digits")
+        keyspaces = _texts(raw["keyspaces"], "keyspaces", MAX_KEYSPACES)
+        if not keyspaces or not all(map(is_keyspace, keyspaces)) or len(set(keyspaces)) < len(keyspaces):
+            raise ValueError("keyspaces must be different keyspaces, at least one")
+        strays = _texts(raw.get("strays", []), "strays", MAX_STRAYS)
+        for name in strays:
+            key = parse_block_key(name)
+            if key is None or key.domain != raw["domain"] or key.keyspace not in keyspaces:
+                raise ValueError("strays must be names of blocks in one of the keyspaces")
+        return cls(
+            raw["domain"],
+            _number(raw["revision"], "revision", 0, 1 << 53),
+            keyspaces,
+            TierParams.from_json(raw["tier"]),
+            _number(raw.get("parallelism", 4), "parallelism", 1, MAX_PARALLELISM),
+            _number(raw.get("window_ms", WRITE_WINDOW_MS), "window_ms", 0, 10 * WRITE_WINDOW_MS),
+            strays,
+        )
+
+
+def _texts(raw: Any, name: str, most: int) -> tuple[str, ...]:
+    if not isinstance(raw, list) or len(raw) > most or not all(isinstance(one, str) for one in raw):
+        raise ValueError(f"{name} must be a list of at most {most} texts")
+    return tuple(raw)
+
+
+def _number(raw: Any, name: str, least: int, most: int) -> int:
+    if type(raw) is not int or not least <= raw <= most:
+        raise ValueError(f"{name} must be a whole number from {least} to {most}")
+    return raw

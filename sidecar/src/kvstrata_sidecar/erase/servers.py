@@ -1,0 +1,235 @@
+"""The primaries of a tier for a deletion: one connection to each, under one map of slots.
+
+The map is asked for once. A server that redirects, or is only just taking a slot over, says that it is not true any
+more: then nobody can tell what was deleted where, and the deletion stops and is begun anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kvstrata.contract.canonical import digest
+from kvstrata.contract.erasereport import StopReason
+from kvstrata_sidecar.adapter.dial import dial
+from kvstrata_sidecar.adapter.params import Endpoint, TierParams
+from kvstrata_sidecar.adapter.protocol import read_text
+from kvstrata_sidecar.adapter.resp import Connection
+from kvstrata_sidecar.adapter.slots import SLOTS, Address, read_slots, slot_of
+from kvstrata_sidecar.adapter.values import Read, Write
+from kvstrata_sidecar.adapter.wire import (
+    FOREIGN_KEY,
+    AccessError,
+    Command,
+    FramingError,
+    Reply,
+    ReplyError,
+    TransportError,
+)
+
+REDIRECTIONS = frozenset({"MOVED", "ASK", "TRYAGAIN"})
+
+
+class StoppedError(Exception):
+    """The deletion cannot go on now. The message names the server and says why."""
+
+    def __init__(self, reason: StopReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Primary:
+    """A server that has slots. `node` is its own id, `replicas` how many the map gives it."""
+
+    node: str
+    address: Address | Endpoint
+    replicas: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which primary has which slot: `owners[slot]` is an index into `primaries`."""
+
+    primaries: tuple[Primary, ...]
+    owners: tuple[int, ...]
+
+    def of(self, key: bytes) -> Primary:
+        """Return who has a key."""
+        return self.primaries[self.owners[slot_of(key)]]
+
+    @property
+    def digest(self) -> str:
+        """Stands for who has what; replicas do not count."""
+        ranges: list[list[int | str]] = []
+        for slot, owner in enumerate(self.owners):
+            if not slot or owner != self.owners[slot - 1]:
+                ranges.append([slot, self.primaries[owner].node])
+        return digest(ranges)
+
+
+class Servers:
+    """Carries commands to the primaries of a tier. Any thread may use those of one primary, one at a time.
+
+    Everything raises StoppedError for what goes wrong, but for what a server answers to one command in `ask_each`.
+    """
+
+    def __init__(self, tier: TierParams) -> None:
+        self._tier = tier
+        self._connections: dict[str, Connection] = {}
+        self.layout = self._find()
+        for primary in self.layout.primaries:
+            if primary.node not in self._connections:
+                with _stopping(primary.address):
+                    self._connections[primary.node] = self._dial(primary.address)
+
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what the replies say, in order."""
+        answers = self.ask_each(commands)
+        for command, answer in zip(commands, answers, strict=True):
+            if isinstance(answer, ReplyError):
+                raise StoppedError(StopReason.REFUSED, f"{self.layout.of(command.key).address}: {answer}")
+        return answers
+
+    def ask_each(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what each reply says, in order, or the ReplyError that it is."""
+        answers: list[Any] = [None] * len(commands)
+        parts: dict[Primary, list[int]] = {}
+        for index, one in enumerate(commands):
+            parts.setdefault(self.layout.of(one.key), []).append(index)
+        for primary, indices in parts.items():
+            told = self.ask_one(primary, [commands[index] for index in indices])
+            for index, answer in zip(indices, told, strict=True):
+                answers[index] = answer
+        return answers
+
+    def ask_one(self, primary: Primary, commands: Sequence[Command]) -> list[Any]:
+        """Ask one primary; return what each reply says, or the ReplyError that it is."""
+        with _stopping(primary.address):
+            answers = self._connections[primary.node].ask_each(commands)
+        for answer in answers:
+            if isinstance(answer, ReplyError) and (answer.code in REDIRECTIONS or FOREIGN_KEY in str(answer)):
+                raise StoppedError(StopReason.SLOT_MAP_CHANGED, f"{primary.address}: {answer}")
+        return answers
+
+    def set_each(self, writes: Sequence[Write]) -> None:
+        """Never: a deletion writes no value."""
+        raise NotImplementedError
+
+    def get_each(self, reads: Sequence[Read]) -> Sequence[bool | ReplyError | None]:
+        """Never: a deletion reads no value."""
+        raise NotImplementedError
+
+    def look_again(self) -> Layout:
+        """Return the map as it is now."""
+        first = self.layout.primaries[0]
+        with _stopping(first.address):
+            return self._layout_of(self._connections[first.node], first.address)
+
+    def written(self, primary: Primary) -> int:
+        """Return how far a primary's writes have come, as replicas count."""
+        return int(self._replication(primary).get("master_repl_offset", "0"))
+
+    def in_step(self, primary: Primary, written: int) -> tuple[int, int]:
+        """Return how many replicas a primary has, and how many of them confirmed its writes up to there.
+
+        It is what WAIT tells, without the right to send WAIT, which the data plane's user does not have.
+        """
+        links = (
+            value for name, value in self._replication(primary).items() if name[:5] == "slave" and name[5:].isdigit()
+        )
+        there = [dict(part.split("=", 1) for part in link.split(",") if "=" in part) for link in links]
+        confirmed = [one for one in there if one.get("state") == "online" and int(one.get("offset", "0")) >= written]
+        return max(primary.replicas, len(there)), len(confirmed)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self._connections.values():
+            connection.close()
+
+    def _replication(self, primary: Primary) -> dict[str, str]:
+        with _stopping(primary.address):
+            return _info(self._connections[primary.node], b"replication")
+
+    def _find(self) -> Layout:
+        problems: list[StoppedError] = []
+        for endpoint in self._tier.endpoints:
+            connection = None
+            try:
+                with _stopping(endpoint):
+                    connection = self._dial(endpoint)
+                    if not self._tier.cluster:
+                        connection.expect_primary(self._tier.io_timeout_ms / 1000)
+                    layout = self._layout_of(connection, endpoint)
+            except StoppedError as error:
+                problems.append(error)
+                if connection is not None:
+                    connection.close()
+                continue
+            if self._tier.cluster:
+                connection.close()
+            else:
+                self._connections[layout.primaries[0].node] = connection
+            return layout
+        raise next((one for one in problems if one.reason is not StopReason.SERVER_AWAY), problems[0])
+
+    def _layout_of(self, connection: Connection, asked: Address | Endpoint) -> Layout:
+        if not self._tier.cluster:
+            return Layout((Primary(_info(connection, b"server")["run_id"], asked),), (0,) * SLOTS)
+        (reply,) = connection.ask([Command(b"", (b"CLUSTER", b"SLOTS"))])
+        return read_layout(reply, Address(asked.host, asked.port))
+
+    def _dial(self, address: Address | Endpoint) -> Connection:
+        tier = self._tier
+        return dial(
+            address,
+            tls=tier.tls,
+            username=tier.username,
+            password_file=tier.password_file,
+            connect_timeout_s=tier.connect_timeout_ms / 1000,
+            io_timeout_s=tier.io_timeout_ms / 1000,
+        )
+
+
+def read_layout(reply: Reply, asked: Address) -> Layout:
+    """Return what CLUSTER SLOTS answered. Raises StoppedError for slots that nobody serves, FramingError for no map."""
+    slots = read_slots(reply, asked)
+    nobodys = slots.owners.count(-1)
+    if nobodys:
+        raise StoppedError(StopReason.SLOTS_UNSERVED, f"{asked}: {nobodys} slots are served by nobody")
+    found: list[Primary | None] = [None] * len(slots.primaries)
+    for first, _, primary, *replicas in _ranges(reply):
+        index = slots.owners[first]
+        found[index] = Primary(_node_id(primary), slots.primaries[index], len(replicas))
+    return Layout(tuple(one for one in found if one is not None), slots.owners)
+
+
+def _ranges(reply: Reply) -> Iterable[Any]:
+    return reply if isinstance(reply, list) else ()
+
+
+def _node_id(server: Any) -> str:
+    if len(server) < 3:
+        raise FramingError("a server of the cluster has no id")
+    return read_text(server[2])
+
+
+def _info(connection: Connection, section: bytes) -> dict[str, str]:
+    (told,) = connection.ask([Command(b"", (b"INFO", section), read_text)])
+    lines = (line.partition(":") for line in told.splitlines())
+    return {name: value for name, colon, value in lines if colon}
+
+
+@contextmanager
+def _stopping(address: Address | Endpoint) -> Iterator[None]:
+    """Say of what goes wrong why the deletion stops."""
+    try:
+        yield
+    except AccessError as error:
+        raise StoppedError(StopReason.ACCESS_REFUSED, f"{address}: {error}") from error
+    except TransportError as error:
+        raise StoppedError(StopReason.SERVER_AWAY, f"{address}: {error}") from error
+    except ReplyError as error:
+        raise StoppedError(StopReason.REFUSED, f"{address}: {error}") from error

@@ -1,0 +1,164 @@
+"""A deletion as its Job runs it, on real servers, and the operator's look afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvstrata.adapters.redis_probe import Access
+from kvstrata.adapters.tier_verifier import TierLook, TierVerifier
+from kvstrata.contract.erasereport import End, Erased, Line, PrimaryEnd, decode_line, totals
+from kvstrata.contract.keys import bucket_of, bucket_prefix
+from kvstrata.contract.receiptfacts import Amount
+from kvstrata_sidecar.adapter.params import TierParams
+from kvstrata_sidecar.adapter.protocol import call, read_text, state_key
+from kvstrata_sidecar.adapter.resp import Connection
+from kvstrata_sidecar.adapter.wire import Command
+from kvstrata_sidecar.erase.deletion import Deletion
+from kvstrata_sidecar.erase.order import Order
+from kvstrata_sidecar.erase.servers import Primary, Servers
+from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A
+
+ROOT = Path(__file__).resolve().parents[2]
+VALUE = b"x" * 300
+MEMBER = "1d1d1d1d1d1d1d1d:01000100:0:"
+KEEP_MS, LIFE_MS = 7_200_000, 3_600_000
+
+
+class KilledError(BaseException):
+    """Ends a deletion where it stands, as a kill does: nothing of it runs afterwards."""
+
+
+class MortalServers(Servers):
+    """Sends command by command, and is killed after so many."""
+
+    def __init__(self, tier: TierParams, commands: int) -> None:
+        self.left = commands
+        super().__init__(tier)
+
+    def ask_one(self, primary: Primary, commands: Sequence[Command]) -> list[Any]:
+        answers: list[Any] = []
+        for command in commands:
+            answers += super().ask_one(primary, [command])
+            self.left -= 1
+            if self.left <= 0:
+                raise KilledError
+        return answers
+
+
+@dataclass
+class Report:
+    """What a deletion told."""
+
+    lines: list[Line] = field(default_factory=list)
+
+    @property
+    def end(self) -> End:
+        """The last line."""
+        assert isinstance(self.lines[-1], End)
+        return self.lines[-1]
+
+    @property
+    def primaries(self) -> list[PrimaryEnd]:
+        """How each primary was left."""
+        return [line for line in self.lines if isinstance(line, PrimaryEnd)]
+
+    @property
+    def sums(self) -> tuple[Amount, Amount, Amount]:
+        """What was found, deleted and left of all keyspaces on all primaries."""
+        erased = [line for line in self.lines if isinstance(line, Erased)]
+        parts = [totals(erased, one.node) for one in self.primaries]
+        found, deleted, left = (
+            Amount(sum(one[number].keys for one in parts), sum(one[number].bytes for one in parts))
+            for number in range(3)
+        )
+        return found, deleted, left
+
+
+def summed(amounts: Sequence[Amount]) -> Amount:
+    """Return all of these together."""
+    return Amount(sum(one.keys for one in amounts), sum(one.bytes for one in amounts))
+
+
+def order(port: int, *keyspaces: str, cluster: bool = False, **options: Any) -> Order:
+    """Return an order for a tier at a port; without the wait for late values unless `window_ms` says otherwise."""
+    tier = {"name": "shared", "endpoints": [{"host": "127.0.0.1", "port": port}], "cluster": cluster}
+    patience = {"io_timeout_ms": 5000, "connect_timeout_ms": 5000}
+    asked = {"domain": DOMAIN, "revision": 7, "keyspaces": list(keyspaces or (KEYSPACE_A,)), "window_ms": 0}
+    return Order.from_json(asked | {"tier": tier | patience | options.pop("tier", {})} | options)
+
+
+def erase(
+    asked: Order,
+    servers: Callable[[TierParams], Servers] = Servers,
+    sleeps: list[float] | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Report:
+    """Carry an order out; the time that it would wait goes into `sleeps` if that is given."""
+    report = Report()
+    opened = servers(asked.tier)
+    sleep = time.sleep if sleeps is None else sleeps.append
+    try:
+        Deletion(asked, opened, report.lines.append, clock=clock, sleep=sleep).run()
+    finally:
+        opened.close()
+    return report
+
+
+def start_program(path: Path, asked: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """Start the program that a Job runs."""
+    path.write_text(json.dumps(asked))
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}/operator/src:{ROOT}/sidecar/src"}
+    command = [sys.executable, "-m", "kvstrata_sidecar.erase", str(path)]
+    return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def report_of(output: bytes) -> Report:
+    """Read what the program printed."""
+    return Report([decode_line(line) for line in output.splitlines(keepends=True)])
+
+
+def look(port: int, *keyspaces: str, cluster: bool = False, access: Access | None = None, **options: Any) -> TierLook:
+    """Look at a tier as the operator does."""
+
+    async def at_once(_: float) -> None:
+        return
+
+    entered = access or Access(password=None, ca_pem=None)
+    verifier = TierVerifier(f"127.0.0.1:{port}", "127.0.0.1", entered, cluster=cluster, pause=at_once, **options)
+    return asyncio.run(verifier.look(DOMAIN, keyspaces or (KEYSPACE_A,)))
+
+
+def name_of(keyspace: str, number: int) -> tuple[bytes, bytes]:
+    """Return bucket and member of the block of a number."""
+    chunk = bytes([number * 16 % 256]) + number.to_bytes(31, "big")
+    return bucket_prefix(DOMAIN, keyspace, bucket_of(chunk)).encode(), (MEMBER + chunk.hex()).encode()
+
+
+def reserve(keyspace: str, number: int, window_ms: int = 30_000) -> Command:
+    """What a writer sends first."""
+    base, member = name_of(keyspace, number)
+    words = (member, len(VALUE), b"t", window_ms, KEEP_MS, LIFE_MS, b"0", 0)
+    return call("reserve", state_key(base), *words, read=lambda reply: reply)
+
+
+def write(connection: Connection, keyspace: str, number: int, window_ms: int = 30_000) -> str:
+    """Send what a writer sends then: the value, and its commit; return what came of it."""
+    base, member = name_of(keyspace, number)
+    commit = call("commit", state_key(base), member, b"t", LIFE_MS, 0, KEEP_MS, read=read_text)
+    return str(connection.set(base + b":" + member, [VALUE], window_ms, commit))
+
+
+def put(connection: Connection, keyspace: str, numbers: Sequence[int]) -> None:
+    """Store blocks of one server."""
+    for number in numbers:
+        assert connection.ask([reserve(keyspace, number)])[0][0] == b"ok"
+        assert write(connection, keyspace, number) == "ok"
