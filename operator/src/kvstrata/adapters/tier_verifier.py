@@ -1,7 +1,7 @@
 """Looks whether anything of given keyspaces is left in a tier: on every server, replicas too, by the names there.
 
 It is the operator's own look, after somebody else deleted (`kvstrata_sidecar.erase`), as the only user that may list
-names. It changes nothing. Servers of a cluster are asked for the names in the slots of the keyspaces, 17 of each, all
+names. It changes nothing. Servers of a cluster are asked for the names in the slots of the keyspaces, 17 of each; all
 others, and those that have too much in one slot, are walked through. All of it counts only under one map of slots: what
 each server says of itself before has to be what it says afterwards, or else all of it is done again.
 """
@@ -20,7 +20,7 @@ from kvstrata.contract.canonical import digest
 from kvstrata.model.topology import SLOTS, Peer
 
 from .node_answers import NotAnAnswerError, parse_fields, parse_nodes
-from .redis_probe import Access, Failure, ask
+from .redis_probe import Access, Failure, ask, parse_endpoint
 from .tier_names import Names, Sorted
 
 ATTEMPTS = 3
@@ -151,7 +151,9 @@ class TierVerifier:
         seed = await self._ask(self._endpoint, self._server_name, _peers)
         if isinstance(seed, Failure):
             return (), [Problem(str(seed.reason), seed.message)]
-        known: dict[str, Peer] = {peer.node_id: peer for peer in seed}
+        # A server that is alone in its cluster does not know its own address.
+        host, _ = parse_endpoint(self._endpoint) or ("", 0)
+        known: dict[str, Peer] = {peer.node_id: replace(peer, ip=peer.ip or host) for peer in seed}
         told: dict[str, Standing] = {}
         problems: list[Problem] = []
         while unasked := [peer for node, peer in known.items() if node not in told]:
