@@ -21,6 +21,15 @@ import aiohttp
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.ack import ACK_TOKEN_HEADER, CONTROL_PORT, STATE_PATH, PodState
+from kvstrata.contract.erase import (
+    ERASE_PATH,
+    MAX_ERASED_BYTES,
+    VERIFY_PATH,
+    Erased,
+    EraseRequest,
+    Verified,
+    VerifyRequest,
+)
 from kvstrata.contract.prefix import PrefixSource
 from kvstrata.contract.warm import (
     MAX_ANSWER_BYTES,
@@ -42,6 +51,9 @@ RENDER_TIMEOUT_S = 120.0
 
 MAX_TOKEN_BYTES = 8 * 1024
 POOL_TIMEOUT_S = 30.0
+LOOK_TIMEOUT_S = 40.0
+"""How long a pod may take to look into its tiers, beside what it was asked to wait."""
+
 MAX_WORK_PER_POD = 8
 """Requests for pools to one pod at a time; others wait."""
 
@@ -53,7 +65,10 @@ KEEPALIVE_S = 90.0
 
 
 class GateFailure(StrEnum):
-    """Why a gate's answer could not be read; used as a reason in logs, metrics and conditions."""
+    """Why a gate's answer could not be read; used as a reason in logs, metrics and conditions.
+
+    `UNSUPPORTED` is a gate, or a cache server behind it, of a version that does not know what it was asked.
+    """
 
     UNREACHABLE = "Unreachable"
     CONNECTION_REFUSED = "ConnectionRefused"
@@ -63,6 +78,7 @@ class GateFailure(StrEnum):
     REFUSED = "Refused"
     TOO_LARGE = "TooLarge"
     MALFORMED = "Malformed"
+    UNSUPPORTED = "Unsupported"
     NO_TOKEN = "NoToken"  # noqa: S105  (a reason's name)
 
 
@@ -80,7 +96,10 @@ class GateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """One request to a gate, and how long and how large its answer may be."""
+    """One request to a gate, and how long and how large its answer may be.
+
+    `newer` is whether a gate of the version before does not know it.
+    """
 
     method: str
     path: str
@@ -89,6 +108,7 @@ class _Question:
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
+    newer: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +119,9 @@ class _Answer(Generic[T]):
 
 
 class GateClient:
-    """Asks gates for their state, and to work for prefix pools. Use it as a context manager, within one event loop.
+    """Asks gates for their state, to work for prefix pools, and to erase.
+
+    Use it as a context manager, within one event loop.
 
     The certificates are PEM: the operator's authority, and the client certificate that it issued to the operator.
     Raises ssl.SSLError or ValueError when they are unusable.
@@ -173,6 +195,27 @@ class GateClient:
         answer = await self._ask(pod_ip, server_name, question, PoolReport.decode)
         return answer.body, answer.token
 
+    async def erase(self, pod_ip: str, server_name: str, request: EraseRequest) -> tuple[Erased, str]:
+        """Have a pod erase its own copies of keyspaces; return what is left and the token that came with it, unchecked.
+
+        The pod answers when nothing is left, or after `request.wait_s`; what it began goes on by itself. Raises
+        GateError, and ContractError for a request that no gate would take.
+        """
+        timeout_s = request.wait_s + LOOK_TIMEOUT_S
+        question = _Question("POST", ERASE_PATH, timeout_s, MAX_ERASED_BYTES, body=request.encode(), newer=True)
+        answer = await self._ask(pod_ip, server_name, question, Erased.decode)
+        return answer.body, answer.token
+
+    async def verify(self, pod_ip: str, server_name: str, request: VerifyRequest) -> tuple[Verified, str]:
+        """Return whether a pod still finds blocks of a keyspace, and the token that came with it, unchecked.
+
+        Raises GateError, and ContractError for a request that no gate would take.
+        """
+        body = request.encode()
+        question = _Question("POST", VERIFY_PATH, LOOK_TIMEOUT_S, MAX_ERASED_BYTES, body=body, newer=True)
+        answer = await self._ask(pod_ip, server_name, question, Verified.decode)
+        return answer.body, answer.token
+
     async def _ask(
         self, pod_ip: str, server_name: str, question: _Question, decode: Callable[[bytes], T]
     ) -> _Answer[T]:
@@ -193,7 +236,8 @@ class GateClient:
             ) as response:
                 if response.status != 200:
                     told = f"the gate at {pod_ip} answered HTTP {response.status}"
-                    raise GateError(GateFailure.REFUSED, told, response.status)
+                    unknown = question.newer and response.status in (404, 501)
+                    raise GateError(GateFailure.UNSUPPORTED if unknown else GateFailure.REFUSED, told, response.status)
                 token = response.headers.get(ACK_TOKEN_HEADER, "")
                 if not token:
                     raise GateError(GateFailure.NO_TOKEN, f"the gate at {pod_ip} sent no {ACK_TOKEN_HEADER} header")

@@ -10,6 +10,8 @@ Gate: `{"op":"pool",…}`, see `holding`.
 Gate: `{"op":"purge","keyspaces":[…]}`; the adapter deletes all blocks of these keyspaces from the cache server's own
 memory and from its files, overwrites their bytes (not those of encrypted files), and answers with what is done and what
 readers and writers still hold. It goes on with the rest by itself; asked again it tells the sum.
+Gate: `{"op":"erase",…}` and `{"op":"verify",…}`, see `erasing`. An adapter that does not know what it is asked answers
+with `UNKNOWN_QUESTION`.
 """
 
 from __future__ import annotations
@@ -21,12 +23,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import MALFORMED, ContractError, contract_errors
+from .erasing import EraseQuestion, VerifyQuestion
 from .holding import PoolQuestion
 from .keyspace import is_keyspace
 from .pools import CHUNK_HASH_BYTES
 
 SOCKET_NAME = "adapter.sock"
 MAX_LINE_BYTES = 1 << 20
+UNKNOWN_QUESTION = "the adapter was asked something that it does not know"
+"""The error by which an adapter of an earlier version is known."""
 
 TOKEN_BYTES = 4
 """A token id is an unsigned little-endian integer of 32 bits."""
@@ -283,7 +288,11 @@ def decode_request(line: bytes) -> dict[str, Any]:
         return {"op": "pool", "question": PoolQuestion.from_json(raw)}
     if raw.get("op") == "purge":
         return {"op": "purge", "keyspaces": _keyspaces(raw.get("keyspaces"))}
-    raise ContractError("the adapter was asked something that it does not know")
+    if raw.get("op") == "erase":
+        return {"op": "erase", "question": EraseQuestion.from_json(raw)}
+    if raw.get("op") == "verify":
+        return {"op": "verify", "question": VerifyQuestion.from_json(raw)}
+    raise ContractError(UNKNOWN_QUESTION)
 
 
 def decode_answer(line: bytes) -> AdapterAck | AdapterState:

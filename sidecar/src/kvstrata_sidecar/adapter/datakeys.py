@@ -11,7 +11,7 @@ import hmac
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -53,6 +53,12 @@ class HeldKey:
     def spent(self) -> bool:
         """Whether it has sealed as many blocks as it may."""
         return self._seals >= MAX_SEALS
+
+    @property
+    def overwritten(self) -> bool:
+        """Whether its bytes are zeros: it was retired and nobody uses it any more."""
+        with self._lock:
+            return self._retired and not self._users
 
     @contextmanager
     def use(self, *, seals: bool = False) -> Iterator[AESGCM | None]:
@@ -107,13 +113,14 @@ class DataKeys:
         self._held: dict[_Name, HeldKey] = {}
         self._sealing: dict[str, HeldKey] = {}
         self._reported: frozenset[_Name] = frozenset()
+        self._retiring: list[tuple[str, HeldKey]] = []
 
     def follow(self, directory: Path, generations: Mapping[str, tuple[int, ...]]) -> None:
         """Read the files of the keys that `generations` names, those anew that were replaced; what lacks stays away."""
         with self._lock:
             named = {(keyspace, number) for keyspace, numbers in generations.items() for number in numbers}
             held = dict(self._held)
-            replaced: list[HeldKey] = []
+            replaced: list[tuple[str, HeldKey]] = []
             for name, path, stamp in _files(directory):
                 known = held.get(name)
                 if name not in named or (known is not None and known.stamp == stamp):
@@ -125,22 +132,27 @@ class DataKeys:
                     continue
                 held[name] = HeldKey(name[1], secret, stamp)
                 if known is not None:
-                    replaced.append(known)
+                    replaced.append((name[0], known))
             self._held = held
             self._sealing = _sealing(held, generations)
             self._report(frozenset(named - held.keys()))
-            for key in replaced:
-                key.retire()
+            self._retire(replaced)
 
     def retire(self, generations: Mapping[str, tuple[int, ...]]) -> None:
         """Overwrite every key that `generations` does not name."""
         with self._lock:
             gone = {name for name in self._held if name[1] not in generations.get(name[0], ())}
-            retired = [self._held[name] for name in gone]
+            retired = [(name[0], self._held[name]) for name in gone]
             self._held = {name: key for name, key in self._held.items() if name not in gone}
             self._sealing = _sealing(self._held, generations)
-            for key in retired:
-                key.retire()
+            self._retire(retired)
+
+    def left(self, keyspaces: Collection[str]) -> int:
+        """Return how many keys of these keyspaces are held, or went and are not overwritten yet."""
+        with self._lock:
+            self._retiring = [(keyspace, key) for keyspace, key in self._retiring if not key.overwritten]
+            held = sum(keyspace in keyspaces for keyspace, _ in self._held)
+            return held + sum(keyspace in keyspaces for keyspace, _ in self._retiring)
 
     def keyless(self, keyspaces: Set[str]) -> int:
         """Return for how many keyspaces there is no key to seal with."""
@@ -153,6 +165,13 @@ class DataKeys:
     def opening(self, keyspace: str, generation: int) -> HeldKey | None:
         """Return the key of one generation of `keyspace`, None if it is not held."""
         return self._held.get((keyspace, generation))
+
+    def _retire(self, keys: Iterable[tuple[str, HeldKey]]) -> None:
+        self._retiring = [one for one in self._retiring if not one[1].overwritten]
+        for keyspace, key in keys:
+            key.retire()
+            if not key.overwritten:
+                self._retiring.append((keyspace, key))
 
     def _report(self, missing: frozenset[_Name]) -> None:
         if missing and missing != self._reported:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from enum import StrEnum
 from pathlib import Path
 
@@ -264,6 +264,14 @@ class Enforcement:
         """Overwrite the data keys that the view does not name; to be called when no I/O needs them any more."""
         view = self._view
         self.keys.retire(view.generations if view is not None else {})
+
+    def under_way(self, keyspaces: Collection[str]) -> int:
+        """Return how many operations of tiers are under way on these keyspaces, or read them as pools."""
+        with self._changed:
+            return sum(
+                permit.keyspace in keyspaces or any(pool in keyspaces for pool in permit.pools)
+                for permit in self._permits
+            )
 
     def keyless(self) -> int:
         """Return how many keyspaces of the view have no key to encrypt with."""

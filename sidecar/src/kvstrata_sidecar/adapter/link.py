@@ -1,8 +1,8 @@
 """The gate's line into the cache server: a unix socket.
 
-It takes `apply`, `state`, `metrics`, `hash`, `pool` and `purge`; see kvstrata.contract.link for the messages. An
-`apply` reads policy.json, puts it in force, and is acknowledged only when the I/O on the keyspaces that it dropped has
-ended.
+It takes `apply`, `state`, `metrics`, `hash`, `pool`, `purge`, `erase` and `verify`; see kvstrata.contract.link for the
+messages. An `apply` reads policy.json, puts it in force, and is acknowledged only when the I/O on the keyspaces that it
+dropped has ended.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Protocol
 from kvstrata.contract import ContractError
 from kvstrata.contract.cacheview import MANIFESTS_DIRECTORY, POLICY_FILE, CacheView
 from kvstrata.contract.datakey import KEYS_DIRECTORY
+from kvstrata.contract.erasing import AdapterErased, AdapterVerified, EraseQuestion, VerifyQuestion
 from kvstrata.contract.holding import PoolHolding, PoolQuestion
 from kvstrata.contract.link import (
     MAX_LINE_BYTES,
@@ -61,6 +62,12 @@ class Server(Protocol):
 
     def purge(self, keyspaces: Sequence[str]) -> PurgeAnswer:
         """Erase keyspaces from the server's memory and files. Raises ContractError if it cannot be told to be done."""
+
+    def erase(self, question: EraseQuestion) -> AdapterErased:
+        """Erase keyspaces that left the policy, and say what is left and who holds it."""
+
+    def verify(self, question: VerifyQuestion) -> AdapterVerified:
+        """Say which blocks lookups find. Raises ContractError while there is no policy."""
 
     def policy_applied(self) -> None:
         """Hear that another view is in force."""
@@ -127,6 +134,10 @@ class PolicyLink:
                 return self._server.hash(request["tokens"]).encode()
             if request["op"] == "pool":
                 return self._server.pool(request["question"]).encode()
+            if request["op"] == "erase":
+                return self._server.erase(request["question"]).encode()
+            if request["op"] == "verify":
+                return self._server.verify(request["question"]).encode()
             if request["op"] == "purge":
                 return self._server.purge(request["keyspaces"]).encode()
             return self._apply(request["revision"], request["term"]).encode()

@@ -1,7 +1,7 @@
 """What a tier is to the rest of a cache server: to LMCache's plugin, to the runtime, to the gate's link and metrics.
 
 Whatever keeps its blocks, a tier takes tasks, answers each once, and tells what it holds. Nothing here but `delete`,
-`sizes`, `hottest` and `close` may block its caller: LMCache's two loops serve all tenants.
+`sizes`, `hottest`, `purge`, `erase` and `close` may block its caller: LMCache's two loops serve all tenants.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from kvstrata.contract.erasing import ErasedTier
 from kvstrata.contract.link import PurgeAnswer, ScopeUsage, TierState
 
 from .counts import Histogram
@@ -86,6 +87,16 @@ class PodTier(Protocol):
 
         Raises ContractError if it cannot be told to be done; it goes on meanwhile.
         """
+
+    def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> ErasedTier | None:
+        """Erase keyspaces from what is this pod's alone, and return what is left of them; None if nothing here is.
+
+        `seen` is told the keyspace and the chunk's hash of each block that was there. It takes seconds at most, and
+        goes on by itself.
+        """
+
+    def kept(self, blocks: Sequence[Block]) -> int | None:
+        """Return how many of these blocks are there whatever the policy says; None where this pod cannot tell."""
 
     def state(self) -> TierState:
         """Return what the pod reports about this tier."""

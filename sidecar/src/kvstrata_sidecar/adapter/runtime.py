@@ -14,10 +14,12 @@ from dataclasses import replace
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.cacheview import FRESHNESS_FILE
+from kvstrata.contract.erasing import AdapterErased, AdapterVerified, EraseQuestion, VerifyQuestion
 from kvstrata.contract.holding import PoolHolding, PoolQuestion
 from kvstrata.contract.link import MAX_TIER_USAGE_ROWS, MAX_USAGE_ROWS, AdapterState, ChunkHashes, PurgeAnswer
 
 from .enforcement import Enforcement, FreshnessFile
+from .erasing import Erasing
 from .hashing import Hasher
 from .holdings import Lacking, Names, Sizes, holding_of
 from .link import PolicyLink
@@ -64,6 +66,13 @@ class Runtime:
         self.spans = Spans()
         self._freshness = FreshnessFile(pod.policy_dir / FRESHNESS_FILE)
         self.enforcement = Enforcement(pod.domain, self._freshness.sent_ns)
+        self._erasing = Erasing(
+            self._boot,
+            self.enforcement,
+            lambda: self.memory.eraser if self.memory is not None else None,
+            lambda: self._tiers,
+            lambda: self.names,
+        )
         self.link = PolicyLink(pod.link_dir, pod.policy_dir, self.enforcement, self._boot, self)
 
     def add(self, tier: PodTier) -> None:
@@ -172,6 +181,14 @@ class Runtime:
         for tier in self._tiers:
             answer = tier.purge(keyspaces, answer)
         return answer
+
+    def erase(self, question: EraseQuestion) -> AdapterErased:
+        """Erase keyspaces that left the policy from what is this pod's alone, and say what is left."""
+        return self._erasing.erase(question)
+
+    def verify(self, question: VerifyQuestion) -> AdapterVerified:
+        """Say which blocks lookups find. Raises ContractError while there is no policy."""
+        return self._erasing.verify(question)
 
     def policy_applied(self) -> None:
         """Let tiers and memory follow a new view at once."""

@@ -252,6 +252,12 @@ class Tier:
         """Erase nothing: what pods share is not one pod's to erase."""
         return answer
 
+    def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> None:
+        """Erase nothing: what pods share is not one pod's to erase."""
+
+    def kept(self, blocks: Sequence[Block]) -> None:
+        """Say nothing: only its servers know."""
+
     def state(self) -> TierState:
         """Return what the pod reports about this tier."""
         counts = self._counters.snapshot()

@@ -1,9 +1,9 @@
-"""What the operator asks, over mutual TLS: the pod's state, and work for prefix pools.
+"""What the operator asks, over mutual TLS: the pod's state, work for prefix pools, and erasure in the pod.
 
 The answer to `GET /v1/state?after=<acked revision>&wait=<seconds>` comes at once when the acknowledged revision is not
 `after`; otherwise when anything in it changes, and after `wait` seconds at the latest. It carries an entity tag: a
 caller that sends it back as `If-None-Match` is also told at once of what changed between two of its polls. What is
-posted (`contract.warm`) is answered when it is done; a caller that leaves ends the work.
+posted (`contract.warm`, `contract.erase`) is answered when it is done; a caller that leaves ends the work.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ keyspace away, not of the ones before.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from kvstrata.contract.bundle import Bundle
@@ -127,6 +127,10 @@ class Enforcement:
         self._arm_reaper()
         self._advance()
         self._notify()
+
+    def requests_on(self, keyspaces: Collection[str]) -> int:
+        """Return how many requests in flight were granted one of these keyspaces."""
+        return sum(hold.keyspace in keyspaces for hold in self.in_flight.values())
 
     def admit(self, request: InFlight, subject: str | PoolSubject, keyspace: str) -> None:
         """Note a request that was granted `keyspace` (empty: a salt that nobody else has) under the bundle in force."""

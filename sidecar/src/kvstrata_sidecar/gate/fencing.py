@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from kvstrata.contract import ContractError
@@ -22,6 +22,7 @@ from kvstrata.contract.cacheview import (
     data_keys,
     manifests,
 )
+from kvstrata.contract.erase import LeftKeys
 
 from . import log
 from .keyfiles import KeyFiles
@@ -93,6 +94,10 @@ class PolicyVolume:
         draft.chmod(0o644)
         draft.replace(target)
         self._named = frozenset(named)
+
+    def keys_left(self, keyspaces: Collection[str]) -> LeftKeys:
+        """Return what data keys of these keyspaces there are here, as files and held to be written."""
+        return self._keys.left(keyspaces)
 
     def policy_applied(self) -> None:
         """The adapter applied the policy that was written last: manifests that it does not name may go."""

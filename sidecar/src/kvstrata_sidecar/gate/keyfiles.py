@@ -7,10 +7,11 @@ policy names before the cache server is asked to apply it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey, file_name
+from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey, file_name, parse_file_name
+from kvstrata.contract.erase import LeftKeys
 
 _DRAFT = ".draft"
 
@@ -38,6 +39,16 @@ class KeyFiles:
         for name, key in wanted.items():
             if self._written.get(name) != key:
                 self._write(name, key)
+
+    def left(self, keyspaces: Collection[str]) -> LeftKeys:
+        """Return how many keys of these keyspaces are held to be written, and how many files there are, unfinished
+        ones of anybody included.
+        """
+        names = [parse_file_name(name) for name in self._written]
+        held = sum(name is not None and name[0] in keyspaces for name in names)
+        there = os.listdir(self._directory) if self._directory.exists() else []
+        files = sum((one := parse_file_name(name)) is None or one[0] in keyspaces for name in there)
+        return LeftKeys(gate=held, volume=files)
 
     def _write(self, name: str, key: DataKey) -> None:
         draft = self._directory / _DRAFT

@@ -9,6 +9,7 @@ from functools import reduce
 from pathlib import Path
 
 from kvstrata.contract import ContractError
+from kvstrata.contract.erasing import AdapterErased, AdapterVerified, EraseQuestion, VerifyQuestion
 from kvstrata.contract.holding import PoolHolding, PoolQuestion
 from kvstrata.contract.link import (
     MAX_LINE_BYTES,
@@ -34,6 +35,9 @@ from .enforcement import Enforcement
 
 PURGE_TIMEOUT_S = 30.0
 """How long an answer to a purge may take: the adapter gives up after 10 s, and is asked again."""
+
+ERASE_TIMEOUT_S = 30.0
+"""The same for one look of an erasure, which takes a few seconds for each tier."""
 
 HASH_TIMEOUT_S = 10.0
 POOL_TIMEOUT_S = 10.0
@@ -132,6 +136,20 @@ class AdapterLink:
         """
         return PoolHolding.decode(await self._once(PoolQuestion(keyspace, hashes).encode(), POOL_TIMEOUT_S))
 
+    async def erase(self, question: EraseQuestion) -> AdapterErased:
+        """Have the cache server erase keyspaces, in a conversation of its own, and return what is left.
+
+        Raises ContractError if it refuses, or does not answer; it goes on all the same, and asking again is safe.
+        """
+        return AdapterErased.decode(await self._once(question.encode(), ERASE_TIMEOUT_S))
+
+    async def verify(self, question: VerifyQuestion) -> AdapterVerified:
+        """Return what the cache server finds, in a conversation of its own.
+
+        Raises ContractError if it refuses, or does not answer.
+        """
+        return AdapterVerified.decode(await self._once(question.encode(), ERASE_TIMEOUT_S))
+
     async def _once(self, question: bytes, timeout_s: float) -> bytes:
         try:
             async with asyncio.timeout(timeout_s):
@@ -142,7 +160,9 @@ class AdapterLink:
                     writer.close()
         except TimeoutError as error:
             raise ContractError("the cache server did not answer in time") from error
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, ValueError) as error:
+            if isinstance(error, ContractError):
+                raise
             raise ContractError("the cache server does not answer") from error
 
     async def purge(self, keyspaces: Collection[str], *, timeout_s: float = PURGE_TIMEOUT_S) -> PurgeAnswer:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstrata.contract.ack import PodState
+from kvstrata.contract.erase import ERASE_PATH, VERIFY_PATH
 from kvstrata.contract.warm import POOL_PATH, RENDER_PATH, WARM_PATH
 
 from . import control, health, log
@@ -21,6 +22,7 @@ from .bundle_watch import BundleWatch, KeyWatch
 from .control import ControlService
 from .drain import POLL_S, Drain
 from .enforcement import Enforcement
+from .erasing import PodEraser
 from .fencing import Freshness, PolicyVolume
 from .health import HealthService
 from .http1 import HttpServer
@@ -107,10 +109,15 @@ class Gate:
             draining=lambda: self._stopping.is_set() or self.drain.active,
         )
         self.pools = PoolWait(render_id=settings.render_id, enforcement=self.enforcement, link=self.link)
+        self.eraser = PodEraser(
+            boot=self.boot, enforcement=self.enforcement, link=self.link, key_files=self.volume.keys_left
+        )
         work: dict[tuple[bytes, str], control.Work] = {
             (b"POST", RENDER_PATH): self.warming.render,
             (b"POST", WARM_PATH): self.warmer.warm,
             (b"GET", POOL_PATH): self.warmer.inspect,
+            (b"POST", ERASE_PATH): self.eraser.erase,
+            (b"POST", VERIFY_PATH): self.eraser.verify,
         }
         self.control = ControlService(self.state, settings.ack_token_file, loop, work)
         self.control_server = HttpServer(self.control, control.LIMITS, loop)

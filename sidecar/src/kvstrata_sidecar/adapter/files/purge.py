@@ -7,12 +7,15 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from kvstrata.contract.blockfile import keyspace_of, parse_file_name
 
 from .faults import DiskError
 from .parts import Files
 from .spares import SPARES, Spare
+
+T = TypeVar("T")
 
 COPY_ON_WRITE = frozenset({"btrfs", "zfs", "overlay", "bcachefs"})
 WAIT_S = 0.1
@@ -45,15 +48,19 @@ class Purger:
 
     def purge(self, keyspaces: Collection[str], timeout_s: float) -> Purged | None:
         """Remove all blocks that these keyspaces have now; None if that takes longer, and goes on meanwhile."""
+        return self.within(timeout_s, lambda: self.purge_now(frozenset(keyspaces), timeout_s / 2))
+
+    def within(self, timeout_s: float, work: Callable[[], T]) -> T | None:
+        """Return what `work` returns, from a thread of its own; None if that takes longer, and goes on meanwhile."""
         give_up_at_s = self._clock() + timeout_s
         # One at a time: who asks again while a disk hangs must not add a thread each time.
         if not self._lock.acquire(timeout=timeout_s):
             return None
-        result: list[Purged] = []
+        result: list[T] = []
 
         def run() -> None:
             try:
-                result.append(self._purge(frozenset(keyspaces), timeout_s / 2))
+                result.append(work())
             finally:
                 self._lock.release()
 
@@ -67,7 +74,8 @@ class Purger:
         for keyspace in keyspaces:
             self._tallies.pop(keyspace, None)
 
-    def _purge(self, keyspaces: frozenset[str], timeout_s: float) -> Purged:
+    def purge_now(self, keyspaces: frozenset[str], timeout_s: float) -> Purged:
+        """Remove all blocks that these keyspaces have now, and wait `timeout_s` for who uses one; see `within`."""
         give_up_at_s = self._clock() + timeout_s
         files, problem = self._files, ""
         doomed = files.shelf.condemned(keyspaces)

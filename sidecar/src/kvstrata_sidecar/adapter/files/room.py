@@ -63,6 +63,11 @@ class Room:
         """Whether about as many blocks are there as may be, so that room is made for each that comes."""
         return len(self._book) >= self._max_blocks * (1 - 2 * MARGIN_PERCENT / 100)
 
+    @property
+    def spare_names(self) -> set[str]:
+        """The names of spares, of those too that are being written over."""
+        return self.spares.names.union(one.spare.name for one in self.reserved.values() if one.spare is not None)
+
     def set_bytes(self, room_bytes: float) -> None:
         """Let all blocks together take this much, however large the capacity."""
         self._room_bytes = max(0.0, min(float(self._capacity_bytes), room_bytes))

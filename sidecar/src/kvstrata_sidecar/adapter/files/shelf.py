@@ -279,6 +279,16 @@ class Shelf:
         with self._changed:
             return [key for key in keys if key not in self._readers and self._take_out(key, None)]
 
+    def uses(self, keys: Collection[bytes]) -> tuple[int, int]:
+        """Return how many of these blocks are being read, and how many written."""
+        with self._changed:
+            return sum(key in self._readers for key in keys), sum(key in self._room.reserved for key in keys)
+
+    def spare_names(self) -> set[str]:
+        """Return the names of spares, of those too that are being removed or written over."""
+        with self._changed:
+            return self._room.spare_names
+
     def known(self, keys: Iterable[bytes]) -> list[bytes]:
         """Return those of these blocks of which a file may rightly be there, or be being removed."""
         with self._changed:

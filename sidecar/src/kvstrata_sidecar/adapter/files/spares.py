@@ -33,6 +33,11 @@ class Spares:
         self._waiting: dict[str, Spare] = {}
         self._leaving: set[str] = set()
 
+    @property
+    def names(self) -> set[str]:
+        """The names of those that wait or are being removed."""
+        return self._leaving.union(self._waiting)
+
     def add(self, spare: Spare) -> None:
         """Keep a file, be it anew or because it could not be removed."""
         if spare.name in self._leaving:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from kvstrata.contract import ContractError
+from kvstrata.contract.erasing import ErasedTier
 from kvstrata.contract.link import SCOPE_DIGITS, PurgeAnswer, ScopeUsage, TierState
 from kvstrata_sidecar.adapter.counts import Counters, Histogram
 from kvstrata_sidecar.adapter.enforcement import Enforcement, Refusal
@@ -21,6 +22,7 @@ from kvstrata_sidecar.adapter.tasks import Key, StoreOutcome, Task, TaskKind, Ta
 from .clock import Clocks
 from .crew import CLOSE_TIMEOUT_S, FileCrew
 from .disk import Disk
+from .erasing import MEDIUM, FileEraser
 from .finder import Finder, Found
 from .health import Health
 from .keeper import Keeper
@@ -31,7 +33,6 @@ from .policy import Policy
 from .purge import Purger
 from .shelf import Shelf
 
-MEDIUM = "NVMe"
 PURGE_TIMEOUT_S = 8.0
 
 
@@ -89,6 +90,7 @@ class FileTier:
         self._finder = Finder(params.identity, tier.name, enforcement, self._refusal, shelf, self._counters)
         self._keyspaces: frozenset[str] = frozenset()
         self._purger = Purger(self._files, clock)
+        self._eraser = FileEraser(tier.name, self._files, self._purger, clock)
         make_pages = pages_for(enforcement.keys, encrypt=tier.encrypts)
         self._pages: Pages = make_pages()
         self._crew = FileCrew(tier, self._tasks, enforcement, self._files, make_pages, self._counters, clock)
@@ -202,6 +204,14 @@ class FileTier:
             locked_blocks=answer.locked_blocks + purged.held_blocks,
             residue="; ".join(filter(None, (answer.residue, purged.residue))),
         )
+
+    def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> ErasedTier:
+        """Remove all files that these keyspaces have now, and return what is left of them."""
+        return self._eraser.erase(keyspaces, seen)
+
+    def kept(self, blocks: Sequence[Block]) -> int:
+        """Return of how many of these blocks there is a file, whatever the policy says."""
+        return len(self._files.shelf.known([self._finder.key(block) for block in blocks]))
 
     def state(self) -> TierState:
         """Return what the pod reports about this tier."""

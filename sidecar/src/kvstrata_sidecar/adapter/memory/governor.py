@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 from kvstrata.contract import ContractError
@@ -25,6 +25,7 @@ from .book import Book
 from .borrowed import Borrowed
 from .choice import Cause, Choice, Situation, choose, next_expiry_s
 from .cleaner import EVICTIONS, Cleaner
+from .erasing import MemoryEraser
 from .in_force import InForce
 from .intake import Intake
 from .notes import Note, Notes
@@ -82,6 +83,7 @@ class Governor:
         self._arc = eviction == "ARC"
         self._book = Book(arc=self._arc)
         self._purges = Purges(pool)
+        self.eraser = MemoryEraser(pool, self._purges, self._forget_keyspaces, tier=tier, residue=residue)
         self._counts: Counter[str] = Counter()
         self._evictions = Counters()
         self.traffic = Counters()
@@ -186,8 +188,7 @@ class Governor:
         """
         self._purges.doom(set(keyspaces))
         self._purges.advance()
-        with self._turn_lock:
-            self._book.forget(keyspaces)
+        self._forget_keyspaces(keyspaces)
         gone_bytes, gone_blocks, waiting_bytes, waiting_blocks = self._purges.sums(keyspaces)
         if not self._pool.settle(PURGE_TIMEOUT_S):
             raise ContractError("the memory of purged blocks has not been overwritten yet")
@@ -299,6 +300,10 @@ class Governor:
             if bound is not None and bound.retention_s is not None:
                 self._book.forget((keyspace,), now_s - bound.retention_s)
         del self._to_forget[-share:]
+
+    def _forget_keyspaces(self, keyspaces: Collection[str]) -> None:
+        with self._turn_lock:
+            self._book.forget(keyspaces)
 
     def _reclaim_abandoned(self) -> None:
         """Free what a writer reserved and never wrote: LMCache leaves that to eviction, and this is the only one.

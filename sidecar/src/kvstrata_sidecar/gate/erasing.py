@@ -1,0 +1,128 @@
+"""Erasure of this pod's own copies, and the look afterwards, as the operator asks.
+
+Only keyspaces that left the policy are erased: the gate refuses what its own bundle has, and the adapter what its view
+has. An answer is complete when the cache server found nothing left in each tier, no request or operation is under way
+on the keyspaces, and no data key of theirs is left in the gate's policy, in the memory volume, or in the cache server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.cacheview import data_keys
+from kvstrata.contract.erase import Erased, EraseRequest, LeftKeys, Verified, VerifyRequest
+from kvstrata.contract.erasing import AdapterErased, EraseOutcome, EraseQuestion, VerifyQuestion
+from kvstrata.contract.link import UNKNOWN_QUESTION
+
+from . import log
+from .enforcement import Enforcement
+from .errors import Reason, Refusal, bad_request
+from .link import AdapterLink
+
+LOOK_S = 0.25
+"""How long until what is left is looked at again, for as long as the operator waits."""
+
+
+class PodEraser:
+    """Answers the operator. `boot` is the gate's, `key_files` counts what key files of keyspaces there are."""
+
+    def __init__(
+        self,
+        *,
+        boot: str,
+        enforcement: Enforcement,
+        link: AdapterLink,
+        key_files: Callable[[Collection[str]], LeftKeys],
+    ) -> None:
+        self._boot = boot
+        self._enforcement = enforcement
+        self._link = link
+        self._key_files = key_files
+
+    async def erase(self, body: bytes) -> bytes:
+        """Answer a request to erase: when nothing is left, when nothing may be erased, or when it waited long enough.
+
+        Raises Refusal: 400 for what is no request, 501 where the cache server's version cannot.
+        """
+        try:
+            request = EraseRequest.decode(body)
+        except ContractError:
+            raise bad_request(Reason.BAD_VALUE, "the body is no request to erase") from None
+        loop = asyncio.get_running_loop()
+        give_up_at_s = loop.time() + request.wait_s
+        while True:
+            said = await self._erase(request)
+            final = said.outcome in (EraseOutcome.COMPLETE, EraseOutcome.IN_FORCE)
+            if final or loop.time() >= give_up_at_s:
+                log.info("copies in this pod were erased", outcome=str(said.outcome), keyspaces=len(request.keyspaces))
+                return said.encode()
+            await asyncio.sleep(min(LOOK_S, max(0.0, give_up_at_s - loop.time())))
+
+    async def verify(self, body: bytes) -> bytes:
+        """Answer a request to verify.
+
+        Raises Refusal: 400 for what is no request, 501 where the cache server's version cannot, 503 to be asked again.
+        """
+        try:
+            request = VerifyRequest.decode(body)
+        except ContractError:
+            raise bad_request(Reason.BAD_VALUE, "the body is no request to verify") from None
+        try:
+            found = await self._link.verify(VerifyQuestion(request.keyspace, request.chunks))
+        except ContractError as error:
+            _require_known(error)
+            raise Refusal(503, Reason.ENGINE, "the cache server cannot look now", retry_after_s=5) from None
+        if found.boot != self._enforcement.cache_boot:
+            raise Refusal(503, Reason.ENGINE, "the cache server changed", retry_after_s=5)
+        return Verified(self._boot, self._enforcement.acked, self._has({request.keyspace}), found).encode()
+
+    async def _erase(self, request: EraseRequest) -> Erased:
+        enforcement, keyspaces = self._enforcement, frozenset(request.keyspaces)
+        if enforcement.bundle is None or not enforcement.cache_boot:
+            missing = EraseOutcome.NOT_ENFORCED if enforcement.bundle is None else EraseOutcome.CACHE_AWAY
+            return self._nothing(missing)
+        if self._has(keyspaces):
+            return self._nothing(EraseOutcome.IN_FORCE)
+        try:
+            said = await self._link.erase(EraseQuestion(request.keyspaces, request.tiers))
+        except ContractError as error:
+            _require_known(error)
+            return self._nothing(EraseOutcome.CACHE_AWAY)
+        # The policy may have changed meanwhile, and the cache server with it.
+        if self._has(keyspaces):
+            return self._nothing(EraseOutcome.IN_FORCE)
+        if said.outcome is EraseOutcome.IN_FORCE or said.boot != enforcement.cache_boot:
+            return self._nothing(EraseOutcome.NOT_ENFORCED)
+        return Erased.of(
+            self._boot, enforcement.acked, said, enforcement.requests_on(keyspaces), self._keys(keyspaces, said)
+        )
+
+    def _nothing(self, outcome: EraseOutcome) -> Erased:
+        """Return an answer that erased nothing."""
+        enforcement = self._enforcement
+        return Erased(self._boot, enforcement.cache_boot, 0, enforcement.term, enforcement.acked, outcome)
+
+    def _keys(self, keyspaces: frozenset[str], said: AdapterErased) -> LeftKeys:
+        bundle = self._enforcement.bundle
+        named = data_keys(bundle) if bundle is not None else {}
+        files = self._key_files(keyspaces)
+        in_policy = sum(len(keys) for keyspace, keys in named.items() if keyspace in keyspaces)
+        return LeftKeys(files.gate + in_policy, files.volume, said.keys)
+
+    def _has(self, keyspaces: Collection[str]) -> bool:
+        """Whether the policy in force has any of these, be it suspended or switched off for now."""
+        bundle = self._enforcement.bundle
+        if bundle is None:
+            return False
+        versions = (version for shard in bundle.pools.values() for version in shard.versions)
+        return any(entry.keyspace in keyspaces for entry in bundle.entries.values()) or any(
+            version.keyspace in keyspaces for version in versions
+        )
+
+
+def _require_known(error: ContractError) -> None:
+    """Raise Refusal for a cache server of an earlier version, which does not know what it was asked."""
+    if UNKNOWN_QUESTION in str(error):
+        raise Refusal(501, Reason.NOT_FOUND, "the cache server of this pod cannot erase or verify yet") from None
