@@ -16,10 +16,20 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from kvstrata.contract.erasing import (
+    REQUIRED,
+    AdapterErased,
+    AdapterVerified,
+    ErasedTier,
+    EraseOutcome,
+    EraseQuestion,
+    VerifyQuestion,
+)
 from kvstrata.contract.holding import PoolHolding, PoolQuestion, PoolTierState
 from kvstrata.contract.link import (
     MAX_LINE_BYTES,
     TOKEN_BYTES,
+    UNKNOWN_QUESTION,
     AdapterAck,
     AdapterState,
     ChunkHashes,
@@ -171,6 +181,12 @@ class StandInAdapter:
         self.purging = asyncio.Event()
         """Cleared: purges are taken and not answered."""
         self.purging.set()
+        self.erasures: list[EraseQuestion] = []
+        self.erased: dict[str, Any] = {}
+        """What its answers to erasures say, beside that nothing is left."""
+        self.verifications: list[VerifyQuestion] = []
+        self.knows_erasure = True
+        """Cleared: an adapter of the version before."""
         self.links = 0
         self.refusals = 0
         """How many applications are still refused because I/O has not ended."""
@@ -207,6 +223,18 @@ class StandInAdapter:
         memory = (self.memory,) if self.memory is not None else ()
         return PoolHolding(self.boot, True, (*memory, tier), tuple(chunk.hex() for chunk in missing))
 
+    def erasure(self, question: EraseQuestion) -> AdapterErased:
+        """Say that nothing is left in its memory, or what a test wants it to say."""
+        self.erasures.append(question)
+        tier = ErasedTier("dram", "CPU", checked=tuple(REQUIRED["CPU"]))
+        said: dict[str, Any] = {"outcome": EraseOutcome.COMPLETE, "tiers": (tier,), "elsewhere": ("shared",)}
+        return AdapterErased(self.boot, self.revision, self.term, **(said | self.erased))
+
+    def verification(self, question: VerifyQuestion) -> AdapterVerified:
+        """Say that it cannot tell names."""
+        self.verifications.append(question)
+        return AdapterVerified(self.boot, self.revision, self.term, False, False)
+
     def named(self, tokens: bytes) -> ChunkHashes:
         """Name whole chunks by a chain of digests, as the cache server does with another digest."""
         size, hashes = self.chunk_tokens * TOKEN_BYTES, [b""]
@@ -235,6 +263,15 @@ class StandInAdapter:
                     continue
                 if question["op"] == "pool":
                     writer.write(self.holding(question["question"]).encode())
+                    await writer.drain()
+                    continue
+                if question["op"] in ("erase", "verify"):
+                    if not self.knows_erasure:
+                        writer.write(error_answer(UNKNOWN_QUESTION))
+                    elif question["op"] == "erase":
+                        writer.write(self.erasure(question["question"]).encode())
+                    else:
+                        writer.write(self.verification(question["question"]).encode())
                     await writer.drain()
                     continue
                 self.links += not counted

@@ -148,7 +148,7 @@ async def test_without_the_pods_token_no_state_is_told(gate: World) -> None:
     assert b"pod-uid-1" not in answer.body
 
 
-@pytest.mark.parametrize("target", ["/", "/v1/erase", "/metrics", "/v1/state/"])
+@pytest.mark.parametrize("target", ["/", "/v1/erase/", "/metrics", "/v1/state/"])
 async def test_there_is_one_path(gate: World, target: str) -> None:
     connection = await gate.connect("control", pki.client_context(gate.operator_tls, present=True))
     await connection.send(f"GET {target} HTTP/1.1\r\nHost: g\r\n\r\n".encode())

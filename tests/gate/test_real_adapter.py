@@ -10,9 +10,14 @@ import pytest
 from kvstrata.contract import ContractError
 from kvstrata.contract.bundle import Rules
 from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey
+from kvstrata.contract.erase import LeftKeys
+from kvstrata.contract.erasing import Amount, EraseOutcome
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.runtime import Runtime
+from tests.tiers.memory_server import Server
+from tests.tiers.memory_stand_in import BLOCK_BYTES, Key
 
+from .test_erasing import erased
 from .world import World, entry, keyspace, until
 
 
@@ -117,3 +122,26 @@ async def test_a_purge_is_refused_by_a_cache_server_whose_memory_nobody_governs(
             await real.gate.link.purge([keyspace("acme")])
     finally:
         await asyncio.to_thread(adapter.close)
+
+
+async def test_what_left_the_policy_is_erased_with_its_data_keys(real: World) -> None:
+    own = DataKey(7, b"acme's own key of thirty-two b..")
+    memory = Server()
+    adapter = await asyncio.to_thread(runtime, real)
+    adapter.memory = memory.governor
+    block = Key(keyspace("acme"), 1)
+    try:
+        await real.acked(await real.publish([entry("acme", keys=(own,))]))
+        memory.manager.store(block)
+        assert (await erased(real, keyspace("acme"))).outcome is EraseOutcome.IN_FORCE
+        await real.acked(await real.publish([entry("globex")]))
+        sent = asyncio.create_task(erased(real, keyspace("acme"), wait_s=30))
+        said = await asyncio.wait_for(sent, 40)
+        assert (said.outcome, said.keys, said.revision) == (EraseOutcome.COMPLETE, LeftKeys(), 3)
+        assert said.tiers[0].deleted == Amount(1, BLOCK_BYTES)
+        assert not memory.has_bytes_of(block)
+        assert adapter.enforcement.keys.left([keyspace("acme")]) == 0
+    finally:
+        adapter.memory = None
+        await asyncio.to_thread(adapter.close)
+        memory.close()

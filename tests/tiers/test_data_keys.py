@@ -187,3 +187,14 @@ def test_no_byte_of_a_key_is_left_in_the_process_when_its_generation_or_keyspace
     assert newest[:2] == [0, 0]
     assert all(newest[2:])
     assert none == [0, 0, 0, 0]
+
+
+def test_a_key_is_left_until_it_is_overwritten(tmp_path: Path) -> None:
+    keys = held(tmp_path, FIRST, SECOND)
+    assert (keys.left([KEYSPACE_A]), keys.left(["f" * 32])) == (2, 0)
+    one = keys.sealing(KEYSPACE_A)
+    assert one is not None
+    with one.use():
+        keys.retire({})
+        assert keys.left([KEYSPACE_A]) == 1, "somebody uses one of them"
+    assert keys.left([KEYSPACE_A]) == 0

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.erasing import Amount, Check, ErasedTier
 from kvstrata.contract.link import SCOPE_DIGITS
+from kvstrata_sidecar.adapter.memory import erasing as memory_erasing
 from kvstrata_sidecar.adapter.memory import governor as governing
 from kvstrata_sidecar.adapter.memory import purge as purging
 from tests.tiers.memory_server import BOOT, TIER, A, B, Server, keys_of
@@ -181,3 +183,62 @@ def test_whatever_happens_a_purged_block_leaves_no_byte_and_free_memory_holds_ze
 def _entries(manager: Manager) -> list[tuple[Key, Entry]]:
     staged = [(key, entry) for key, writers in manager._staging.items() for entry in writers.values()]
     return [*staged, *manager._objects.items()]
+
+
+def erased(server: Server, *keyspaces: str) -> ErasedTier:
+    return server.governor.eraser.erase(keyspaces, lambda _keyspace, _chunk: None)
+
+
+def test_an_erasure_counts_readers_and_writers_apart(server: Server) -> None:
+    free, read, written = keys_of(A, 3)
+    server.manager.store(free, read, Key(B, 1))
+    server.manager.read(read)
+    server.manager.reserve(written)
+    said = erased(server, A)
+    assert (said.found.blocks, said.deleted.blocks, said.remaining) == (3, 1, Amount(2, 2 * BLOCK_BYTES))
+    assert (said.reading, said.writing, said.checked) == (1, 1, (Check.OVERWRITTEN,))
+    server.manager.commit(written)
+    server.manager.release(read)
+    said = erased(server, A)
+    assert said.complete
+    assert (said.deleted.blocks, server.resident()) == (3, [Key(B, 1)])
+
+
+def test_what_an_engine_stores_late_is_seen_by_the_next_look(server: Server) -> None:
+    server.manager.store(Key(A, 1))
+    assert erased(server, A).complete
+    server.manager.store(Key(A, 2))
+    server.manager.read(Key(A, 2))
+    assert erased(server, A).reading == 1
+
+
+def test_memory_that_is_freed_and_not_overwritten_keeps_an_erasure_from_being_complete(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.manager.store(Key(A, 1))
+    going_on = threading.Event()
+    monkeypatch.setattr(server.pool, "overwrite", lambda *_: going_on.wait())
+    monkeypatch.setattr(memory_erasing, "WITHIN_S", 0.05)
+    said = erased(server, A)
+    assert (said.complete, said.remaining, said.unoverwritten_bytes) == (False, Amount(), BLOCK_BYTES)
+    going_on.set()
+    monkeypatch.setattr(memory_erasing, "WITHIN_S", 10.0)
+    assert erased(server, A).complete
+
+
+def test_a_pools_block_that_only_a_loan_keeps_is_still_there(server: Server) -> None:
+    pool, reader = Key("c" * 32, 1), Key(A, 1)
+    server.allow(a=None, c=None)
+    server.share("c", "a", [1])
+    server.turn()
+    server.manager.store(pool)
+    assert server.manager.reserve_read([reader], 1)[reader][0] == "success"
+    assert erased(server, "c" * 32).reading == 1, "the block itself, which its loan locks"
+    server.manager.delete([pool], force=True)
+    said = erased(server, "c" * 32)
+    assert (said.complete, said.reading) == (False, 1)
+    assert server.has_bytes_of(pool)
+    server.manager.finish_read([reader])
+    server.turn()
+    assert erased(server, "c" * 32).complete
+    assert not server.has_bytes_of(pool)

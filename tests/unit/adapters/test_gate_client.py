@@ -20,7 +20,10 @@ from kvstrata.adapters.gate_client import (
     GateError,
     GateFailure,
 )
+from kvstrata.contract import ContractError
 from kvstrata.contract.ack import ACK_TOKEN_HEADER, OPERATOR_COMMON_NAME, STATE_PATH, PodState, gate_server_name
+from kvstrata.contract.erase import ERASE_PATH, VERIFY_PATH, Erased, EraseRequest, Verified, VerifyRequest
+from kvstrata.contract.erasing import AdapterVerified, EraseOutcome
 from kvstrata.contract.link import TierState
 from kvstrata.contract.prefix import PrefixSource
 from kvstrata.contract.warm import (
@@ -293,3 +296,63 @@ async def test_an_answer_beyond_its_bound_is_not_read_on(certificates: Pki) -> N
         with pytest.raises(GateError) as caught:
             await client.pool("127.0.0.1", NAME, "uid")
     assert caught.value.reason is GateFailure.TOO_LARGE
+
+
+ERASED = Erased("g", "c", 7, 3, 7, EraseOutcome.REMAINING, requests=2)
+VERIFIED = Verified("g", 7, False, AdapterVerified("c", 7, 3, True, False))
+OLD = "0" * 32
+
+
+async def test_an_erasure_is_posted_and_answered_with_the_pods_token(certificates: Pki) -> None:
+    said: dict[str, bytes] = {}
+
+    async def work(request: web.Request) -> web.Response:
+        said[request.path] = await request.read()
+        body = ERASED.encode() if request.path == ERASE_PATH else VERIFIED.encode()
+        return web.Response(body=body, headers={ACK_TOKEN_HEADER: "token"})
+
+    erase, verify = EraseRequest((OLD,), ("dram",), 30.0), VerifyRequest(OLD, bytes(32))
+    async with _gate(certificates, work=work) as (client, _):
+        assert await client.erase("127.0.0.1", NAME, erase) == (ERASED, "token")
+        assert await client.verify("127.0.0.1", NAME, verify) == (VERIFIED, "token")
+    assert said == {ERASE_PATH: erase.encode(), VERIFY_PATH: verify.encode()}
+
+
+@pytest.mark.parametrize("status", [404, 501])
+async def test_a_pod_of_a_version_that_cannot_erase_is_told_by_name(certificates: Pki, status: int) -> None:
+    async def work(_: web.Request) -> web.Response:
+        return web.Response(status=status)
+
+    async with _gate(certificates, work=work) as (client, _):
+        with pytest.raises(GateError) as erasing:
+            await client.erase("127.0.0.1", NAME, EraseRequest((OLD,)))
+        with pytest.raises(GateError) as verifying:
+            await client.verify("127.0.0.1", NAME, VerifyRequest(OLD))
+        with pytest.raises(GateError) as pools:
+            await client.pool("127.0.0.1", NAME, "uid")
+    assert {erasing.value.reason, verifying.value.reason} == {GateFailure.UNSUPPORTED}
+    assert pools.value.reason is GateFailure.REFUSED
+
+
+async def test_an_erasure_without_the_pods_token_or_with_a_false_claim_is_not_believed(certificates: Pki) -> None:
+    claimed = ERASED.encode().replace(b"Remaining", b"Complete")
+    answers = iter([({}, ERASED.encode()), ({ACK_TOKEN_HEADER: "token"}, claimed)])
+
+    async def work(_: web.Request) -> web.Response:
+        headers, body = next(answers)
+        return web.Response(body=body, headers=headers)
+
+    async with _gate(certificates, work=work) as (client, _):
+        reasons = []
+        for _ in range(2):
+            with pytest.raises(GateError) as caught:
+                await client.erase("127.0.0.1", NAME, EraseRequest((OLD,)))
+            reasons.append(caught.value.reason)
+    assert reasons == [GateFailure.NO_TOKEN, GateFailure.MALFORMED]
+
+
+async def test_a_request_that_no_gate_would_take_is_not_sent(certificates: Pki) -> None:
+    async with _gate(certificates) as (client, seen):
+        with pytest.raises(ContractError):
+            await client.erase("127.0.0.1", NAME, EraseRequest(("acme",)))
+    assert seen == []

@@ -100,9 +100,10 @@ class PodEraser:
         )
 
     def _nothing(self, outcome: EraseOutcome) -> Erased:
-        """Return an answer that erased nothing."""
+        """Return an answer that erased nothing; of a cache server that is away nothing is known, not even which."""
         enforcement = self._enforcement
-        return Erased(self._boot, enforcement.cache_boot, 0, enforcement.term, enforcement.acked, outcome)
+        boot = "" if outcome is EraseOutcome.CACHE_AWAY else enforcement.cache_boot
+        return Erased(self._boot, boot, 0, enforcement.term, enforcement.acked, outcome)
 
     def _keys(self, keyspaces: frozenset[str], said: AdapterErased) -> LeftKeys:
         bundle = self._enforcement.bundle

@@ -21,8 +21,9 @@ class _Found(NamedTuple):
     """What a removal did, and what a look afterwards found."""
 
     purged: Purged
-    unlisted: str
+    listed: int
     rewriting: int
+    problem: str = ""
 
 
 class FileEraser:
@@ -56,11 +57,13 @@ class FileEraser:
         else:
             deleted, residue = Amount(found.purged.gone_blocks, found.purged.gone_bytes), found.purged.residue
             rewriting = found.rewriting
-            if found.unlisted:
-                problems.append(found.unlisted)
+            if found.problem:
+                problems.append(found.problem)
+            elif found.listed > len(left):
+                problems.append(f"{found.listed - len(left)} files are in the keyspaces' directories and in no index")
             looked = not problems
             checked += [Check.INDEX] if looked and not left else []
-            checked += [Check.DIRECTORY] if looked else []
+            checked += [Check.DIRECTORY] if looked and not found.listed else []
             checked += [Check.SPARES] if looked and not left and not rewriting else []
         return ErasedTier(
             self._name,
@@ -92,5 +95,5 @@ class FileEraser:
             listed = sum(len(files.disk.names(keyspace)) for keyspace in names)
         except DiskError as error:
             files.health.failed(error)
-            return _Found(purged, str(error), len(rewriting))
-        return _Found(purged, f"{listed} files are in their directories" if listed else "", len(rewriting))
+            return _Found(purged, 0, len(rewriting), str(error))
+        return _Found(purged, listed, len(rewriting))
