@@ -11,6 +11,7 @@ import math
 import re
 from datetime import UTC, datetime
 from fractions import Fraction
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import (
@@ -91,7 +92,13 @@ class Quantity(_QuantityText):
     @property
     def in_bytes(self) -> int:
         """The amount in bytes, rounded up as Kubernetes does."""
-        return math.ceil(self._exact())
+        return _in_bytes(self)
+
+
+@lru_cache(maxsize=4096)
+def _in_bytes(size: Quantity) -> int:
+    """Return a size in bytes: plans ask for the same few of them all the time."""
+    return math.ceil(size._exact())
 
 
 class ResourceQuantity(_QuantityText):

@@ -63,16 +63,16 @@ class TierClaims:
 
 
 class ClaimIndex:
-    """The claims of all objects of a namespace, by tier."""
+    """The claims of all objects of a namespace, by tier and by the object that has them."""
 
     def __init__(self) -> None:
         self.tiers: dict[str, TierClaims] = {}
-        self._known: dict[Key, Mapping[str, Claim]] = {}
+        self.by_holder: dict[Key, Mapping[str, Claim]] = {}
         self._changes = 0
 
     def replace(self, key: Key, resource: Resource | None) -> None:
         """Take note that an object is as it is now, None if it is gone."""
-        before = self._known.get(key, {})
+        before = self.by_holder.get(key, {})
         after = claims_of(resource)
         if before == after:
             return
@@ -80,9 +80,9 @@ class ClaimIndex:
             if before.get(tier) != after.get(tier):
                 self._replace(tier, key, before.get(tier), after.get(tier))
         if after:
-            self._known[key] = after
+            self.by_holder[key] = after
         else:
-            self._known.pop(key, None)
+            self.by_holder.pop(key, None)
 
     def _replace(self, tier: str, key: Key, before: Claim | None, after: Claim | None) -> None:
         claims = self.tiers.setdefault(tier, TierClaims())

@@ -14,7 +14,7 @@ from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import TenantGroup
 
-from .claims import TierClaims
+from .claims import Claim, TierClaims
 from .credentials import CredentialLook
 from .facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
 from .memo import Memo
@@ -34,8 +34,8 @@ class World:
 
     `contested` is the part of `policies_of_tenant` with several for a tenant. `policy_names` gives the name of a policy
     by its UID, `unsettled` names the policies whose generation was never enforced, `claims` gives by tier who declares
-    guarantees there, `granting` what statuses that are being written will say is admitted, in bytes by tier, and
-    `owned` gives kind and name of the children that the object of a UID controls.
+    guarantees there, `claimants` the same by who does, `granting` what statuses that are being written will say is
+    admitted, in bytes by tier, and `owned` gives kind and name of the children that the object of a UID controls.
 
     `credentials` gives what the servers of a managed tier were last seen to have of users and certificates.
 
@@ -66,6 +66,7 @@ class World:
     policy_names: Mapping[str, str] = field(default_factory=dict)
     unsettled: Set[str] = frozenset()
     claims: Mapping[str, TierClaims] = field(default_factory=dict)
+    claimants: Mapping[Key, Mapping[str, Claim]] = field(default_factory=dict)
     granting: Mapping[Key, Mapping[str, int]] = field(default_factory=dict)
     children: Mapping[tuple[str, str], LiveObject] = field(default_factory=dict)
     owned: Mapping[str, Set[tuple[str, str]]] = field(default_factory=dict)

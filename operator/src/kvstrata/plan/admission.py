@@ -9,7 +9,7 @@ as it stands: while a tier has less room than was admitted, the youngest have no
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
@@ -17,7 +17,7 @@ from kvstrata.api.common import Admission
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.contract.budget import TierBudget
-from kvstrata.model.claims import Claim, Holder, TierClaims, claims_of, declared_guarantees, models_digest
+from kvstrata.model.claims import Claim, Holder, TierClaims, declared_guarantees, models_digest
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import KIB, binary, readable, round_up
@@ -92,7 +92,8 @@ def held_by(world: World, resource: Holder | None) -> tuple[int, ...]:
     """Return all that `admitted_part` reads of one object, for the comparison of inputs."""
     if resource is None:
         return ()
-    return tuple(held_bytes(world, key_of(resource), tier) for tier in claims_of(resource))
+    key = key_of(resource)
+    return tuple([held_bytes(world, key, tier) for tier in world.claimants.get(key, ())])
 
 
 def lost_everywhere(world: World) -> tuple[Any, ...]:
@@ -105,45 +106,55 @@ def lost_everywhere(world: World) -> tuple[Any, ...]:
 class Verdict:
     """What is decided about one object's guarantees.
 
-    `admitted` is what its status is to say, None for no word of it; `due` says that this is to be written before
-    anything follows from it. `finding` is its condition Admitted, None where it declares no guarantee.
+    `admitted` is what it is to have, by tier, None where status has no word of it; `before` is what its status says.
+    `due` says that this is to be written before anything follows from it. `finding` is its condition Admitted, None
+    where it declares no guarantee.
     """
 
-    admitted: Mapping[str, int] | None
-    models: str
-    due: bool
-    finding: Finding | None
+    admitted: Mapping[str, int] | None = None
+    before: Mapping[str, int] = field(default_factory=dict)
+    models: str = ""
+    due: bool = False
+    finding: Finding | None = None
 
-    @property
-    def status(self) -> dict[str, Any] | None:
-        """The field `admission` of status; a patch merges, so it always says all."""
+    def status(self, *, let_go: bool = True) -> dict[str, Any] | None:
+        """Return the field `admission` of status; a patch merges, so it always says all.
+
+        What it has and does not declare any more stays reserved without `let_go`: others get it when no bundle
+        promises it. What it lost goes at once.
+        """
         if self.admitted is None:
             return None
-        rows = [{"name": tier, "guaranteed": _exact(size)} for tier, size in sorted(self.admitted.items()) if size]
+        kept = self.admitted if let_go else {**self.admitted, **self.before}
+        if not any(kept.values()) and not self.finding:
+            return None
+        rows = [{"name": tier, "guaranteed": _exact(size)} for tier, size in sorted(kept.items()) if size]
         return {"models": self.models, "tiers": rows}
 
 
-def judge(world: World, resource: Holder, *, let_go: bool = True) -> Verdict:
-    """Return what is decided about the guarantees of an object.
-
-    What it has and does not declare any more stays reserved without `let_go`: others get it when no bundle promises it.
-    """
-    claims = claims_of(resource)
-    declared, recorded = declared_guarantees(resource), resource.status.admission
+def judge(world: World, resource: Holder, wrong: Decision | None) -> Verdict:
+    """Return what is decided about the guarantees of an object; `wrong` is what is wrong with its spec."""
+    claims = world.claimants.get(key_of(resource))
     if not claims:
-        return Verdict(None, "", False, None)
-    admitted, due, waiting = {}, recorded is None, []
+        return Verdict()
+    admitted: dict[str, int] = {}
+    before: dict[str, int] = {}
+    waiting = []
+    due = resource.status.admission is None
     for tier, claim in claims.items():
         had = claim.recorded_bytes or 0
-        size, why = _granted(world, tier, claim)
-        if why is not None:
-            waiting.append((tier, *why))
-        lost = had > 0 and held_bytes(world, claim.holder, tier) == 0
-        kept_back = size < had and not let_go and not lost
-        admitted[tier] = had if kept_back else size
+        line = line_for(world, tier)
+        size = _wanted(claim, wrong)[0] if line is None else line.granted.get(claim.holder, 0)
+        place = line.position(claim.holder) if line is not None else None
+        if line is not None and place is not None:
+            waiting.append((tier, *place, line))
+        lost = line is not None and had > 0 and claim.holder in line.lost
+        admitted[tier] = size
+        if size < had and not lost:
+            before[tier] = had
         due = due or size > had or lost or not claim.current
-    told = admitted if declared or any(admitted.values()) else None
-    return Verdict(told, models_digest(resource), due, _finding(world, declared, admitted, waiting))
+    declared = {tier: claim.declared_bytes for tier, claim in claims.items() if claim.declared_bytes}
+    return Verdict(admitted, before, models_digest(resource), due, _finding(world, declared, admitted, waiting))
 
 
 def admitted_by(writes: Iterable[StatusWrite]) -> dict[Key, dict[str, int]]:
@@ -172,22 +183,12 @@ def waiting_for(world: World, tier: str) -> tuple[int, int]:
     return len(waiting), sum(one.ask.wanted_bytes - line.kept[one.ask.holder] for one in waiting) if line else 0
 
 
-def _granted(world: World, tier: str, claim: Claim) -> tuple[int, tuple[int, Waiting, Line] | None]:
-    """Return what an object is to have of a tier, and where in which line it waits for more."""
-    line = line_for(world, tier)
-    if line is None:
-        return _wanted(world, claim)[0], None
-    place = line.position(claim.holder)
-    return line.granted.get(claim.holder, 0), (*place, line) if place is not None else None
-
-
-def _wanted(world: World, claim: Claim) -> tuple[int, bool]:
+def _wanted(claim: Claim, wrong: Decision | None) -> tuple[int, bool]:
     """Return what an object may have at most, and whether it may be given more than it has.
 
     While its spec is wrong that is what it has, because its last valid one is in force. Of two policies for a tenant
     the younger has nothing.
     """
-    wrong = _problem(world, claim.holder)
     if wrong is None:
         return claim.declared_bytes, True
     if wrong.reason == PolicyReason.TENANT_CONFLICT:
@@ -208,7 +209,7 @@ def _problem(world: World, holder: Key) -> Decision | None:
 
 
 def _validity(world: World) -> tuple[Any, ...]:
-    """Return all that `_wanted` and `_places` read besides the claims themselves."""
+    """Return all that `_problem` and `_places` read besides the claims themselves."""
     return (
         tuple((name, tier.spec) for name, tier in sorted(world.tiers.items())),
         tuple((name, model.spec.tier_names, model.metadata.labels) for name, model in sorted(world.models.items())),
@@ -267,7 +268,7 @@ def _places(world: World, tier: CacheTier) -> tuple[str, ...]:
 
 
 def _ask(world: World, claim: Claim, places: tuple[str, ...]) -> Ask:
-    wanted, asks = _wanted(world, claim)
+    wanted, asks = _wanted(claim, _problem(world, claim.holder))
     own = places if len(places) == 1 else tuple(_chosen(world, claim, places))
     return Ask(
         holder=claim.holder,

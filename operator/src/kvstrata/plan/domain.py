@@ -98,10 +98,10 @@ def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
         "podsLive": total.live,
         "usage": _usage(world, domain, now),
     }
-    verdict = judge(world, domain)
-    fields["admission"] = verdict.status
     ready = Decision(DomainReason.READY, "the domain has its identity and key")
     wrong = budgets.problem(world, domain.spec.public_tiers, "spec.publicBudget.tiers")
+    verdict = judge(world, domain, wrong)
+    fields["admission"] = verdict.status()
     levels, models = shared_levels(world, PUBLIC_SCOPE), world.models.values()
     admitted = tiers_admitted(world, levels, because_of(world, PUBLIC_SCOPE), models)
     reserved = _admitted(verdict, wrong)

@@ -42,9 +42,10 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         group.status.cache_generation is not None
         and group.status.cache_generation != group.spec.effective_cache_generation
     )
-    verdict = judge(world, group, let_go=False)
+    stalled = _stalled(world, group)
+    verdict = judge(world, group, stalled)
     if previous is None or due or verdict.due:
-        of_epoch: dict[str, object] = {"admission": verdict.status}
+        of_epoch: dict[str, object] = {"admission": verdict.status(let_go=False)}
         what = "its guarantees were decided on"
         if previous is None or due:
             epoch = fresh_epoch(world, scope, Key(group.INFO.kind, world.namespace, name), previous)
@@ -53,7 +54,6 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
             what = "a new epoch was drawn"
         waiting = Decision(GroupReason.NOT_COMMITTED, f"{what}; pods are being told")
         enforced = false(ENFORCED, waiting.reason, waiting.message)
-        stalled = _stalled(world, group)
         drawn = (
             *kstatus(stalled, waiting, waiting),
             *_admitted(verdict, stalled),
@@ -68,8 +68,6 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     enforced, total = _enforced(world, group)
     pending = Decision(enforced.reason, enforced.message) if enforced.status == "False" else None
     ready = Decision(enforced.reason, enforced.message)
-    stalled = _stalled(world, group)
-    verdict = judge(world, group, let_go=total is not None)
     findings = (
         *kstatus(stalled, pending, ready),
         *_admitted(verdict, stalled),
@@ -80,7 +78,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
     fields: dict[str, object] = {
         "joined": len(_joined(world, group)),
         "usage": _usage(world, group, now),
-        "admission": verdict.status,
+        "admission": verdict.status(let_go=total is not None),
     }
     if enforced.status == "True" and not stalled:
         fields["enforcedGeneration"] = group.generation

@@ -41,15 +41,18 @@ def plan_policy(world: World, name: str, now: datetime) -> Plan:
         return Plan(enqueue=_bundles(world))
     blocked = first(chain.BLOCKING, world, policy)
     epoch, drawn = _epoch(world, policy, blocked)
-    verdict = judge(world, policy, let_go=False)
+    verdict = judge(world, policy, blocked)
     if drawn is not None or verdict.due:
-        fields = {"admission": verdict.status, **(_scope_fields(world, policy, drawn) if drawn is not None else {})}
+        fields = {
+            "admission": verdict.status(let_go=False),
+            **(_scope_fields(world, policy, drawn) if drawn is not None else {}),
+        }
         what = "a new epoch was drawn" if drawn is not None else "its guarantees were decided on"
         return Plan(
             statuses=write_status(policy, now, _waiting(world, policy, blocked, verdict, what), fields),
             enqueue=(Key(policy.INFO.kind, world.namespace, name), *_bundles(world)),
         )
-    return _report(world, policy, now, epoch, blocked)
+    return _report(world, policy, now, epoch, blocked, verdict)
 
 
 def _epoch(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> tuple[Epoch | None, Epoch | None]:
@@ -93,7 +96,12 @@ def _former(world: World, policy: TenantCachePolicy) -> list[dict[str, object]] 
 
 
 def _report(
-    world: World, policy: TenantCachePolicy, now: datetime, epoch: Epoch | None, blocked: Decision | None
+    world: World,
+    policy: TenantCachePolicy,
+    now: datetime,
+    epoch: Epoch | None,
+    blocked: Decision | None,
+    verdict: Verdict,
 ) -> Plan:
     compiled = compile_policy(world, policy)
     fields: dict[str, object] = {
@@ -118,8 +126,7 @@ def _report(
     pending = None
     if enforcement.finding.status == "False":
         pending = Decision(enforcement.finding.reason, enforcement.finding.message)
-    verdict = judge(world, policy, let_go=enforcement.committed)
-    fields["admission"] = verdict.status
+    fields["admission"] = verdict.status(let_go=enforcement.committed)
     findings = (
         *kstatus(stalled, pending, Decision(enforcement.finding.reason, enforcement.finding.message)),
         enforcement.finding,

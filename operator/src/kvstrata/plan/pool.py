@@ -100,15 +100,15 @@ def _report(
         pending = None if objection is not None else made.pending
         statuses = write_status(pool, now, _findings(world, pool, objection, pending), {}, can_wait=objection is None)
         return Plan(actions, statuses=statuses, wake_after_s=_soonest(waits))
-    verdict = judge(world, pool)
+    verdict = judge(world, pool, None)
     if verdict.due:
         waiting = Decision(PoolReason.NOT_COMMITTED, "its guarantees were decided on; pods are being told")
         findings = _findings(world, pool, None, waiting, as_told(pool))
-        told = write_status(pool, now, findings, {"admission": verdict.status})
+        told = write_status(pool, now, findings, {"admission": verdict.status()})
         return Plan(actions, statuses=told, enqueue=_next_step(world, pool), wake_after_s=_soonest(waits))
     step = live(world, model, pool, content, now)
     waits += [step.again_s] if step.again_s is not None else []
-    fields = {**step.fields, "usage": _usage(world, pool, model, now), "admission": verdict.status}
+    fields = {**step.fields, "usage": _usage(world, pool, model, now), "admission": verdict.status()}
     findings = _findings(world, pool, step.stalled, step.pending, step.warm)
     told = write_status(pool, now, findings, fields, can_wait=step.pending is not None and not step.fields)
     return Plan((*actions, *step.questions), statuses=told, enqueue=step.enqueue, wake_after_s=_soonest(waits))
@@ -253,5 +253,5 @@ def _findings(
 
 def _admitted(world: World, pool: PrefixPool) -> tuple[Finding, ...]:
     """Return whether what is pinned is guaranteed, nothing where there is nothing to guarantee."""
-    finding = judge(world, pool).finding
+    finding = judge(world, pool, None).finding
     return (finding,) if finding is not None else ()

@@ -34,7 +34,7 @@ def concerned_by_object(world: World, key: Key, before: Resource | None, after: 
     if before is not None and after is not None and _meaning(before) == _meaning(after):
         return frozenset(own)
     own.add(Key("CacheDomain", world.namespace, "default"))
-    own |= _claimed(world, before, after)
+    own |= _claimed(world, key, before)
     match key.kind:
         case "CacheDomain":
             everyone = (*_policies(world), *_groups(world), *_pools(world), *_models(world))
@@ -233,9 +233,9 @@ def _usable(resource: Resource) -> tuple[object, ...] | None:
     return status.is_true(ConditionType.READY), overcommitted(resource), status.external
 
 
-def _claimed(world: World, before: Resource | None, after: Resource | None) -> set[Key]:
+def _claimed(world: World, key: Key, before: Resource | None) -> set[Key]:
     """Return the tiers on which an object's guarantees are others than before: their plans tell whoever waits."""
-    was, now = claims_of(before), claims_of(after)
+    was, now = claims_of(before), world.claimants.get(key, {})
     touched = {tier for tier in {**was, **now} if was.get(tier) != now.get(tier)}
     return {Key("CacheTier", world.namespace, tier) for tier in touched}
 

@@ -127,6 +127,7 @@ class Store:
             policy_names=d.policy_names,
             unsettled=d.unsettled,
             claims=d.claims.tiers,
+            claimants=d.claims.by_holder,
             granting=d.granting,
             children=d.children,
             owned=d.owned,
