@@ -217,7 +217,7 @@ def test_memory_that_is_freed_and_not_overwritten_keeps_an_erasure_from_being_co
 ) -> None:
     server.manager.store(Key(A, 1))
     going_on = threading.Event()
-    monkeypatch.setattr(server.pool, "overwrite", lambda *_: going_on.wait())
+    monkeypatch.setattr(server.pool, "overwrite", lambda *_: going_on.wait(20))
     monkeypatch.setattr(memory_erasing, "WITHIN_S", 0.05)
     said = erased(server, A)
     assert (said.complete, said.remaining, said.unoverwritten_bytes) == (False, Amount(), BLOCK_BYTES)
