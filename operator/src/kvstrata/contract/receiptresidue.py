@@ -108,6 +108,10 @@ class Residue(StrEnum):
         _NOTHING,
         True,
     )
+    ABANDONED = (
+        "Abandoned",
+        "a person gave the erasure up, for the reason that the order has: what is not listed as done was not done",
+    )
     ENGINE_MEMORY = (
         "EngineMemory",
         "engines keep blocks in their own memory, unreachable, until they use it for others",
