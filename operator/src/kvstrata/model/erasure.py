@@ -1,0 +1,135 @@
+"""An erasure as an order and what was heard of it since: a set of facts that only grows, whoever gathers them.
+
+A fact is what somebody said, with who and when. Of two facts about the same (`key`) one stands, always the same one,
+so it makes no difference in which order they arrive, how often, or between which of them the operator died. How far an
+erasure is follows from its facts (`plan.erasurefacts`) and is written nowhere. When it is judged (`Verdict`) its facts
+are closed: the receipt that is issued then is the same from wherever one starts again.
+
+`Surroundings` are what is so at this moment and proves nothing: whom one could ask, and which servers a tier has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import TypeVar
+
+from kvstrata.contract.receiptfacts import Component, Subject
+
+from .erasurefacts import Fact, ReceiptWritten, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class SharedTier:
+    """A shared tier that the order concerns."""
+
+    name: str
+    encrypted: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DenyList:
+    """Chunks of one prefix, which adapters are to refuse until their erasure is verified: the keyspace itself lives on.
+
+    `chunks` are the chunk hashes as the pods of the model named them, `keyspaces` whose they are.
+    """
+
+    model: str
+    keyspaces: tuple[str, ...]
+    chunks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureOrder:
+    """What was ordered. Nothing of it changes.
+
+    `keyspaces` are those that are revoked; they stay inside the cluster and are in no receipt. `tiers` are the shared
+    tiers concerned, `excluded_tiers` and `excluded_scopes` (names of groups, or `Public`) what is left as ordered.
+    `denied` is set for a prefix only.
+    """
+
+    subject: Subject
+    started: datetime
+    keyspaces: tuple[str, ...]
+    tiers: tuple[SharedTier, ...]
+    excluded_tiers: tuple[str, ...] = ()
+    excluded_scopes: tuple[str, ...] = ()
+    deadline_s: int | None = None
+    allow_residue: bool = False
+    denied: DenyList | None = None
+    versions: tuple[Component, ...] = ()
+
+    @property
+    def uid(self) -> str:
+        """The uid of the object that ordered it: an order is carried out once."""
+        return self.subject.uid
+
+
+F = TypeVar("F")
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """An order and its facts, by kind and key."""
+
+    order: ErasureOrder
+    facts: Mapping[tuple[str, ...], Fact] = field(default_factory=dict)
+
+    def hearing(self, *heard: Fact) -> Erasure:
+        """Return the erasure with these facts, too. After its verdict only its receipt is news."""
+        facts = dict(self.facts)
+        for fact in heard:
+            if (Verdict.__name__,) in facts and not isinstance(fact, ReceiptWritten):
+                continue
+            standing = facts.get(fact.key)
+            if standing is None or fact.stands_over(standing):
+                facts[fact.key] = fact
+        return replace(self, facts=facts)
+
+    def of(self, kind: type[F]) -> tuple[F, ...]:
+        """Return the facts of one kind, in the order of their keys."""
+        found = [(key, fact) for key, fact in self.facts.items() if type(fact) is kind]
+        return tuple(fact for _, fact in sorted(found, key=lambda item: item[0]))
+
+    def only(self, kind: type[F]) -> F | None:
+        """Return the fact of a kind of which there is one."""
+        return next(iter(self.of(kind)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class TierNow:
+    """A shared tier at this moment. `message` says what is the matter if not all of its primaries answer."""
+
+    primaries: tuple[str, ...]
+    slots: str
+    reachable: bool = True
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodNow:
+    """A pod that can be asked at this moment."""
+
+    uid: str
+    gate_boot: str
+    cache_boot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What is so at this moment, as far as it matters to what can be ordered.
+
+    `heirs` names by (uid, tier) the pod that has taken over files of one that is gone. `deletions_elsewhere` are Jobs
+    of other erasures that run. `custody_problem` says why keys cannot be removed, `receipt_problem` why no receipt can
+    be written, `abandoned` is the reason of a person who gives the erasure up; each may be empty.
+    """
+
+    operator: str
+    tiers: Mapping[str, TierNow] = field(default_factory=dict)
+    pods: Mapping[str, PodNow] = field(default_factory=dict)
+    heirs: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    deletions_elsewhere: int = 0
+    custody_problem: str = ""
+    receipt_problem: str = ""
+    abandoned: str = ""

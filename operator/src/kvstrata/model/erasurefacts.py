@@ -1,0 +1,311 @@
+"""What can be said of an erasure: each says who said it and when, and of two about the same one always stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from kvstrata.contract.receiptfacts import Amount, Copies, Fence, Revoked, Target, Word
+from kvstrata.contract.receiptwords import KeyCustody, PodMedium, Standing
+
+NOTHING = Amount(0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldTier:
+    """A tier inside a pod that the order concerns. `outlives_pod` is whether its data stays when the pod is gone."""
+
+    name: str
+    medium: PodMedium
+    encrypted: bool
+    outlives_pod: bool
+
+
+class _Fact:
+    """`ABOUT` names the fields that say what a fact is about: of one kind and about the same there is one."""
+
+    __slots__ = ()
+    ABOUT: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What it is, and about what."""
+        return (type(self).__name__, *(str(getattr(self, name)) for name in self.ABOUT))
+
+    def _rank(self) -> float:
+        return -_seconds(getattr(self, "at"))  # noqa: B009  (declared by each kind that does not rank otherwise)
+
+    def stands_over(self, other: _Fact) -> bool:
+        """Whether this stands and not `other`: as a rule the first word, because what was so since then stays so.
+
+        If both are of one moment, it is the same one of them in any order.
+        """
+        return (self._rank(), repr(self)) > (other._rank(), repr(other))
+
+
+class _OfProcesses(_Fact):
+    """A pod's word, by its processes."""
+
+    __slots__ = ()
+
+    @property
+    def boots(self) -> tuple[str, str]:
+        """Boot ids of the gate and the cache server that said it."""
+        return getattr(self, "gate_boot"), getattr(self, "cache_boot")  # noqa: B009
+
+
+def _seconds(at: Any) -> float:
+    return (at if isinstance(at, datetime) else datetime.fromisoformat(at)).timestamp()
+
+
+@dataclass(frozen=True, slots=True)
+class Witness:
+    """A pod that may use what is revoked, and the tiers inside it that the order concerns."""
+
+    model: str
+    uid: str
+    name: str
+    tiers: tuple[HeldTier, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldKey:
+    """A data key of what is revoked. `revoked` is the commitment of what it encrypted."""
+
+    fingerprint: str
+    revoked: str
+    custody: KeyCustody
+
+
+@dataclass(frozen=True, slots=True)
+class Rolled(_Fact):
+    """Every scope has its new epoch and every bundle carries it.
+
+    `witnesses` is every pod that lived at that moment, or had vanished without being fenced: pods that start later
+    read no bundle with an old epoch.
+    """
+
+    at: datetime
+    revoked: tuple[Revoked, ...]
+    targets: tuple[Target, ...]
+    witnesses: tuple[Witness, ...]
+    keys: tuple[HeldKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PodSeen(_OfProcesses):
+    """How a witness stands, as in a receipt (`PodFact`); of the same processes the first word stands."""
+
+    ABOUT: ClassVar[tuple[str, ...]] = (
+        "uid",
+        "standing",
+        "gate_boot",
+        "cache_boot",
+        "revision",
+    )
+
+    uid: str
+    standing: Standing
+    at: datetime
+    gate_boot: str = ""
+    cache_boot: str = ""
+    revision: int = 0
+    fence: Fence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PodErased(_OfProcesses):
+    """A pod's answer to the order to erase. `copies` is by tier, `round` counts how often it was ordered."""
+
+    ABOUT: ClassVar[tuple[str, ...]] = (
+        "uid",
+        "round",
+        "gate_boot",
+        "cache_boot",
+    )
+
+    uid: str
+    round: int
+    gate_boot: str
+    cache_boot: str
+    at: datetime
+    copies: Mapping[str, Copies]
+
+
+@dataclass(frozen=True, slots=True)
+class FilesErased(_Fact):
+    """Files of a pod that is gone were erased by `by`, a pod that took them over."""
+
+    ABOUT: ClassVar[tuple[str, ...]] = (
+        "uid",
+        "tier",
+    )
+
+    uid: str
+    tier: str
+    by: str
+    at: datetime
+    copies: Copies
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReset(_Fact):
+    """A pod's engine emptied its prefix cache."""
+
+    ABOUT: ClassVar[tuple[str, ...]] = ("uid",)
+
+    uid: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class PodProbed(_OfProcesses):
+    """What a pod said when it was asked for keys that it could have read before, after its answer of that round."""
+
+    ABOUT: ClassVar[tuple[str, ...]] = (
+        "uid",
+        "round",
+    )
+
+    uid: str
+    round: int
+    gate_boot: str
+    cache_boot: str
+    at: datetime
+    known: int
+    asked: int
+    missed: int
+
+    def _rank(self) -> float:
+        return _seconds(self.at)  # what was asked too early is asked again
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRemoved(_Fact):
+    """A data key left its custody and every bundle."""
+
+    ABOUT: ClassVar[tuple[str, ...]] = ("fingerprint",)
+
+    fingerprint: str
+    by: Word
+
+    def _rank(self) -> float:
+        return -_seconds(self.by.at)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDestroyed(KeyRemoved):
+    """Somebody who can know says that no copy of a data key exists."""
+
+
+class JobState(StrEnum):
+    """How a deletion stands. In the order in which it comes to be."""
+
+    RUNNING = "Running"
+    FAILED = "Failed"
+    DONE = "Done"
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion(_Fact):
+    """The deletion from one primary by one Job, and what it reported when it is done.
+
+    `round` counts the Jobs for this primary, `primaries` those that the tier had; `over_bound` is how many keys there
+    were beyond those that one Job takes on.
+    """
+
+    ABOUT: ClassVar[tuple[str, ...]] = (
+        "tier",
+        "node",
+        "round",
+    )
+
+    tier: str
+    node: str
+    round: int
+    job: str
+    state: JobState
+    began: datetime
+    primaries: int
+    ended: datetime | None = None
+    found: Amount = NOTHING
+    deleted: Amount = NOTHING
+    remaining: Amount = NOTHING
+    replicas: int = 0
+    replicas_in_step: int = 0
+    over_bound: int = 0
+    problem: str = ""
+
+    def _rank(self) -> float:
+        return list(JobState).index(self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Look(_Fact):
+    """The verifier's look at a tier: digests of the map of slots before and after, how many primaries it names, and
+    what was left on each that answered."""
+
+    ABOUT: ClassVar[tuple[str, ...]] = ("tier",)
+
+    tier: str
+    by: str
+    began: datetime
+    ended: datetime
+    slots_before: str
+    slots_after: str
+    primaries: int
+    left: Mapping[str, Amount]
+
+    def _rank(self) -> float:
+        return _seconds(self.began)
+
+
+@dataclass(frozen=True, slots=True)
+class TierLost(_Fact):
+    """A tier was removed, or its servers replaced, before it was erased."""
+
+    ABOUT: ClassVar[tuple[str, ...]] = ("tier",)
+
+    tier: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(_Fact):
+    """How it ended. From then on its facts are closed. `abandoned` is the reason of who gave it up."""
+
+    complete: bool
+    reason: str
+    message: str
+    at: datetime
+    abandoned: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptWritten(_Fact):
+    """The receipt is in the chain."""
+
+    digest: str
+
+    def _rank(self) -> float:
+        return 0.0
+
+
+Fact = (
+    Rolled
+    | PodSeen
+    | PodErased
+    | FilesErased
+    | EngineReset
+    | PodProbed
+    | KeyRemoved
+    | KeyDestroyed
+    | Deletion
+    | Look
+    | TierLost
+    | Verdict
+    | ReceiptWritten
+)

@@ -1,0 +1,228 @@
+"""What the facts of an erasure amount to: which answers count, and which are still owed.
+
+An answer counts if it was given after what it has to come after, by the processes that acknowledged. One that came too
+early, or was given by a process that is gone, proves nothing: it is asked for again.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from kvstrata.contract.receiptclaims import WRITE_WINDOW_S
+from kvstrata.contract.receiptwords import Standing
+from kvstrata.model.erasure import Erasure, SharedTier
+from kvstrata.model.erasurefacts import (
+    NOTHING,
+    Deletion,
+    EngineReset,
+    FilesErased,
+    HeldTier,
+    JobState,
+    KeyRemoved,
+    Look,
+    PodErased,
+    PodProbed,
+    PodSeen,
+    Rolled,
+    TierLost,
+    Witness,
+)
+
+
+def witnesses(erasure: Erasure) -> tuple[Witness, ...]:
+    """Return every pod that may have used what is revoked; none is known before the epochs are rolled."""
+    rolled = erasure.only(Rolled)
+    return rolled.witnesses if rolled else ()
+
+
+def standing_of(erasure: Erasure, uid: str) -> PodSeen | None:
+    """Return the word on a witness that counts: its end, or its acknowledgement, or that it is fenced.
+
+    Of several acknowledgements it is the one of the processes that erased, else the newest.
+    """
+    seen = [one for one in erasure.of(PodSeen) if one.uid == uid]
+    for wanted in (Standing.ENDED, Standing.ACKED, Standing.FENCED):
+        if found := [one for one in seen if one.standing is wanted and _settles(erasure, one)]:
+            answers = {one.boots for one in erasure.of(PodErased) if one.uid == uid}
+            return max(found, key=lambda one: (one.boots in answers, one.at, one.key))
+    return None
+
+
+def has_acknowledged(erasure: Erasure, uid: str, boots: tuple[str, str]) -> bool:
+    """Whether these processes of a witness acknowledged."""
+    return any(
+        one.uid == uid and one.boots == boots and one.standing is Standing.ACKED and _settles(erasure, one)
+        for one in erasure.of(PodSeen)
+    )
+
+
+def unreachable_at(erasure: Erasure) -> datetime | None:
+    """Return since when no witness reuses anything; None while one may.
+
+    A pod is settled from its first such word on: a cache server that starts anew later reads bundles without it.
+    """
+    rolled = erasure.only(Rolled)
+    if rolled is None:
+        return None
+    moments = [rolled.at]
+    for witness in rolled.witnesses:
+        settled = [_settled_at(one) for one in erasure.of(PodSeen) if one.uid == witness.uid and _settles(erasure, one)]
+        if not settled:
+            return None
+        moments.append(min(settled))
+    return max(moments)
+
+
+def window_ends(erasure: Erasure) -> datetime | None:
+    """Return when no write that had begun can still arrive in a shared tier."""
+    since = unreachable_at(erasure)
+    return since + timedelta(seconds=WRITE_WINDOW_S) if since else None
+
+
+def keys_kept(erasure: Erasure) -> tuple[str, ...]:
+    """Return the fingerprints of data keys that are still in their custody."""
+    rolled = erasure.only(Rolled)
+    gone = {one.fingerprint for one in erasure.of(KeyRemoved)}
+    return tuple(key.fingerprint for key in (rolled.keys if rolled else ()) if key.fingerprint not in gone)
+
+
+def tiers_at_hand(erasure: Erasure) -> tuple[SharedTier, ...]:
+    """Return the shared tiers of the order that still exist."""
+    lost = {one.tier for one in erasure.of(TierLost)}
+    return tuple(tier for tier in erasure.order.tiers if tier.name not in lost)
+
+
+def rounds(erasure: Erasure, tier: str, node: str) -> tuple[Deletion, ...]:
+    """Return the deletions from one primary that may count: those that began after the last write; oldest first."""
+    end = window_ends(erasure)
+    own = [one for one in erasure.of(Deletion) if (one.tier, one.node) == (tier, node)]
+    return tuple(sorted((one for one in own if end and one.began >= end), key=lambda one: one.round))
+
+
+def next_round(erasure: Erasure, tier: str, node: str) -> int:
+    """Return the number of the next deletion from a primary, counted from 1."""
+    return 1 + max((one.round for one in erasure.of(Deletion) if (one.tier, one.node) == (tier, node)), default=0)
+
+
+def is_whole(deletion: Deletion) -> bool:
+    """Whether a deletion left nothing and every replica confirmed it."""
+    emptied = deletion.remaining == NOTHING and not deletion.over_bound
+    return deletion.state is JobState.DONE and emptied and deletion.replicas_in_step == deletion.replicas
+
+
+def last_whole(erasure: Erasure, tier: str, node: str) -> Deletion | None:
+    """Return the deletion after which a primary was empty, if no later look found something there."""
+    found = next((one for one in reversed(rounds(erasure, tier, node)) if is_whole(one)), None)
+    look = look_at(erasure, tier)
+    if found is None or found.ended is None:
+        return None
+    late = look is not None and look.began >= found.ended and look.left.get(node, NOTHING) != NOTHING
+    return None if late else found
+
+
+def look_at(erasure: Erasure, tier: str) -> Look | None:
+    """Return the newest look at a tier."""
+    return next((one for one in erasure.of(Look) if one.tier == tier), None)
+
+
+def answer_of(erasure: Erasure, uid: str) -> PodErased | None:
+    """Return a witness's newest answer to the order to erase, by processes that had acknowledged."""
+    own = [one for one in erasure.of(PodErased) if one.uid == uid]
+    counting = [one for one in own if has_acknowledged(erasure, uid, one.boots) and _after_ack(erasure, one)]
+    return max(counting, key=lambda one: (one.round, one.at, one.key), default=None)
+
+
+def is_empty(erasure: Erasure, witness: Witness) -> bool:
+    """Whether a witness that acknowledged erased each of its tiers, and was not seen to have something since."""
+    if not witness.tiers:
+        return True
+    answer = answer_of(erasure, witness.uid)
+    if answer is None or leaks(erasure, answer):
+        return False
+    return all(tier.name in answer.copies and not answer.copies[tier.name].remaining for tier in witness.tiers)
+
+
+def is_reset(erasure: Erasure, uid: str) -> bool:
+    """Whether a witness's engine emptied its prefix cache."""
+    return any(one.uid == uid for one in erasure.of(EngineReset))
+
+
+def files_left(erasure: Erasure, witness: Witness) -> tuple[HeldTier, ...]:
+    """Return the tiers of a witness that ended whose files stay somewhere and were erased by nobody."""
+    answer = answer_of(erasure, witness.uid)
+    inherited = {one.tier for one in erasure.of(FilesErased) if one.uid == witness.uid}
+    whole = answer is not None and not leaks(erasure, answer)
+    told = {name for name, copies in answer.copies.items() if not copies.remaining} if answer and whole else set()
+    return tuple(tier for tier in witness.tiers if tier.outlives_pod and tier.name not in told | inherited)
+
+
+def erased_at(erasure: Erasure) -> datetime | None:
+    """Return when the last copy was deleted that was deleted; None if none was."""
+    moments = [one.ended for one in erasure.of(Deletion) if one.state is JobState.DONE and one.ended]
+    moments += [one.at for one in erasure.of(PodErased)]
+    moments += [one.at for one in erasure.of(FilesErased)]
+    return max(moments, default=None)
+
+
+def counts(erasure: Erasure, look: Look) -> bool:
+    """Whether a look says something: it began when everything was deleted, and slots stood still meanwhile."""
+    since = erased_at(erasure)
+    return since is not None and look.began >= since and look.slots_before == look.slots_after
+
+
+def probe_of(erasure: Erasure, uid: str) -> PodProbed | None:
+    """Return what a witness said when it was asked after everything, by processes that acknowledged."""
+    since = erased_at(erasure) or unreachable_at(erasure)
+    if since is None:
+        return None
+    own = [one for one in erasure.of(PodProbed) if one.uid == uid and one.at >= since]
+    counting = [one for one in own if has_acknowledged(erasure, uid, one.boots)]
+    return max(counting, key=lambda one: (one.at, one.key), default=None)
+
+
+def last_moment(erasure: Erasure) -> datetime:
+    """Return when something was last done or found."""
+    looks = [look.ended for look in erasure.of(Look)]
+    probes = [probe.at for probe in erasure.of(PodProbed)]
+    removed = [moment(one.by.at) for one in erasure.of(KeyRemoved)]
+    known = (erased_at(erasure), window_ends(erasure), *looks, *probes, *removed)
+    return max((known_at for known_at in known if known_at), default=erasure.order.started)
+
+
+def leaks(erasure: Erasure, answer: PodErased) -> bool:
+    """Whether the witness had a key in the round of its answer that it should have missed."""
+    return any(
+        (one.uid, one.round) == (answer.uid, answer.round) and one.missed < one.asked for one in erasure.of(PodProbed)
+    )
+
+
+def _after_ack(erasure: Erasure, answer: PodErased) -> bool:
+    acks = [one.at for one in erasure.of(PodSeen) if one.uid == answer.uid and one.boots == answer.boots]
+    return bool(acks) and answer.at >= min(acks)
+
+
+def _settles(erasure: Erasure, seen: PodSeen) -> bool:
+    """Whether a word settles its witness, by the rules of receipts: the revision reached, the fence waited out."""
+    rolled = erasure.only(Rolled)
+    witness = next((one for one in witnesses(erasure) if one.uid == seen.uid), None)
+    if rolled is None or witness is None:
+        return False
+    match seen.standing:
+        case Standing.ACKED:
+            needed = next((target.revision for target in rolled.targets if target.model == witness.model), None)
+            return bool(seen.gate_boot and seen.cache_boot) and needed is not None and seen.revision >= needed
+        case Standing.ENDED:
+            return True
+        case Standing.FENCED if seen.fence is not None:
+            waited_s = (moment(seen.fence.waited_until) - moment(seen.fence.last_fresh)).total_seconds()
+            return waited_s >= seen.fence.stale_after_s + seen.fence.drain_timeout_s
+    return False
+
+
+def _settled_at(seen: PodSeen) -> datetime:
+    return moment(seen.fence.waited_until) if seen.fence is not None else seen.at
+
+
+def moment(text: str) -> datetime:
+    """Return a moment as receipts have it."""
+    return datetime.fromisoformat(text)

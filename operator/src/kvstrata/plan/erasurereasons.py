@@ -1,0 +1,39 @@
+"""Reasons of erasures. No object of the API carries them yet: they become reasons of a CacheInvalidation when an eager
+one is carried out, and stay out of the reference until then."""
+
+from __future__ import annotations
+
+from kvstrata.api.reasons import Reason
+
+
+class ErasureReason(Reason):
+    """Why an erasure is where it is."""
+
+    ROLLING_EPOCHS = "RollingEpochs", "New epochs are being written."
+    AWAITING_ACKS = "AwaitingAcks", "Some pods have not acknowledged yet, and are not fenced off."
+    LOGICALLY_INVALID = "LogicallyInvalid", "No pod can reach the data any more."
+    REVOKING_KEYS = "RevokingKeys", "Data keys are being removed from their custody."
+    CUSTODY_AWAY = "CustodyAway", "The custody of the data keys does not answer; it is waited for."
+    KEYS_REVOKED = "KeysRevoked", "The data keys are gone from their custody and from every pod."
+    KEYS_DESTROYED = "KeysDestroyed", "The custody says that no copy of the data keys exists."
+    NO_DATA_KEYS = "NoDataKeys", "Nothing of it was encrypted, so there is no key to revoke."
+    KEYS_IN_SECRETS = "KeysInSecrets", "Data keys were in Secrets: etcd's history and backups may have copies."
+    NOT_CONFIRMED = "NotConfirmed", "Nobody who can know has said so."
+    WAITING_OUT_WRITES = "WaitingOutWrites", "Writes that had begun before may still arrive in shared tiers."
+    ERASING = "Erasing", "Servers and pods are deleting."
+    TIER_AWAY = "TierAway", "Servers of a tier do not answer; they are waited for."
+    POD_GONE_MID_ERASE = "PodGoneMidErase", "A pod that acknowledged cannot be asked any more, or started anew."
+    COPY_UNREACHABLE = "CopyUnreachable", "Copies are where nobody can reach them."
+    ERASED = "Erased", "Every tier and every pod was emptied, and said so."
+    VERIFYING = "Verifying", "The operator looks at every server and asks every pod."
+    SLOT_MAP_CHANGED = "SlotMapChanged", "Slots moved while a tier was looked at; it is looked at again."
+    LATE_COPIES = "LateCopies", "Copies were found again after they had been deleted."
+    NOT_VERIFIED = "NotVerified", "Nothing is left to ask, and the facts do not prove that everything is gone."
+    VERIFIED = "Verified", "Every server was found empty, and every pod missed what it was asked for."
+    NOTHING_HELD = "NothingHeld", "No tier and no pod held anything."
+    RECEIPTING = "Receipting", "The receipt is being written."
+    RECEIPT_REFUSED = "ReceiptRefused", "The receipt cannot be appended to the domain's chain."
+    ERASED_AND_VERIFIED = "ErasedAndVerified", "The data is gone, and a receipt proves it."
+    COMPLETE_WITH_RESIDUE = "CompleteWithResidue", "What could be reached is erased; the receipt names what is left."
+    DEADLINE_EXCEEDED = "DeadlineExceeded", "The deadline passed before the erasure was complete."
+    ABANDONED = "Abandoned", "A person gave the erasure up."
