@@ -1,0 +1,141 @@
+"""A policy that erases on deletion stays until a receipt is there, or for a reason with a way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.plan.deletion import (
+    ABANDON,
+    ERASES,
+    FINALIZER,
+    AbandonErasure,
+    CreateInvalidation,
+    DeletionCase,
+    DeletionReason,
+    DropFinalizer,
+    EraseWithoutObject,
+    SetFinalizer,
+    build_invalidation,
+    invalidation_name,
+    plan_deletion,
+)
+from tests.support import objects
+
+EPOCH = {"kind": "Tenant", "name": "acme", "epoch": "0" * 32, "rolls": 0}
+
+
+def policy(
+    deleting: bool = True, cached: bool = True, wish: str = "Erase", why: str | None = None
+) -> TenantCachePolicy:
+    raw = objects.policy("acme", deletionPolicy=wish)
+    raw["metadata"] |= {"finalizers": [FINALIZER], "annotations": {ABANDON: why} if why else {}}
+    if deleting:
+        raw["metadata"]["deletionTimestamp"] = "2026-11-22T10:00:00Z"
+    raw["status"] = {"scope": EPOCH} if cached else {}
+    return TenantCachePolicy.model_validate(raw)
+
+
+def without_finalizer(found: TenantCachePolicy) -> TenantCachePolicy:
+    return found.model_copy(update={"metadata": found.metadata.model_copy(update={"finalizers": ()})})
+
+
+def invalidation(phase: str = "AwaitingAcks", of: TenantCachePolicy | None = None, **status: Any) -> CacheInvalidation:
+    spec = build_invalidation(DeletionCase(of or policy()))
+    raw = objects.invalidation("name", **spec["spec"])
+    raw["metadata"] |= {"name": spec["metadata"]["name"], "annotations": spec["metadata"]["annotations"]}
+    raw["status"] = {"phase": phase, **status}
+    return CacheInvalidation.model_validate(raw)
+
+
+def test_a_policy_with_an_epoch_that_erases_gets_the_finalizer_and_others_lose_it() -> None:
+    living = without_finalizer(policy(deleting=False))
+    assert plan_deletion(DeletionCase(living)).order == SetFinalizer()
+    assert plan_deletion(DeletionCase(policy(deleting=False))).order is None
+    assert plan_deletion(DeletionCase(policy(deleting=False, wish="Abandon"))).order == DropFinalizer()
+    assert plan_deletion(DeletionCase(policy(deleting=False, cached=False))).order == DropFinalizer()
+    assert plan_deletion(DeletionCase(without_finalizer(policy(deleting=False, cached=False)))).order is None
+
+
+def test_a_deleted_policy_orders_one_eager_invalidation_that_leaves_what_others_share() -> None:
+    step = plan_deletion(DeletionCase(policy(), shares=True))
+    assert isinstance(step.order, CreateInvalidation)
+    made = step.order.invalidation
+    CacheInvalidation.model_validate(made)
+    assert made["spec"]["scope"] == {"tenant": "acme"}
+    assert (made["spec"]["mode"], made["spec"]["sharedScopes"]) == ("Eager", "Exclude")
+    assert made["metadata"]["annotations"] == {ERASES: policy().uid}
+    assert "ownerReferences" not in made["metadata"]
+    assert plan_deletion(DeletionCase(policy(), shares=True)) == step
+    alone = plan_deletion(DeletionCase(policy())).order
+    assert isinstance(alone, CreateInvalidation)
+    assert "sharedScopes" not in alone.invalidation["spec"]
+
+
+def test_the_invalidations_name_fits_and_differs_for_a_policy_that_comes_later() -> None:
+    raw = policy()
+    long = raw.model_copy(update={"metadata": raw.metadata.model_copy(update={"name": "n" * 40, "uid": "a"})})
+    later = raw.model_copy(update={"metadata": raw.metadata.model_copy(update={"name": "n" * 40, "uid": "b"})})
+    assert len(invalidation_name(long)) <= 40
+    assert invalidation_name(long) != invalidation_name(later)
+
+
+def test_in_a_namespace_that_goes_nothing_is_created() -> None:
+    step = plan_deletion(DeletionCase(policy(), namespace_deleting=True))
+    assert step.order == EraseWithoutObject(policy().uid)
+
+
+@pytest.mark.parametrize("phase", ["Rolling", "AwaitingAcks", "Complete"])
+def test_without_a_receipt_the_finalizer_stays(phase: str) -> None:
+    step = plan_deletion(DeletionCase(policy(), erasing=invalidation(phase)))
+    assert step.order is None
+    assert step.decision is not None
+    expected = DeletionReason.RECEIPT_MISSING if phase == "Complete" else DeletionReason.ERASING
+    assert step.decision.reason == expected
+
+
+def test_with_the_receipt_the_policy_goes() -> None:
+    case = DeletionCase(policy(), erasing=invalidation("Complete"), receipt="d" * 64)
+    assert plan_deletion(case).order == DropFinalizer()
+    gone = DeletionCase(policy(), receipt="d" * 64, namespace_deleting=True)
+    assert plan_deletion(gone).order == DropFinalizer()
+
+
+def test_an_erasure_that_failed_keeps_the_policy_says_why_and_how_out() -> None:
+    failed = invalidation("Failed", message="files of pod chat-2 stayed on its node")
+    for receipt in (None, "d" * 64):
+        step = plan_deletion(DeletionCase(policy(), erasing=failed, receipt=receipt))
+        assert step.order is None
+        assert step.decision is not None
+        assert step.decision.reason == DeletionReason.ERASURE_FAILED
+        assert "files of pod chat-2" in step.decision.message
+        assert ABANDON in step.decision.message
+
+
+def test_who_gives_it_up_gets_a_receipt_that_says_so_before_the_policy_goes() -> None:
+    given_up = policy(why="the disk was shredded")
+    erasing = invalidation("AwaitingAcks")
+    step = plan_deletion(DeletionCase(given_up, erasing=erasing))
+    assert step.order == AbandonErasure(erasing.uid, "the disk was shredded")
+    never_begun = plan_deletion(DeletionCase(given_up)).order
+    assert never_begun == AbandonErasure(given_up.uid, "the disk was shredded")
+    done = DeletionCase(given_up, erasing=invalidation("Failed"), receipt="d" * 64)
+    assert plan_deletion(done).order == DropFinalizer()
+    empty = plan_deletion(DeletionCase(policy(why="  "), erasing=erasing))
+    assert empty.order is None, "giving up takes a reason"
+
+
+def test_a_strangers_invalidation_of_that_name_is_named_and_not_taken_for_ours() -> None:
+    other = policy()
+    other = other.model_copy(update={"metadata": other.metadata.model_copy(update={"uid": "another"})})
+    step = plan_deletion(DeletionCase(policy(), erasing=invalidation("Complete", of=other)))
+    assert step.order is None
+    assert step.decision is not None
+    assert step.decision.reason == DeletionReason.NAME_TAKEN
+
+
+def test_a_policy_whose_owner_changed_to_abandon_goes_at_once() -> None:
+    assert plan_deletion(DeletionCase(policy(wish="Abandon"))).order == DropFinalizer()
