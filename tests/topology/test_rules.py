@@ -363,6 +363,20 @@ class TestRolling:
         assert found.reason is StepReason.FAILING_OVER
         assert found.commands[0].pod_uid in ("uid-0-0", "uid-0-1")
 
+    def test_a_pod_that_is_one_too_many_keeps_the_slots_of_one_that_is_replaced(self, cluster: Cluster) -> None:
+        """And is not replaced itself: nothing is lost, and nobody hands over in circles."""
+        fewer: dict[str, Any] = {"replicas": 0, "revisions": self.NEW}
+        found = taken(cluster, **fewer)
+        assert words(found) == [("uid-0-1", "CLUSTER", "FAILOVER")]
+        swapped = said(cluster, looks.node(0), is_primary=False, primary=looks.node(0, 1), slots=())
+        swapped = said(swapped, looks.node(0, 1), is_primary=True, primary=None, epoch=9, slots=((0, 5460),))
+        found = taken(swapped, **fewer)
+        assert (found.reason, found.remove_pod, found.lost) == (StepReason.ROLLING, "uid-0-0", ())
+        found = taken(pods(swapped, uid_0_0={"revision": "new"}), **fewer)
+        assert words(found) == [("uid-0-0", "CLUSTER", "FAILOVER")]
+        replaced = pods(cluster, **{f"uid_{shard}_0": {"revision": "new"} for shard in range(3)})
+        assert step(replaced, goal(**fewer)) is None
+
 
 def test_capacity_is_changed_where_it_differs_also_while_a_replica_is_missing(cluster: Cluster) -> None:
     found = taken(silent(told(cluster, {"uid-1-0": {"max_bytes": 5}}), "uid-2-1"))

@@ -5,7 +5,8 @@ One at a time for the whole tier, and only when nothing else is missing; whoever
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 
 from kvstrata.model.topology import ServerPod
 
@@ -34,20 +35,27 @@ def replace_broken(view: View) -> Step | None:
 
 
 def hand_over(view: View) -> Step | None:
-    """Have a primary whose pod is one too many hand over to a replica that is to stay."""
-    surplus = [pod for pod in view.pods if pod.ordinal > view.goal.replicas and pod.shard in view.shards]
-    return _fail_over(view, surplus, "which is one too many")
+    """Have a primary whose pod is one too many hand over to a replica that is to stay.
+
+    Not to one that is to be replaced: it would have to hand over at once again, and to nobody else.
+    """
+    surplus = [pod for pod in view.pods if not _stays(view, pod) and pod.shard in view.shards]
+    return _fail_over(view, surplus, lambda heir: _stays(view, heir) and not outdated(view, heir), "one too many")
 
 
 def roll(view: View) -> Step | None:
-    """Delete the next pod of a former template, or have its primary hand over first."""
-    due = [pod for pod in view.pods if outdated(view, pod)]
+    """Delete the next pod of a former template, or have its primary hand over first.
+
+    Pods that are one too many go anyway; until then they may keep the slots of one that is replaced.
+    """
+    due = [pod for pod in view.pods if outdated(view, pod) and _stays(view, pod)]
     for pod in due:
         server = view.cluster.servers[pod.uid]
         if server.node_id not in view.slots:
             return Step(StepReason.ROLLING, f"{pod.name} is replaced; {len(due)} to go", remove_pod=pod.uid)
-    if handed := _fail_over(view, due, "which is to be replaced"):
-        return handed
+    for accepted in (partial(_stays, view), lambda _: True):
+        if handed := _fail_over(view, due, accepted, "to be replaced"):
+            return handed
     if due:
         lost = view.slots[view.cluster.servers[due[0].uid].node_id]
         message = f"{due[0].name} is replaced, with what {count(lost)} slots hold; {len(due)} to go"
@@ -55,17 +63,22 @@ def roll(view: View) -> Step | None:
     return None
 
 
-def _fail_over(view: View, pods: Iterable[ServerPod], why: str) -> Step | None:
-    """Have the first of these primaries hand over that has somebody to hand over to."""
+def _fail_over(view: View, pods: Iterable[ServerPod], accepted: Callable[[ServerPod], bool], why: str) -> Step | None:
+    """Have the first of these primaries hand over that has somebody to hand over to in an accepted pod."""
     for pod in pods:
         server = view.cluster.servers[pod.uid]
-        heirs = [heir for heir in in_step(view, server) if view.pod(heir).ordinal <= view.goal.replicas]
+        heirs = [heir for heir in in_step(view, server) if accepted(view.pod(heir))]
         if server.node_id in view.slots and heirs:
             heir = best_replica(view, heirs)
             command = to(heir, "CLUSTER", "FAILOVER")
-            message = f"{view.name(heir.node_id)} takes over from {pod.name}, {why}"
+            message = f"{view.name(heir.node_id)} takes over from {pod.name}, which is {why}"
             return Step(StepReason.FAILING_OVER, message, (command,), pause_s=FAILOVER_PAUSE_S)
     return None
+
+
+def _stays(view: View, pod: ServerPod) -> bool:
+    """Whether a shard is to have as many pods as to have this one."""
+    return pod.ordinal <= view.goal.replicas
 
 
 def outdated(view: View, pod: ServerPod) -> bool:
