@@ -377,6 +377,15 @@ class TestRolling:
         replaced = pods(cluster, **{f"uid_{shard}_0": {"revision": "new"} for shard in range(3)})
         assert step(replaced, goal(**fewer)) is None
 
+    def test_while_the_pod_that_stays_is_missing_the_one_too_many_is_not_let_go(self, cluster: Cluster) -> None:
+        promoted = said(cluster, looks.node(0, 1), is_primary=True, primary=None, epoch=9, slots=((0, 5460),))
+        alone = without(promoted, "uid-0-0")
+        known = {
+            u: {"peers": tuple(p for p in s.peers if p.node_id != looks.node(0))} for u, s in alone.servers.items()
+        }
+        found = taken(told(alone, known), replicas=0)
+        assert (found.waits, found.reason) == (True, StepReason.WAITING_FOR_PODS)
+
 
 def test_capacity_is_changed_where_it_differs_also_while_a_replica_is_missing(cluster: Cluster) -> None:
     found = taken(silent(told(cluster, {"uid-1-0": {"max_bytes": 5}}), "uid-2-1"))

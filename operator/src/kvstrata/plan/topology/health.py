@@ -40,7 +40,9 @@ def whole(view: View) -> Step | None:
     if silent:
         return Step(StepReason.WAITING_FOR_SERVERS, f"no answer from {', '.join(silent)}")
     wanted = 1 + view.goal.replicas
-    short = [shard for shard in view.shards if len(view.in_shard(shard)) < wanted]
+    # One too many does not stand in for one that is missing: it is about to go.
+    staying = {shard: [one for one in view.in_shard(shard) if view.stays(view.pod(one))] for shard in view.shards}
+    short = [shard for shard in view.shards if len(staying[shard]) < wanted]
     if short:
         return Step(StepReason.WAITING_FOR_PODS, f"shards {_list(short)} have fewer than {wanted} servers")
     unready = [pod.name for pod in view.pods if pod.deleting or not pod.ready]

@@ -6,7 +6,6 @@ One at a time for the whole tier, and only when nothing else is missing; whoever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 
 from kvstrata.model.topology import ServerPod
 
@@ -39,8 +38,8 @@ def hand_over(view: View) -> Step | None:
 
     Not to one that is to be replaced: it would have to hand over at once again, and to nobody else.
     """
-    surplus = [pod for pod in view.pods if not _stays(view, pod) and pod.shard in view.shards]
-    return _fail_over(view, surplus, lambda heir: _stays(view, heir) and not outdated(view, heir), "one too many")
+    surplus = [pod for pod in view.pods if not view.stays(pod) and pod.shard in view.shards]
+    return _fail_over(view, surplus, lambda heir: view.stays(heir) and not outdated(view, heir), "one too many")
 
 
 def roll(view: View) -> Step | None:
@@ -48,12 +47,12 @@ def roll(view: View) -> Step | None:
 
     Pods that are one too many go anyway; until then they may keep the slots of one that is replaced.
     """
-    due = [pod for pod in view.pods if outdated(view, pod) and _stays(view, pod)]
+    due = [pod for pod in view.pods if outdated(view, pod) and view.stays(pod)]
     for pod in due:
         server = view.cluster.servers[pod.uid]
         if server.node_id not in view.slots:
             return Step(StepReason.ROLLING, f"{pod.name} is replaced; {len(due)} to go", remove_pod=pod.uid)
-    for accepted in (partial(_stays, view), lambda _: True):
+    for accepted in (view.stays, lambda _: True):
         if handed := _fail_over(view, due, accepted, "to be replaced"):
             return handed
     if due:
@@ -74,11 +73,6 @@ def _fail_over(view: View, pods: Iterable[ServerPod], accepted: Callable[[Server
             message = f"{view.name(heir.node_id)} takes over from {pod.name}, which is {why}"
             return Step(StepReason.FAILING_OVER, message, (command,), pause_s=FAILOVER_PAUSE_S)
     return None
-
-
-def _stays(view: View, pod: ServerPod) -> bool:
-    """Whether a shard is to have as many pods as to have this one."""
-    return pod.ordinal <= view.goal.replicas
 
 
 def outdated(view: View, pod: ServerPod) -> bool:

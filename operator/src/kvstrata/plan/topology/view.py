@@ -39,6 +39,10 @@ class View:
         """The servers that answered in the pods of a shard, by ordinal."""
         return [server for server in self.servers.values() if self.pod(server).shard == shard]
 
+    def stays(self, pod: ServerPod) -> bool:
+        """Whether a shard is to have as many pods as to have this one."""
+        return pod.ordinal <= self.goal.replicas
+
     @cached_property
     def owners(self) -> Sequence[str | None]:
         """Who has each slot: a node id, of a server that may be away or gone; None if nobody has it."""
