@@ -55,7 +55,7 @@ def test_shards_do_not_select_each_others_pods() -> None:
 
 def test_a_shard_that_leaves_stays_as_it_is_until_it_is_drained() -> None:
     four = built(cluster(capacity="40Gi", shards=4), "StatefulSet")
-    leaving = built(cluster(), "StatefulSet", leaving=[3])
+    leaving = built(cluster(), "StatefulSet", members=dict.fromkeys(range(4), 2))
     assert [one["metadata"]["name"] for one in leaving] == [one["metadata"]["name"] for one in four]
     assert leaving[3]["spec"] == four[3]["spec"]
 

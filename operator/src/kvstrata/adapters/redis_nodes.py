@@ -159,7 +159,7 @@ class RedisNodes:
         if connection is not None and (address != ip or not connection.is_connected):
             await _close(connection)
             connection = None
-        connection = connection or self._dial(ip)
+        connection = connection or self.dial(ip, self.access.port)
         try:
             await connection.connect()  # type: ignore[no-untyped-call]
             yield connection
@@ -168,11 +168,12 @@ class RedisNodes:
             raise
         self._connections[pod.uid] = ip, connection
 
-    def _dial(self, ip: str) -> redis.Connection:
+    def dial(self, ip: str, port: int) -> redis.Connection:
+        """Return a connection to a server as the operator, not yet connected."""
         access = self.access
         settings: dict[str, Any] = {
             "host": ip,
-            "port": access.port,
+            "port": port,
             "username": access.username,
             "password": access.password,
             "protocol": 2,

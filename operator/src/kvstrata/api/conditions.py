@@ -29,6 +29,10 @@ class ConditionType(StrEnum):
         "ServersSuitable",
         "The servers of an external tier passed every check. Pods use them as soon as all but those that warn passed.",
     )
+    REPLICATION_HEALTHY = (
+        "ReplicationHealthy",
+        "Every primary of the tier's cluster has its replicas, all in step with it.",
+    )
     SLOTS_COVERED = "SlotsCovered", "Every slot of the tier's cluster has a server that answers."
     CAPACITY_COMMITTED = "CapacityCommitted", "The guarantees on this tier fit into its capacity."
     ENCRYPTED = "Encrypted", "Blocks at rest on this tier are encrypted."
@@ -96,6 +100,7 @@ _OF_KIND: dict[str, tuple[ConditionType, ...]] = {
         ConditionType.BACKEND_REACHABLE,
         ConditionType.SERVERS_SUITABLE,
         ConditionType.SLOTS_COVERED,
+        ConditionType.REPLICATION_HEALTHY,
         ConditionType.CAPACITY_COMMITTED,
         ConditionType.ENCRYPTED,
         ConditionType.PASSWORDS_CURRENT,

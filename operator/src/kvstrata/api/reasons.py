@@ -196,6 +196,10 @@ class TierReason(Reason):
         "The user may not run a command that pods need, or not on the domain's keys; the message names which.",
     )
     SLOTS_COVERED = "SlotsCovered", "All slots of the cluster have a server that answers."
+    REPLICAS_IN_STEP = "ReplicasInStep", "Every primary has all its replicas in step."
+    REPLICAS_MISSING = "ReplicasMissing", "Servers of the cluster are missing, do not answer, or are not in step."
+    NO_REPLICAS = "NoReplicas", "The spec asks for no replicas: what a lost server held are misses."
+    COMMAND_FAILED = "CommandFailed", "A server of the cluster refused a command; it is tried again."
     SLOTS_UNCOVERED = "SlotsUncovered", "Slots of the cluster belong to no server."
     SERVERS_AWAY = "ServersAway", "Servers that have slots of the cluster do not answer the operator."
     NOT_NOEVICTION = (

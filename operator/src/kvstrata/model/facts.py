@@ -13,6 +13,7 @@ from kvstrata.contract.pools import PoolShard
 
 from .credentials import PasswordFacts, TlsFacts
 from .external import ExternalReport
+from .topology import Cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,19 @@ class BackendReport:
     authority_secret: tuple[str, str] | None = None
     cluster: bool = False
     external: ExternalReport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReport:
+    """The last look at the servers of a managed cluster; `cluster` is None if nobody could be asked.
+
+    `reason` and `message` tell why not, or why the last step could not be carried out; both are empty if all went well.
+    """
+
+    cluster: Cluster | None
+    at: datetime
+    reason: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

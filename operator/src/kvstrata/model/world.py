@@ -16,10 +16,20 @@ from kvstrata.api.tenantgroup import TenantGroup
 
 from .claims import Claim, TierClaims
 from .credentials import CredentialLook
-from .facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
+from .facts import (
+    BackendReport,
+    ClusterReport,
+    CommittedBundle,
+    Departure,
+    Pod,
+    SecretFacts,
+    Unreadable,
+    VerifiedState,
+)
 from .memo import Memo
 from .poolfacts import HoldingReport, RenderReport, SourceReport, WarmReport
 from .refs import Key
+from .topology import ServerPod
 
 LiveObject = Mapping[str, Any]
 
@@ -42,6 +52,9 @@ class World:
     `sources` gives what a ConfigMap's key holds by name and key, `renders` what a pod, by UID, made of a prefix, by its
     digest, `warmed` what became of warming it there, by the digits of the version's scope and that digest, and
     `holdings` what a pod's tiers hold of a pool, by the pool's UID.
+
+    `servers` gives the pods of a managed tier by the tier's name and their own, `clusters` the last look at a managed
+    cluster.
 
     `data_keys` gives the data key of an epoch. `judged_epochs` are those of them which no status names unless one in
     this snapshot does; of the others a status may still be news to come.
@@ -77,6 +90,8 @@ class World:
     bundles: Mapping[str, CommittedBundle] = field(default_factory=dict)
     backends: Mapping[str, BackendReport] = field(default_factory=dict)
     credentials: Mapping[str, CredentialLook] = field(default_factory=dict)
+    servers: Mapping[str, Mapping[str, ServerPod]] = field(default_factory=dict)
+    clusters: Mapping[str, ClusterReport] = field(default_factory=dict)
     sources: Mapping[tuple[str, str], SourceReport] = field(default_factory=dict)
     renders: Mapping[str, Mapping[str, RenderReport]] = field(default_factory=dict)
     warmed: Mapping[str, Mapping[tuple[str, str], WarmReport]] = field(default_factory=dict)

@@ -6,7 +6,7 @@ caller, and never applied over.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
@@ -53,21 +53,23 @@ def model_children(
 
 
 def redis_tier_children(
-    ctx: BuildContext, tier: CacheTier, *, restart_token: str | None = None, leaving: Iterable[int] = ()
+    ctx: BuildContext, tier: CacheTier, *, restart_token: str | None = None, members: Mapping[int, int] | None = None
 ) -> tuple[dict[str, Any], ...]:
     """Return every object of a managed Redis tier but its Secrets; nothing for any other tier.
 
-    `restart_token` is any text that changes when every pod has to be replaced. `leaving` are shards of a cluster beyond
-    those that spec asks for, which still have slots.
+    `restart_token` is any text that changes when every pod has to be replaced. `members` tells of a
+    cluster how many servers each shard has now, where that is not what spec asks for: what leaves has to hand over
+    first.
     """
     managed = managed_by_us(tier)
-    shards = sorted({*range(managed.effective_shards), *leaving}) if managed is not None else ()
+    wanted = dict.fromkeys(range(managed.effective_shards), None) if managed is not None else {}
+    shards: Mapping[int, int | None] = wanted if members is None else members
     return _present(
         build_redis_networkpolicy(ctx, tier),
         build_redis_service(tier),
         build_redis_pdb(tier),
         build_redis_statefulset(ctx, tier, restart_token),
-        *(build_shard_statefulset(ctx, tier, shard, restart_token) for shard in shards),
+        *(build_shard_statefulset(ctx, tier, shard, restart_token, shards[shard]) for shard in sorted(shards)),
     )
 
 

@@ -23,6 +23,7 @@ RECEIPT = "receipt"
 RECEIPT_PART = "receipt-part"
 BUNDLE_PART = "kvstrata.io/bundle-part"
 SHARD = "kvstrata.io/shard"
+STATEFULSET_REVISION = "controller-revision-hash"
 READS_TIER_PREFIX = "tier.kvstrata.io/"
 
 MANAGER = "kvstrata"

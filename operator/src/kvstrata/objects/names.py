@@ -75,6 +75,14 @@ def redis_shard(tier: str, shard: int) -> str:
     return f"{redis(tier)}-{shard}"
 
 
+def place_in_cluster(tier: str, pod: str) -> tuple[int, int] | None:
+    """Return shard and ordinal of a pod of a managed Redis Cluster by its name, None for any other name."""
+    before, _, ordinal = pod.removeprefix(f"{redis(tier)}-").rpartition("-")
+    if pod.startswith(f"{redis(tier)}-") and before.isdecimal() and ordinal.isdecimal():
+        return int(before), int(ordinal)
+    return None
+
+
 def redis_pod_host(tier: str, namespace: str, pod: str) -> str:
     """Return the host name under which one pod of a managed Redis tier is reached from any namespace."""
     return f"{pod}.{redis_host(tier, namespace)}"

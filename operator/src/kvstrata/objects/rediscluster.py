@@ -57,11 +57,12 @@ AUTH_FILES = (names.ACL_FILE_KEY, names.ADMIN_PASSWORD_KEY, names.REPLICATION_PA
 
 
 def build_shard_statefulset(
-    ctx: BuildContext, tier: CacheTier, shard: int, restart_token: str | None = None
+    ctx: BuildContext, tier: CacheTier, shard: int, restart_token: str | None = None, servers: int | None = None
 ) -> dict[str, Any] | None:
     """Return the StatefulSet of one shard of a managed Redis Cluster; None for any other tier.
 
-    `restart_token` is any text that changes when every pod has to be replaced.
+    `restart_token` is any text that changes when every pod has to be replaced, `servers` how many the shard has now, if
+    that is not what spec asks for.
     """
     managed = managed_by_us(tier)
     if managed is None or not managed.is_cluster:
@@ -76,7 +77,7 @@ def build_shard_statefulset(
         **placement(chosen, labels.selector_of_tier(tier.name)),
     }
     spec = {
-        "replicas": 1 + managed.effective_replicas_per_shard,
+        "replicas": servers if servers is not None else 1 + managed.effective_replicas_per_shard,
         "updateStrategy": {"type": "OnDelete"},
         "template": server_pod(chosen, own_labels, restart_token, pod),
     }

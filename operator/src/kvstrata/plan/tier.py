@@ -12,7 +12,7 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.model.facts import BackendReport
 from kvstrata.model.world import World
-from kvstrata.objects import labels, names, paths
+from kvstrata.objects import names, paths
 from kvstrata.objects.children import redis_tier_children
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.quantities import binary
@@ -24,6 +24,7 @@ from .backend import addresses, asked_as, is_external, report_of, said_before
 from .capacity import BUDGETED, guaranteed_bytes
 from .chains import first
 from .chains import tier as chain
+from .cluster import cluster_state, managed_cluster
 from .conditions import Finding, false, kstatus, true, unknown, write_status
 from .filetier import USED_STEPS, file_findings, used_share
 from .ownership import no_longer_wanted, taken_by_someone_else
@@ -77,6 +78,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     actions: tuple[Action, ...] = ()
     children: tuple[dict[str, Any], ...] = ()
     tended: Tending | None = None
+    cluster = cluster_state(world, tier)
     if world.domain_id is None:
         waiting = Decision(TierReason.PROGRESSING, "the domain's identity is being drawn")
         findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
@@ -87,9 +89,10 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
             waiting = Decision(TierReason.PROGRESSING, "the server's users and certificate are being made")
             findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
             return Plan(actions=actions, statuses=write_status(tier, now, findings, fields), wake_after_s=0.2)
-        leaving = _leaving(world, tier)
-        children = redis_tier_children(ctx, tier, restart_token=restart_token(world, tier), leaving=leaving)
-        tended = tend_credentials(world, ctx, tier, world.domain_id, (_server(tier),), now)
+        members = cluster.members if cluster is not None else None
+        children = redis_tier_children(ctx, tier, restart_token=restart_token(world, tier), members=members)
+        running = cluster.servers if cluster is not None else (_server(tier),)
+        tended = tend_credentials(world, ctx, tier, world.domain_id, running, now, follows=cluster is not None)
     foreign = taken_by_someone_else(world, tier, children)
     if foreign:
         conflict = Decision(
@@ -104,12 +107,16 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     shards, serving = _shards(world, tier, reachable, report)
     fields["guaranteed"] = binary(guaranteed_bytes(world, tier))
     fields |= {"shards": shards, "shardsReady": serving, "used": _used(world, tier)}
+    if cluster is not None:
+        pending = cluster.pending or pending
+        fields |= cluster.fields
     fields["external"] = external.servers_to_use(tier, report, domain)
     away = _why_away(tier, report) if report is not None and not report.reachable else None
     unused = pending if fields["external"] is None and is_external(tier) else None
     findings = (
         *kstatus(None, pending, ready),
         reachable,
+        *(cluster.findings if cluster is not None else ()),
         *(tended.findings if tended else ()),
         *external.suitability(tier, report, away, domain),
         room,
@@ -120,23 +127,13 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
         actions=(
             *actions,
             *(tended.actions if tended else ()),
-            *_probe(tier, now, world),
+            *(_probe(tier, now, world) if cluster is None else (cluster.order,)),
             *no_longer_wanted(world, tier, children),
         ),
         apply=children,
         statuses=write_status(tier, now, findings, fields),
         wake_after_s=min(interval_s, tended.wake_after_s) if tended else interval_s,
     )
-
-
-def _leaving(world: World, tier: CacheTier) -> list[int]:
-    """Return the shards of a managed cluster beyond those that spec asks for: what they hold has to move first."""
-    managed = tier.spec.redis.managed if tier.spec.redis is not None else None
-    if managed is None or not managed.is_cluster:
-        return []
-    owned = (world.children[slot]["metadata"] for slot in world.owned.get(tier.uid, ()) if slot[0] == "StatefulSet")
-    shards = [int(shard) for one in owned if (shard := (one.get("labels") or {}).get(labels.SHARD, "")).isdecimal()]
-    return [shard for shard in shards if shard >= managed.effective_shards]
 
 
 def _readiness(
@@ -166,6 +163,8 @@ def _shards(
     """Return how many servers there are and how many answer; of a cluster as pods see it, else as the operator does."""
     if not tier.spec.is_cluster:
         return 1, 1 if reachable.status == "True" else 0
+    if managed_cluster(tier) is not None:
+        return None, None  # The operator's own look says it better.
     told = [
         state
         for one in world.states.values()

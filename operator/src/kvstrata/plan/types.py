@@ -12,6 +12,7 @@ from kvstrata.contract.pools import PoolShard
 from kvstrata.contract.prefix import PrefixSource
 from kvstrata.model.facts import Pod
 from kvstrata.model.refs import Key
+from kvstrata.model.topology import Goal
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +194,24 @@ class TendServers:
 
 
 @dataclass(frozen=True, slots=True)
+class TendCluster:
+    """Have the servers of a managed cluster become what `goal` says, and stay it, until the next order for the tier.
+
+    `password_secret` and `authority_secret` name Secrets and keys in them (name, key); no authority means plain text.
+    Certificates name `server_name`; `endpoint` is the address by which plans know the tier's servers.
+    """
+
+    tier: str
+    goal: Goal
+    port: int
+    username: str
+    password_secret: tuple[str, str]
+    authority_secret: tuple[str, str] | None
+    server_name: str
+    endpoint: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReadSource:
     """Read a key of a ConfigMap that holds a prefix."""
 
@@ -253,7 +272,7 @@ class Remove:
 
 
 PoolQuestion = ReadSource | RenderPool | WarmPool | InspectPool
-Question = ProbeBackend | TendServers | PoolQuestion
+Question = ProbeBackend | TendServers | TendCluster | PoolQuestion
 """Actions that write nothing to the API server; their answers are facts of a later plan, and nobody waits for them."""
 
 Action = EnsureSecret | TurnSecret | CommitBundle | EmptySecrets | Question | Create | Remove

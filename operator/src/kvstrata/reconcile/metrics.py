@@ -31,6 +31,18 @@ SLOTS_UNCOVERED = Gauge(
     "Slots of a Redis tier's cluster without a server that answers the operator",
     ["namespace", "tier"],
 )
+TOPOLOGY_STEPS = Counter(
+    "kvstrata_tier_steps_total", "Steps that changed a managed cluster", ["namespace", "tier", "step"]
+)
+SLOTS_MOVED = Counter("kvstrata_tier_slots_moved_total", "Slots moved between shards", ["namespace", "tier"])
+MOVE_DROPPED = Counter(
+    "kvstrata_tier_moved_values_dropped_total",
+    "Values dropped because they were too large to move",
+    ["namespace", "tier"],
+)
+SLOTS_LOST = Counter(
+    "kvstrata_tier_slots_lost_total", "Slots whose values were lost with a server", ["namespace", "tier"]
+)
 WATCHERS = Gauge("kvstrata_watchers", "Watches that run")
 RESYNCS = Counter("kvstrata_resyncs_total", "Complete list-and-diff passes")
 MISSED = Counter("kvstrata_missed_changes_total", "Changes that a list showed and no event had", ["kind"])

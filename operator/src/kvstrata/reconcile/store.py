@@ -20,10 +20,20 @@ from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.link import ScopeUsage
 from kvstrata.model.claims import ClaimIndex
 from kvstrata.model.credentials import CredentialLook
-from kvstrata.model.facts import BackendReport, CommittedBundle, Departure, Pod, SecretFacts, Unreadable, VerifiedState
+from kvstrata.model.facts import (
+    BackendReport,
+    ClusterReport,
+    CommittedBundle,
+    Departure,
+    Pod,
+    SecretFacts,
+    Unreadable,
+    VerifiedState,
+)
 from kvstrata.model.memo import Memo
 from kvstrata.model.poolfacts import HoldingReport, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.topology import ServerPod
 from kvstrata.model.world import World
 from kvstrata.objects.applied import memo_names
 from kvstrata.objects.identity import cache_identity, render_id
@@ -32,7 +42,7 @@ from kvstrata.plan.line import Ask, Line
 from kvstrata.plan.ownership import controllers
 
 from .fanout import concerned_by_object, concerned_by_pod, concerned_by_state
-from .parse import OWN_KINDS, parse_pod, resource_version, unreadable
+from .parse import OWN_KINDS, parse_pod, parse_server_pod, resource_version, unreadable
 
 MAX_DEPARTURES = 1000
 """How many departed pods a model remembers; the oldest are forgotten, and count as unaccounted for."""
@@ -72,6 +82,9 @@ class DomainStore:
     """By model, the revision that this process committed last and when, in monotonic seconds."""
     backends: dict[str, BackendReport] = field(default_factory=dict)
     credentials: dict[str, CredentialLook] = field(default_factory=dict)
+    servers: dict[str, dict[str, ServerPod]] = field(default_factory=lambda: defaultdict(dict))
+    """Pods of managed tiers, by the tier's name and their own."""
+    clusters: dict[str, ClusterReport] = field(default_factory=dict)
     sources: dict[tuple[str, str], SourceReport] = field(default_factory=dict)
     """By a ConfigMap's name and key."""
     renders: dict[str, dict[str, RenderReport]] = field(default_factory=lambda: defaultdict(dict))
@@ -138,6 +151,8 @@ class Store:
             bundles=d.bundles,
             backends=d.backends,
             credentials=d.credentials,
+            servers=d.servers,
+            clusters=d.clusters,
             sources=d.sources,
             renders=d.renders,
             warmed=d.warmed,
@@ -191,6 +206,7 @@ class Store:
             if isinstance(before, PrefixPool):
                 d.memo.forget((PrefixPool, name))
             if isinstance(before, CacheTier):
+                d.clusters.pop(name, None)
                 d.memo.forget((guaranteed_bytes, name), (Line, name), (Ask, name))
             return concerned_by_object(self.world(namespace), Key(kind, namespace, name), before, None)
         if kind == "Pod":
@@ -206,7 +222,8 @@ class Store:
         if kind in OWN_KINDS:
             return frozenset(d.objects[kind]) | {key.name for key in d.unreadable if key.kind == kind}
         if kind == "Pod":
-            return frozenset(name for pods in d.pods.values() for name in pods)
+            of_models = (name for pods in d.pods.values() for name in pods)
+            return frozenset(of_models) | frozenset(name for servers in d.servers.values() for name in servers)
         return frozenset(name for child_kind, name in d.children if child_kind == kind)
 
     def observe_state(self, pod: Pod, namespace: str, verified: VerifiedState) -> frozenset[Key]:
@@ -302,7 +319,7 @@ class Store:
     def _observe_pod(self, d: DomainStore, raw: Mapping[str, Any]) -> frozenset[Key]:
         pod = parse_pod(raw)
         if pod is None:
-            return frozenset()
+            return self._observe_server(d, raw)
         before = d.pods[pod.model].get(pod.name)
         gone: frozenset[Key] = frozenset()
         if before and before.uid != pod.uid:
@@ -310,7 +327,17 @@ class Store:
         d.pods[pod.model][pod.name] = pod
         return gone | concerned_by_pod(self.world(d.namespace), before, pod)
 
+    def _observe_server(self, d: DomainStore, raw: Mapping[str, Any]) -> frozenset[Key]:
+        tier, server = parse_server_pod(raw)
+        if server is None or d.servers[tier].get(server.name) == server:
+            return frozenset()
+        d.servers[tier][server.name] = server
+        return frozenset({Key("CacheTier", d.namespace, tier)})
+
     def _forget_pod(self, d: DomainStore, name: str, last: Pod | None) -> frozenset[Key]:
+        for tier, servers in d.servers.items():
+            if servers.pop(name, None) is not None:
+                return frozenset({Key("CacheTier", d.namespace, tier)})
         for model, pods in d.pods.items():
             pod = pods.pop(name, None)
             if pod is None:

@@ -31,6 +31,7 @@ from kvstrata.plan.types import (
     Remove,
     RenderPool,
     StatusWrite,
+    TendCluster,
     TendServers,
     TurnSecret,
     WarmPool,
@@ -45,6 +46,7 @@ from .credentials import CredentialTender
 from .queue import WorkQueue
 from .secrets import Keeper
 from .store import DomainStore, Store
+from .topology import Topologies
 
 COMMIT_INTERVAL_S = 0.1
 """A bundle is committed at most ten times a second; edits in between are carried by the next commit."""
@@ -69,6 +71,7 @@ class Writer:
         self._kube, self._store, self._queue, self._keeper, self._leading = kube, store, queue, keeper, leading
         self._ask_for_pools = ask_for_pools
         self.backends = Backends(kube, store, queue)
+        self.topologies = Topologies(kube, store, queue, leading)
         self.credentials = CredentialTender(kube, store, queue, keeper, leading)
 
     async def carry_out(self, key: Key, plan: Plan) -> None:
@@ -97,6 +100,7 @@ class Writer:
         if key.kind == "CacheTier":
             self.backends.forget_unasked(key.namespace, key.name)
             self.credentials.forget_unmanaged(key.namespace, key.name)
+            self.topologies.forget_untended(key.namespace, key.name)
 
     async def _act(self, key: Key, action: Action) -> None:
         match action:
@@ -109,6 +113,8 @@ class Writer:
                 await self._empty(key, action)
             case ProbeBackend():
                 self.backends.begin(key.namespace, action)
+            case TendCluster():
+                self.topologies.tend(key.namespace, action)
             case TendServers():
                 self.credentials.begin(key.namespace, action)
             case TurnSecret():

@@ -1,0 +1,191 @@
+"""The managed cluster of a CacheTier: what it is meant to be, and what the last look at its servers says of it.
+
+What to do next with the servers is decided in `topology`, look by look; here they meet the world of a namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import TierReason
+from kvstrata.api.redismanaged import RedisManaged
+from kvstrata.model.facts import ClusterReport
+from kvstrata.model.topology import Cluster, Goal, ServerPod
+from kvstrata.model.world import World
+from kvstrata.objects import names, paths, sizing
+from kvstrata.objects.tierlinks import redis_link
+
+from . import topology
+from .backend import addresses, asked_as, said_before
+from .conditions import Finding, false, true, unknown
+from .topology import Step, Verdict
+from .types import Decision, ManagedServer, TendCluster
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """What is known of a tier's cluster.
+
+    `members` is how many servers each shard has now, which is more than spec asks for while one has yet to hand over.
+    `pending` is what stands between the tier and Ready, None if nothing does: neither moving slots nor a roll take
+    readiness away. `servers` are all that run, `order` is what is to be done with them.
+    """
+
+    members: Mapping[int, int]
+    findings: tuple[Finding, ...]
+    fields: Mapping[str, Any]
+    pending: Decision | None
+    servers: tuple[ManagedServer, ...]
+    order: TendCluster
+
+
+def managed_cluster(tier: CacheTier) -> RedisManaged | None:
+    """Return what the spec says of a cluster that the operator runs; None for any other tier."""
+    managed = tier.spec.redis.managed if tier.spec.redis is not None else None
+    return managed if managed is not None and managed.is_cluster else None
+
+
+def cluster_state(world: World, tier: CacheTier) -> ClusterState | None:
+    """Return what is known of the tier's cluster; None for a tier that has none of the operator's."""
+    managed = managed_cluster(tier)
+    if managed is None:
+        return None
+    goal = _goal(world, tier, managed)
+    report = world.clusters.get(tier.name)
+    cluster = report.cluster if report is not None else None
+    pods = world.servers.get(tier.name, {}).values()
+    verdict = topology.verdict(cluster, goal) if cluster is not None else None
+    return ClusterState(
+        members=_members(goal, pods, topology.step(cluster, goal) if cluster is not None else None, cluster),
+        findings=(_slots(tier, verdict), _replication(tier, verdict, goal)),
+        fields=_fields(goal, verdict, report),
+        pending=_pending(tier, report, verdict),
+        servers=_servers(tier, pods),
+        order=_order(tier, goal),
+    )
+
+
+def _goal(world: World, tier: CacheTier, managed: RedisManaged) -> Goal:
+    shards = managed.effective_shards
+    return Goal(
+        shards=shards,
+        replicas=managed.effective_replicas_per_shard,
+        max_bytes_each=sizing.redis_maxmemory_bytes(tier.spec),
+        revisions={shard: revision for shard in range(shards) if (revision := _revision(world, tier, shard))},
+        drops=managed.drops_moved_blocks,
+        movable_bytes=managed.movable_bytes,
+    )
+
+
+def _revision(world: World, tier: CacheTier, shard: int) -> str | None:
+    """Return the template in force for a shard's pods; None until Kubernetes has seen the newest."""
+    live = world.children.get(("StatefulSet", names.redis_shard(tier.name, shard)))
+    status = (live.get("status") or {}) if live is not None else {}
+    if live is None or status.get("observedGeneration") != live["metadata"].get("generation"):
+        return None
+    return status.get("updateRevision")
+
+
+def _members(goal: Goal, pods: Collection[ServerPod], step: Step | None, cluster: Cluster | None) -> Mapping[int, int]:
+    """Return how many servers each shard is to have now.
+
+    Kubernetes takes the highest ordinals away, whatever they hold: so nothing shrinks while anything is left to do, and
+    a shard that is no longer wanted goes when the servers say that it has no slots.
+    """
+    members = dict.fromkeys(range(goal.shards), 1 + goal.replicas)
+    settled = cluster is not None and step is None
+    drained = step.drained if step is not None else ()
+    for pod in pods:
+        if pod.shard in drained or (settled and pod.shard < goal.shards):
+            continue
+        members[pod.shard] = max(members.get(pod.shard, 0), 1 + pod.ordinal)
+    return members
+
+
+def _order(tier: CacheTier, goal: Goal) -> TendCluster:
+    link = redis_link(tier)
+    if link is None or link.operator_username is None or link.operator_password is None:
+        raise ValueError(f"CacheTier {tier.name} has no servers that the operator runs")
+    username, password, authority = asked_as(link)
+    return TendCluster(
+        tier=tier.name,
+        goal=goal,
+        port=paths.REDIS_PORT,
+        username=username or "",
+        password_secret=password or link.operator_password,
+        authority_secret=authority,
+        server_name=names.redis_host(tier.name, tier.namespace),
+        endpoint=addresses(link)[0],
+    )
+
+
+def _servers(tier: CacheTier, pods: Collection[ServerPod]) -> tuple[ManagedServer, ...]:
+    host = names.redis_host(tier.name, tier.namespace)
+    return tuple(
+        ManagedServer(
+            pod.uid, f"[{pod.ip}]:{paths.REDIS_PORT}" if ":" in pod.ip else f"{pod.ip}:{paths.REDIS_PORT}", host
+        )
+        for pod in sorted(pods, key=lambda pod: pod.name)
+        if pod.ip and not pod.deleting
+    )
+
+
+def _slots(tier: CacheTier, verdict: Verdict | None) -> Finding:
+    kind = ConditionType.SLOTS_COVERED
+    if verdict is None:
+        return _unasked(tier, kind)
+    if verdict.slots_covered:
+        return true(kind, TierReason.SLOTS_COVERED, "every slot has a primary that answers")
+    reason = TierReason.SLOTS_UNCOVERED if verdict.uncovered else TierReason.PROGRESSING
+    return false(kind, reason, verdict.slots_message)
+
+
+def _replication(tier: CacheTier, verdict: Verdict | None, goal: Goal) -> Finding:
+    kind = ConditionType.REPLICATION_HEALTHY
+    if verdict is None:
+        return _unasked(tier, kind)
+    if not verdict.replication_healthy:
+        return false(kind, TierReason.REPLICAS_MISSING, verdict.replication_message)
+    if not goal.replicas:
+        return true(kind, TierReason.NO_REPLICAS, "the spec asks for no replicas: what a lost server held are misses")
+    return true(kind, TierReason.REPLICAS_IN_STEP, "every primary has all its replicas in step")
+
+
+def _unasked(tier: CacheTier, kind: ConditionType) -> Finding:
+    before = said_before(tier, kind)
+    if before is not None:
+        return Finding(before.type, before.status, before.reason, before.message)
+    return unknown(kind, TierReason.PROGRESSING, "the servers have not been asked yet")
+
+
+def _pending(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | None) -> Decision | None:
+    if report is None or verdict is None:
+        before = said_before(tier, ConditionType.READY)
+        if report is None and before is not None and before.status == "True":
+            return None  # An operator that has just started repeats what was said until it asked.
+        if report is not None and report.reason:
+            return Decision(report.reason, report.message)
+        return Decision(TierReason.PROGRESSING, "the servers are being started")
+    if not verdict.slots_covered:
+        reason = TierReason.SLOTS_UNCOVERED if verdict.uncovered else TierReason.PROGRESSING
+        return Decision(reason, verdict.progress)
+    if not verdict.replication_healthy:
+        return Decision(TierReason.REPLICAS_MISSING, verdict.progress)
+    return None
+
+
+def _fields(goal: Goal, verdict: Verdict | None, report: ClusterReport | None) -> Mapping[str, Any]:
+    if verdict is None or report is None or report.cluster is None:
+        return {"shards": goal.shards, "progress": None}
+    in_step = sum(not server.is_primary and server.link_up for server in report.cluster.servers.values())
+    hindered = f"; {report.message}" if report.reason else ""
+    return {
+        "shards": goal.shards,
+        "shardsReady": verdict.shards_ready,
+        "replicas": in_step,
+        "progress": None if verdict.settled else verdict.progress + hindered,
+    }

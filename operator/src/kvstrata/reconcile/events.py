@@ -1,0 +1,53 @@
+"""Events: what happened to an object, for people who describe it. They are told once, and nothing waits for them."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+from kvstrata.adapters.kube import Kube, KubeError
+from kvstrata.adapters.resources import EVENT
+from kvstrata.api.base import Resource
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.model.refs import GROUP_VERSION
+
+from .clock import utc_now
+
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_CHARACTERS = 1024
+COMPONENT = "kvstrata"
+
+
+class Events:
+    """Tells events to the API server; one that it does not take is logged."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+
+    async def tell(self, about: Resource, reason: str, message: str, *, warning: bool = False) -> None:
+        """Tell that `reason` happened to an object."""
+        at = format_timestamp(utc_now())
+        body = {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.kind,
+            "metadata": {"name": f"{about.name}.{secrets.token_hex(8)}", "namespace": about.namespace},
+            "involvedObject": {
+                "apiVersion": GROUP_VERSION,
+                "kind": about.INFO.kind,
+                "name": about.name,
+                "namespace": about.namespace,
+                "uid": about.uid,
+            },
+            "type": "Warning" if warning else "Normal",
+            "reason": reason,
+            "message": message[:MAX_MESSAGE_CHARACTERS],
+            "source": {"component": COMPONENT},
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+        }
+        try:
+            await self._kube.create(EVENT, about.namespace, body)
+        except KubeError as error:
+            log.warning("an event was not taken", extra={"event": reason, "about": about.name, "error": str(error)})

@@ -1,0 +1,278 @@
+"""Managed clusters: looked at, told what comes next, and looked at again; one task for each tier while this one leads.
+
+Observes: the pods of managed tiers, and their servers. Writes: commands to servers, evictions of pods, Events.
+Runs again when: its tier is planned, something was done or is waited for, or `LOOK_EVERY_S` is over.
+
+What is to be done follows from one look alone (`plan.topology`), so a task that is ended anywhere leaves nothing that
+the next one must know. A process that no longer leads sends no further command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from types import TracebackType
+
+from kvstrata.adapters.kube import Kube, KubeError
+from kvstrata.adapters.redis_nodes import NodeAccess, RedisNodes, Sent
+from kvstrata.adapters.resources import POD, SECRET
+from kvstrata.adapters.slot_mover import SlotMover
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.reasons import TierReason
+from kvstrata.model.facts import BackendReport, ClusterReport
+from kvstrata.model.refs import Key
+from kvstrata.model.topology import Cluster, ServerPod
+from kvstrata.plan import topology
+from kvstrata.plan.cluster import managed_cluster
+from kvstrata.plan.topology import Step, StepReason
+from kvstrata.plan.types import TendCluster
+
+from . import metrics
+from .clock import utc_now
+from .events import Events
+from .queue import WorkQueue
+from .secrets import decode
+from .store import Store
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 15.0
+WAIT_S = 0.1
+"""Between two looks while something is waited for: servers agree within a few of them."""
+LONGEST_WAIT_S = 2.0
+"""What that grows to while nothing changes: a pod that is being pulled takes its time."""
+RETRY_S = 1.0
+
+_TOLD = {
+    StepReason.TAKING_OVER: "FailedOver",
+    StepReason.FAILING_OVER: "FailedOver",
+    StepReason.ROLLING: "Replaced",
+    StepReason.REPLACING: "Replaced",
+    StepReason.SLOTS_LOST: "SlotsLost",
+}
+"""Steps that are told in an Event, with its reason."""
+
+
+class Topologies:
+    """Tends the managed clusters of one operator process. Use it as a context manager, within one event loop."""
+
+    def __init__(self, kube: Kube, store: Store, queue: WorkQueue, may_write: Callable[[], bool]) -> None:
+        self._kube, self._store, self._queue, self._may_write = kube, store, queue, may_write
+        self._events = Events(kube)
+        self._tended: dict[tuple[str, str], _Tending] = {}
+
+    async def __aenter__(self) -> Topologies:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tasks = [tending.task for tending in self._tended.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def tend(self, namespace: str, order: TendCluster) -> None:
+        """Tend a cluster from now on, or tell whoever tends it of a new order."""
+        slot = (namespace, order.tier)
+        tending = self._tended.get(slot)
+        if tending is None or tending.task.done():
+            tending = self._tended[slot] = _Tending(self, namespace, order)
+        tending.told(order)
+
+    def forget_untended(self, namespace: str, tier: str) -> None:
+        """Leave a cluster alone whose tier is gone, or is none any more."""
+        found: CacheTier | None = self._store.domain(namespace).objects["CacheTier"].get(tier)
+        if found is not None and managed_cluster(found) is not None and not found.metadata.deleting:
+            return
+        tending = self._tended.pop((namespace, tier), None)
+        if tending is not None:
+            tending.task.cancel()
+        self._store.domain(namespace).clusters.pop(tier, None)
+
+    async def tend_for_ever(self, tending: _Tending) -> None:
+        """Look, and do what comes next, until cancelled."""
+        nodes: RedisNodes | None = None
+        try:
+            while True:
+                try:
+                    access = await self._access(tending.namespace, tending.order)
+                    if nodes is None or nodes.access != access:
+                        if nodes is not None:
+                            await nodes.close()
+                        nodes = RedisNodes(access)
+                    pause_s = await self._pass(tending, nodes)
+                except KubeError as error:
+                    log.warning("a cluster cannot be tended", extra={"tier": tending.name, "error": str(error)})
+                    pause_s = RETRY_S
+                except LookupError as error:
+                    self._report(tending, ClusterReport(None, utc_now(), TierReason.SECRET_NOT_FOUND, str(error)))
+                    pause_s = RETRY_S
+                except Exception:
+                    log.exception("tending a cluster failed; this is a defect", extra={"tier": tending.name})
+                    metrics.FAILURES.labels("CacheTier", "Bug").inc()
+                    pause_s = LONGEST_WAIT_S
+                await tending.pause(pause_s)
+        finally:
+            if nodes is not None:
+                await nodes.close()
+
+    async def _pass(self, tending: _Tending, nodes: RedisNodes) -> float:
+        """Look once and do what follows; return how long to wait before the next look."""
+        order, pods = tending.order, self._pods(tending)
+        cluster = await nodes.look(pods.values())
+        step = topology.step(cluster, order.goal)
+        self._report(tending, ClusterReport(cluster, utc_now()))
+        if step is None:
+            tending.waited = 0
+            return LOOK_EVERY_S
+        if step.waits:
+            tending.waited += 1
+            return min(LONGEST_WAIT_S, WAIT_S * 1.2**tending.waited)
+        tending.waited = 0
+        if not self._may_write():
+            return RETRY_S
+        log.info("a cluster's next step", extra={"tier": tending.name, "step": str(step.reason), "told": step.message})
+        failed = await self._do(tending, nodes, cluster, step)
+        # Nothing may cut this short: the same step taken twice would undo what the first began.
+        await asyncio.sleep(step.pause_s)
+        if failed:
+            self._report(tending, ClusterReport(cluster, utc_now(), TierReason.COMMAND_FAILED, failed))
+            return RETRY_S
+        return 0.0
+
+    async def _do(self, tending: _Tending, nodes: RedisNodes, cluster: Cluster, step: Step) -> str:
+        """Do what a step says; return what went wrong, empty if nothing did."""
+        namespace, tier = tending.namespace, tending.order.tier
+        metrics.TOPOLOGY_STEPS.labels(namespace, tier, str(step.reason)).inc()
+        sent = await nodes.send(step.commands, cluster.pods, self._may_write)
+        failed = "; ".join(_failure(one) for one in sent if one.failure)
+        if not failed and step.moves:
+            failed = await self._move(tending, nodes, cluster, step)
+        if not failed and step.remove_pod is not None:
+            failed = await self._evict(namespace, cluster.pods[step.remove_pod])
+        if not failed:
+            await self._tell(tending, step)
+        return failed
+
+    async def _move(self, tending: _Tending, nodes: RedisNodes, cluster: Cluster, step: Step) -> str:
+        """Carry out all of a step's orders beside each other; what ends early goes on after the next look."""
+        access = nodes.access
+        mover = SlotMover(nodes.dial, lambda: (access.username or "default", access.password or ""), self._may_write)
+        reports = await asyncio.gather(*(mover.carry_out(order, cluster) for order in step.moves))
+        for report in reports:
+            metrics.SLOTS_MOVED.labels(tending.namespace, tending.order.tier).inc(report.tally.slots)
+            metrics.MOVE_DROPPED.labels(tending.namespace, tending.order.tier).inc(report.tally.dropped)
+        return "; ".join(report.message for report in reports if not report.done)
+
+    async def _evict(self, namespace: str, pod: ServerPod) -> str:
+        """Ask for a pod to go, as `kubectl drain` does: a PodDisruptionBudget may say not now."""
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": pod.name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": pod.uid}},
+        }
+        try:
+            await self._kube.request("POST", POD.path(namespace, pod.name, "eviction"), body=body)
+        except KubeError as error:
+            return "" if error.is_not_found or error.is_conflict else f"{pod.name} may not go yet: {error.message}"
+        return ""
+
+    async def _tell(self, tending: _Tending, step: Step) -> None:
+        reason = _TOLD.get(step.reason) or ("SlotsLost" if step.lost else None)
+        if step.lost:
+            lost = sum(last - first + 1 for first, last in step.lost)
+            metrics.SLOTS_LOST.labels(tending.namespace, tending.order.tier).inc(lost)
+        tier: CacheTier | None = self._store.domain(tending.namespace).objects["CacheTier"].get(tending.order.tier)
+        if reason is not None and tier is not None:
+            await self._events.tell(tier, reason, step.message, warning=bool(step.lost))
+
+    def _report(self, tending: _Tending, report: ClusterReport) -> None:
+        """Note a look, and have the tier planned if it would say something new of it."""
+        namespace, tier = tending.namespace, tending.order.tier
+        self._store.domain(namespace).clusters[tier] = report
+        self._store.domain(namespace).backends[tier] = _backend(tending.order, report)
+        verdict = topology.verdict(report.cluster, tending.order.goal) if report.cluster is not None else None
+        told = (report.reason, report.message, verdict)
+        if told != tending.reported:
+            tending.reported = told
+            self._queue.add(Key("CacheTier", namespace, tier))
+
+    def _pods(self, tending: _Tending) -> dict[str, ServerPod]:
+        return dict(self._store.domain(tending.namespace).servers.get(tending.order.tier, {}))
+
+    async def _access(self, namespace: str, order: TendCluster) -> NodeAccess:
+        """Return how the servers are reached. Raises LookupError if a Secret or its key is missing."""
+        password = await self._secret(namespace, order.password_secret)
+        authority = await self._secret(namespace, order.authority_secret) if order.authority_secret else None
+        return NodeAccess(order.port, order.username, password.decode(), authority, order.server_name)
+
+    async def _secret(self, namespace: str, where: tuple[str, str]) -> bytes:
+        raw = await self._kube.get(SECRET, namespace, where[0])
+        value = decode(raw).get(where[1]) if raw else None
+        if value is None:
+            raise LookupError(f"Secret {where[0]} does not exist or has no key {where[1]}")
+        return value
+
+
+class _Tending:
+    """One cluster that is tended: the newest order, and what was told of it."""
+
+    def __init__(self, topologies: Topologies, namespace: str, order: TendCluster) -> None:
+        self.namespace, self.order = namespace, order
+        self.reported: object = None
+        self.waited = 0
+        self._woken = asyncio.Event()
+        self.task = asyncio.create_task(topologies.tend_for_ever(self), name=f"tend {self.name}")
+
+    @property
+    def name(self) -> str:
+        """How logs call it."""
+        return f"{self.namespace}/{self.order.tier}"
+
+    def told(self, order: TendCluster) -> None:
+        """Take a new order."""
+        self.order = order
+        self._woken.set()
+
+    async def pause(self, at_most_s: float) -> None:
+        """Wait, but not beyond the next order."""
+        if at_most_s <= 0:
+            return
+        try:
+            async with asyncio.timeout(at_most_s):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
+        self._woken.clear()
+
+
+def _backend(order: TendCluster, report: ClusterReport) -> BackendReport:
+    """Return what a look says of the tier's servers together, as others ask for it: sizes are those of primaries."""
+    cluster = report.cluster
+    servers = list(cluster.servers.values()) if cluster is not None else []
+    primaries = [server for server in servers if server.itself.slots]
+    reason, message = report.reason, report.message
+    if cluster is not None and not servers:
+        none = (TierReason.PROGRESSING, "no pod of the cluster runs yet")
+        reason, message = next(iter(cluster.silent.values()), none)
+    return BackendReport(
+        endpoint=order.endpoint,
+        username=order.username,
+        reachable=bool(servers),
+        reason="" if servers else str(reason),
+        message="" if servers else message,
+        at=report.at,
+        used_bytes=sum(server.used_bytes for server in primaries),
+        max_bytes=sum(server.max_bytes for server in primaries),
+        version=min((server.version for server in servers), default=""),
+        password_secret=order.password_secret,
+        authority_secret=order.authority_secret,
+        cluster=True,
+    )
+
+
+def _failure(sent: Sent) -> str:
+    return f"{' '.join(sent.command.words[:2])}: {sent.answer or sent.failure}"
