@@ -46,6 +46,8 @@ SLOTS, OTHER_SLOTS = "5" * 64, "6" * 64
 REDIS = SharedTier("redis", True)
 NOTHING = Amount(0, 0)
 TICK_S = 5
+PATIENT_TICK_S = 60
+"""Whatever goes wrong is over by then; what follows is waiting."""
 
 
 def at(seconds: float) -> datetime:
@@ -217,7 +219,7 @@ class Simulation:
             yield step
             if step.phase.finished:
                 return
-            self.now_s += TICK_S
+            self.now_s += TICK_S if self.now_s < 400 else PATIENT_TICK_S
 
     def _tick(self) -> Step | None:
         """One round of a leader; None if it died on the way."""
