@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvstrata.adapters.tier_names import Names, slot_of
-from kvstrata.adapters.tier_verifier import SLOTS_MOVING, TierLook
+from kvstrata.adapters.tier_verifier import SLOT_MAP_CHANGED, SLOTS_MOVING, Problem, Standing, TierLook, TierVerifier
 from kvstrata.contract.erasereport import Erased, Outcome, StopReason
 from kvstrata.contract.keys import bucket_prefix
 from kvstrata.contract.receiptfacts import Amount
 from kvstrata_sidecar.adapter import slots
 from kvstrata_sidecar.adapter.resp import Connection
+from kvstrata_sidecar.erase.servers import Layout, Servers
 from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import VALUE, KilledError, MortalServers, Report, erase, look, name_of, order, reserve, write
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B
@@ -125,6 +127,46 @@ def test_a_slot_on_its_way_stops_it_and_then_it_goes_on(cluster: RedisCluster, c
     assert report.end.outcome is Outcome.ERASED
     assert report.sums == (WHOLE, WHOLE, NOTHING)
     until(lambda: seen(cluster).empty, lambda: seen(cluster))
+
+
+class MovingServers(Servers):
+    """Of which one slot, which nothing is stored in, goes to another server while it deletes."""
+
+    def look_again(self) -> Layout:
+        now = super().look_again()
+        *others, last = now.owners
+        return Layout(now.primaries, (*others, (last + 1) % len(now.primaries)))
+
+
+def test_slots_that_went_elsewhere_meanwhile_end_it_although_nobody_redirected(
+    cluster: RedisCluster, connect_to: Connect
+) -> None:
+    fill(cluster, connect_to, KEYSPACE_A)
+    stopped = erase(order(cluster.nodes[0].port, cluster=True), MovingServers)
+    assert (stopped.end.outcome, stopped.end.reason) == (Outcome.STOPPED, StopReason.SLOT_MAP_CHANGED)
+    assert stopped.sums == (WHOLE, WHOLE, NOTHING)
+
+
+@pytest.mark.parametrize("changes", [1, 99])
+def test_a_look_under_two_maps_is_done_again_and_proves_nothing_if_they_keep_changing(
+    cluster: RedisCluster, changes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete(cluster)
+    looks = itertools.count(1)
+    whole = TierVerifier._standings
+
+    async def changing(self: TierVerifier, names: Names) -> tuple[tuple[Standing, ...], list[Problem]]:
+        standings, problems = await whole(self, names)
+        number = next(looks)
+        if number % 2 == 0 and number <= 2 * changes:  # the one after a look
+            standings = (replace(standings[0], slots=(*standings[0].slots, (1, 1))), *standings[1:])
+        return standings, problems
+
+    monkeypatch.setattr(TierVerifier, "_standings", changing)
+    found = seen(cluster)
+    assert found.empty == (changes == 1)
+    assert next(looks) - 1 == (4 if changes == 1 else 6)
+    assert (SLOT_MAP_CHANGED in {one.reason for one in found.problems}) == (changes == 99)
 
 
 def test_what_is_left_where_the_slot_is_not_any_more_is_found(cluster: RedisCluster, connect_to: Connect) -> None:
