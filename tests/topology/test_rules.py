@@ -226,6 +226,22 @@ class TestGivingSlots:
             ("uid-2-0", "CLUSTER", "ADDSLOTSRANGE", "10922", "10999"),
         ]
 
+    def test_slots_that_are_just_changing_hands_are_not_given_away(self, cluster: Cluster) -> None:
+        """Shard 0's replica was asked before it took over, and its primary after that: both say that they follow."""
+        primary, replica = looks.node(0), looks.node(0, 1)
+        both = said(cluster, primary, "uid-0-0", is_primary=False, primary=replica, slots=())
+        assert taken(both).waits
+        # Others have heard already, or not even that somebody leads.
+        heard = said(both, primary, is_primary=False, primary=replica, slots=())
+        heard = said(heard, replica, "uid-1-0", is_primary=True, primary=None, epoch=9, slots=((0, 5460),))
+        assert taken(heard).waits
+        # If all heard that nobody leads, nobody will.
+        nobody = said(both, primary, is_primary=False, primary=replica, slots=())
+        assert taken(nobody).reason is StepReason.SLOTS_LOST
+        # Who is not heard cannot be waited for.
+        deaf = said(nobody, primary, "uid-1-0", is_primary=True, primary=None, slots=((0, 5460),), linked=False)
+        assert taken(deaf).reason is StepReason.SLOTS_LOST
+
 
 class TestMeeting:
     def test_who_is_known_to_one_side_only_is_introduced(self, cluster: Cluster) -> None:

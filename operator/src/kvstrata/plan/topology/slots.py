@@ -33,8 +33,12 @@ def form(view: View) -> Step | None:
 
 
 def assign(view: View) -> Step | None:
-    """Give slots that nobody has to the shards without any, or else to the one that has least."""
-    if not view.slots or not view.unowned:
+    """Give slots that nobody has to the shards without any, or else to the one that has least.
+
+    Not those that are just changing hands: a look is not of one moment, and may have asked who took over before it did,
+    and whom it took over from thereafter. Then others say of one of them, which is a replica, that it has the slots.
+    """
+    if not view.slots or not view.unowned or _changing_hands(view):
         return None
     # A shard whose primary is only away has its slots: it lacks none.
     away = {view.away[owner].shard for owner in view.slots if owner in view.away}
@@ -53,6 +57,18 @@ def assign(view: View) -> Step | None:
     names = ", ".join(view.name(server.node_id) for server in given.values())
     message = f"{count(lost)} slots that nobody has any more are given, empty, to {names}"
     return Step(StepReason.SLOTS_LOST, message, commands, lost=lost)
+
+
+def _changing_hands(view: View) -> bool:
+    """Whether a server believes a slot that nobody claims to be another's that is a replica, and will hear of it."""
+    free = _slots(view.unowned)
+    return any(
+        peer.linked and not peer.suspected and not peer.failed and not free.isdisjoint(_slots(peer.slots))
+        for server in view.servers.values()
+        for peer in server.peers
+        if peer.node_id in view.servers and not view.servers[peer.node_id].itself.is_primary
+        if peer.node_id != server.node_id
+    )
 
 
 def rejoin(view: View) -> Step | None:
