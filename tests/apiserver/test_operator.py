@@ -185,7 +185,9 @@ def test_a_prefix_is_read_from_a_config_map_that_appears_and_changes(server: Ser
     write("You answer in one sentence.")
     server.patch("prefixpool", "sourced", pinned=True)
     server.wait("the source", lambda: digest() is not None)
-    assert server.condition("PrefixPool", "sourced", "Ready") == ("False", "NoLivePods")
+    server.wait(
+        "the wait for pods", lambda: server.condition("PrefixPool", "sourced", "Ready") == ("False", "NoLivePods")
+    )
     before = digest()
     time.sleep(3)
     write("You answer in two sentences.")
