@@ -55,7 +55,7 @@ class ServerLine:
         except (exceptions.RedisError, OSError, TimeoutError) as error:
             await self.close()
             # The text of what went wrong with a connection never holds what was sent over it.
-            raise ServerAwayError(f"{self.name}: {error or type(error).__name__}") from None
+            raise ServerAwayError(f"{self.name}: {str(error) or type(error).__name__}") from None
         except BaseException:
             await self.close()
             raise

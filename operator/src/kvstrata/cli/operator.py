@@ -221,7 +221,7 @@ class Operator:
             await listener.first_round()
             self._enqueue_all()
             self._synced = True
-            async with asyncio.TaskGroup() as group:
+            async with writer.topologies, asyncio.TaskGroup() as group:
                 group.create_task(listener.run(), name="acks")
                 group.create_task(loop.run(), name="loop")
                 group.create_task(self._resync_for_ever(resync), name="resync")

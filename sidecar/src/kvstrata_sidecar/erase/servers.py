@@ -115,12 +115,12 @@ class Servers:
         return answers
 
     def set_each(self, writes: Sequence[Write]) -> None:
-        """Never: a deletion writes no value."""
-        raise NotImplementedError
+        """Raise TypeError: a deletion writes no value."""
+        raise TypeError(f"a deletion writes no value, and {len(writes)} were to be written")
 
     def get_each(self, reads: Sequence[Read]) -> Sequence[bool | ReplyError | None]:
-        """Never: a deletion reads no value."""
-        raise NotImplementedError
+        """Raise TypeError: a deletion reads no value."""
+        raise TypeError(f"a deletion reads no value, and {len(reads)} were to be read")
 
     def look_again(self) -> Layout:
         """Return the map as it is now."""
