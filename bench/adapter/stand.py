@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from e2e.cluster.ports import free_port
 from e2e.cluster.progress import ClusterError, Progress
 from e2e.cluster.rootfs import redis_server_command
 from e2e.cluster.settings import Paths
@@ -146,14 +147,6 @@ def servers(directory: Path, *wanted: Sequence[str]) -> Iterator[list[Redis]]:
     finally:
         for server in running:
             server.kill()
-
-
-def free_port() -> int:
-    """Return a loopback port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _die_with_parent() -> None:

@@ -5,35 +5,50 @@ from __future__ import annotations
 import random
 import socket
 import threading
+from collections import deque
 
 FIRST, LAST = 15_000, 29_999
-"""Below what Linux gives to outgoing connections, which could take a port between its choice and its use."""
+"""Below what Linux usually gives to outgoing connections, which could take a port between its choice and its use."""
 
-_given: set[int] = set()
+KEPT = 128
+"""How many of a process's newest ports stay its own while nothing listens on them. Each costs two file descriptors."""
+
+_Claim = tuple[socket.socket, socket.socket]
+
+_claims: deque[_Claim] = deque()
 _giving = threading.Lock()
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nothing listens on, and that this process was not given lately.
+    """A TCP port of the loopback interface that nothing listens on, and that stays this process's own.
 
-    Chosen at random, so that processes beside each other hardly choose the same.
+    Nobody else who asks here is given it, and no outgoing connection, even while a server that had it is down. It is
+    given back when the process ends, or has asked for `KEPT` others.
     """
     with _giving:
-        if len(_given) > (LAST - FIRST) // 2:
-            _given.clear()
         while True:
             port = random.SystemRandom().randint(FIRST, LAST)
-            if port not in _given and _is_free(port):
-                _given.add(port)
+            if claim := claimed(port):
+                _claims.append(claim)
+                if len(_claims) > KEPT:
+                    for oldest in _claims.popleft():
+                        oldest.close()
                 return port
 
 
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        # What a server that just ended leaves behind (TIME_WAIT) is no obstacle to one that listens as servers do.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
+def claimed(port: int) -> _Claim | None:
+    """What keeps a port one's own until it is closed; None if somebody has it.
+
+    A name that only one process can have, and the port itself, bound but not listened on:
+    who listens as servers do (SO_REUSEADDR) may still bind the port; connect() does not choose one that is bound.
+    """
+    name, bound = socket.socket(socket.AF_UNIX), socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        name.bind(f"\0kvstrata-port-{port}")
+        bound.bind(("127.0.0.1", port))
+    except OSError:
+        name.close()
+        bound.close()
+        return None
+    return name, bound
