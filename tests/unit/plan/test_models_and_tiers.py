@@ -33,7 +33,6 @@ def at_rest(*objects: Any) -> Simulation:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"redis": {"managed": {"shards": 3}}}, "ShardingNotReconciled"),
         ({"eviction": {"policy": "None"}}, "EvictionNotReconciled"),
     ],
 )

@@ -137,10 +137,6 @@ class TierReason(Reason):
     NO_LIVE_PODS = _NO_LIVE_PODS
     ENCRYPTION_DISABLED = "EncryptionDisabled", "The spec says encryption: Disabled."
     NOT_AT_REST = "NotAtRest", "The medium is memory of a pod, which is not encrypted."
-    SHARDING_NOT_RECONCILED = (
-        "ShardingNotReconciled",
-        "This version runs one Redis server, without shards and replicas.",
-    )
     TIERS_CONFLICT = _TIERS_CONFLICT
     CLASSIFICATION_NOT_SUPPORTED = (
         "ClassificationNotSupported",

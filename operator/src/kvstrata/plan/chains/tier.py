@@ -73,21 +73,9 @@ def eviction_is_provided(world: World, tier: CacheTier) -> Decision | None:
     )
 
 
-def waits_for_a_version_that_forms_clusters(world: World, tier: CacheTier) -> Decision | None:
-    """Pods of a cluster can be made, and nobody forms it yet."""
-    redis = tier.spec.redis
-    if redis is None or redis.managed is None or not redis.managed.is_cluster:
-        return None
-    return Decision(
-        TierReason.SHARDING_NOT_RECONCILED,
-        "this version runs one Redis server a tier: create a CacheTier without redis.managed.shards",
-    )
-
-
 RULES = (
     classifications_can_be_kept,
     has_servers_of_its_own,
     eviction_is_provided,
     names_own_secrets,
-    waits_for_a_version_that_forms_clusters,
 )
