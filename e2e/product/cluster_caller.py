@@ -1,7 +1,8 @@
 """A writer and reader of a managed cluster, with the data plane's user, from within the network of the operator's pod.
 
 It goes by what the servers tell, as any cluster client does, and notes every request: how long it took, whether it was
-answered, and whether what was written is found again.
+answered, and whether what was written is found again. It is written out because no library's client is content with
+the few commands that this user may send.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
-from redis.cluster import RedisCluster
+from redis.crc import key_slot
+from redis.exceptions import AskError, MovedError
 from redis.retry import Retry
 
 from kvstrata.contract.keys import KEY_PREFIX
@@ -30,7 +33,10 @@ from .kubectl import CommandError, Kubectl
 
 PORT = 6379
 PAUSE_S = 0.01
-DEADLINE_S = 2.0
+RETRY_S = 0.02
+DEADLINE_S = 4.0
+"""How long a request is tried: longer than a node time-out and the election that follows it."""
+IO_TIMEOUT_S = 1.0
 KEYS = 512
 REFRESH_S = 0.5
 
@@ -81,25 +87,23 @@ class _Caller:
         self._kubectl, self._tier, self._password, self._authority = kubectl, tier, password, authority
         self._prefix = f"{KEY_PREFIX}:{domain}:"
         self._addresses: dict[str, str] = {}
+        self._clients: dict[str, redis.Redis] = {}
+        self._owners: dict[int, str] = {}
         self.requests = Requests()
 
     def call(self, pid: int, ended: threading.Event) -> None:
         """Write and read until told to end."""
-        client: RedisCluster | None = None
         with network_of(pid):
             for number in itertools.count():
                 if ended.is_set():
                     break
-                began = time.monotonic()
                 try:
-                    client = client or self._client()
-                    self._write_and_read(client, number)
-                except (redis.RedisError, OSError) as error:
+                    self._write_and_read(number)
+                except _FailedError as error:
                     self.requests.failed += 1
-                    self.requests.last_failure = f"{type(error).__name__}: {error}"[:300]
-                self.requests.longest_s = max(self.requests.longest_s, time.monotonic() - began)
+                    self.requests.last_failure = str(error)[:300]
                 time.sleep(PAUSE_S)
-            if client is not None:
+            for client in self._clients.values():
                 client.close()
 
     def keep_learning(self, ended: threading.Event) -> None:
@@ -115,30 +119,89 @@ class _Caller:
         pods = self._kubectl.list("pod", DEMO_NAMESPACE, f"kvstrata.io/tier={self._tier}")
         self._addresses = {pod["metadata"]["name"]: str(pod["status"].get("podIP") or "") for pod in pods}
 
-    def _write_and_read(self, client: RedisCluster, number: int) -> None:
+    def _write_and_read(self, number: int) -> None:
         name, value = f"{self._prefix}{{probe-{number % KEYS}}}:v", str(number).encode()
-        client.set(name, value, px=600_000)
+        self._request("SET", name, value, "PX", 600_000)
         self.requests.writes += 1
-        found = client.get(name)
+        found = self._request("GET", name)
         self.requests.hits += found == value
         self.requests.misses += found is None
         self.requests.wrong += found not in (value, None)
 
-    def _client(self) -> RedisCluster:
-        return RedisCluster(
-            host=next(address for address in self._addresses.values() if address),
-            port=PORT,
-            username=DATA_USER,
-            password=self._password,
-            ssl=True,
-            ssl_ca_certs=str(self._authority),
-            ssl_check_hostname=False,
-            address_remap=self._address,
-            socket_timeout=DEADLINE_S,
-            socket_connect_timeout=DEADLINE_S,
-            retry=Retry(NoBackoff(), 3),
-        )
+    def _request(self, *words: Any) -> Any:
+        """Ask whoever has the slot of a key. Raises _FailedError if there is no answer in `DEADLINE_S`."""
+        slot, began = key_slot(words[1].encode()), time.monotonic()
+        try:
+            while True:
+                try:
+                    return self._ask(slot, *words)
+                except (redis.RedisError, OSError) as error:
+                    if time.monotonic() - began > DEADLINE_S:
+                        raise _FailedError(f"{words[0]}: {type(error).__name__}: {error}") from error
+                time.sleep(RETRY_S)
+        finally:
+            self.requests.longest_s = max(self.requests.longest_s, time.monotonic() - began)
 
-    def _address(self, told: tuple[str, int]) -> tuple[str, int]:
-        host, port = told
-        return self._addresses.get(host.partition(".")[0]) or host, port
+    def _ask(self, slot: int, *words: Any) -> Any:
+        """Ask the server that has a slot, and the one that it sends to. Forgets where slots are if nobody answers."""
+        try:
+            return self._client(self._owner(slot)).execute_command(*words)
+        except AskError as elsewhere:
+            with self._client(self._address(str(elsewhere.host))).pipeline(transaction=False) as both:
+                both.execute_command("ASKING")
+                both.execute_command(*words)
+                return both.execute()[-1]
+        except MovedError as elsewhere:
+            self._owners[slot] = self._address(str(elsewhere.host))
+            raise
+        except (redis.RedisError, OSError):
+            self._owners.clear()
+            raise
+
+    def _owner(self, slot: int) -> str:
+        if slot not in self._owners:
+            self._owners.update(self._map())
+        return self._owners.get(slot) or next(iter(self._servers()))
+
+    def _map(self) -> dict[int, str]:
+        """Ask for the map of slots; whichever server answers first is believed."""
+        for address in self._servers():
+            try:
+                told = self._client(address).execute_command("CLUSTER SLOTS")
+            except (redis.RedisError, OSError):
+                continue
+            return {slot: self._address(host) for slot, host in _owners(told)}
+        raise redis.ConnectionError("no server tells the map of slots")
+
+    def _servers(self) -> list[str]:
+        return [address for address in self._addresses.values() if address]
+
+    def _client(self, address: str) -> redis.Redis:
+        if address not in self._clients:
+            self._clients[address] = redis.Redis(
+                host=address,
+                port=PORT,
+                username=DATA_USER,
+                password=self._password,
+                ssl=True,
+                ssl_ca_certs=str(self._authority),
+                ssl_check_hostname=False,
+                socket_timeout=IO_TIMEOUT_S,
+                socket_connect_timeout=IO_TIMEOUT_S,
+                retry=Retry(NoBackoff(), 0),
+                protocol=2,
+            )
+        return self._clients[address]
+
+    def _address(self, host: str) -> str:
+        return self._addresses.get(host.partition(".")[0]) or host
+
+
+class _FailedError(Exception):
+    """A request had no answer within its deadline."""
+
+
+def _owners(told: Any) -> Iterator[tuple[int, str]]:
+    """Each slot, and the host of its primary, of an answer to CLUSTER SLOTS."""
+    for first, last, (host, *_), *_ in told:
+        yield from ((slot, host.decode()) for slot in range(first, last + 1))
