@@ -152,7 +152,7 @@ class _Caller:
                 both.execute_command(*words)
                 return both.execute()[-1]
         except MovedError as elsewhere:
-            self._owners[slot] = self._address(str(elsewhere.host))
+            self._owners[slot] = self._where(str(elsewhere.host))
             raise
         except (redis.RedisError, OSError):
             self._owners.clear()
@@ -161,7 +161,10 @@ class _Caller:
     def _owner(self, slot: int) -> str:
         if slot not in self._owners:
             self._owners.update(self._map())
-        return self._owners.get(slot) or next(iter(self._servers()))
+        owner = self._owners.get(slot) or next(iter(self._servers()), None)
+        if owner is None:
+            raise redis.ConnectionError("no pod has an address")
+        return owner
 
     def _map(self) -> dict[int, str]:
         """Ask for the map of slots; whichever server answers first is believed."""
@@ -170,7 +173,7 @@ class _Caller:
                 told = self._client(address).execute_command("CLUSTER SLOTS")
             except (redis.RedisError, OSError):
                 continue
-            return {slot: self._address(host) for slot, host in _owners(told)}
+            return {slot: address for slot, host in _owners(told) if (address := self._where(host))}
         raise redis.ConnectionError("no server tells the map of slots")
 
     def _servers(self) -> list[str]:
@@ -194,7 +197,13 @@ class _Caller:
         return self._clients[address]
 
     def _address(self, host: str) -> str:
-        return self._addresses.get(host.partition(".")[0]) or host
+        """Where a server is that others tell the name of. Raises redis.ConnectionError while its pod has no address."""
+        if not (address := self._where(host)):
+            raise redis.ConnectionError(f"{host} is the name of no pod that has an address")
+        return address
+
+    def _where(self, host: str) -> str:
+        return self._addresses.get(host.partition(".")[0], "")
 
 
 class _FailedError(Exception):
