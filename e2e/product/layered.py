@@ -184,10 +184,15 @@ class Layered:
 
 
 @contextmanager
-def open_layered(kubectl: Kubectl, say: Callable[[str], None], *tenants: str) -> Iterator[Layered]:
-    """Let the model be there while the block runs. `tenants` have keys; their policies are their stories' to make."""
+def open_layered(
+    kubectl: Kubectl, say: Callable[[str], None], *tenants: str, redis: Mapping[str, Any] | None = None
+) -> Iterator[Layered]:
+    """Let the model be there while the block runs. `tenants` have keys; their policies are their stories' to make.
+
+    `redis` is what its Redis tier's `managed` says, one server if nothing.
+    """
     try:
-        kubectl.apply(_keys(*tenants, STRANGER), *_tiers(), _model(kubectl))
+        kubectl.apply(_keys(*tenants, STRANGER), *_tiers(redis or {}), _model(kubectl))
         layered = Layered(kubectl, say)
         layered.meet()
         wait_until("the model is ready", lambda: _well(layered), UP_WITHIN_S)
@@ -262,11 +267,11 @@ def _keys(*tenants: str) -> dict[str, Any]:
     }
 
 
-def _tiers() -> list[dict[str, Any]]:
+def _tiers(redis: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         _object("CacheTier", MEMORY, {"medium": "CPU", "capacityPerPod": "32Mi"}),
         _object("CacheTier", DISK, {"medium": "NVMe", "capacityPerPod": "64Mi", "nvme": {"emptyDir": {}}}),
-        _object("CacheTier", REDIS, {"medium": "Redis", "capacity": "80Mi", "redis": {"managed": {}}}),
+        _object("CacheTier", REDIS, {"medium": "Redis", "capacity": "80Mi", "redis": {"managed": redis}}),
     ]
 
 

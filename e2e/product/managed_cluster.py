@@ -1,0 +1,113 @@
+"""A Redis Cluster that the operator runs in pods, as stories see it: its spec, its pods, and whether it is whole."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from kvstrata.objects import paths
+
+from .faults import Victim
+from .install import DEMO_NAMESPACE
+from .kubectl import CommandError, Kubectl, wait_until
+
+FORMS_WITHIN_S = 180.0
+HEALS_WITHIN_S = 180.0
+MOVES_WITHIN_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedCluster:
+    """A CacheTier of the demo's namespace with `redis.managed.shards`."""
+
+    kubectl: Kubectl
+    name: str
+    capacity: str = "96Mi"
+
+    def apply(self, **managed: Any) -> None:
+        """Declare it: three shards with a replica each, in small containers, and what `managed` says otherwise."""
+        small = {"requests": {"cpu": "20m", "memory": "96Mi"}}
+        settings = {"shards": 3, "replicasPerShard": 1, "resources": small, **managed}
+        spec = {"medium": "Redis", "capacity": self.capacity, "redis": {"managed": settings}}
+        metadata = {"name": self.name, "namespace": DEMO_NAMESPACE}
+        self.kubectl.apply(
+            {"apiVersion": "kvstrata.io/v1alpha1", "kind": "CacheTier", "metadata": metadata, "spec": spec}
+        )
+
+    def delete(self) -> None:
+        """Remove it, and return when its pods are gone."""
+        self.kubectl.run("-n", DEMO_NAMESPACE, "delete", "cachetier", self.name, "--ignore-not-found")
+        wait_until("its pods go", lambda: not self.pods(), HEALS_WITHIN_S)
+
+    def status(self) -> dict[str, Any]:
+        """What its status says."""
+        return dict(self.kubectl.get("cachetier", self.name, DEMO_NAMESPACE).get("status") or {})
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Every pod of the tier."""
+        return self.kubectl.list("pod", DEMO_NAMESPACE, f"kvstrata.io/tier={self.name}")
+
+    def settled(self, shards: int = 3) -> bool:
+        """Whether the tier is Ready at its newest generation, with so many shards, and has nothing left to do."""
+        found = self.kubectl.get("cachetier", self.name, DEMO_NAMESPACE)
+        status = found.get("status") or {}
+        ready = next((one for one in status.get("conditions") or () if one["type"] == "Ready"), {})
+        return bool(
+            ready.get("status") == "True"
+            and ready.get("observedGeneration") == found["metadata"]["generation"]
+            and status.get("shardsReady") == shards
+            and not status.get("progress")
+            and all(_is_ready(pod) for pod in self.pods())
+        )
+
+    def wait_whole(self, shards: int = 3, within_s: float = HEALS_WITHIN_S) -> None:
+        """Return when it is settled. Raises AssertionError with its status if it is not in time."""
+        try:
+            wait_until("the cluster is whole", lambda: self.settled(shards), within_s)
+        except AssertionError as late:
+            raise AssertionError(f"{late}; the tier says {self.status()}") from late
+
+    def primary(self, shard: int) -> dict[str, Any]:
+        """Return the pod of a shard whose server leads, as the server says."""
+        for _ in range(50):
+            for pod in self.pods():
+                name = pod["metadata"]["name"]
+                if name.startswith(f"kvs-{self.name}-redis-{shard}-") and self._role(name) == "master":
+                    return pod
+            time.sleep(0.5)
+        raise AssertionError(f"shard {shard} has no primary among {[pod['metadata']['name'] for pod in self.pods()]}")
+
+    def kill(self, pod: dict[str, Any]) -> None:
+        """Kill a pod's server; the pod stays, and starts another."""
+        Victim(self.kubectl, DEMO_NAMESPACE, pod["metadata"]["name"], "redis").send(9)
+
+    def replaced(self, pod: dict[str, Any]) -> bool:
+        """Whether another pod has this one's name."""
+        try:
+            found = self.kubectl.get("pod", pod["metadata"]["name"], DEMO_NAMESPACE)
+        except CommandError:
+            return False
+        return bool(found["metadata"]["uid"] != pod["metadata"]["uid"])
+
+    def all_new(self, before: list[dict[str, Any]]) -> bool:
+        """Whether there are pods of the same names, and none of these."""
+        pods = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.pods()}
+        old = {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in before}
+        return pods.keys() == old.keys() and not set(pods.values()) & set(old.values())
+
+    def _role(self, pod: str) -> str:
+        """What a server says it is, asked as its admin, whose password is in the file that it was started with."""
+        tls = f"--tls --cacert {paths.REDIS_TLS}/ca.crt"
+        ask = f"REDISCLI_AUTH=$(cat {paths.REDIS_AUTH}/admin-password) redis-cli -h 127.0.0.1 {tls} --user admin role"
+        try:
+            told = self.kubectl.exec(pod, DEMO_NAMESPACE, "redis", "sh", "-c", ask)
+        except CommandError:
+            return ""
+        return told.splitlines()[0].strip() if told else ""
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    if "deletionTimestamp" in pod["metadata"]:
+        return False
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions") or ())
