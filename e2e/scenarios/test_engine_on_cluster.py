@@ -1,4 +1,4 @@
-"""An engine whose shared tier is a Redis Cluster of the operator's: what becomes of its requests when servers are lost."""
+"""An engine whose shared tier is a Redis Cluster of the operator: what its requests see when servers are lost."""
 
 from __future__ import annotations
 
