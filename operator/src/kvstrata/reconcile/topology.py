@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from types import TracebackType
 
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.redis_nodes import NodeAccess, RedisNodes, Sent
+from kvstrata.adapters.redis_probe import RedisReason
 from kvstrata.adapters.resources import POD, SECRET
 from kvstrata.adapters.slot_mover import SlotMover
 from kvstrata.api.cachetier import CacheTier
@@ -52,6 +54,9 @@ _TOLD = {
     StepReason.SLOTS_LOST: "SlotsLost",
 }
 """Steps that are told in an Event, with its reason."""
+
+_ACCESS_REFUSED = {RedisReason.WRONG_PASSWORD, RedisReason.PASSWORD_REQUIRED, RedisReason.CERTIFICATE_REFUSED}
+"""What servers say to credentials that are no longer, or not yet, theirs."""
 
 
 class Topologies:
@@ -97,11 +102,7 @@ class Topologies:
         try:
             while True:
                 try:
-                    access = await self._access(tending.namespace, tending.order)
-                    if nodes is None or nodes.access != access:
-                        if nodes is not None:
-                            await nodes.close()
-                        nodes = RedisNodes(access)
+                    nodes = await self._reached(tending, nodes)
                     pause_s = await self._pass(tending, nodes)
                 except KubeError as error:
                     log.warning("a cluster cannot be tended", extra={"tier": tending.name, "error": str(error)})
@@ -118,10 +119,27 @@ class Topologies:
             if nodes is not None:
                 await nodes.close()
 
+    async def _reached(self, tending: _Tending, nodes: RedisNodes | None) -> RedisNodes:
+        """Return connections that fit the order and its Secrets, which are read again from time to time.
+
+        Raises LookupError if a Secret or its key is missing.
+        """
+        if nodes is not None and not tending.access_is_stale():
+            return nodes
+        access = await self._access(tending.namespace, tending.order)
+        tending.access_was_read()
+        if nodes is not None and nodes.access == access:
+            return nodes
+        if nodes is not None:
+            await nodes.close()
+        return RedisNodes(access)
+
     async def _pass(self, tending: _Tending, nodes: RedisNodes) -> float:
         """Look once and do what follows; return how long to wait before the next look."""
         order, pods = tending.order, self._pods(tending)
         cluster = await nodes.look(pods.values())
+        if any(reason in _ACCESS_REFUSED for reason, _ in cluster.silent.values()):
+            tending.access_refused()
         step = topology.step(cluster, order.goal)
         self._report(tending, ClusterReport(cluster, utc_now()))
         if step is None:
@@ -224,6 +242,7 @@ class _Tending:
         self.namespace, self.order = namespace, order
         self.reported: object = None
         self.waited = 0
+        self._access_read: tuple[TendCluster, float] | None = None
         self._woken = asyncio.Event()
         self.task = asyncio.create_task(topologies.tend_for_ever(self), name=f"tend {self.name}")
 
@@ -231,6 +250,21 @@ class _Tending:
     def name(self) -> str:
         """How logs call it."""
         return f"{self.namespace}/{self.order.tier}"
+
+    def access_is_stale(self) -> bool:
+        """Whether the Secrets of the order have to be read: another order, a refusal, or `LOOK_EVERY_S` ago."""
+        if self._access_read is None:
+            return True
+        order, at_s = self._access_read
+        return order != self.order or time.monotonic() - at_s > LOOK_EVERY_S
+
+    def access_was_read(self) -> None:
+        """Note that the Secrets of the order were read just now."""
+        self._access_read = (self.order, time.monotonic())
+
+    def access_refused(self) -> None:
+        """Have the Secrets read before the next look."""
+        self._access_read = None
 
     def told(self, order: TendCluster) -> None:
         """Take a new order."""
