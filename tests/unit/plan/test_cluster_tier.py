@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.cachetier import CacheTier, CacheTierStatus, SlotLoss
 from kvstrata.api.conditions import ConditionType
-from kvstrata.model.facts import ClusterReport
-from kvstrata.model.topology import Cluster
+from kvstrata.model.facts import ClusterReport, Loss
+from kvstrata.model.topology import SLOTS, Cluster, Peer
 from kvstrata.model.world import World
 from kvstrata.plan.cluster import ClusterState, cluster_state
 from tests.topology.looks import Slots, cluster, even
@@ -35,9 +35,25 @@ def tier(**managed: Any) -> CacheTier:
     return redis_tier(capacity="30Gi", **{"shards": 3, "replicasPerShard": 1, **managed})
 
 
-def state_of(found: Cluster | None, of: CacheTier, *, failed: tuple[str, str] = ("", "")) -> ClusterState:
+def formed(at: datetime, **status: Any) -> CacheTier:
+    """A tier whose cluster has served before."""
+    return tier().model_copy(update={"status": CacheTierStatus(formed_at=at, **status)})
+
+
+def empty(of: Cluster) -> Cluster:
+    """The same pods with servers that were started just now, and know nobody."""
+    fresh = {
+        uid: replace(one, peers=(Peer(one.node_id, "", 6379, "", True, None, 0, linked=True),), is_primary=True)
+        for uid, one in of.servers.items()
+    }
+    return replace(of, servers=fresh)
+
+
+def state_of(
+    found: Cluster | None, of: CacheTier, *, failed: tuple[str, str] = ("", ""), lost: Loss | None = None
+) -> ClusterState:
     pods = {} if found is None else {pod.name: pod for pod in found.pods.values()}
-    reports = {} if found is None else {of.name: ClusterReport(found, NOW, *failed)}
+    reports = {} if found is None else {of.name: ClusterReport(found, NOW, *failed, lost)}
     state = cluster_state(World("demo", 1, bytes(64), servers={of.name: pods}, clusters=reports), of)
     assert state is not None
     return state
@@ -61,7 +77,8 @@ def test_a_cluster_that_is_whole_is_ready_and_told_in_numbers() -> None:
     assert condition(state, ConditionType.SLOTS_COVERED) == ("True", "SlotsCovered")
     assert condition(state, ConditionType.REPLICATION_HEALTHY) == ("True", "ReplicasInStep")
     assert state.pending is None
-    assert state.fields == {"shards": 3, "shardsReady": 3, "replicas": 3, "progress": None}
+    numbers = {"shards": 3, "shardsReady": 3, "replicas": 3, "progress": None}
+    assert state.fields == {**numbers, "formedAt": "2026-01-01T00:00:00Z"}
 
 
 def test_a_shard_that_does_not_answer_takes_readiness_away_and_is_counted_in_slots() -> None:
@@ -101,3 +118,48 @@ def test_replicas_that_are_too_many_go_when_nothing_else_is_left_to_do() -> None
 def test_what_a_server_refused_is_told_with_the_progress() -> None:
     state = state_of(look([*even(2), ()]), tier(), failed=("CommandFailed", "CLUSTER MEET: no"))
     assert str(state.fields["progress"]).endswith("; CLUSTER MEET: no")
+
+
+class TestLosses:
+    """What no look can know, because all-new servers and those that lost everything look alike."""
+
+    def test_servers_that_hold_nothing_are_a_beginning_where_none_served_before(self) -> None:
+        state = state_of(empty(look(even(3))), tier())
+        assert condition(state, ConditionType.SLOTS_COVERED) == ("False", "Progressing")
+        assert "lastLoss" not in state.fields
+
+    def test_servers_that_hold_nothing_are_a_loss_where_some_served_before(self) -> None:
+        state = state_of(empty(look(even(3))), formed(NOW - timedelta(hours=1)))
+        assert condition(state, ConditionType.SLOTS_COVERED) == ("False", "EverythingLost")
+        assert state.pending is not None
+        assert state.pending.reason == "EverythingLost"
+        assert "since 2025-12-31T23:00:00Z: blocks are misses" in state.pending.message
+
+    def test_pods_that_are_all_gone_are_a_loss(self) -> None:
+        gone = replace(look(even(3)), pods={}, servers={})
+        state = state_of(gone, formed(NOW - timedelta(hours=1)))
+        assert condition(state, ConditionType.SLOTS_COVERED) == ("False", "EverythingLost")
+
+    def test_servers_that_only_do_not_answer_may_have_everything_still(self) -> None:
+        state = state_of(look(even(3), away=[0, 1, 2]), formed(NOW - timedelta(hours=1)))
+        assert condition(state, ConditionType.SLOTS_COVERED) == ("False", "SlotsUncovered")
+
+    def test_a_cluster_that_was_formed_again_says_since_when_and_what_it_lost(self) -> None:
+        lost = Loss(NOW - timedelta(seconds=2), SLOTS)
+        state = state_of(look(even(3)), formed(NOW - timedelta(hours=1)), lost=lost)
+        assert condition(state, ConditionType.SLOTS_COVERED) == ("True", "SlotsCovered")
+        assert state.fields["formedAt"] == "2026-01-01T00:00:00Z"
+        assert state.fields["lastLoss"] == {"at": "2025-12-31T23:59:58Z", "slots": SLOTS}
+        assert "what 16384 slots held was lost at 2025-12-31T23:59:58Z" in state.findings[0].message
+
+    def test_an_operator_that_has_just_started_keeps_what_the_one_before_told(self) -> None:
+        before = formed(NOW - timedelta(hours=1), last_loss=SlotLoss(at=NOW - timedelta(minutes=9), slots=5462))
+        state = state_of(look(even(3)), before)
+        assert state.fields["lastLoss"] == {"at": "2025-12-31T23:51:00Z", "slots": 5462}
+        assert "formedAt" not in state.fields
+        assert state_of(None, before).fields["lastLoss"]["slots"] == 5462
+
+    def test_a_shards_loss_is_no_new_formation(self) -> None:
+        state = state_of(look(even(3)), formed(NOW - timedelta(hours=1)), lost=Loss(NOW, 5462))
+        assert state.fields["lastLoss"]["slots"] == 5462
+        assert "formedAt" not in state.fields

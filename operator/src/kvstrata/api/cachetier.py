@@ -18,10 +18,11 @@ from kvstrata.api.common import (
 )
 from kvstrata.api.markers import Immutable, Positive, SetList
 from kvstrata.api.redismanaged import NAME_FITS, RedisManaged
-from kvstrata.api.scalars import AbsolutePath, ForeignName, LabelKey, LabelValue, ShortText, Text
+from kvstrata.api.scalars import AbsolutePath, ForeignName, LabelKey, LabelValue, ShortText, Text, Timestamp
 
 DEFAULT_HIGH_WATERMARK_PERCENT = 90
 MAX_SHOWN_SHARDS = 1024
+CLUSTER_SLOTS = 16_384
 
 
 class Medium(StrEnum):
@@ -311,6 +312,16 @@ class CacheTierSpec(ApiModel):
         return self.allowed_classifications is None or classification in self.allowed_classifications
 
 
+class SlotLoss(ApiModel):
+    """Slots of a cluster whose blocks were lost with their servers."""
+
+    at: Timestamp
+    """When the slots were given to servers without these blocks."""
+
+    slots: Annotated[int, Field(ge=1, le=CLUSTER_SLOTS)]
+    """How many slots: 16384 if everything was lost at once."""
+
+
 class CacheTierStatus(Status):
     """Observed state of a CacheTier."""
 
@@ -336,6 +347,13 @@ class CacheTierStatus(Status):
 
     progress: Text | None = None
     """What is being done to a cluster that the operator runs, and how far it is. Absent when there is nothing to do."""
+
+    formed_at: Timestamp | None = None
+    """When all slots of a cluster that the operator runs were first served since it was formed. One that is formed
+    again has lost everything."""
+
+    last_loss: SlotLoss | None = None
+    """The last time that blocks were lost with servers of a cluster that the operator runs."""
 
     external: RedisExternal | None = None
     """The external servers that pods use: those of spec when they last passed the checks that are required. While

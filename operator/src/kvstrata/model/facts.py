@@ -147,16 +147,26 @@ class BackendReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """So many slots of a managed cluster were given, at a whole second, to servers without what they held."""
+
+    at: datetime
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterReport:
     """The last look at the servers of a managed cluster; `cluster` is None if nobody could be asked.
 
     `reason` and `message` tell why not, or why the last step could not be carried out; both are empty if all went well.
+    `lost` is the last loss that this process caused or met, None if there was none.
     """
 
     cluster: Cluster | None
     at: datetime
     reason: str = ""
     message: str = ""
+    lost: Loss | None = None
 
 
 @dataclass(frozen=True, slots=True)

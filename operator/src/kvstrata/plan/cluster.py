@@ -13,8 +13,9 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.api.redismanaged import RedisManaged
-from kvstrata.model.facts import ClusterReport
-from kvstrata.model.topology import Cluster, Goal, ServerPod
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.model.facts import ClusterReport, Loss
+from kvstrata.model.topology import SLOTS, Cluster, Goal, ServerPod
 from kvstrata.model.world import World
 from kvstrata.objects import names, paths, sizing
 from kvstrata.objects.tierlinks import redis_link
@@ -61,8 +62,8 @@ def cluster_state(world: World, tier: CacheTier) -> ClusterState | None:
     verdict = topology.verdict(cluster, goal) if cluster is not None else None
     return ClusterState(
         members=_members(goal, pods, topology.step(cluster, goal) if cluster is not None else None, cluster),
-        findings=(_slots(tier, verdict), _replication(tier, verdict, goal)),
-        fields=_fields(goal, verdict, report),
+        findings=(_slots(tier, report, verdict), _replication(tier, verdict, goal)),
+        fields={**_fields(goal, verdict, report), **_history(tier, report, verdict)},
         pending=_pending(tier, report, verdict),
         servers=_servers(tier, pods),
         order=_order(tier, goal),
@@ -134,14 +135,63 @@ def _servers(tier: CacheTier, pods: Collection[ServerPod]) -> tuple[ManagedServe
     )
 
 
-def _slots(tier: CacheTier, verdict: Verdict | None) -> Finding:
+def _slots(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | None) -> Finding:
     kind = ConditionType.SLOTS_COVERED
     if verdict is None:
         return _unasked(tier, kind)
     if verdict.slots_covered:
-        return true(kind, TierReason.SLOTS_COVERED, "every slot has a primary that answers")
-    reason = TierReason.SLOTS_UNCOVERED if verdict.uncovered else TierReason.PROGRESSING
-    return false(kind, reason, verdict.slots_message)
+        loss = _newest_loss(tier, report)
+        since = f"; what {loss.slots} slots held was lost at {format_timestamp(loss.at)}" if loss else ""
+        return true(kind, TierReason.SLOTS_COVERED, f"every slot has a primary that answers{since}")
+    lost = _everything_lost(tier, report, verdict)
+    return false(kind, lost.reason, lost.message) if lost else false(kind, _why(verdict), verdict.slots_message)
+
+
+def _why(verdict: Verdict) -> TierReason:
+    """Return why slots are not covered: a cluster that was never formed lacks nothing yet."""
+    return TierReason.SLOTS_UNCOVERED if verdict.uncovered and not verdict.empty else TierReason.PROGRESSING
+
+
+def was_formed(tier: CacheTier) -> bool:
+    """Whether the tier's cluster has served all slots before, so that to form it again is to have lost everything."""
+    return tier.status.formed_at is not None
+
+
+def _newest_loss(tier: CacheTier, report: ClusterReport | None) -> Loss | None:
+    """Return the last loss of blocks that is known, of those that status and this process know of."""
+    told = tier.status.last_loss
+    known = [Loss(told.at, told.slots)] if told is not None else []
+    known += [report.lost] if report is not None and report.lost is not None else []
+    return max(known, key=lambda loss: loss.at, default=None)
+
+
+def _formed_again(tier: CacheTier, report: ClusterReport | None) -> bool:
+    """Whether everything was lost since all slots were last served."""
+    formed, loss = tier.status.formed_at, _newest_loss(tier, report)
+    return formed is not None and loss is not None and loss.slots == SLOTS and loss.at > formed
+
+
+def _everything_lost(tier: CacheTier, report: ClusterReport | None, verdict: Verdict) -> Decision | None:
+    """Return what is said of a cluster that has lost all that it held and does not serve again yet."""
+    formed = tier.status.formed_at
+    if formed is None or not (verdict.empty or _formed_again(tier, report)):
+        return None
+    return Decision(
+        TierReason.EVERYTHING_LOST,
+        f"no server has anything of what the tier held since {format_timestamp(formed)}: blocks are misses until they "
+        f"are stored again, and the cluster is formed anew. {verdict.progress}",
+    )
+
+
+def _history(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | None) -> Mapping[str, Any]:
+    """Return what status keeps of formations and losses, which no look can know."""
+    fields: dict[str, Any] = {}
+    if (loss := _newest_loss(tier, report)) is not None:
+        fields["lastLoss"] = {"at": format_timestamp(loss.at), "slots": loss.slots}
+    serves = report is not None and verdict is not None and verdict.slots_covered
+    if report is not None and serves and (not was_formed(tier) or _formed_again(tier, report)):
+        fields["formedAt"] = format_timestamp(report.at)
+    return fields
 
 
 def _replication(tier: CacheTier, verdict: Verdict | None, goal: Goal) -> Finding:
@@ -171,8 +221,7 @@ def _pending(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | N
             return Decision(report.reason, report.message)
         return Decision(TierReason.PROGRESSING, "the servers are being started")
     if not verdict.slots_covered:
-        reason = TierReason.SLOTS_UNCOVERED if verdict.uncovered else TierReason.PROGRESSING
-        return Decision(reason, verdict.progress)
+        return _everything_lost(tier, report, verdict) or Decision(_why(verdict), verdict.progress)
     if not verdict.replication_healthy:
         return Decision(TierReason.REPLICAS_MISSING, verdict.progress)
     return None

@@ -31,6 +31,30 @@ SLOTS_UNCOVERED = Gauge(
     "Slots of a Redis tier's cluster without a server that answers the operator",
     ["namespace", "tier"],
 )
+REPLICAS_MISSING = Gauge(
+    "kvstrata_tier_replicas_missing",
+    "Replicas that a managed cluster should have and that are not in step",
+    ["namespace", "tier"],
+)
+SLOTS_TO_MOVE = Gauge(
+    "kvstrata_tier_slots_to_move", "Slots of a managed cluster that are to go to another shard", ["namespace", "tier"]
+)
+PODS_TO_REPLACE = Gauge(
+    "kvstrata_tier_pods_to_replace", "Pods of a managed cluster of a former template", ["namespace", "tier"]
+)
+FAILOVERS = Counter(
+    "kvstrata_tier_failovers_total",
+    "Servers of a managed cluster that took over the slots of another",
+    ["namespace", "tier", "by"],
+)
+REPLACEMENTS = Counter(
+    "kvstrata_tier_replacements_total", "Pods of a managed cluster that the operator replaced", ["namespace", "tier"]
+)
+FORMATIONS = Counter(
+    "kvstrata_tier_formations_total",
+    "Times that all slots of a managed cluster were given to empty servers",
+    ["namespace", "tier"],
+)
 TOPOLOGY_STEPS = Counter(
     "kvstrata_tier_steps_total", "Steps that changed a managed cluster", ["namespace", "tier", "step"]
 )

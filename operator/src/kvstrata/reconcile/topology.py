@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 
 from kvstrata.adapters.kube import Kube, KubeError
@@ -22,12 +23,12 @@ from kvstrata.adapters.resources import POD, SECRET
 from kvstrata.adapters.slot_mover import SlotMover
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.reasons import TierReason
-from kvstrata.model.facts import BackendReport, ClusterReport
+from kvstrata.model.facts import BackendReport, ClusterReport, Loss
 from kvstrata.model.refs import Key
-from kvstrata.model.topology import Cluster, ServerPod
+from kvstrata.model.topology import SLOTS, Cluster, ServerPod
 from kvstrata.plan import topology
 from kvstrata.plan.cluster import managed_cluster
-from kvstrata.plan.topology import Step, StepReason
+from kvstrata.plan.topology import Step, Verdict
 from kvstrata.plan.types import TendCluster
 
 from . import metrics
@@ -36,6 +37,7 @@ from .events import Events
 from .queue import WorkQueue
 from .secrets import decode
 from .store import Store
+from .topology_events import TopologyEvents, lost_with
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +48,9 @@ LONGEST_WAIT_S = 2.0
 """What that grows to while nothing changes: a pod that is being pulled takes its time."""
 RETRY_S = 1.0
 
-_TOLD = {
-    StepReason.TAKING_OVER: "FailedOver",
-    StepReason.FAILING_OVER: "FailedOver",
-    StepReason.ROLLING: "Replaced",
-    StepReason.REPLACING: "Replaced",
-    StepReason.SLOTS_LOST: "SlotsLost",
-}
-"""Steps that are told in an Event, with its reason."""
+TELL_WITHIN_S = 5.0
+"""How long a cluster that lost everything waits, before it is formed anew, for its status to tell of it: an operator
+that ends in between leaves a word of it, and one that cannot write does not keep the tier away."""
 
 _ACCESS_REFUSED = {RedisReason.WRONG_PASSWORD, RedisReason.PASSWORD_REQUIRED, RedisReason.CERTIFICATE_REFUSED}
 """What servers say to credentials that are no longer, or not yet, theirs."""
@@ -77,23 +74,27 @@ class Topologies:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for tending in self._tended.values():
+            tending.events.forget()
 
     def tend(self, namespace: str, order: TendCluster) -> None:
         """Tend a cluster from now on, or tell whoever tends it of a new order."""
         slot = (namespace, order.tier)
         tending = self._tended.get(slot)
         if tending is None or tending.task.done():
-            tending = self._tended[slot] = _Tending(self, namespace, order)
+            events = TopologyEvents(self._events, namespace, order.tier, lambda: self._tier(*slot))
+            tending = self._tended[slot] = _Tending(self, events, namespace, order)
         tending.told(order)
 
     def forget_untended(self, namespace: str, tier: str) -> None:
         """Leave a cluster alone whose tier is gone, or is none any more."""
-        found: CacheTier | None = self._store.domain(namespace).objects["CacheTier"].get(tier)
+        found = self._tier(namespace, tier)
         if found is not None and managed_cluster(found) is not None and not found.metadata.deleting:
             return
         tending = self._tended.pop((namespace, tier), None)
         if tending is not None:
             tending.task.cancel()
+            tending.events.forget()
         self._store.domain(namespace).clusters.pop(tier, None)
 
     async def tend_for_ever(self, tending: _Tending) -> None:
@@ -140,8 +141,9 @@ class Topologies:
         cluster = await nodes.look(pods.values())
         if any(reason in _ACCESS_REFUSED for reason, _ in cluster.silent.values()):
             tending.access_refused()
-        step = topology.step(cluster, order.goal)
-        self._report(tending, ClusterReport(cluster, utc_now()))
+        step, verdict = topology.look(cluster, order.goal)
+        self._report(tending, ClusterReport(cluster, utc_now()), verdict)
+        await tending.events.looked(cluster, order.goal, verdict)
         if step is None:
             tending.waited = 0
             return LOOK_EVERY_S
@@ -151,19 +153,35 @@ class Topologies:
         tending.waited = 0
         if not self._may_write():
             return RETRY_S
+        if tending.events.forms_again(step) and not self._loss_is_told(tending, cluster, verdict):
+            return WAIT_S
         log.info("a cluster's next step", extra={"tier": tending.name, "step": str(step.reason), "told": step.message})
         failed = await self._do(tending, nodes, cluster, step)
         # Nothing may cut this short: the same step taken twice would undo what the first began.
         await asyncio.sleep(step.pause_s)
         if failed:
-            self._report(tending, ClusterReport(cluster, utc_now(), TierReason.COMMAND_FAILED, failed))
+            failure = ClusterReport(cluster, utc_now(), TierReason.COMMAND_FAILED, failed)
+            self._report(tending, failure, verdict)
             return RETRY_S
         return 0.0
+
+    def _loss_is_told(self, tending: _Tending, cluster: Cluster, verdict: Verdict) -> bool:
+        """Whether the tier's status tells that everything was lost, or that was waited for long enough."""
+        told = tending.loss_told
+        if told is None:
+            now = utc_now()
+            told = tending.loss_told = tending.lost = Loss(now.replace(microsecond=0), SLOTS)
+            tending.tell_until_s = cluster.at_s + TELL_WITHIN_S
+            self._report(tending, ClusterReport(cluster, now), verdict)
+        tier = self._tier(tending.namespace, tending.order.tier)
+        known = tier.status.last_loss if tier is not None else None
+        return (known is not None and known.at >= told.at) or cluster.at_s >= tending.tell_until_s
 
     async def _do(self, tending: _Tending, nodes: RedisNodes, cluster: Cluster, step: Step) -> str:
         """Do what a step says; return what went wrong, empty if nothing did."""
         namespace, tier = tending.namespace, tending.order.tier
         metrics.TOPOLOGY_STEPS.labels(namespace, tier, str(step.reason)).inc()
+        tending.events.sent(step)
         sent = await nodes.send(step.commands, cluster.pods, self._may_write)
         failed = "; ".join(_failure(one) for one in sent if one.failure)
         if not failed and step.moves:
@@ -171,7 +189,10 @@ class Topologies:
         if not failed and step.remove_pod is not None:
             failed = await self._evict(namespace, cluster.pods[step.remove_pod])
         if not failed:
-            await self._tell(tending, step)
+            tending.loss_told = None
+            if lost := lost_with(step):
+                tending.lost = Loss(utc_now().replace(microsecond=0), lost)
+            await tending.events.done(step)
         return failed
 
     async def _move(self, tending: _Tending, nodes: RedisNodes, cluster: Cluster, step: Step) -> str:
@@ -198,22 +219,16 @@ class Topologies:
             return "" if error.is_not_found or error.is_conflict else f"{pod.name} may not go yet: {error.message}"
         return ""
 
-    async def _tell(self, tending: _Tending, step: Step) -> None:
-        reason = _TOLD.get(step.reason) or ("SlotsLost" if step.lost else None)
-        if step.lost:
-            lost = sum(last - first + 1 for first, last in step.lost)
-            metrics.SLOTS_LOST.labels(tending.namespace, tending.order.tier).inc(lost)
-        tier: CacheTier | None = self._store.domain(tending.namespace).objects["CacheTier"].get(tending.order.tier)
-        if reason is not None and tier is not None:
-            await self._events.tell(tier, reason, step.message, warning=bool(step.lost))
+    def _tier(self, namespace: str, name: str) -> CacheTier | None:
+        return self._store.domain(namespace).objects["CacheTier"].get(name)
 
-    def _report(self, tending: _Tending, report: ClusterReport) -> None:
+    def _report(self, tending: _Tending, report: ClusterReport, verdict: Verdict | None = None) -> None:
         """Note a look, and have the tier planned if it would say something new of it."""
         namespace, tier = tending.namespace, tending.order.tier
+        report = replace(report, lost=tending.lost)
         self._store.domain(namespace).clusters[tier] = report
         self._store.domain(namespace).backends[tier] = _backend(tending.order, report)
-        verdict = topology.verdict(report.cluster, tending.order.goal) if report.cluster is not None else None
-        told = (report.reason, report.message, verdict)
+        told = (report.reason, report.message, report.lost, verdict)
         if told != tending.reported:
             tending.reported = told
             self._queue.add(Key("CacheTier", namespace, tier))
@@ -236,11 +251,17 @@ class Topologies:
 
 
 class _Tending:
-    """One cluster that is tended: the newest order, and what was told of it."""
+    """One cluster that is tended: the newest order, and what was told of it.
 
-    def __init__(self, topologies: Topologies, namespace: str, order: TendCluster) -> None:
-        self.namespace, self.order = namespace, order
+    `lost` is the last loss, and `loss_told` the one of everything that status has until `tell_until_s` to tell.
+    """
+
+    def __init__(self, topologies: Topologies, events: TopologyEvents, namespace: str, order: TendCluster) -> None:
+        self.namespace, self.order, self.events = namespace, order, events
         self.reported: object = None
+        self.lost: Loss | None = None
+        self.loss_told: Loss | None = None
+        self.tell_until_s = 0.0
         self.waited = 0
         self._access_read: tuple[TendCluster, float] | None = None
         self._woken = asyncio.Event()

@@ -10,6 +10,7 @@ from kvstrata.model.topology import Cluster, Goal
 
 from . import moves
 from .capacity import resize
+from .changes import Failover, failovers
 from .failover import take_over
 from .forget import forget
 from .health import covered, whole
@@ -21,7 +22,20 @@ from .steps import MoveOrder, Rule, Step, StepReason
 from .verdict import Verdict, judge
 from .view import View
 
-__all__ = ["RULES", "MoveOrder", "Rule", "Step", "StepReason", "Verdict", "View", "step", "verdict"]
+__all__ = [
+    "RULES",
+    "Failover",
+    "MoveOrder",
+    "Rule",
+    "Step",
+    "StepReason",
+    "Verdict",
+    "View",
+    "failovers",
+    "look",
+    "step",
+    "verdict",
+]
 
 RULES: tuple[Rule, ...] = (
     take_over,
@@ -55,6 +69,13 @@ def verdict(cluster: Cluster, goal: Goal) -> Verdict:
     """Return how the cluster is."""
     view = View(cluster, goal)
     return judge(view, _first(view))
+
+
+def look(cluster: Cluster, goal: Goal) -> tuple[Step | None, Verdict]:
+    """Return both of one look."""
+    view = View(cluster, goal)
+    found = _first(view)
+    return found, judge(view, found)
 
 
 def _first(view: View) -> Step | None:

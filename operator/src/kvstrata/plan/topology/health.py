@@ -64,6 +64,13 @@ def shards_ready(view: View) -> int:
     return sum(_is_ready(view, shard) for shard in view.shards)
 
 
+def replicas_missing(view: View) -> int:
+    """How many replicas the shards lack that are in step with their primary; all of those without a primary."""
+    primaries = (view.primary(shard) for shard in view.shards)
+    there = (len(in_step(view, primary)) if primary is not None else 0 for primary in primaries)
+    return sum(max(0, view.goal.replicas - found) for found in there)
+
+
 def in_step(view: View, primary: Server) -> list[Server]:
     """A primary's replicas that have read all that it sent them."""
     return [server for server in view.replicas(primary.node_id) if server.link_up and not server.syncing]

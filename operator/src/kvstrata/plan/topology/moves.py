@@ -152,6 +152,11 @@ def progress(view: View) -> str:
     return f"moving slots: {done:,} of {total:,}" if total else "moving slots"
 
 
+def left_to_move(view: View) -> int:
+    """How many slots are not where the goal wants them, as far as all owners answer."""
+    return sum(len(one.slots) for one in _transfers(view))
+
+
 def _transfers(view: View) -> tuple[Transfer, ...]:
     """What has to move; nothing while a server with slots, or one that is to have some, does not answer."""
     leaders = _leaders(view)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .health import covered, shards_ready, uncovered, whole
+from .health import covered, replicas_missing, shards_ready, uncovered, whole
+from .moves import left_to_move
+from .roll import outdated
 from .steps import Step
 from .view import View, count
 
@@ -14,8 +16,11 @@ class Verdict:
     """How a cluster is, whatever is to be done with it.
 
     `uncovered` counts slots whose requests nobody serves, `shards_ready` shards whose primary serves and whose replicas
-    are in step. `slots_covered` and `replication_healthy` are conditions, each with the sentence that says why not,
-    empty if so. `settled` is that no rule had anything to do or to wait for; else `progress` says what.
+    are in step. `empty` is that all servers there are answer and none of them knows of any slot. `slots_to_move` counts
+    slots that are not where they are to be, `pods_to_replace` pods of a former template, `replicas_missing` replicas
+    that are wanted and not in step. `slots_covered` and `replication_healthy` are conditions, each with the sentence
+    that says why not, empty if so. `settled` is that no rule had anything to do or to wait for; else `progress` says
+    what.
     """
 
     slots_covered: bool
@@ -25,6 +30,10 @@ class Verdict:
     uncovered: int
     shards: int
     shards_ready: int
+    empty: bool
+    slots_to_move: int
+    pods_to_replace: int
+    replicas_missing: int
     settled: bool
     reason: str
     progress: str
@@ -42,6 +51,10 @@ def judge(view: View, found: Step | None) -> Verdict:
         uncovered=count(uncovered(view)),
         shards=shards,
         shards_ready=ready,
+        empty=not view.slots and all(pod.uid in view.cluster.servers or pod.ip is None for pod in view.pods),
+        slots_to_move=left_to_move(view),
+        pods_to_replace=sum(outdated(view, pod) and view.stays(pod) for pod in view.pods),
+        replicas_missing=replicas_missing(view),
         settled=found is None,
         reason=found.reason if found else "",
         progress=f"{ready} of {shards} shards ready" + (f"; {found.message}" if found else ""),

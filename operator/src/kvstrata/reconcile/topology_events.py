@@ -1,0 +1,133 @@
+"""What happens to a managed cluster, told in Events and counted.
+
+Steps are told when they were carried out, all else by comparing looks: servers fail over by themselves, and a migration
+is over when nothing is left to move. A process that begins to look knows nothing of before, and tells what is new from
+then on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.model.topology import SLOTS, Cluster, Goal
+from kvstrata.plan.cluster import was_formed
+from kvstrata.plan.topology import Step, StepReason, Verdict, failovers
+from kvstrata.plan.topology.view import count
+
+from . import metrics
+from .events import Events
+
+log = logging.getLogger(__name__)
+
+OPERATOR, PLANNED, SERVERS = "operator", "planned", "servers"
+"""Who had a replica take over: the operator without a vote, the operator before a replacement, the servers."""
+
+_GAUGES = (
+    metrics.BACKEND_UP,
+    metrics.SLOTS_UNCOVERED,
+    metrics.REPLICAS_MISSING,
+    metrics.SLOTS_TO_MOVE,
+    metrics.PODS_TO_REPLACE,
+)
+
+
+def lost_with(step: Step) -> int:
+    """Return how many slots a step gives to a server without what they held.
+
+    Slots of a pod that is deleted are lost only when nobody takes them over from it, and are given away then.
+    """
+    return count(step.lost) if step.remove_pod is None else 0
+
+
+class TopologyEvents:
+    """Tells of one cluster. `tier` returns the object that Events are about, None if it is gone."""
+
+    def __init__(self, events: Events, namespace: str, name: str, tier: Callable[[], CacheTier | None]) -> None:
+        self._events, self._where, self._tier = events, (namespace, name), tier
+        self._before: Cluster | None = None
+        self._moving: bool | None = None
+        self._replacing: bool | None = None
+        self._ordered: dict[str, str] = {}
+        for counter in (metrics.SLOTS_LOST, metrics.SLOTS_MOVED, metrics.FORMATIONS, metrics.REPLACEMENTS):
+            counter.labels(*self._where)  # A rate needs a zero to begin with.
+        for by in (OPERATOR, PLANNED, SERVERS):
+            metrics.FAILOVERS.labels(*self._where, by)
+
+    async def looked(self, cluster: Cluster, goal: Goal, verdict: Verdict) -> None:
+        """Tell what a look shows that the one before did not."""
+        metrics.BACKEND_UP.labels(*self._where).set(1 if cluster.servers else 0)
+        metrics.SLOTS_UNCOVERED.labels(*self._where).set(verdict.uncovered)
+        metrics.REPLICAS_MISSING.labels(*self._where).set(verdict.replicas_missing)
+        metrics.PODS_TO_REPLACE.labels(*self._where).set(verdict.pods_to_replace)
+        if not cluster.servers:
+            return
+        before, self._before = self._before, cluster
+        if before is not None:
+            await self._tell_failovers(before, cluster, goal)
+        if verdict.slots_covered:  # Else it cannot be seen what is to move, or it waits for a repair.
+            metrics.SLOTS_TO_MOVE.labels(*self._where).set(verdict.slots_to_move)
+            await self._tell_work(verdict)
+
+    async def done(self, step: Step) -> None:
+        """Tell of a step that was carried out."""
+        lost = lost_with(step)
+        if step.reason is StepReason.FORMING:
+            metrics.FORMATIONS.labels(*self._where).inc()
+            lost = SLOTS if self.forms_again(step) else 0
+        if step.remove_pod is not None:
+            metrics.REPLACEMENTS.labels(*self._where).inc()
+        if lost:
+            metrics.SLOTS_LOST.labels(*self._where).inc(lost)
+        if step.reason is StepReason.FORMING:
+            everything = "all servers lost what they held: the cluster is formed anew, empty"
+            await self._tell("EverythingLost" if lost else "Formed", everything if lost else step.message, lost)
+        elif lost:
+            await self._tell("SlotsLost", step.message, lost)
+        elif step.remove_pod is not None:
+            await self._tell("Replaced", step.message)
+
+    def sent(self, step: Step) -> None:
+        """Note who is about to be told to take over, so that it is not taken for the servers' own failover."""
+        by = PLANNED if step.reason is StepReason.FAILING_OVER else OPERATOR
+        for command in step.commands:
+            if command.words[:2] == ("CLUSTER", "FAILOVER"):
+                self._ordered[command.node_id] = by
+
+    def forms_again(self, step: Step) -> bool:
+        """Whether a step gives all slots to empty servers of a cluster that has served before."""
+        tier = self._tier()
+        return step.reason is StepReason.FORMING and tier is not None and was_formed(tier)
+
+    def forget(self) -> None:
+        """Show nothing any more of a cluster that is nobody's."""
+        for gauge in _GAUGES:
+            gauge.remove(*self._where)
+
+    async def _tell_failovers(self, before: Cluster, cluster: Cluster, goal: Goal) -> None:
+        for one in failovers(before, cluster, goal):
+            by = self._ordered.pop(one.node_id, SERVERS)
+            metrics.FAILOVERS.labels(*self._where, by).inc()
+            await self._tell("FailedOver", one.message, warning=by != PLANNED)
+
+    async def _tell_work(self, verdict: Verdict) -> None:
+        """Tell when moving slots and replacing pods begin, and when they are over."""
+        moving, replacing = verdict.slots_to_move > 0, verdict.pods_to_replace > 0
+        if moving != self._moving and (moving or self._moving):
+            begun = f"{verdict.slots_to_move} slots are to go to another shard"
+            await self._tell(
+                "MigrationStarted" if moving else "MigrationEnded",
+                begun if moving else "all slots are where they belong",
+            )
+        if replacing != self._replacing and (replacing or self._replacing):
+            begun = f"{verdict.pods_to_replace} pods are of a former template, and are replaced one by one"
+            ended = "all pods are of the newest template"
+            await self._tell("ReplacementStarted" if replacing else "ReplacementEnded", begun if replacing else ended)
+        self._moving, self._replacing = moving, replacing
+
+    async def _tell(self, reason: str, message: str, lost: int = 0, *, warning: bool = False) -> None:
+        log.info("told of a cluster", extra={"tier": "/".join(self._where), "event": reason, "told": message})
+        tier = self._tier()
+        if tier is not None:
+            await self._events.tell(tier, reason, message, warning=warning or lost > 0)

@@ -1,0 +1,243 @@
+"""What is told of a managed cluster: Events and counts, and a total loss before the cluster is formed anew."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from prometheus_client import REGISTRY
+
+from kvstrata.adapters.redis_nodes import NodeAccess, Sent
+from kvstrata.api.base import Resource
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.model.refs import Key
+from kvstrata.model.topology import SLOTS, Cluster, Command, Peer, ServerPod
+from kvstrata.plan import topology as rules
+from kvstrata.plan.cluster import cluster_state
+from kvstrata.plan.topology import Step, StepReason
+from kvstrata.reconcile import topology as module
+from kvstrata.reconcile.events import Events
+from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.store import Store
+from kvstrata.reconcile.topology import Topologies
+from kvstrata.reconcile.topology_events import TopologyEvents
+from tests.support.memory_kube import MemoryKube
+from tests.support.objects import NAMESPACE, redis_tier
+from tests.topology import looks
+
+GOAL = looks.goal(3, replicas=1, revisions=dict.fromkeys(range(3), "r"))
+
+
+class Told(Events):
+    """Events that are kept."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, bool]] = []
+        self.messages: list[str] = []
+
+    async def tell(self, about: Resource, reason: str, message: str, *, warning: bool = False) -> None:
+        self.all.append((reason, warning))
+        self.messages.append(message)
+
+
+def tier(name: str = "shared", **status: Any) -> dict[str, Any]:
+    managed = {"managed": {"shards": 3, "replicasPerShard": 1, "tls": {"mode": "Disabled"}}}
+    raw = redis_tier(name, capacity="30Gi", redis=managed)
+    raw["metadata"] |= {"uid": f"uid-{name}", "generation": 1, "resourceVersion": str(1 + 10 * len(status))}
+    return {**raw, "status": status}
+
+
+def teller(name: str, told: Told, **status: Any) -> TopologyEvents:
+    return TopologyEvents(told, NAMESPACE, name, lambda: CacheTier.parse(tier(name, **status)))
+
+
+def counted(name: str, of: str, **labels: str) -> float | None:
+    return REGISTRY.get_sample_value(f"kvstrata_{name}", {"namespace": NAMESPACE, "tier": of, **labels})
+
+
+def whole(shards: int = 3, **options: Any) -> Cluster:
+    return looks.cluster(looks.even(shards), replicas=1, **options)
+
+
+def empty() -> Cluster:
+    """Servers that were started just now, and know nobody."""
+    found = whole()
+    fresh = {
+        uid: replace(
+            one,
+            peers=(Peer(one.node_id, str(found.pods[uid].ip), 6379, "", True, None, 0, linked=True),),
+            is_primary=True,
+        )
+        for uid, one in found.servers.items()
+    }
+    return replace(found, servers=fresh)
+
+
+async def look(events: TopologyEvents, cluster: Cluster, goal: Any = GOAL) -> None:
+    await events.looked(cluster, goal, rules.verdict(cluster, goal))
+
+
+def forming() -> Step:
+    found = rules.step(empty(), GOAL)
+    assert found is not None
+    assert found.reason is StepReason.FORMING
+    return found
+
+
+def test_the_first_formation_is_no_loss_and_any_other_is() -> None:
+    told = Told()
+    asyncio.run(teller("first", told).done(forming()))
+    asyncio.run(teller("again", told, formedAt="2026-01-01T00:00:00Z").done(forming()))
+    assert told.all == [("Formed", False), ("EverythingLost", True)]
+    assert counted("tier_slots_lost_total", "first") == 0
+    assert counted("tier_slots_lost_total", "again") == SLOTS
+    assert counted("tier_formations_total", "again") == 1
+
+
+def test_slots_are_lost_once_although_their_pod_is_replaced_before() -> None:
+    told = Told()
+    events = teller("once", told)
+    asyncio.run(events.done(Step(StepReason.ROLLING, "a is replaced", remove_pod="uid", lost=((0, 9),))))
+    asyncio.run(events.done(Step(StepReason.SLOTS_LOST, "given", (), lost=((0, 9),))))
+    assert told.all == [("Replaced", False), ("SlotsLost", True)]
+    assert counted("tier_slots_lost_total", "once") == 10
+    assert counted("tier_replacements_total", "once") == 1
+
+
+def test_a_failover_of_the_servers_own_is_told_from_one_that_was_ordered() -> None:
+    told = Told()
+    before = whole(away=())
+    heir, slots = looks.node(0, 1), looks.even(3)[0]
+    after = replace(before, servers={uid: _claimed(one, heir, slots) for uid, one in before.servers.items()})
+
+    async def scenario(name: str, order: StepReason | None) -> None:
+        events = teller(name, told)
+        await look(events, before)
+        if order is not None:
+            events.sent(Step(order, "", (Command("uid-0-1", heir, ("CLUSTER", "FAILOVER")),)))
+        await look(events, after)
+        await look(events, after)
+
+    asyncio.run(scenario("vote", None))
+    asyncio.run(scenario("planned", StepReason.FAILING_OVER))
+    asyncio.run(scenario("ordered", StepReason.TAKING_OVER))
+    assert told.all == [("FailedOver", True), ("FailedOver", False), ("FailedOver", True)]
+    assert told.messages[0] == "kvs-t-redis-0-1 has 5461 slots of kvs-t-redis-0-0, which is a replica now"
+    assert counted("tier_failovers_total", "vote", by="servers") == 1
+    assert counted("tier_failovers_total", "planned", by="planned") == 1
+    assert counted("tier_failovers_total", "ordered", by="operator") == 1
+
+
+def _claimed(server: Any, heir: str, slots: looks.Slots) -> Any:
+    peers = tuple(
+        replace(peer, slots=slots, is_primary=True, primary=None, epoch=9)
+        if peer.node_id == heir
+        else replace(peer, slots=(), is_primary=False, primary=heir)
+        if peer.node_id == looks.node(0)
+        else peer
+        for peer in server.peers
+    )
+    return replace(server, peers=peers)
+
+
+def test_a_migration_and_a_replacement_are_told_when_they_begin_and_when_they_are_over() -> None:
+    told = Told()
+    crowded = looks.cluster([*looks.even(2), ()], replicas=1)
+
+    async def scenario() -> None:
+        events = teller("moves", told)
+        await look(events, whole())
+        await look(events, crowded)
+        assert counted("tier_slots_to_move", "moves") == 5461
+        await look(events, looks.cluster([*looks.even(2), ()], replicas=1, away=[1]))  # nobody can tell
+        await look(events, crowded)
+        await look(events, whole())
+        renewed = replace(GOAL, revisions=dict.fromkeys(range(3), "new"))
+        await look(events, whole(), renewed)
+        assert counted("tier_pods_to_replace", "moves") == 6
+        await look(events, whole())
+
+    asyncio.run(scenario())
+    reasons = ["MigrationStarted", "MigrationEnded", "ReplacementStarted", "ReplacementEnded"]
+    assert [reason for reason, _ in told.all] == reasons
+
+
+def test_a_process_that_begins_to_look_tells_nothing_of_before() -> None:
+    told = Told()
+    asyncio.run(look(teller("quiet", told), whole()))
+    assert told.all == []
+
+
+def test_a_cluster_that_is_forgotten_is_shown_no_more() -> None:
+    events = teller("gone", Told())
+    asyncio.run(look(events, whole(away=[0])))
+    assert counted("backend_slots_uncovered", "gone") == 5461
+    assert counted("tier_replicas_missing", "gone") == 1
+    events.forget()
+    assert counted("backend_slots_uncovered", "gone") is None
+
+
+class Nodes:
+    """Servers that are empty until they are told anything."""
+
+    sent: Sequence[Command] = ()
+
+    def __init__(self, access: NodeAccess) -> None:
+        self.access = access
+
+    async def look(self, pods: Iterable[ServerPod]) -> Cluster:
+        return whole() if Nodes.sent else empty()
+
+    async def send(
+        self, commands: Sequence[Command], pods: Mapping[str, ServerPod], permitted: Callable[[], bool]
+    ) -> tuple[Sent, ...]:
+        Nodes.sent = commands
+        return ()
+
+    async def close(self) -> None:
+        pass
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_a_loss_of_everything_is_in_status_before_it_is_repaired_unless_status_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    monkeypatch.setattr(module, "RedisNodes", Nodes)
+    monkeypatch.setattr(module, "TELL_WITHIN_S", 60.0 if written else 0.0)
+    monkeypatch.setattr(Nodes, "sent", ())
+
+    async def scenario() -> None:
+        store = Store(lambda: bytes(64), module.utc_now)
+        store.observe(tier(formedAt="2026-01-01T00:00:00Z"))
+        state = cluster_state(store.world(NAMESPACE), store.world(NAMESPACE).tiers["shared"])
+        assert state is not None
+        name, key = state.order.password_secret
+        kube = MemoryKube()
+        secret = {"metadata": {"name": name, "namespace": NAMESPACE}, "data": {key: base64.b64encode(b"p").decode()}}
+        kube.put({"apiVersion": "v1", "kind": "Secret", **secret})
+        queue = WorkQueue(asyncio.get_running_loop().time)
+        async with Topologies(kube, store, queue, lambda: True) as topologies:
+            topologies.tend(NAMESPACE, state.order)
+            if written:
+                await until(
+                    lambda: (found := store.world(NAMESPACE).clusters.get("shared")) is not None and bool(found.lost)
+                )
+                assert await queue.take() == Key("CacheTier", NAMESPACE, "shared")
+                planned = cluster_state(store.world(NAMESPACE), store.world(NAMESPACE).tiers["shared"])
+                assert planned is not None
+                assert planned.fields["lastLoss"]["slots"] == SLOTS
+                assert not Nodes.sent
+                store.observe(tier(formedAt="2026-01-01T00:00:00Z", lastLoss=planned.fields["lastLoss"]))
+            await until(lambda: bool(Nodes.sent))
+
+    asyncio.run(scenario())
