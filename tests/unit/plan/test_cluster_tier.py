@@ -9,6 +9,7 @@ from typing import Any
 
 from kvstrata.api.cachetier import CacheTier, CacheTierStatus, SlotLoss
 from kvstrata.api.conditions import ConditionType
+from kvstrata.model.credentials import CredentialLook, ServerCredentials
 from kvstrata.model.facts import ClusterReport, Loss
 from kvstrata.model.topology import SLOTS, Cluster, Peer
 from kvstrata.model.world import World
@@ -50,11 +51,19 @@ def empty(of: Cluster) -> Cluster:
 
 
 def state_of(
-    found: Cluster | None, of: CacheTier, *, failed: tuple[str, str] = ("", ""), lost: Loss | None = None
+    found: Cluster | None,
+    of: CacheTier,
+    *,
+    failed: tuple[str, str] = ("", ""),
+    lost: Loss | None = None,
+    locked_out: Sequence[str] = (),
 ) -> ClusterState:
+    refused = {uid: ServerCredentials(uid, "WrongPassword", "refuses the password") for uid in locked_out}
     pods = {} if found is None else {pod.name: pod for pod in found.pods.values()}
     reports = {} if found is None else {of.name: ClusterReport(found, NOW, *failed, lost)}
-    state = cluster_state(World("demo", 1, bytes(64), servers={of.name: pods}, clusters=reports), of)
+    looks = {of.name: CredentialLook(refused, NOW)}
+    world = World("demo", 1, bytes(64), servers={of.name: pods}, clusters=reports, credentials=looks)
+    state = cluster_state(world, of)
     assert state is not None
     return state
 
@@ -163,3 +172,14 @@ class TestLosses:
         state = state_of(look(even(3)), formed(NOW - timedelta(hours=1)), lost=Loss(NOW, 5462))
         assert state.fields["lastLoss"]["slots"] == 5462
         assert "formedAt" not in state.fields
+
+
+def test_servers_that_let_nobody_in_are_named_as_such_until_the_last_is_replaced() -> None:
+    found = look(even(3), away=[0, 1, 2])
+    state = state_of(found, formed(NOW - timedelta(hours=1)), locked_out=[*found.pods, "of a pod that is gone"])
+    assert condition(state, ConditionType.SLOTS_COVERED) == ("Unknown", "PasswordsLost")
+    assert condition(state, ConditionType.REPLICATION_HEALTHY) == ("False", "PasswordsLost")
+    assert state.pending is not None
+    assert state.pending.reason == "PasswordsLost"
+    assert "6 of 6 servers admit no password that a Secret holds" in state.pending.message
+    assert state.order.goal.locked_out == frozenset(found.pods)

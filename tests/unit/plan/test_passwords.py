@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.model.credentials import PasswordFacts, ServerCredentials, Stage
-from kvstrata.model.topology import ServerPod
 from kvstrata.objects import names, passwords
 from kvstrata.objects.passwords import admission, password_facts, to_try
 from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, MARKER_PREFIX, REPLICATION_USER, user_words
@@ -26,7 +25,6 @@ from kvstrata.plan.passwords import (
     Step,
     next_step,
     password_finding,
-    pod_to_replace,
 )
 from kvstrata.plan.types import Order, Turn
 
@@ -401,44 +399,11 @@ class TestServers:
 
 
 class TestLostPasswords:
-    @staticmethod
-    def pods(**changes: dict[str, object]) -> list[ServerPod]:
-        whole = [
-            ServerPod(f"t-{shard}-{ordinal}", f"{shard}{ordinal}", shard, ordinal, "10.0.0.1", True, False, "old")
-            for shard in range(3)
-            for ordinal in range(2)
-        ]
-        return [replace(pod, **changes.get(f"u{pod.uid}", {})) for pod in whole]  # type: ignore[arg-type]
-
-    @staticmethod
-    def refusing(*uids: str) -> dict[str, ServerCredentials]:
-        return {uid: ServerCredentials(uid, "WrongPassword", "refuses the password") for uid in uids}
-
     def test_are_told_as_such(self) -> None:
         tier = Tier()
         tier.secret = passwords.made(DOMAIN, {}, tier.draw)
         finding = password_finding(tier.case(), next_step(tier.case()))
         assert (finding.status, finding.reason) == ("False", "PasswordsLost")
-
-    def test_replace_pods_one_at_a_time_and_shard_by_shard(self) -> None:
-        left = {pod.uid: pod for pod in self.pods()}
-        order = []
-        revisions = dict.fromkeys(range(3), "new")
-        looks = self.refusing(*left)
-        while (pod := pod_to_replace(left.values(), looks, revisions)) is not None:
-            order.append(pod.uid)
-            left[pod.uid] = replace(pod, ready=False, revision="new")
-            del looks[pod.uid]
-            assert pod_to_replace(left.values(), looks, revisions) is None
-            left[pod.uid] = replace(left[pod.uid], ready=True)
-        assert order == ["01", "00", "11", "10", "21", "20"]
-
-    def test_replace_no_pod_that_another_start_would_not_help(self) -> None:
-        pods = self.pods(u00={"revision": "new"})
-        revisions = dict.fromkeys(range(3), "new")
-        assert pod_to_replace(pods, self.refusing("00"), revisions) is None
-        started = self.pods(u00={"revision": "new", "started": 1})
-        assert pod_to_replace(started, self.refusing("00"), revisions) is not None
 
 
 class TestTheSecret:

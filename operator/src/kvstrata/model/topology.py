@@ -144,6 +144,7 @@ class Goal:
     """What a managed cluster is meant to be. `revision` is the pod template in force, by shard.
 
     `max_bytes_each` is a server's memory. `node_timeout_ms` is the silence after which servers suspect each other.
+    `locked_out` are uids of pods whose servers admit no password that any Secret holds.
     `drops` is whether slots move without what they hold; `movable_bytes` the largest value that is moved key by key,
     larger ones are dropped as misses.
     """
@@ -155,6 +156,7 @@ class Goal:
     node_timeout_ms: int = 5000
     drops: bool = False
     movable_bytes: int = 8 << 20
+    locked_out: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,11 +60,12 @@ def cluster_state(world: World, tier: CacheTier) -> ClusterState | None:
     cluster = report.cluster if report is not None else None
     pods = world.servers.get(tier.name, {}).values()
     verdict = topology.verdict(cluster, goal) if cluster is not None else None
+    locked = _why_locked(goal, len(pods))
     return ClusterState(
         members=_members(goal, pods, topology.step(cluster, goal) if cluster is not None else None, cluster),
-        findings=(_slots(tier, report, verdict), _replication(tier, verdict, goal)),
+        findings=(_slots(tier, report, verdict, locked), _replication(tier, verdict, goal, locked)),
         fields={**_fields(goal, verdict, report), **_history(tier, report, verdict)},
-        pending=_pending(tier, report, verdict),
+        pending=_pending(tier, report, verdict, locked),
         servers=_servers(tier, pods),
         order=_order(tier, goal),
     )
@@ -79,7 +80,17 @@ def _goal(world: World, tier: CacheTier, managed: RedisManaged) -> Goal:
         revisions={shard: revision for shard in range(shards) if (revision := _revision(world, tier, shard))},
         drops=managed.drops_moved_blocks,
         movable_bytes=managed.movable_bytes,
+        locked_out=_locked_out(world, tier),
     )
+
+
+def _locked_out(world: World, tier: CacheTier) -> frozenset[str]:
+    """Return the pods whose servers refused every password that there is when they were last told of passwords."""
+    look = world.credentials.get(tier.name)
+    refused = (
+        {name for name, seen in look.servers.items() if seen.reason == TierReason.WRONG_PASSWORD} if look else set()
+    )
+    return frozenset(refused & {pod.uid for pod in world.servers.get(tier.name, {}).values()})
 
 
 def _revision(world: World, tier: CacheTier, shard: int) -> str | None:
@@ -135,7 +146,18 @@ def _servers(tier: CacheTier, pods: Collection[ServerPod]) -> tuple[ManagedServe
     )
 
 
-def _slots(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | None) -> Finding:
+def _why_locked(goal: Goal, pods: int) -> Decision | None:
+    """Return what happens while servers let nobody in: they are replaced, and nobody can tell what they hold."""
+    if not goal.locked_out:
+        return None
+    return Decision(
+        TierReason.PASSWORDS_LOST,
+        f"{len(goal.locked_out)} of {pods} servers admit no password that a Secret holds, so nobody can ask them: "
+        "their pods are replaced one by one, and what they hold is lost, as misses",
+    )
+
+
+def _slots(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | None, locked: Decision | None) -> Finding:
     kind = ConditionType.SLOTS_COVERED
     if verdict is None:
         return _unasked(tier, kind)
@@ -143,6 +165,8 @@ def _slots(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | Non
         loss = _newest_loss(tier, report)
         since = f"; what {loss.slots} slots held was lost at {format_timestamp(loss.at)}" if loss else ""
         return true(kind, TierReason.SLOTS_COVERED, f"every slot has a primary that answers{since}")
+    if locked is not None:
+        return unknown(kind, locked.reason, locked.message)
     lost = _everything_lost(tier, report, verdict)
     return false(kind, lost.reason, lost.message) if lost else false(kind, _why(verdict), verdict.slots_message)
 
@@ -194,12 +218,13 @@ def _history(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | N
     return fields
 
 
-def _replication(tier: CacheTier, verdict: Verdict | None, goal: Goal) -> Finding:
+def _replication(tier: CacheTier, verdict: Verdict | None, goal: Goal, locked: Decision | None) -> Finding:
     kind = ConditionType.REPLICATION_HEALTHY
     if verdict is None:
         return _unasked(tier, kind)
     if not verdict.replication_healthy:
-        return false(kind, TierReason.REPLICAS_MISSING, verdict.replication_message)
+        why = locked or Decision(TierReason.REPLICAS_MISSING, verdict.replication_message)
+        return false(kind, why.reason, why.message)
     if not goal.replicas:
         return true(kind, TierReason.NO_REPLICAS, "the spec asks for no replicas: what a lost server held are misses")
     return true(kind, TierReason.REPLICAS_IN_STEP, "every primary has all its replicas in step")
@@ -212,7 +237,9 @@ def _unasked(tier: CacheTier, kind: ConditionType) -> Finding:
     return unknown(kind, TierReason.PROGRESSING, "the servers have not been asked yet")
 
 
-def _pending(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | None) -> Decision | None:
+def _pending(
+    tier: CacheTier, report: ClusterReport | None, verdict: Verdict | None, locked: Decision | None
+) -> Decision | None:
     if report is None or verdict is None:
         before = said_before(tier, ConditionType.READY)
         if report is None and before is not None and before.status == "True":
@@ -221,9 +248,9 @@ def _pending(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | N
             return Decision(report.reason, report.message)
         return Decision(TierReason.PROGRESSING, "the servers are being started")
     if not verdict.slots_covered:
-        return _everything_lost(tier, report, verdict) or Decision(_why(verdict), verdict.progress)
+        return locked or _everything_lost(tier, report, verdict) or Decision(_why(verdict), verdict.progress)
     if not verdict.replication_healthy:
-        return Decision(TierReason.REPLICAS_MISSING, verdict.progress)
+        return locked or Decision(TierReason.REPLICAS_MISSING, verdict.progress)
     return None
 
 

@@ -24,7 +24,6 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.model.credentials import PasswordFacts, ServerCredentials, Stage
-from kvstrata.model.topology import ServerPod
 
 from .conditions import Finding, false, true, unknown
 from .types import Decision, Order, Turn
@@ -198,24 +197,6 @@ def password_finding(case: PasswordCase, step: Step | None) -> Finding:
         f"every server has the passwords of {since}; the next are due at "
         f"{format_timestamp(due_at(case.facts, case.terms))}",
     )
-
-
-def pod_to_replace(
-    pods: Iterable[ServerPod], looks: Mapping[str, ServerCredentials], revisions: Mapping[int, str]
-) -> ServerPod | None:
-    """Return the pod of a cluster that is replaced next because its server admits no password that anybody has.
-
-    That is so after the Secret was lost and made anew. Nobody can ask these servers for anything, not even for a
-    failover, so what they hold is lost; but one at a time, the next when all others are ready again, so that clients
-    that are still connected keep what they can. `looks` is by the pods' uids, `revisions` the template in force by
-    shard. Only a pod of an earlier template, or whose server was started anew from files that were there before, is
-    replaced: any other would be refused again.
-    """
-    all_pods = sorted(pods, key=lambda pod: (pod.shard, -pod.ordinal))
-    refused = [pod for pod in all_pods if pod.uid in looks and looks[pod.uid].reason == TierReason.WRONG_PASSWORD]
-    if any(pod.deleting or not pod.ready for pod in all_pods):
-        return None
-    return next((pod for pod in refused if pod.revision != revisions.get(pod.shard) or pod.started > 0), None)
 
 
 def unheard(condition: ConditionType, silent: Iterable[str], looks: Looks) -> Finding:

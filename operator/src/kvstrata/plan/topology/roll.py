@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kvstrata.model.topology import ServerPod
+from kvstrata.api.reasons import TierReason
+from kvstrata.model.topology import ServerPod, SlotRange
 
 from .failover import best_replica
 from .health import in_step
@@ -26,11 +27,47 @@ def replace_broken(view: View) -> Step | None:
     for pod in view.pods:
         if not outdated(view, pod) or pod.deleting or pod.ready or pod.uid in view.cluster.servers:
             continue
-        held = [owner for owner, where in view.away.items() if where is pod and owner in view.slots]
+        held = _held(view, pod)
         if all(any(word.failed for word in view.known[owner]) and not view.replicas(owner) for owner in held):
-            lost = tuple(piece for owner in held for piece in view.slots[owner])
-            return Step(StepReason.REPLACING, f"{pod.name} does not serve", remove_pod=pod.uid, lost=lost)
+            return Step(
+                StepReason.REPLACING, f"{pod.name} does not serve", remove_pod=pod.uid, lost=_pieces(view, held)
+            )
     return None
+
+
+def replace_locked_out(view: View) -> Step | None:
+    """Delete the next pod whose server admits no password that anybody has, which is so after their Secret was lost.
+
+    Nobody can ask such a server for anything, not even for a failover, so what it holds is lost. But one goes at a
+    time, the next when all others are ready again, so that clients that are still connected keep what they can. Only
+    one of a former template, or whose server was started anew from files that were there before: any other would be
+    refused again.
+    """
+    refused = [pod for pod in view.pods if _is_locked_out(view, pod)]
+    if any(pod.deleting or not pod.ready for pod in view.pods):
+        return None
+    helped = (pod for pod in refused if outdated(view, pod) or pod.started > 0)
+    pod = min(helped, key=lambda one: (one.shard, -one.ordinal), default=None)
+    if pod is None:
+        return None
+    held = [owner for owner in _held(view, pod) if not view.replicas(owner)]
+    message = f"{pod.name} is replaced: its server admits no password that anybody has; {len(refused)} to go"
+    return Step(StepReason.REPLACING, message, remove_pod=pod.uid, lost=_pieces(view, held))
+
+
+def _is_locked_out(view: View, pod: ServerPod) -> bool:
+    """Whether a server refused the password, and every other that there is when it was last told of them."""
+    reason, _ = view.cluster.silent.get(pod.uid, ("", ""))
+    return pod.uid in view.goal.locked_out and reason == TierReason.WRONG_PASSWORD
+
+
+def _held(view: View, pod: ServerPod) -> list[str]:
+    """Return the identities with slots that the silent server of a pod may still be."""
+    return [owner for owner, where in view.away.items() if where is pod and owner in view.slots]
+
+
+def _pieces(view: View, owners: Iterable[str]) -> tuple[SlotRange, ...]:
+    return tuple(piece for owner in owners for piece in view.slots[owner])
 
 
 def hand_over(view: View) -> Step | None:
