@@ -12,7 +12,7 @@ import pytest
 from kvstrata.adapters.redis_probe import Access
 from kvstrata.adapters.tier_verifier import NODE_UNKNOWN
 from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.erasereport import Outcome, StopReason, decode_line, encode_line, keyspace_digest
+from kvstrata.contract.erasereport import Erased, Outcome, StopReason, decode_line, encode_line, keyspace_digest
 from kvstrata.contract.keys import bucket_prefix, ledger_key, revoked_key, rooms_key
 from kvstrata.contract.receiptfacts import Amount
 from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, user_rules
@@ -73,6 +73,17 @@ class TestDeletion:
         assert look(redis_server.port).nodes[0].tombstones == 16
         assert look(redis_server.port, KEYSPACE_B).nodes[0].values == COUNT
         assert redis_server.admin().zscore(revoked_key(DOMAIN), KEYSPACE_A) is not None
+
+    def test_where_sums_are_ordered_a_primary_has_one_line_for_all_keyspaces(
+        self, redis_server: RedisProcess, connection: Connection
+    ) -> None:
+        put(connection, KEYSPACE_A, range(COUNT))
+        put(connection, KEYSPACE_B, range(COUNT))
+        report = erase(order(redis_server.port, KEYSPACE_A, KEYSPACE_B, sums=True))
+        assert [line.keyspace for line in report.lines if isinstance(line, Erased)] == [None]
+        twice = Amount(2 * WHOLE.keys, 2 * WHOLE.bytes)
+        assert report.sums == (twice, twice, NOTHING)
+        assert [decode_line(encode_line(line)) for line in report.lines] == report.lines
 
     def test_tombstones_are_forgotten_after_a_week_and_no_sooner(
         self, redis_server: RedisProcess, connection: Connection

@@ -46,10 +46,13 @@ class StopReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Erased:
-    """What became of one keyspace on one primary. `found` is `deleted` and `remaining` together, over all runs."""
+    """What became of one keyspace on one primary, or of all that were ordered together.
 
-    keyspace: HexDigest
-    """SHA-256 of the keyspace."""
+    `found` is `deleted` and `remaining` together, over all runs since the keyspace was revoked in the tier.
+    """
+
+    keyspace: HexDigest | None
+    """SHA-256 of the keyspace; null for all of them."""
 
     node: Uid
     """The primary's own id."""
@@ -131,7 +134,10 @@ def decode_line(data: bytes) -> Line:
 
 
 def totals(lines: Iterable[Erased], node: str) -> tuple[Amount, Amount, Amount]:
-    """Return what was found, deleted and left on one primary, of all keyspaces together."""
+    """Return what was found, deleted and left on one primary, of all keyspaces together.
+
+    The lines are of one report, which names keyspaces or has one line for all of them, and never both.
+    """
     mine = [line for line in lines if line.node == node]
     found, deleted, remaining = (
         Amount(sum(one.keys for one in amounts), sum(one.bytes for one in amounts))

@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Hashable
-from enum import StrEnum
 from pathlib import Path
 
 from kvstrata.contract import ContractError
@@ -23,6 +22,7 @@ from kvstrata.contract.keyspace import is_keyspace
 from .ages import Ages
 from .datakeys import DataKeys
 from .pools import NOTHING_READABLE, Readable
+from .refusal import Refusal as Refusal
 
 NANOSECONDS = 1_000_000_000
 
@@ -33,34 +33,6 @@ pool's, and the memory that it is in now."""
 
 def nobody_asks(_key: Hashable, _kept: str, _view: memoryview) -> None:
     """Tell nobody from where blocks come: there is no memory that they could stay in."""
-
-
-class Refusal(StrEnum):
-    """Why an operation was not carried out."""
-
-    NO_POLICY = "no_policy"
-    MALFORMED_KEYSPACE = "malformed_keyspace"
-    UNKNOWN_KEYSPACE = "unknown_keyspace"
-    STALE = "stale"
-    RETENTION = "retention"
-    BREAKER_OPEN = "breaker_open"
-    SLOT_MOVING = "slot_moving"
-    QUEUE_FULL = "queue_full"
-    QUEUE_BYTES = "queue_bytes"
-    TIER_FULL = "tier_full"
-    NO_TIER = "no_tier"
-    OVER_BUDGET = "over_budget"
-    TOMBSTONE = "tombstone"
-    REVOKED = "revoked"
-    LATE = "late"
-    NO_KEY = "no_key"
-    KEY_SPENT = "key_spent"
-    PLAINTEXT = "plaintext"
-    NOT_A_READER = "not_a_reader"
-    NOT_IN_POOL = "not_in_pool"
-    NOT_ALLOWED = "not_allowed"
-    RECOVERING = "recovering"
-    READ_ONLY = "read_only"
 
 
 class FreshnessFile:

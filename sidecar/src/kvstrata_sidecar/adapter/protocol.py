@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from kvstrata.contract.keys import BlockKey, bucket_of, bucket_prefix
 from kvstrata.contract.scripts import Name, script
 
-from .enforcement import Refusal
+from .refusal import Refusal
 from .sealer import Opening
 from .values import Parts, Read, Write
 from .wire import Command, FramingError, Reply, ReplyError, command, integer

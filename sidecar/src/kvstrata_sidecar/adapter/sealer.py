@@ -11,7 +11,7 @@ from typing import Protocol
 
 from kvstrata.contract.value import HEADER_BYTES, Header, pack_header, unpack_header, value_bytes
 
-from .enforcement import Refusal
+from .refusal import Refusal
 
 
 class Opening(Protocol):

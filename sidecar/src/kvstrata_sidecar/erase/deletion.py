@@ -200,16 +200,18 @@ class Deletion:
 
     def _lines(self) -> Iterator[Line]:
         for primary, buckets in self._buckets.items():
-            told: dict[str, list[Told | None]] = {}
+            told: dict[str | None, list[Told | None]] = {}
             for bucket in buckets:
-                told.setdefault(bucket.keyspace, []).append(self._told.get(bucket))
+                row = None if self._order.sums else bucket.keyspace
+                told.setdefault(row, []).append(self._told.get(bucket))
             for keyspace, answers in told.items():
                 ones = [one for one in answers if one is not None]
                 if len(ones) < len(answers):  # nobody knows what is there
                     continue
                 deleted = _sum([one.deleted for one in ones])
                 left = _sum([one.left for one in ones])
-                yield Erased(keyspace_digest(keyspace), primary.node, _sum([deleted, left]), deleted, left)
+                name = keyspace_digest(keyspace) if keyspace is not None else None
+                yield Erased(name, primary.node, _sum([deleted, left]), deleted, left)
             yield PrimaryEnd(primary.node, *self._replicas[primary], self._strays[primary])
 
 

@@ -25,7 +25,8 @@ class Order:
 
     `parallelism` bounds how many primaries are worked on at once. Indexes are looked at for the last time `window_ms`
     after the revocation: until then a value may come that was reserved before. `strays` are names of values without an
-    index: only who may list names finds them, so they come from a verification.
+    index: only who may list names finds them, so they come from a verification. `sums` reports all keyspaces of a
+    primary in one line: thousands of keyspaces on many primaries are more lines than the log of a container keeps.
     """
 
     domain: str
@@ -35,6 +36,7 @@ class Order:
     parallelism: int = 4
     window_ms: int = WRITE_WINDOW_MS
     strays: tuple[str, ...] = ()
+    sums: bool = False
 
     @classmethod
     def from_json(cls, raw: Any) -> Order:
@@ -42,7 +44,7 @@ class Order:
         if not isinstance(raw, Mapping):
             raise ValueError("an order must be an object")
         required = {"domain", "revision", "keyspaces", "tier"}
-        known = required | {"parallelism", "window_ms", "strays"}
+        known = required | {"parallelism", "window_ms", "strays", "sums"}
         if missing := sorted(required - raw.keys()):
             raise ValueError(f"the order lacks {', '.join(missing)}")
         if unknown := sorted(raw.keys() - known):
@@ -57,6 +59,8 @@ class Order:
             key = parse_block_key(name)
             if key is None or key.domain != raw["domain"] or key.keyspace not in keyspaces:
                 raise ValueError("strays must be names of blocks in one of the keyspaces")
+        if type(raw.get("sums", False)) is not bool:
+            raise ValueError("sums must be true or false")
         return cls(
             raw["domain"],
             _number(raw["revision"], "revision", 0, 1 << 53),
@@ -65,6 +69,7 @@ class Order:
             _number(raw.get("parallelism", 4), "parallelism", 1, MAX_PARALLELISM),
             _number(raw.get("window_ms", WRITE_WINDOW_MS), "window_ms", 0, 10 * WRITE_WINDOW_MS),
             strays,
+            raw.get("sums", False),
         )
 
 

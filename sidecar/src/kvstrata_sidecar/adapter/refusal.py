@@ -1,0 +1,34 @@
+"""Why a tier does not do what it was asked for. It stands alone, because the deletion of keyspaces speaks to tiers
+without a policy, and without the packages that a policy in force needs."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Refusal(StrEnum):
+    """Why an operation was not carried out."""
+
+    NO_POLICY = "no_policy"
+    MALFORMED_KEYSPACE = "malformed_keyspace"
+    UNKNOWN_KEYSPACE = "unknown_keyspace"
+    STALE = "stale"
+    RETENTION = "retention"
+    BREAKER_OPEN = "breaker_open"
+    SLOT_MOVING = "slot_moving"
+    QUEUE_FULL = "queue_full"
+    QUEUE_BYTES = "queue_bytes"
+    TIER_FULL = "tier_full"
+    NO_TIER = "no_tier"
+    OVER_BUDGET = "over_budget"
+    TOMBSTONE = "tombstone"
+    REVOKED = "revoked"
+    LATE = "late"
+    NO_KEY = "no_key"
+    KEY_SPENT = "key_spent"
+    PLAINTEXT = "plaintext"
+    NOT_A_READER = "not_a_reader"
+    NOT_IN_POOL = "not_in_pool"
+    NOT_ALLOWED = "not_allowed"
+    RECOVERING = "recovering"
+    READ_ONLY = "read_only"
