@@ -36,6 +36,7 @@ class MemoryKube(Kube):
         self.before_write: Hook = _nothing
         self.after_write: Hook = _nothing
         self.tokens: dict[str, TokenIdentity] = {}
+        self.logs: dict[str, bytes] = {}
         self.writes = 0
 
     @property
@@ -106,6 +107,12 @@ class MemoryKube(Kube):
     async def review_token(self, token: str, audience: str) -> TokenIdentity | None:
         """Return whose token the test said that this is."""
         return self.tokens.get(token)
+
+    async def container_log(self, namespace: str, pod: str, container: str, limit_bytes: int) -> bytes:
+        """Return what the test said that a pod printed; 404 for any other, as of a node that is away."""
+        if pod not in self.logs:
+            raise KubeError(404, "NotFound", "the kubelet does not answer")
+        return self.logs[pod][:limit_bytes]
 
     def put(self, body: Mapping[str, Any], manager: str = "user") -> Raw:
         """Write an object as a user, the kubelet or a controller would: the object, and its status if it is given.

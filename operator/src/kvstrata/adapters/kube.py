@@ -18,7 +18,7 @@ import orjson
 from yarl import URL
 
 from .credentials import Credentials, find_credentials
-from .resources import TOKEN_REVIEW, Resource
+from .resources import POD, TOKEN_REVIEW, Resource
 
 REQUEST_TIMEOUT_S = 15.0
 LIST_PAGE = 500
@@ -97,6 +97,23 @@ class Kube:
         timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> dict[str, Any]:
         """Send one request and return the decoded answer. Raises KubeError for every kind of failure."""
+        headers = {"Content-Type": content_type, "Accept": "application/json"}
+        return _decoded(await self._answer(method, path, headers, query, body, timeout_s))
+
+    async def container_log(self, namespace: str, pod: str, container: str, limit_bytes: int) -> bytes:
+        """Return what a container has written until now, of both its streams, `limit_bytes` at most."""
+        query = {"container": container, "limitBytes": str(limit_bytes)}
+        return await self._answer("GET", POD.path(namespace, pod, "log"), {"Accept": "*/*"}, query)
+
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+    ) -> bytes:
         if method != "GET":
             self.writes += 1
         url = f"{self._credentials.server}{path}" + (f"?{urlencode(query)}" if query else "")
@@ -105,11 +122,7 @@ class Kube:
                 method,
                 URL(url, encoded=True),
                 data=None if body is None else orjson.dumps(body),
-                headers={
-                    "Content-Type": content_type,
-                    "Accept": "application/json",
-                    **self._credentials.authorization(),
-                },
+                headers={**headers, **self._credentials.authorization()},
                 timeout=aiohttp.ClientTimeout(total=timeout_s),
                 allow_redirects=False,
             ) as answer:
@@ -117,7 +130,7 @@ class Kube:
         except (OSError, TimeoutError, aiohttp.ClientError) as error:
             raise KubeError(0, type(error).__name__, "the API server did not answer") from error
         if 200 <= status <= 299:
-            return _decoded(data)
+            return data
         raise _refusal(status, data, retry_after)
 
     async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:

@@ -37,13 +37,15 @@ OWN_RESOURCES = (
 )
 """The kinds that users write."""
 
+NETWORK_POLICY = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+
 CHILD_RESOURCES = (
     Resource("apps/v1", "Deployment", "deployments"),
     Resource("apps/v1", "StatefulSet", "statefulsets"),
     Resource("v1", "Service", "services"),
     Resource("v1", "ServiceAccount", "serviceaccounts"),
     Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
-    Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+    NETWORK_POLICY,
     Resource("rbac.authorization.k8s.io/v1", "Role", "roles"),
     Resource("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings"),
 )
@@ -53,6 +55,7 @@ POD = Resource("v1", "Pod", "pods")
 SECRET = Resource("v1", "Secret", "secrets")
 CONFIG_MAP = Resource("v1", "ConfigMap", "configmaps")
 LEASE = Resource("coordination.k8s.io/v1", "Lease", "leases")
+JOB = Resource("batch/v1", "Job", "jobs")
 EVENT = Resource("v1", "Event", "events")
 TOKEN_REVIEW = Resource("authentication.k8s.io/v1", "TokenReview", "tokenreviews")
 SERVICE_MONITOR = Resource("monitoring.coreos.com/v1", "ServiceMonitor", "servicemonitors")

@@ -13,7 +13,8 @@ class BuildContext:
     `operator_labels` select the operator's pods: with `operator_namespace` they are the peer that may reach the
     gates' control port. `cluster_domain` is the suffix of the cluster's DNS names, `service_monitors` whether the
     cluster knows that kind. `nodefs_reserve_percent` of a node's own file system stay free of a tier's files: below its
-    threshold, by default a tenth, the kubelet would evict the pod with all that it has.
+    threshold, by default a tenth, the kubelet would evict the pod with all that it has. `image_pull_secrets` are
+    Secrets of the operator's namespace with which pods there pull their images.
     """
 
     sidecar_image: str
@@ -26,3 +27,4 @@ class BuildContext:
     cluster_domain: str = "cluster.local"
     service_monitors: bool = False
     nodefs_reserve_percent: int = 11
+    image_pull_secrets: tuple[str, ...] = ()

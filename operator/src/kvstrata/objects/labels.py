@@ -21,6 +21,10 @@ DOMAIN = "kvstrata.io/domain"
 RECEIPT_SEQUENCE = "kvstrata.io/receipt-sequence"
 RECEIPT = "receipt"
 RECEIPT_PART = "receipt-part"
+ERASURE = "kvstrata.io/erasure"
+"""Label of a deletion Job and of all that is made for it: the uid of what ordered it."""
+DELETES_IN = "kvstrata.io/deletes-in"
+DELETES_FROM = "kvstrata.io/deletes-from"
 BUNDLE_PART = "kvstrata.io/bundle-part"
 SHARD = "kvstrata.io/shard"
 STATEFULSET_REVISION = "controller-revision-hash"
@@ -89,6 +93,16 @@ def of_receipts(component: str) -> dict[str, str]:
 def reads_tier(tier: str) -> dict[str, str]:
     """Return the label of pods that use a tier; its NetworkPolicy admits them by it."""
     return {f"{READS_TIER_PREFIX}{tier}": "true"}
+
+
+def of_deletion(erasure: str) -> dict[str, str]:
+    """Return the labels of a deletion Job and of all that is made for it."""
+    return _labels("tier-deletion", erasure, "deletion") | {ERASURE: erasure}
+
+
+def deletes_from(namespace: str, tier: str) -> dict[str, str]:
+    """Return the labels of pods that delete from a tier; its NetworkPolicy admits them by these."""
+    return {COMPONENT: "deletion", DELETES_IN: namespace, DELETES_FROM: tier}
 
 
 def merged(user: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,7 @@ Names of this API group have at most 40 characters, so every derived name fits i
 from __future__ import annotations
 
 from kvstrata.contract.ack import gate_server_name
+from kvstrata.contract.canonical import digest
 from kvstrata.contract.pools import shard_name
 
 PREFIX = "kvs-"
@@ -144,6 +145,14 @@ def wrapped_keys_secret(epoch: str) -> str:
 def receipt(domain_id: str, sequence: int) -> str:
     """Return the name of the ConfigMap with the receipt of this number in a domain's chain."""
     return f"{RECEIPT_PREFIX}{domain_id}-{sequence:08d}"
+
+
+def deletion_job(erasure: str, tier: str, round: int) -> str:
+    """Return the name that the Job of an erasure (its uid) for a tier, its Secret and its NetworkPolicy share.
+
+    Pods are named and labelled with it.
+    """
+    return f"kvstrata-deletion-{digest([erasure, tier])[:16]}-{round}"
 
 
 def receipt_part(domain_id: str, digest: str, index: int) -> str:

@@ -31,6 +31,9 @@ WEIGHTS = "/run/kvstrata/weights"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108  (the container's own)
 TEMPORARY = "/tmp"  # noqa: S108  (a volume of each container's own)
 
+DELETION = "/run/kvstrata/deletion"
+"""Where a deletion Job finds its order, and the files that this names."""
+
 REDIS_TLS = "/etc/kvstrata/tls"
 REDIS_AUTH = "/etc/kvstrata/auth"
 

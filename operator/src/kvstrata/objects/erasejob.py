@@ -1,0 +1,205 @@
+"""The Job that deletes keyspaces from one tier, and what is made for it alone, in the operator's namespace.
+
+It is there and not beside the tier, because a namespace that is being deleted can hold no Job. So it brings what it
+needs along: a Secret with its order, and copies of the password and the certificate authority with which pods use the
+tier. Nobody but its pod is given them: no Role names the Secret, and the pod has no token. It may reach the tier and
+the cluster's DNS, and be reached by nobody.
+
+The Job is made first, suspended, and owns the rest, so that whatever was made goes with it, wherever its maker died.
+It begins when all is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.contract.canonical import canonical_json
+
+from . import labels, names, paths
+from .container import SECURITY, amounts, environment, mount
+from .context import BuildContext
+from .meta import metadata, without_empty
+from .pod import SECRET_FILE_MODE, pod_security
+from .quantities import KIB, MIB, binary
+from .redisserver import managed_by_us
+from .secret import build_secret
+from .tierlinks import AUTHORITY_FILE, PASSWORD_FILE, RedisLink, redis_link
+
+CONTAINER = "delete"
+ORDER_FILE = "order.json"
+
+ACTIVE_DEADLINE_S = 3600
+"""How long one Job may take: the next round goes on where it was ended, and loses no count."""
+
+KEPT_S = 3600
+"""How long a Job that is over stays if its maker does not remove it, which it does when its report is on record."""
+
+PATIENCE_MS = 5_000
+"""How long a server may take to answer: a deletion has no caller who waits, and is begun anew if it gives up."""
+
+MAX_ORDER_BYTES = 900 * KIB
+"""Of an order in a Secret, which takes 1 MiB in all: 26,000 keyspaces."""
+
+BASE_BYTES = 64 * MIB
+BYTES_OF_A_KEYSPACE = 16 * KIB
+"""What the program takes, and what it keeps of a keyspace's buckets (measured: 25 MiB, and 10 KiB of each)."""
+
+DNS_PORTS = (53, 5353)
+"""Where the cluster's DNS listens: rules are about the pods behind its Service, some of which use the second."""
+
+
+def deletion_order(
+    tier: CacheTier, domain: str, revision: int, keyspaces: tuple[str, ...], strays: tuple[str, ...] = ()
+) -> bytes:
+    """Return the order file; of `strays` only as many as fit, because another look names the rest.
+
+    Raises ValueError for keyspaces that are more than fit, and for a tier that is not in Redis.
+    """
+    order: dict[str, Any] = {
+        "domain": domain,
+        "revision": revision,
+        "keyspaces": list(keyspaces),
+        "tier": _tier_params(tier),
+        "sums": True,
+    }
+    room = MAX_ORDER_BYTES - len(canonical_json(order))
+    if room < 0:
+        raise ValueError(f"{len(keyspaces)} keyspaces are more than one deletion from CacheTier {tier.name} takes")
+    named: list[str] = []
+    for stray in strays:
+        room -= len(stray) + 3
+        if room < 0:
+            break
+        named.append(stray)
+    return canonical_json(order | ({"strays": named} if named else {}))
+
+
+def build_deletion_job(ctx: BuildContext, tier: CacheTier, erasure: str, round: int, keyspaces: int) -> dict[str, Any]:
+    """Return the Job, suspended, for an order with so many keyspaces."""
+    name = names.deletion_job(erasure, tier.name, round)
+    own_labels = labels.of_deletion(erasure)
+    memory = BASE_BYTES + keyspaces * BYTES_OF_A_KEYSPACE
+    container = {
+        "name": CONTAINER,
+        "image": ctx.sidecar_image,
+        "imagePullPolicy": ctx.image_pull_policy,
+        "command": ["python3", "-m", "kvstrata_sidecar.erase", f"{paths.DELETION}/{ORDER_FILE}"],
+        "env": environment({"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": paths.PLUGIN_SOURCE}),
+        "resources": amounts({"cpu": "50m", "memory": binary(memory)}, {"memory": binary(2 * memory)}),
+        "securityContext": SECURITY,
+        "volumeMounts": [mount("deletion", paths.DELETION, read_only=True)],
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        # It is killed without harm at any moment, and as the first process it would ignore the request to end.
+        "terminationGracePeriodSeconds": 1,
+        "securityContext": pod_security(),
+        "imagePullSecrets": [{"name": secret} for secret in ctx.image_pull_secrets],
+        "containers": [container],
+        "volumes": [{"name": "deletion", "secret": {"secretName": name, "defaultMode": SECRET_FILE_MODE}}],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": ctx.operator_namespace, "labels": own_labels},
+        "spec": {
+            "suspend": True,
+            # One Job, one pod, one report: who retries is the next round.
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": ACTIVE_DEADLINE_S,
+            "ttlSecondsAfterFinished": KEPT_S,
+            "template": {
+                "metadata": {"labels": own_labels | labels.deletes_from(tier.namespace, tier.name)},
+                "spec": without_empty(pod),
+            },
+        },
+    }
+
+
+def needed_secrets(tier: CacheTier) -> Mapping[str, tuple[str, str]]:
+    """Return what a deletion from a tier needs of the Secrets beside it: file names, and each one's Secret and key."""
+    link = _link(tier)
+    sources = {PASSWORD_FILE: link.password, AUTHORITY_FILE: link.ca}
+    return {file: source for file, source in sources.items() if source is not None}
+
+
+def build_deletion_secret(job: Mapping[str, Any], order: bytes, files: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the Secret that the Job's pod mounts; `files` are the values of `needed_secrets` by file name."""
+    data = {**files, ORDER_FILE: order}
+    built = build_secret(*_place(job), _own_labels(job), owner_of(job), data)
+    return built | {"immutable": True}
+
+
+def build_deletion_networkpolicy(job: Mapping[str, Any], tier: CacheTier) -> dict[str, Any]:
+    """Return the policy of the Job's pod: it reaches the tier's servers and the cluster's DNS, and nobody reaches it.
+
+    Servers that the operator does not run have no pods that a policy could name: of those only ports are limited, and
+    of a cluster of them nothing, because its servers say themselves on which ports they are.
+    """
+    dns = {"ports": [{"protocol": protocol, "port": port} for port in DNS_PORTS for protocol in ("UDP", "TCP")]}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": metadata(*_place(job), _own_labels(job), owner_of(job)),
+        "spec": {
+            "podSelector": {"matchLabels": job["spec"]["template"]["metadata"]["labels"]},
+            "policyTypes": ["Ingress", "Egress"],
+            "egress": [dns, _to_servers(tier)],
+        },
+    }
+
+
+def owner_of(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the ownerReferences entry of what goes with a Job that was created."""
+    about = job["metadata"]
+    return {"apiVersion": "batch/v1", "kind": "Job", "name": about["name"], "uid": about["uid"]}
+
+
+def _to_servers(tier: CacheTier) -> dict[str, Any]:
+    if managed_by_us(tier) is not None:
+        servers = {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": tier.namespace}},
+            "podSelector": {"matchLabels": labels.selector_of_tier(tier.name)},
+        }
+        return {"to": [servers], "ports": [{"protocol": "TCP", "port": paths.REDIS_PORT}]}
+    if tier.spec.is_cluster:
+        return {"ports": [{"protocol": "TCP", "port": 1, "endPort": 65535}]}
+    ports = sorted({port for _, port in _link(tier).endpoints})
+    return {"ports": [{"protocol": "TCP", "port": port} for port in ports]}
+
+
+def _tier_params(tier: CacheTier) -> dict[str, Any]:
+    link, files = _link(tier), needed_secrets(tier)
+    params: dict[str, Any] = {
+        "name": tier.name,
+        "endpoints": [{"host": host, "port": port} for host, port in link.endpoints],
+        "cluster": tier.spec.is_cluster,
+        "connect_timeout_ms": PATIENCE_MS,
+        "io_timeout_ms": PATIENCE_MS,
+    }
+    if AUTHORITY_FILE in files:
+        params["tls"] = {"ca_file": f"{paths.DELETION}/{AUTHORITY_FILE}"}
+    if link.username is not None:
+        params["username"] = link.username
+    if PASSWORD_FILE in files:
+        params["password_file"] = f"{paths.DELETION}/{PASSWORD_FILE}"
+    return params
+
+
+def _link(tier: CacheTier) -> RedisLink:
+    link = redis_link(tier)
+    if link is None:
+        raise ValueError(f"CacheTier {tier.name} is not in Redis: nothing deletes from it but its pods")
+    return link
+
+
+def _place(job: Mapping[str, Any]) -> tuple[str, str]:
+    return job["metadata"]["name"], job["metadata"]["namespace"]
+
+
+def _own_labels(job: Mapping[str, Any]) -> dict[str, str]:
+    return dict(job["metadata"]["labels"])
