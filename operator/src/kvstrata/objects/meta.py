@@ -10,16 +10,17 @@ def metadata(
     name: str,
     namespace: str,
     labels: Mapping[str, str],
-    owner: Mapping[str, Any],
+    owner: Mapping[str, Any] | None,
     annotations: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return metadata with one owner, which is the controller, so that deletion of the owner takes the object along."""
+    """Return metadata with one owner, whose deletion takes the object along; None for what outlives all others."""
     built: dict[str, Any] = {
         "name": name,
         "namespace": namespace,
         "labels": dict(labels),
-        "ownerReferences": [dict(owner)],
     }
+    if owner is not None:
+        built["ownerReferences"] = [dict(owner)]
     if annotations:
         built["annotations"] = dict(annotations)
     return built

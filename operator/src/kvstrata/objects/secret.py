@@ -24,10 +24,10 @@ def build_secret(
     name: str,
     namespace: str,
     own_labels: Mapping[str, str],
-    owner: Mapping[str, Any],
+    owner: Mapping[str, Any] | None,
     data: Mapping[str, bytes],
 ) -> dict[str, Any]:
-    """Return a Secret with `data`, owned by `owner`."""
+    """Return a Secret with `data`, owned by `owner` or by nobody."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -35,6 +35,11 @@ def build_secret(
         "type": "Opaque",
         "data": {key: base64.b64encode(value).decode("ascii") for key, value in sorted(data.items())},
     }
+
+
+def build_signing_key(operator_namespace: str, data: Mapping[str, bytes]) -> dict[str, Any]:
+    """Return the Secret of the key that signs receipts. It has no owner: receipts of it may have to be continued."""
+    return build_secret(names.RECEIPTS_KEY_SECRET, operator_namespace, labels.of_receipts("signing-key"), None, data)
 
 
 def build_bundle_root(namespace: str, owner: Mapping[str, Any], root: Root) -> dict[str, Any]:

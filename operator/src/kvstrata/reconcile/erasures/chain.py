@@ -1,0 +1,192 @@
+"""Receipts go into their domain's chain, signed by the operator's key.
+
+Observes: the key's Secret, the published keys, a domain's receipts, all in the operator's namespace.
+Writes: the Secret, once, if no key was ever there; public keys; receipts. Nothing of these is ever overwritten but the
+ConfigMap of public keys, to which keys are added.
+
+The chain's head is whatever record has the highest number, and the next number's object can be created once: who comes
+second is refused by the API server, reads anew, and goes on behind the first. Everything is read again after it was
+written, so what is told is what is stored. `plan.receipts` decides, and says the same from wherever one starts again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from kvstrata.adapters.kube import Kube, KubeError
+from kvstrata.adapters.resources import CONFIG_MAP, SECRET
+from kvstrata.adapters.signing import SigningError, SigningKeys, generate, is_signed
+from kvstrata.api.cachedomain import ReceiptChain
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.receipt import Link, ReceiptError, check_signatures, read_link
+from kvstrata.contract.receiptfacts import Erasure
+from kvstrata.objects import labels, names
+from kvstrata.objects.receipts import build_public_keys, build_receipt, read_receipt_objects
+from kvstrata.objects.secret import build_signing_key
+from kvstrata.plan.receipts import ChainConflict, ChainState, IssueReceipt, KeysInUse, Receipted, plan_receipt
+from kvstrata.reconcile.secrets import decode
+from kvstrata.reconcile.writer import NotLeadingError
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS = 8
+"""How often the chain is read: for the receipt, for a hand-over before it, to see what is stored, and after others'
+writes."""
+
+_OF_RECEIPTS = f"{labels.NAME}={labels.of_receipts(labels.RECEIPT)[labels.NAME]}"
+_WHOLE = f"{labels.COMPONENT}={labels.RECEIPT}"
+ConfigMaps = dict[str, Mapping[str, Any]]
+"""By name."""
+
+
+class _CannotGoOnError(Exception):
+    """Something is not as it has to be, and only a person can mend it. The message names the object and the way out."""
+
+
+class Chains:
+    """The chains of all domains. `may_write` is asked before every write; `now` is the wall clock in UTC."""
+
+    def __init__(
+        self, kube: Kube, namespace: str, now: Callable[[], datetime], may_write: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._kube, self._namespace, self._now, self._may_write = kube, namespace, now, may_write
+
+    async def issue(
+        self, namespace: str, domain: str, told: ReceiptChain | None, facts: Erasure
+    ) -> Receipted | ChainConflict:
+        """Append the receipt of an erasure to the chain of a domain (its id), or find the one that is there.
+
+        `told` is what the CacheDomain's status says of the chain. What only a person can mend is a conflict, and
+        nothing is written then. Raises KubeError and NotLeadingError; what was written until then is found again.
+        """
+        found: ConfigMaps = {}
+        try:
+            keys, published = await self._keys()
+            for _ in range(ATTEMPTS):
+                chain = await self._chain(namespace, domain, told, keys, published, found)
+                step = plan_receipt(chain, KeysInUse(keys.current_id, keys.since, keys.previous_id), facts)
+                if not isinstance(step, IssueReceipt):
+                    return step
+                await self._write(keys.sign(step.record), found)
+        except (_CannotGoOnError, SigningError, ReceiptError) as error:
+            return ChainConflict(str(error))
+        raise KubeError(409, "Conflict", f"others write receipts of domain {domain} all the time")
+
+    async def _keys(self) -> tuple[SigningKeys, frozenset[str]]:
+        """Return the keys that sign, and the ids of all that are published, these among them."""
+        stored = await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET)
+        public = await self._kube.get(CONFIG_MAP, self._namespace, names.RECEIPT_PUBLIC_KEYS)
+        if stored is None:
+            await self._require_first(public)
+            stored = await self._make_key()
+        try:
+            keys = SigningKeys.from_secret_data(decode(stored))
+        except SigningError as error:
+            what = f"Secret {names.RECEIPTS_KEY_SECRET} of namespace {self._namespace}"
+            raise _CannotGoOnError(f"{what}: {error}; put back the one that signed, from a backup") from None
+        return keys, await self._publish(keys, public)
+
+    async def _require_first(self, public: Mapping[str, Any] | None) -> None:
+        """Raise unless no key was ever there, or a person says that it is lost: a new one would hide the loss."""
+        about = (public or {}).get("metadata") or {}
+        if labels.ACCEPT_LOST_KEY in (about.get("annotations") or {}):
+            log.warning("a new key signs receipts, because the one before is lost")
+            return
+        used = bool((public or {}).get("data"))
+        if not used:
+            async for _ in self._kube.list(CONFIG_MAP, self._namespace, f"{_OF_RECEIPTS},{_WHOLE}"):
+                used = True
+                break
+        if used:
+            raise _CannotGoOnError(
+                f"the key that signs receipts is gone: namespace {self._namespace} has no Secret "
+                f"{names.RECEIPTS_KEY_SECRET}. Put it back from a backup; or annotate ConfigMap "
+                f"{names.RECEIPT_PUBLIC_KEYS} with {labels.ACCEPT_LOST_KEY}: <reason>, and a new key begins, which "
+                "every chain will show"
+            )
+
+    async def _make_key(self) -> dict[str, Any]:
+        keys = generate(format_timestamp(self._now()))
+        self._require_lead()
+        try:
+            return await self._kube.create(
+                SECRET, self._namespace, build_signing_key(self._namespace, keys.secret_data())
+            )
+        except KubeError as error:
+            if not error.is_conflict:
+                raise
+        return await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET) or {}
+
+    async def _publish(self, keys: SigningKeys, public: Mapping[str, Any] | None) -> frozenset[str]:
+        """Publish the keys before anything is signed with them; return the ids of all that are published."""
+        built = build_public_keys(self._namespace, keys.public_pems())
+        if public is None:
+            self._require_lead()
+            public = await self._kube.create(CONFIG_MAP, self._namespace, built)
+        data, about = public.get("data") or {}, public["metadata"]
+        lost_is_accepted = labels.ACCEPT_LOST_KEY in (about.get("annotations") or {})
+        if not built["data"].items() <= data.items() or lost_is_accepted:
+            told = (about.get("annotations") or {}).items()
+            kept = {name: text for name, text in told if name != labels.ACCEPT_LOST_KEY}
+            body = {**public, "metadata": {**about, "annotations": kept}, "data": {**data, **built["data"]}}
+            self._require_lead()
+            public = await self._kube.replace(CONFIG_MAP, self._namespace, body)
+        return frozenset(name.removesuffix(".pem") for name in public["data"])
+
+    async def _chain(
+        self,
+        namespace: str,
+        domain: str,
+        told: ReceiptChain | None,
+        keys: SigningKeys,
+        published: frozenset[str],
+        found: ConfigMaps,
+    ) -> ChainState:
+        """Return a domain's chain as it is stored, with what was `found` by name where labels were changed."""
+        objects = dict(found)
+        async for raw in self._kube.list(CONFIG_MAP, self._namespace, f"{_OF_RECEIPTS},{labels.DOMAIN}={domain}"):
+            objects[raw["metadata"]["name"]] = raw
+        links: list[Link] = []
+        for name, data in read_receipt_objects(objects):
+            try:
+                if isinstance(data, ReceiptError):
+                    raise data
+                link = read_link(data)
+                check_signatures(link, is_signed)
+            except ReceiptError as error:
+                raise _CannotGoOnError(_not_ours(name, str(error))) from None
+            links.append(link)
+        newest = max(links, key=lambda link: link.head.sequence, default=None)
+        # All before it are what it commits to.
+        if newest is not None and newest.next_signer not in published | keys.public_pems().keys():
+            name = names.receipt(domain, newest.head.sequence)
+            raise _CannotGoOnError(_not_ours(name, f"key {newest.next_signer[:16]} was never the operator's"))
+        return ChainState(domain, namespace, links, told)
+
+    async def _write(self, receipt: bytes, found: ConfigMaps) -> None:
+        """Create the objects of a receipt, the one that makes it count last; note in `found` what is there instead."""
+        for built in build_receipt(self._namespace, receipt):
+            name = built["metadata"]["name"]
+            self._require_lead()
+            try:
+                await self._kube.create(CONFIG_MAP, self._namespace, built)
+            except KubeError as error:
+                if not error.is_conflict:
+                    raise
+                raw = await self._kube.get(CONFIG_MAP, self._namespace, name)
+                if raw is not None:
+                    found[name] = raw
+
+    def _require_lead(self) -> None:
+        if not self._may_write():
+            raise NotLeadingError("a receipt would be written by a process that lost the Lease")
+
+
+def _not_ours(name: str, why: str) -> str:
+    return (
+        f"the chain is not continued behind ConfigMap {name}: {why}. Keep a copy as evidence, and delete it: "
+        "the chain goes on, and shows the hole"
+    )
