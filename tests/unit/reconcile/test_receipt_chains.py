@@ -74,6 +74,12 @@ def use_key(kube: MemoryKube, keys: SigningKeys) -> None:
     kube.put(build_signing_key(WHERE, keys.secret_data()))
 
 
+def give_up_key(kube: MemoryKube) -> None:
+    """Say, as a person, that the key is lost for good."""
+    public = kube.objects[PUBLIC]
+    kube.put({**public, "metadata": {**public["metadata"], "annotations": {labels.ACCEPT_LOST_KEY: "fire"}}})
+
+
 def verifies(kube: MemoryKube, *pinned: str) -> list[str]:
     """The orders of a chain that holds and that one key, if none is given the current one, vouches for."""
     chain = check_chain(stored(kube), is_signed, pinned or {signing(kube).current_id})
@@ -276,8 +282,7 @@ class TestTheKey:
         await append(chains, erasure("order-1"))
         lost = signing(kube).current_id
         kube.remove(*KEY)
-        given_up = kube.objects[PUBLIC]
-        kube.put({**given_up, "metadata": {**given_up["metadata"], "annotations": {labels.ACCEPT_LOST_KEY: "fire"}}})
+        give_up_key(kube)
         assert (await append(chains, erasure("order-2"))).count == 3
         change = stored(kube)[1].record.hand_over
         assert change is not None
@@ -286,6 +291,13 @@ class TestTheKey:
         assert len(kube.objects[PUBLIC]["data"]) == 2
         kube.remove(*KEY)
         assert "is gone" in await refusal(chains, erasure("order-3")), "that word was for one key"
+
+    async def test_is_not_given_up_by_a_word_from_before_it_was_lost(self, kube: MemoryKube, chains: Chains) -> None:
+        await append(chains, erasure("order-1"))
+        give_up_key(kube)
+        await append(chains, erasure("order-2"))
+        kube.remove(*KEY)
+        assert "is gone" in await refusal(chains, erasure("order-3"))
 
     async def test_that_was_rotated_is_handed_over_before_the_next_receipt(
         self, kube: MemoryKube, chains: Chains
