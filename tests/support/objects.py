@@ -102,3 +102,15 @@ def pod(name: str, model: str = "tiny", *, state: str = "running", ready: bool =
             "conditions": [{"type": "Ready", "status": "True" if ready else "False"}],
         },
     }
+
+
+def server_pod(name: str, tier: str = "shared", **status: Any) -> Raw:
+    """Return a pod of a managed tier's server."""
+    owned = {"app.kubernetes.io/managed-by": "kvstrata", "kvstrata.io/tier": tier}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": NAMESPACE, "uid": f"uid-{name}", "labels": owned},
+        "spec": {"nodeName": "node"},
+        "status": status,
+    }

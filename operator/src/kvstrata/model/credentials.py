@@ -96,6 +96,7 @@ class ServerCredentials:
 class CredentialLook:
     """One look at all servers of a managed tier, by name, and at the certificate of its user's own Secret, if any.
 
+    `unread` is why a Secret could not be read, empty if all could.
     `told` is whether servers were told something right before: what differs still takes its time.
     """
 
@@ -103,3 +104,4 @@ class CredentialLook:
     at: datetime
     tls: TlsFacts | None = None
     told: bool = False
+    unread: str = ""

@@ -84,6 +84,11 @@ def place_in_cluster(tier: str, pod: str) -> tuple[int, int] | None:
     return None
 
 
+def is_single_server(tier: str, pod: str) -> bool:
+    """Return whether a name is that of the one pod of a managed Redis tier that is no cluster."""
+    return pod == f"{redis(tier)}-0"
+
+
 def redis_pod_host(tier: str, namespace: str, pod: str) -> str:
     """Return the host name under which one pod of a managed Redis tier is reached from any namespace."""
     return f"{pod}.{redis_host(tier, namespace)}"

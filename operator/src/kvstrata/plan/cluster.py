@@ -6,7 +6,7 @@ What to do next with the servers is decided in `topology`, look by look; here th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
@@ -23,6 +23,7 @@ from kvstrata.objects.tierlinks import redis_link
 from . import topology
 from .backend import addresses, asked_as, said_before
 from .conditions import Finding, false, true, unknown
+from .serverpods import hindrance, server_pods
 from .topology import Step, Verdict
 from .types import Decision, ManagedServer, TendCluster
 
@@ -58,8 +59,8 @@ def cluster_state(world: World, tier: CacheTier) -> ClusterState | None:
     goal = _goal(world, tier, managed)
     report = world.clusters.get(tier.name)
     cluster = report.cluster if report is not None else None
-    pods = world.servers.get(tier.name, {}).values()
-    verdict = topology.verdict(cluster, goal) if cluster is not None else None
+    pods = server_pods(world, tier)
+    verdict = _hindered(topology.verdict(cluster, goal), hindrance(world, tier)) if cluster is not None else None
     locked = _why_locked(goal, len(pods))
     return ClusterState(
         members=_members(goal, pods, topology.step(cluster, goal) if cluster is not None else None, cluster),
@@ -90,7 +91,7 @@ def _locked_out(world: World, tier: CacheTier) -> frozenset[str]:
     refused = (
         {name for name, seen in look.servers.items() if seen.reason == TierReason.WRONG_PASSWORD} if look else set()
     )
-    return frozenset(refused & {pod.uid for pod in world.servers.get(tier.name, {}).values()})
+    return frozenset(refused & {pod.uid for pod in server_pods(world, tier)})
 
 
 def _revision(world: World, tier: CacheTier, shard: int) -> str | None:
@@ -146,6 +147,18 @@ def _servers(tier: CacheTier, pods: Collection[ServerPod]) -> tuple[ManagedServe
     )
 
 
+def _hindered(verdict: Verdict, why: str) -> Verdict:
+    """Return the verdict with why servers do not come up, in what it says of what is missing."""
+    if not why or verdict.replication_healthy:
+        return verdict
+    return replace(
+        verdict,
+        slots_message="; ".join(filter(None, (verdict.slots_message, why))),
+        replication_message=f"{verdict.replication_message}; {why}",
+        progress=f"{verdict.progress}; {why}",
+    )
+
+
 def _why_locked(goal: Goal, pods: int) -> Decision | None:
     """Return what happens while servers let nobody in: they are replaced, and nobody can tell what they hold."""
     if not goal.locked_out:
@@ -168,12 +181,13 @@ def _slots(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | Non
     if locked is not None:
         return unknown(kind, locked.reason, locked.message)
     lost = _everything_lost(tier, report, verdict)
-    return false(kind, lost.reason, lost.message) if lost else false(kind, _why(verdict), verdict.slots_message)
+    return false(kind, lost.reason, lost.message) if lost else false(kind, _why(tier, verdict), verdict.slots_message)
 
 
-def _why(verdict: Verdict) -> TierReason:
+def _why(tier: CacheTier, verdict: Verdict) -> TierReason:
     """Return why slots are not covered: a cluster that was never formed lacks nothing yet."""
-    return TierReason.SLOTS_UNCOVERED if verdict.uncovered and not verdict.empty else TierReason.PROGRESSING
+    forming = verdict.empty or (verdict.uncovered == SLOTS and not was_formed(tier))
+    return TierReason.SLOTS_UNCOVERED if verdict.uncovered and not forming else TierReason.PROGRESSING
 
 
 def was_formed(tier: CacheTier) -> bool:
@@ -248,7 +262,7 @@ def _pending(
             return Decision(report.reason, report.message)
         return Decision(TierReason.PROGRESSING, "the servers are being started")
     if not verdict.slots_covered:
-        return locked or _everything_lost(tier, report, verdict) or Decision(_why(verdict), verdict.progress)
+        return locked or _everything_lost(tier, report, verdict) or Decision(_why(tier, verdict), verdict.progress)
     if not verdict.replication_healthy:
         return locked or Decision(TierReason.REPLICAS_MISSING, verdict.progress)
     return None

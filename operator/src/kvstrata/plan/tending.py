@@ -24,7 +24,7 @@ from . import certificates, passwords
 from .certificates import ASK_AGAIN_S, CertificateCase, CertificateTerms, certificate_finding
 from .conditions import Finding, false, unknown
 from .passwords import ROTATE_EVERY_S, PasswordCase, PasswordTerms, Step, password_finding
-from .types import Action, EnsureSecret, ManagedServer, Material, Order, TendServers, TurnSecret
+from .types import Action, Decision, EnsureSecret, ManagedServer, Material, Order, TendServers, TurnSecret
 
 LOOK_EVERY_S = 30.0
 """How old a look may be when all was well: a server that started with older files is found within this time."""
@@ -34,11 +34,15 @@ TURNED_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Tending:
-    """What a managed tier's credentials ask for, what is said of them, and when to plan again."""
+    """What a managed tier's credentials ask for, what is said of them, and when to plan again.
+
+    `hindrance` is why servers cannot start with the Secrets that there are, None if nothing is known of that.
+    """
 
     actions: tuple[Action, ...]
     findings: tuple[Finding, ...]
     wake_after_s: float
+    hindrance: Decision | None = None
 
 
 def has_secrets(world: World, tier: CacheTier) -> bool:
@@ -120,17 +124,23 @@ def tend_credentials(
     orders = _merged(steps)
     due_s = _due_s(look, running, orders, now)
     actions: tuple[Action, ...] = turns
-    if due_s <= 0 and servers:
-        secret = redis_tls_secret(tier)
-        foreign = secret is not None and secret != names.redis_tls(tier.name)
+    secret = redis_tls_secret(tier)
+    foreign = secret is not None and secret != names.redis_tls(tier.name)
+    # Without a whole certificate no server starts, and none would ever be there to look at it for.
+    if due_s <= 0 and (servers or foreign):
         actions += (
             TendServers(tier.name, servers, names.redis_auth(tier.name), secret, orders, foreign, follows=follows),
         )
     waits = [step.again_s for step in steps if step.again_s is not None]
     wake = TURNED_S if turns else min([*waits, due_s if due_s > 0 else ASK_AGAIN_S])
-    findings = (part.finding for part in parts)
-    told = findings if look is not None else (_as_told(tier, finding) for finding in findings)
-    return Tending(actions, tuple(told), wake)
+    findings = tuple(part.finding for part in parts)
+    told = findings if look is not None else tuple(_as_told(tier, finding) for finding in findings)
+    hindrances = (Decision(one.reason, one.message) for one in told if one.reason in _HINDER_A_START)
+    return Tending(actions, told, wake, next(hindrances, None))
+
+
+_HINDER_A_START = (TierReason.INVALID_TLS_SECRET, TierReason.SECRET_NOT_FOUND)
+"""What a Secret may lack without which the kubelet starts no server; those that run go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +224,8 @@ def _on_certificate(
 
 def _unread(secret: str, look: CredentialLook) -> Finding:
     """Return what is said of a certificate whose Secret could not be read."""
-    gone = [one for one in look.servers.values() if one.reason == TierReason.SECRET_NOT_FOUND]
-    if gone:
-        return false(ConditionType.CERTIFICATE_CURRENT, TierReason.SECRET_NOT_FOUND, gone[0].message)
+    if look.unread:
+        return false(ConditionType.CERTIFICATE_CURRENT, TierReason.SECRET_NOT_FOUND, look.unread)
     sentence = f"Secret {secret} has not been read yet"
     return unknown(ConditionType.CERTIFICATE_CURRENT, TierReason.PROGRESSING, sentence)
 

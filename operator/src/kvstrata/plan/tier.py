@@ -29,6 +29,7 @@ from .conditions import Finding, false, kstatus, true, unknown, write_status
 from .filetier import USED_STEPS, file_findings, used_share
 from .ownership import no_longer_wanted, taken_by_someone_else
 from .promises import promises
+from .serverpods import hindrance
 from .tending import Tending, has_secrets, missing_secrets, restart_token, tend_credentials
 from .types import Action, Decision, ManagedServer, Plan, ProbeBackend
 
@@ -108,10 +109,13 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     fields["guaranteed"] = binary(guaranteed_bytes(world, tier))
     fields |= {"shards": shards, "shardsReady": serving, "used": _used(world, tier)}
     if cluster is not None:
-        pending = cluster.pending or pending
+        if pending is None or pending.reason != TierReason.SERVERS_DO_NOT_START:
+            pending = cluster.pending or pending
         fields |= cluster.fields
+    if pending is not None and tended is not None:
+        pending = tended.hindrance or pending
     fields["external"] = external.servers_to_use(tier, report, domain)
-    away = _why_away(tier, report) if report is not None and not report.reachable else None
+    away = _why_away(world, tier, report) if report is not None and not report.reachable else None
     unused = pending if fields["external"] is None and is_external(tier) else None
     findings = (
         *kstatus(None, pending, ready),
@@ -256,16 +260,20 @@ def _reachable(world: World, tier: CacheTier) -> Finding:
             if report.version
             else "the server answers; its user may not ask for figures",
         )
-    away = _why_away(tier, report)
+    away = _why_away(world, tier, report)
     return false(ConditionType.BACKEND_REACHABLE, away.reason, away.message)
 
 
-def _why_away(tier: CacheTier, report: BackendReport) -> Decision:
-    """Return why no server answers: of a cluster's, which are asked in turn, what holds of the first.
+def _why_away(world: World, tier: CacheTier, report: BackendReport) -> Decision:
+    """Return why no server answers: of those that the operator runs first why their pods do not come up.
+
+    Of a cluster's that someone else runs, which are asked in turn, it is what holds of the first.
 
     Each fails in words of its own, and a status that followed the turn would be written anew with every answer. What
     was told stands until the first one is asked.
     """
+    if why := hindrance(world, tier):
+        return Decision(TierReason.SERVERS_DO_NOT_START, why)
     link, before = redis_link(tier), said_before(tier)
     asked_first = link is None or report.endpoint == addresses(link)[0]
     if asked_first or before is None or before.status != "False" or before.reason == TierReason.PODS_DISCONNECTED:
@@ -300,7 +308,7 @@ def _room(world: World, tier: CacheTier) -> Finding:
             return Finding(before.type, before.status, before.reason, before.message)
         return unknown(ConditionType.HAS_ROOM, TierReason.PROGRESSING, "the server has not been asked yet")
     if not report.reachable:
-        away = _why_away(tier, report)
+        away = _why_away(world, tier, report)
         return unknown(ConditionType.HAS_ROOM, away.reason, away.message)
     refused = _pods_refused(world, tier)
     # What one server of a cluster says of its memory says nothing of the others'.

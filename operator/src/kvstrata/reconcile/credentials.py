@@ -64,19 +64,23 @@ class CredentialTender:
     async def tend(self, namespace: str, order: TendServers) -> None:
         """Give the orders, look at every server, note what was seen, and queue the tier."""
         tls: TlsFacts | None = None
+        unread = ""
         try:
             users = await self._values(namespace, order.users_secret)
             certificate = await self._values(namespace, order.tls_secret) if order.tls_secret else None
             if certificate is not None and order.foreign_tls:
                 tls = pki.describe(certificate, self._keeper.authority.certificate_pem, self._now())
         except (KubeError, LookupError) as error:
-            looks = [ServerCredentials(one.name, TierReason.SECRET_NOT_FOUND, str(error)) for one in order.servers]
+            unread = str(error)
+            looks = [ServerCredentials(one.name, TierReason.SECRET_NOT_FOUND, unread) for one in order.servers]
         else:
             told = (self._one(one, order, users, certificate) for one in order.servers)
             looks = list(await asyncio.gather(*told))
         if not self._is_managed(namespace, order.tier):
             return
-        look = CredentialLook({one.server: one for one in looks}, self._now(), tls, told=bool(order.orders))
+        look = CredentialLook(
+            {one.server: one for one in looks}, self._now(), tls, told=bool(order.orders), unread=unread
+        )
         self._store.domain(namespace).credentials[order.tier] = look
         self._queue.add(Key(CacheTier.INFO.kind, namespace, order.tier))
 

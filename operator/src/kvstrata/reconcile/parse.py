@@ -14,8 +14,7 @@ from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import TenantGroup
 from kvstrata.model.facts import Pod, Unreadable
-from kvstrata.model.topology import ServerPod
-from kvstrata.objects import labels, names
+from kvstrata.objects import labels
 
 OWN_KINDS: Mapping[str, type[Resource]] = {
     cls.INFO.kind: cls
@@ -48,30 +47,6 @@ def parse_pod(raw: Mapping[str, Any]) -> Pod | None:
         deleting="deletionTimestamp" in metadata,
         identity=(metadata.get("labels") or {}).get(labels.IDENTITY, ""),
         render_id=(metadata.get("labels") or {}).get(labels.RENDER, ""),
-    )
-
-
-def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
-    """Return the tier of a managed cluster's pod, and the pod; None for any other pod."""
-    metadata, status = raw["metadata"], raw.get("status") or {}
-    own = metadata.get("labels") or {}
-    tier = own.get(labels.TIER, "")
-    place = names.place_in_cluster(tier, metadata["name"]) if tier else None
-    if place is None:
-        return tier, None
-    shard, ordinal = place
-    containers = status.get("containerStatuses") or ()
-    return tier, ServerPod(
-        name=metadata["name"],
-        uid=metadata["uid"],
-        shard=shard,
-        ordinal=ordinal,
-        ip=status.get("podIP"),
-        ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ()),
-        deleting="deletionTimestamp" in metadata,
-        revision=own.get(labels.STATEFULSET_REVISION, ""),
-        node=(raw.get("spec") or {}).get("nodeName"),
-        started=sum(int(container.get("restartCount") or 0) for container in containers),
     )
 
 

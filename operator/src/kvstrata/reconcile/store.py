@@ -42,7 +42,8 @@ from kvstrata.plan.line import Ask, Line
 from kvstrata.plan.ownership import controllers
 
 from .fanout import concerned_by_object, concerned_by_pod, concerned_by_state
-from .parse import OWN_KINDS, parse_pod, parse_server_pod, resource_version, unreadable
+from .parse import OWN_KINDS, parse_pod, resource_version, unreadable
+from .serverpods import parse_server_pod
 
 MAX_DEPARTURES = 1000
 """How many departed pods a model remembers; the oldest are forgotten, and count as unaccounted for."""

@@ -26,6 +26,7 @@ from kvstrata.api.reasons import TierReason
 from kvstrata.model.facts import BackendReport, ClusterReport, Loss
 from kvstrata.model.refs import Key
 from kvstrata.model.topology import SLOTS, Cluster, ServerPod
+from kvstrata.objects import names
 from kvstrata.plan import topology
 from kvstrata.plan.cluster import managed_cluster
 from kvstrata.plan.topology import Step, Verdict
@@ -234,7 +235,9 @@ class Topologies:
             self._queue.add(Key("CacheTier", namespace, tier))
 
     def _pods(self, tending: _Tending) -> dict[str, ServerPod]:
-        return dict(self._store.domain(tending.namespace).servers.get(tending.order.tier, {}))
+        pods = self._store.domain(tending.namespace).servers.get(tending.order.tier, {})
+        # The pod of a single server that had the tier's name before may not be gone yet.
+        return {name: pod for name, pod in pods.items() if names.place_in_cluster(tending.order.tier, name)}
 
     async def _access(self, namespace: str, order: TendCluster) -> NodeAccess:
         """Return how the servers are reached. Raises LookupError if a Secret or its key is missing."""

@@ -1,0 +1,78 @@
+"""Pods of managed Redis servers, from the API server's dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvstrata.model.topology import ServerPod
+from kvstrata.objects import labels, names
+
+MAX_WORDS = 200
+"""How many characters of others' words are repeated."""
+
+_ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
+_PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+
+
+def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
+    """Return the tier of a managed server's pod, and the pod; None for any other pod."""
+    metadata, status = raw["metadata"], raw.get("status") or {}
+    own = metadata.get("labels") or {}
+    tier = own.get(labels.TIER, "")
+    place = _place(tier, metadata["name"]) if tier else None
+    if place is None:
+        return tier, None
+    shard, ordinal = place
+    containers = status.get("containerStatuses") or ()
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ())
+    return tier, ServerPod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        shard=shard,
+        ordinal=ordinal,
+        ip=status.get("podIP"),
+        ready=ready,
+        deleting="deletionTimestamp" in metadata,
+        revision=own.get(labels.STATEFULSET_REVISION, ""),
+        node=(raw.get("spec") or {}).get("nodeName"),
+        started=sum(int(container.get("restartCount") or 0) for container in containers),
+        trouble="" if ready else trouble(status),
+    )
+
+
+def trouble(status: Mapping[str, Any]) -> str:
+    """Return why a pod does not come up, in words that stay the same while that does; empty if nothing is known.
+
+    Kubernetes' own messages tell how long it will wait until it tries again, and change with that.
+    """
+    for condition in status.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return f"it cannot be scheduled: {_words(condition.get('message')) or condition.get('reason')}"
+    for container in status.get("containerStatuses") or ():
+        state = container.get("state") or {}
+        waiting = state.get("waiting") or {}
+        ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
+        if waiting.get("reason") in _PULLING:
+            return f"its image {container.get('image')} cannot be pulled"
+        if ended:  # Also of one that runs again: it is not ready yet, and may be about to end again.
+            how = ended.get("reason") or "Error"
+            return (
+                f"its container ended with {how}, exit code {ended.get('exitCode')}: {_last_line(ended.get('message'))}"
+            )
+        if waiting.get("reason") and waiting["reason"] not in _ON_ITS_WAY:
+            return f"its container is not started, {waiting['reason']}: {_words(waiting.get('message'))}"
+    return ""
+
+
+def _place(tier: str, pod: str) -> tuple[int, int] | None:
+    return (0, 0) if names.is_single_server(tier, pod) else names.place_in_cluster(tier, pod)
+
+
+def _last_line(message: str | None) -> str:
+    lines = [line.strip() for line in (message or "").splitlines() if line.strip()]
+    return _words(lines[-1]) if lines else "see its log"
+
+
+def _words(message: str | None) -> str:
+    return (message or "").strip()[:MAX_WORDS]

@@ -1,0 +1,124 @@
+"""Servers that the operator runs and that do not come up: the tier says why, and what to change."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+
+from kvstrata.adapters import pki
+from kvstrata.model.credentials import CredentialLook, TlsFacts
+from kvstrata.model.facts import ClusterReport
+from kvstrata.model.refs import Key
+from kvstrata.model.topology import Cluster
+from kvstrata.objects import names
+from kvstrata.plan.types import TendCluster, TendServers
+from kvstrata.reconcile import topology
+from kvstrata.reconcile.topology import Topologies
+from tests.support.objects import NAMESPACE, redis_tier, server_pod
+from tests.support.worlds import START, MemoryKeeper, Simulation
+
+TIER = Key("CacheTier", NAMESPACE, "shared")
+NO_REDIS = {
+    "podIP": "10.0.0.1",
+    "containerStatuses": [
+        {
+            "name": "redis",
+            "image": "nginx:1",
+            "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+            "lastState": {"terminated": {"exitCode": 127, "reason": "Error", "message": "neither redis-server nor …"}},
+        }
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def _nobody_tends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks at clusters are what a test makes them."""
+    monkeypatch.setattr(Topologies, "tend", lambda *_: None)
+
+
+def cluster_tier(**managed: Any) -> dict[str, Any]:
+    return redis_tier(capacity="3Gi", redis={"managed": {"shards": 3, **managed}})
+
+
+def message(simulation: Simulation, condition: str) -> str:
+    found = next(c for c in simulation.status("CacheTier", "shared")["conditions"] if c["type"] == condition)
+    return str(found["message"])
+
+
+def looked(simulation: Simulation) -> None:
+    """Have the operator look at the cluster's pods, none of which answers."""
+    pods = simulation.world.servers["shared"]
+    silent = {pod.uid: ("ConnectionRefused", f"{pod.name} refuses connections") for pod in pods.values()}
+    report = ClusterReport(Cluster({pod.uid: pod for pod in pods.values()}, {}, silent, 0.0), simulation.now)
+    (order,) = (action for action in simulation.step(TIER).actions if isinstance(action, TendCluster))
+    store = simulation.store.domain(NAMESPACE)
+    store.clusters["shared"] = report
+    store.backends["shared"] = topology._backend(order, report)
+    simulation.queue.add(TIER)
+    simulation.settle()
+
+
+def test_one_server_of_an_image_that_is_no_redis() -> None:
+    simulation = Simulation(redis_tier())
+    simulation.backends_up = False
+    simulation.come_to_rest()
+    assert simulation.condition("CacheTier", "shared", "Ready") == ("False", "Unreachable")
+    simulation.put(server_pod("kvs-shared-redis-0", **NO_REDIS))
+    simulation.settle()
+    for condition in ("Ready", "BackendReachable"):
+        assert simulation.condition("CacheTier", "shared", condition) == ("False", "ServersDoNotStart")
+    told = "kvs-shared-redis-0: its container ended with Error, exit code 127: neither redis-server nor …"
+    assert message(simulation, "Ready") == told
+    simulation.backends_up = True
+    simulation.advance(10)
+    assert simulation.condition("CacheTier", "shared", "Ready")[0] == "True"
+
+
+def test_a_cluster_of_an_image_that_is_no_redis() -> None:
+    simulation = Simulation(cluster_tier())
+    simulation.advance(2)
+    simulation.put(*(server_pod(f"kvs-shared-redis-{shard}-0", **NO_REDIS) for shard in range(3)))
+    looked(simulation)
+    for condition in ("Ready", "BackendReachable"):
+        assert simulation.condition("CacheTier", "shared", condition) == ("False", "ServersDoNotStart")
+    assert message(simulation, "Ready").endswith("neither redis-server nor … (2 more do not come up)")
+    assert "kvs-shared-redis-0-0: its container ended" in message(simulation, "SlotsCovered")
+
+
+def test_a_certificate_without_a_key_of_which_no_server_can_tell_because_none_starts() -> None:
+    simulation = Simulation(cluster_tier(tls={"mode": "Secret", "secretRef": {"name": "mine"}}))
+    simulation.advance(2)
+    asked = [a for _, made in simulation.plans for a in made.actions if isinstance(a, TendServers)]
+    assert [(one.servers, one.tls_secret, one.foreign_tls) for one in asked[:1]] == [((), "mine", True)]
+    facts = TlsFacts("", problem="Secret mine has no tls.key: add it", missing=(names.PRIVATE_KEY_KEY,))
+    look = CredentialLook({}, simulation.now, facts)
+    simulation.store.domain(NAMESPACE).credentials["shared"] = look
+    simulation.step(TIER)
+    for condition in ("Ready", "CertificateCurrent"):
+        assert simulation.condition("CacheTier", "shared", condition) == ("False", "InvalidTlsSecret")
+        assert "tls.key" in message(simulation, condition)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_certificate_is_read_although_there_are_no_servers_yet(there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = pki.create_authority("test", START, pki.generate_key())
+    monkeypatch.setattr(MemoryKeeper, "authority", property(lambda _: authority))
+    simulation = Simulation(cluster_tier(tls={"mode": "Secret", "secretRef": {"name": "mine"}}))
+    simulation.advance(2)
+    if there:
+        data = {names.AUTHORITY_KEY: base64.b64encode(b"x").decode()}
+        metadata = {"name": "mine", "namespace": NAMESPACE}
+        simulation.kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
+    order = TendServers("shared", (), names.redis_auth("shared"), "mine", {}, foreign_tls=True, follows=True)
+    store = simulation.store.domain(NAMESPACE)
+    store.credentials.pop("shared", None)
+    asyncio.run(simulation.writer.credentials.tend(NAMESPACE, order))
+    simulation.step(TIER)
+    expected = "InvalidTlsSecret" if there else "SecretNotFound"
+    assert simulation.condition("CacheTier", "shared", "CertificateCurrent") == ("False", expected)
+    assert simulation.condition("CacheTier", "shared", "Ready") == ("False", expected)
+    assert "mine" in message(simulation, "Ready")

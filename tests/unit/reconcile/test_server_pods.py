@@ -1,0 +1,69 @@
+"""What Kubernetes says of a managed server's pod, in words that do not change with every attempt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstrata.reconcile.serverpods import parse_server_pod, trouble
+from tests.support.objects import server_pod
+
+
+def container(state: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"containerStatuses": [{"name": "redis", "image": "nginx:1", "state": state, **more}]}
+
+
+NO_REDIS = "warning: x\nthis image has neither redis-server nor valkey-server\n"
+ENDED = {"terminated": {"exitCode": 127, "reason": "Error", "message": NO_REDIS}}
+BACKING_OFF = {"reason": "CrashLoopBackOff", "message": "back-off 20s restarting failed container=redis"}
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        ({}, ""),
+        (container({"waiting": {"reason": "ContainerCreating"}}), ""),
+        (container({"running": {}}), ""),
+        (
+            container({"running": {}}, lastState=ENDED),
+            "its container ended with Error, exit code 127: this image has neither redis-server nor valkey-server",
+        ),
+        (
+            container({"waiting": BACKING_OFF}, lastState=ENDED),
+            "its container ended with Error, exit code 127: this image has neither redis-server nor valkey-server",
+        ),
+        (container(ENDED), "its container ended with Error, exit code 127: this image has neither redis-server nor "
+         "valkey-server"),
+        (
+            container({"waiting": BACKING_OFF}, lastState={"terminated": {"exitCode": 137, "reason": "OOMKilled"}}),
+            "its container ended with OOMKilled, exit code 137: see its log",
+        ),
+        (container({"waiting": {"reason": "ErrImagePull", "message": "1"}}), "its image nginx:1 cannot be pulled"),
+        (container({"waiting": {"reason": "ImagePullBackOff", "message": "2"}}), "its image nginx:1 cannot be pulled"),
+        (
+            container({"waiting": {"reason": "CreateContainerConfigError", "message": "no user"}}),
+            "its container is not started, CreateContainerConfigError: no user",
+        ),
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes: too little memory"}]},
+            "it cannot be scheduled: 0/3 nodes: too little memory",
+        ),
+    ],
+)  # fmt: skip
+def test_a_pod_says_why_it_does_not_come_up(status: dict[str, Any], told: str) -> None:
+    assert trouble(status) == told
+
+
+def test_a_pod_that_is_ready_has_no_trouble_whatever_it_had_before() -> None:
+    ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+    _, found = parse_server_pod(server_pod("kvs-shared-redis-2-1", **container({"waiting": BACKING_OFF}), **ready))
+    assert found is not None
+    assert (found.shard, found.ordinal, found.ready, found.trouble) == (2, 1, True, "")
+
+
+def test_the_pod_of_a_single_server_is_known_and_others_of_the_tier_are_not() -> None:
+    _, found = parse_server_pod(server_pod("kvs-shared-redis-0"))
+    assert found is not None
+    assert (found.shard, found.ordinal) == (0, 0)
+    assert parse_server_pod(server_pod("kvs-shared-redis-x")) == ("shared", None)
