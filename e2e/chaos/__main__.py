@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
     hosts.write_text("127.0.0.1 localhost\n")
     subprocess.run(["mount", "--bind", str(hosts), str(HOSTS)], check=True)
     print(f"seed {options.seed}, {options.steps} steps on {kind.name}", flush=True)
-    walk = Walk(DIRECTORY, command, options.seed)
+    walk = Walk(DIRECTORY, command, options.seed, tls=options.tls)
     try:
         asyncio.run(walk.run(options.steps, options.only))
     except Failed as failure:
@@ -61,6 +61,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=steps, help="how many times something happens")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--server", default=KINDS[0].name, choices=[kind.name for kind in KINDS])
+    parser.add_argument("--tls", action="store_true", help="between all parties; the server must have it")
     parser.add_argument("--only", nargs="*", default=(), choices=sorted(FAULTS), help="nothing but these")
     parser.add_argument(INSIDE, action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

@@ -1,88 +1,171 @@
-"""The operator of a managed cluster, as its servers know it: it looks, does what the rules say, and looks again.
+"""The operator of a managed cluster without Kubernetes: its own loop, over pods that somebody else plays.
 
-It stands in for the operator's own loop, whose rules, connections and mover it uses; whatever has `run` and `seen`
-may take its place.
+What tends clusters is the product's (`kvstrata.reconcile.topology`). The API server is reduced to what that asks of it:
+pods, which are told here, Secrets, and evictions. What plans do with what it reports is done here, too: a shard without
+slots goes, and StatefulSets get fewer pods, when the rules say so.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
 
-import redis.asyncio as redis
-
-from e2e.chaos.pods import PORT, Pods
-from kvstrata.adapters.redis_nodes import NodeAccess, RedisNodes
-from kvstrata.adapters.slot_mover import SlotMover
-from kvstrata.model.topology import Cluster
+from kvstrata.adapters.kube import Kube
+from kvstrata.adapters.resources import SECRET, Resource
+from kvstrata.model.facts import ClusterReport
+from kvstrata.model.topology import Cluster, Goal, ServerPod
 from kvstrata.objects.redisusers import ADMIN_USER
 from kvstrata.plan.topology import Step, step
+from kvstrata.plan.types import TendCluster
+from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.store import Store
+from kvstrata.reconcile.topology import Topologies
 
-WAIT_S = 0.1
-RETRY_S = 0.3
+NAMESPACE, TIER = "team", "shared"
+PASSWORD, AUTHORITY = ("auth", "password"), ("authority", "ca.crt")
+"""Secrets, and keys in them."""
+TEND_S = 0.1
+"""How often it is told of pods; with it, it looks again: at rest, more often than it would."""
+
+
+class Pods(Protocol):
+    """The pods of one tier, and what their controllers do when the operator wants it."""
+
+    goal: Goal
+
+    @property
+    def pods(self) -> Mapping[str, ServerPod]:
+        """By uid, what the API server would show."""
+
+    def evict(self, uid: str) -> None:
+        """Delete a pod; its StatefulSet makes another."""
+
+    def drain(self, shard: int) -> None:
+        """Remove a shard's StatefulSet."""
+
+    def shrink(self) -> None:
+        """Give StatefulSets fewer pods, where they have more than the tier wants."""
+
+
+@dataclass(frozen=True)
+class Servers:
+    """How the pods' servers are reached: the port of all, and TLS if there is an authority to trust."""
+
+    port: int
+    ca_pem: bytes | None = None
+    server_name: str = ""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A look that was begun at `at_s`, and what followed from it."""
+    """A look that was begun after `at_s`, what followed from it, and how the step before it ended if that failed."""
 
     at_s: float
     cluster: Cluster
     step: Step | None
+    failure: str
 
 
 class Operator:
-    """Tends the pods until it is cancelled, which is how it dies: anywhere."""
+    """Tends the pods until it is cancelled, which is how it dies: anywhere.
 
-    def __init__(self, pods: Pods, told: Callable[[str], None]) -> None:
+    `told` hears of each step once, `may_write` is asked before each command; `told_at_s` is when a look ended last,
+    or a step failed.
+    """
+
+    def __init__(
+        self,
+        pods: Pods,
+        servers: Servers,
+        told: Callable[[str], None],
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.seen: Seen | None = None
-        self._pods, self._told = pods, told
-        self._nodes = RedisNodes(NodeAccess(PORT, username=ADMIN_USER, password=ADMIN_USER))
-        self._mover = SlotMover(_dial, lambda: (ADMIN_USER, ADMIN_USER), lambda: True)
+        self._pods, self._servers, self._told = pods, servers, told
+        self._queue = WorkQueue(time.monotonic)
+        self._store = Store(lambda: bytes(64), lambda: datetime.now(UTC))
+        self._store.domain(NAMESPACE).clusters = _Reports(self._take_note)
+        self._kube = _Api(pods, servers.ca_pem)
+        self._may_write = may_write
         self._message = ""
+        self.told_at_s = time.monotonic()
 
     async def run(self) -> None:
         """Look and act."""
-        try:
+        async with Topologies(self._kube, self._store, self._queue, self._may_write) as topologies:
             while True:
-                pause_s = await self._pass()
-                await asyncio.sleep(pause_s)
-        finally:
-            await self._nodes.close()
+                pods = self._pods.pods.values()
+                self._store.domain(NAMESPACE).servers[TIER] = {pod.name: pod for pod in pods}
+                topologies.tend(NAMESPACE, self._order())
+                await asyncio.sleep(TEND_S)
 
-    async def _pass(self) -> float:
-        """Look once and do what follows; return how long to wait before the next look."""
-        pods, at_s = self._pods, time.monotonic()
-        listed = dict(pods.pods)
-        cluster = await self._nodes.look(listed.values())
-        found = step(cluster, pods.goal)
-        self.seen = Seen(at_s, cluster, found)
-        message = f"{found.reason}: {found.message}" if found is not None else "settled"
+    def _order(self) -> TendCluster:
+        return TendCluster(
+            tier=TIER,
+            goal=self._pods.goal,
+            port=self._servers.port,
+            username=ADMIN_USER,
+            password_secret=PASSWORD,
+            authority_secret=AUTHORITY if self._servers.ca_pem else None,
+            server_name=self._servers.server_name,
+            endpoint="",
+        )
+
+    def _take_note(self, report: ClusterReport) -> None:
+        """Tell what follows from a look, and do what plans do about it."""
+        # Looks follow one another: each was begun after the one before was told.
+        began_s, self.told_at_s = self.told_at_s, time.monotonic()
+        if report.cluster is None:
+            self._say(f"{report.reason}: {report.message}")
+            return
+        found = step(report.cluster, self._pods.goal)
+        self.seen = Seen(began_s, report.cluster, found, report.message)
+        if report.message:
+            self._told(f"  {report.reason}: {report.message}")
+            return
+        self._say(f"{found.reason}: {found.message}" if found is not None else "settled")
+        if found is None:
+            self._pods.shrink()
+        for shard in found.drained if found is not None else ():
+            self._pods.drain(shard)
+
+    def _say(self, message: str) -> None:
         if message != self._message:
             self._message = message
             self._told(message)
-        if found is None:
-            pods.shrink()
-            return WAIT_S
-        if found.waits:
-            return WAIT_S
-        sent = await self._nodes.send(found.commands, cluster.pods, lambda: True)
-        failed = [one for one in sent if one.failure]
-        for one in failed:
-            self._told(f"  {' '.join(one.command.words[:3])}: {one.failure} {one.answer}")
-        if not failed:
-            for report in await asyncio.gather(*(self._mover.carry_out(order, cluster) for order in found.moves)):
-                if not report.done:
-                    failed.append(report)
-                    self._told(f"  {report.reason}: {report.message}")
-        if not failed and found.remove_pod in pods.pods:
-            pods.delete(found.remove_pod)
-        for shard in found.drained:
-            pods.sizes.pop(shard, None)
-        return max(found.pause_s, RETRY_S if failed else 0.0)
 
 
-def _dial(host: str, port: int) -> redis.Connection:
-    return redis.Connection(host=host, port=port, username=ADMIN_USER, password=ADMIN_USER, protocol=2)
+class _Reports(dict[str, ClusterReport]):
+    """What a store has of clusters; whoever wants to know hears of each look."""
+
+    def __init__(self, told: Callable[[ClusterReport], None]) -> None:
+        super().__init__()
+        self._told = told
+
+    def __setitem__(self, tier: str, report: ClusterReport) -> None:
+        super().__setitem__(tier, report)
+        self._told(report)
+
+
+class _Api(Kube):
+    """An API server that has two Secrets, and lets every pod go."""
+
+    def __init__(self, pods: Pods, ca_pem: bytes | None) -> None:
+        self._pods = pods
+        self._secrets = {PASSWORD[0]: {PASSWORD[1]: ADMIN_USER.encode()}, AUTHORITY[0]: {AUTHORITY[1]: ca_pem or b""}}
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
+        assert (resource, namespace) == (SECRET, NAMESPACE), (resource, namespace)
+        return {"data": {key: base64.b64encode(value).decode() for key, value in self._secrets[name].items()}}
+
+    async def request(self, method: str, path: str, *, body: Any = None, **_: Any) -> dict[str, Any]:
+        assert (method, path.rpartition("/")[2]) == ("POST", "eviction"), (method, path)
+        uid = body["deleteOptions"]["preconditions"]["uid"]
+        if uid in self._pods.pods:
+            self._pods.evict(uid)
+        return {}

@@ -19,12 +19,18 @@ from pathlib import Path
 from e2e.chaos.network import Network, Sandbox
 from kvstrata.model.topology import Goal, ServerPod
 from kvstrata.objects.redisusers import REPLICATION_USER, USERS, users_acl
+from tests.tiers.certificates import Certificates
 
 PORT = 6379
+ZONE = "tier.test"
 TICK_S = 0.1
 PROBE_S = 1.0
 """How long the kubelet waits for a server's answer before its pod is not ready."""
 HOSTS = Path("/etc/hosts")
+
+
+class EndedError(Exception):
+    """A server ended that nobody killed."""
 
 
 @dataclass
@@ -41,10 +47,19 @@ class Running:
 class Pods:
     """The pods of one tier. `pods` is what the API server would show, `sizes` the StatefulSets' replicas by shard.
 
-    `command` is the argv prefix of the server program, `domain` whose keys the tier's users reach.
+    `command` is the argv prefix of the server program, `domain` whose keys the tier's users reach. With `tls` nothing
+    is said in plain text: not by clients, not between servers.
     """
 
-    def __init__(self, network: Network, directory: Path, command: Sequence[str], goal: Goal, domain: str) -> None:
+    def __init__(
+        self,
+        network: Network,
+        directory: Path,
+        command: Sequence[str],
+        goal: Goal,
+        domain: str,
+        tls: Certificates | None = None,
+    ) -> None:
         self.network = network
         self.goal = goal
         self.pods: dict[str, ServerPod] = {}
@@ -52,6 +67,7 @@ class Pods:
         self._running: dict[str, Running] = {}
         self._numbers = itertools.count(1)
         self._directory, self._command = directory, list(command)
+        self._tls = tls
         self._acl = directory / "users.acl"
         self._acl.write_bytes(users_acl(domain, {user: [user] for user in USERS}))
 
@@ -67,6 +83,14 @@ class Pods:
         """Give StatefulSets fewer pods, where they have more than the tier wants."""
         for shard in self.sizes:
             self.sizes[shard] = 1 + self.goal.replicas
+
+    def drain(self, shard: int) -> None:
+        """Remove a shard's StatefulSet, and with it its pods."""
+        self.sizes.pop(shard, None)
+
+    def evict(self, uid: str) -> None:
+        """Delete a pod as the operator asks for it."""
+        self.delete(uid)
 
     def delete(self, uid: str) -> None:
         """Delete a pod without a word to its server."""
@@ -110,15 +134,17 @@ class Pods:
 
     def name(self, shard: int, ordinal: int) -> str:
         """The name under which a pod of that place is found, whichever it is."""
-        return f"redis-{shard}-{ordinal}.tier.test"
+        return f"redis-{shard}-{ordinal}.{ZONE}"
 
     # What the cluster's own programs do
 
     async def run(self) -> None:
-        """Do what controllers and kubelets do, until cancelled."""
+        """Do what controllers and kubelets do, until cancelled. Raises EndedError."""
         while True:
             self._replace_pods()
             for uid, running in list(self._running.items()):
+                if running.process is not None and (code := running.process.poll()) is not None:
+                    raise EndedError(f"the server of {self.pods[uid].name} ended by itself: {code}")
                 if running.process is None and time.monotonic() >= running.due_s:
                     self._launch(uid, running)
                 self._probe(uid, running)
@@ -170,8 +196,10 @@ class Pods:
                 async with asyncio.timeout(PROBE_S):
                     await loop.sock_connect(probe, ("127.0.0.1", PORT))
                     await loop.sock_sendall(probe, b"PING\r\n")
-                    # Whoever asks for a password is there.
-                    return bool(await loop.sock_recv(probe, 64))
+                    # Whoever asks for a password is there, and who wanted TLS and hangs up.
+                    return bool(await loop.sock_recv(probe, 64)) or self._tls is not None
+        except ConnectionResetError:
+            return self._tls is not None
         except OSError:  # TimeoutError, too; and a pod that is gone
             return False
 
@@ -201,6 +229,8 @@ class Pods:
             "repl-diskless-sync-delay": 0,
         }
         words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
+        if self._tls is not None:
+            words += self._tls.only_tls(PORT)
         command = running.sandbox.inside([*self._command, *words])
         out = subprocess.DEVNULL
         running.process = subprocess.Popen(command, stdout=out, stderr=out)

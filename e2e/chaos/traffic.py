@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvstrata.objects.redisusers import DATA_USER
-from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
+from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams, TlsParams
 from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.runtime import acquire, release
+from tests.tiers.certificates import Certificates
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
 
@@ -48,7 +49,7 @@ class Starvation:
 class Traffic:
     """The two pods. `problems` are requests that came too late, bytes that are another block's, and defects."""
 
-    def __init__(self, directory: Path, hosts: Sequence[str], port: int) -> None:
+    def __init__(self, directory: Path, hosts: Sequence[str], port: int, tls: Certificates | None = None) -> None:
         self.problems: list[str] = []
         self.slowest_s: dict[str, float] = {}
         self.requests = 0
@@ -65,6 +66,7 @@ class Traffic:
             cluster=True,
             username=DATA_USER,
             password_file=str(password),
+            tls=TlsParams(str(tls.ca)) if tls is not None else None,
             workers=2,
             io_timeout_ms=400,
             lookup_deadline_ms=LOOKUP_MS,

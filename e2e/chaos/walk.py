@@ -10,10 +10,11 @@ from pathlib import Path
 
 from e2e.chaos.faults import FAULTS, Stage, described
 from e2e.chaos.network import Network
-from e2e.chaos.operator import Operator, Seen
-from e2e.chaos.pods import PORT, Pods
+from e2e.chaos.operator import Operator, Seen, Servers
+from e2e.chaos.pods import PORT, ZONE, Pods
 from e2e.chaos.traffic import Traffic
 from kvstrata.model.topology import SLOTS, Cluster, Goal
+from tests.tiers.certificates import SERVER_NAME, Authority
 from tests.tiers.gate_stand_in import DOMAIN
 
 MEMORY = 64 << 20
@@ -33,23 +34,29 @@ class Failed(AssertionError):  # noqa: N818  (a finding)
 
 
 class Walk:
-    """One cluster of 3 x (1+1), and what happens to it. The same seed draws the same faults."""
+    """One cluster of 3 x (1+1), and what happens to it. The same seed draws the same faults.
 
-    def __init__(self, directory: Path, command: Sequence[str], seed: int) -> None:
+    With `tls` everybody speaks it with everybody.
+    """
+
+    def __init__(self, directory: Path, command: Sequence[str], seed: int, *, tls: bool = False) -> None:
         self._dice = random.Random(seed)
         self._started_s = self._said_s = time.monotonic()
         goal = Goal(3, 1, MEMORY, dict.fromkeys(range(3), "a"), node_timeout_ms=NODE_TIMEOUT_MS)
-        self.pods = Pods(Network(), directory, command, goal, DOMAIN)
+        certificates = Authority(directory).issue(SERVER_NAME, f"*.{ZONE}") if tls else None
+        self.pods = Pods(Network(), directory, command, goal, DOMAIN, certificates)
+        self._servers = Servers(PORT, certificates.ca.read_bytes() if certificates else None, SERVER_NAME)
         hosts = [self.pods.name(shard, ordinal) for shard in range(3) for ordinal in range(2)]
-        self.traffic = Traffic(directory, hosts, PORT)
-        self.operator = Operator(self.pods, self.say)
+        self.traffic = Traffic(directory, hosts, PORT, certificates)
+        self.operator = Operator(self.pods, self._servers, self.say)
+        self._world: asyncio.Task[None] | None = None
         self._office: asyncio.Task[None] | None = None
         self._deck: list[str] = []
         self._away: set[str] = set()
 
     async def run(self, steps: int, only: Sequence[str] = ()) -> None:
         """Form the cluster and take so many steps. Raises Failed."""
-        world = asyncio.create_task(self.pods.run())
+        self._world = world = asyncio.create_task(self.pods.run())
         self._office = asyncio.create_task(self.operator.run())
         try:
             await self._converge(time.monotonic())
@@ -58,8 +65,6 @@ class Walk:
             for number in range(steps):
                 self.traffic.keep_fresh()
                 await self._step(number + 1, only)
-                if world.done():
-                    world.result()
         finally:
             for task in (world, self._office):
                 task.cancel()
@@ -119,7 +124,7 @@ class Walk:
         if self._office is not None:
             self._office.cancel()
             await asyncio.gather(self._office, return_exceptions=True)
-        self.operator = Operator(self.pods, self.say)
+        self.operator = Operator(self.pods, self._servers, self.say)
         self._office = asyncio.create_task(self.operator.run())
 
     async def _converge(self, since_s: float) -> None:
@@ -131,8 +136,9 @@ class Walk:
                 self._check(seen.cluster)
                 return
             self._check_traffic()
-            if self._office is not None and self._office.done():
-                self._office.result()
+            for task in (self._world, self._office):
+                if task is not None and task.done():
+                    task.result()
             if time.monotonic() > min(give_up_at_s, max(self._said_s, since_s) + PATIENCE_S):
                 last = f"{seen.step}\n{described(seen.cluster)}" if seen is not None else "no look"
                 raise Failed(f"did not converge: {last}")

@@ -30,6 +30,11 @@ class Certificates:
         files = ["--tls-ca-cert-file", str(self.ca), "--tls-cert-file", str(self.certificate)]
         return [*files, "--tls-key-file", str(self.key), "--tls-auth-clients", "no"]
 
+    def only_tls(self, port: int) -> list[str]:
+        """The options with which a server of a cluster speaks TLS alone: to clients, replicas and other servers."""
+        listening = ["--port", "0", "--tls-port", str(port), "--tls-replication", "yes", "--tls-cluster", "yes"]
+        return [*listening, *self.redis_options]
+
 
 class Authority:
     """A CA whose certificate is `ca.crt` in `directory`."""

@@ -24,15 +24,32 @@ from kvstrata.adapters.redis_nodes import NodeAccess, RedisNodes, Sent
 from kvstrata.model.topology import Cluster, Goal, Server, ServerPod
 from kvstrata.objects.redisusers import ADMIN_USER, REPLICATION_USER, USERS, users_acl
 from kvstrata.plan.topology import Step, Verdict, step, verdict
+from tests.tiers.certificates import SERVER_NAME, Certificates
 
 MEMORY = 64 << 20
 NODE_TIMEOUT_MS = 1500
-PATIENCE_S = 40.0
+PATIENCE_S, LONGEST_S = 60.0, 240.0
+"""For the next that is heard, and for all: only what never happens fails."""
 PASS_S = 0.05
 TESTER = b"user tester on >tester ~* &* +@all\n"
 """Who writes and reads for the tests; the operator and the servers use the users of a tier."""
 
 _rigs = itertools.count()
+
+
+class Patience:
+    """Ends a wait when nothing new was heard for long, or too much."""
+
+    def __init__(self) -> None:
+        self._heard: object = None
+        self._until_s = 0.0
+        self._longest_s = time.monotonic() + LONGEST_S
+
+    def ask(self, heard: object) -> None:
+        """Raise if that is what was heard all the time."""
+        if heard != self._heard or not self._until_s:
+            self._heard, self._until_s = heard, time.monotonic() + PATIENCE_S
+        assert time.monotonic() < min(self._until_s, self._longest_s), heard
 
 
 @dataclass
@@ -46,11 +63,19 @@ class Process:
 class Rig:
     """Pods of one tier. `pods` is what the API server would show.
 
-    With `users` servers have the users of a tier, and the operator may no more than it may there.
+    With `users` servers have the users of a tier, and the operator may no more than it may there. With `tls` nothing is
+    said in plain text.
     """
 
     def __init__(
-        self, directory: Path, command: list[str], *, shards: int = 3, replicas: int = 1, users: bool = False
+        self,
+        directory: Path,
+        command: list[str],
+        *,
+        shards: int = 3,
+        replicas: int = 1,
+        users: bool = False,
+        tls: Certificates | None = None,
     ) -> None:
         revisions = dict.fromkeys(range(shards), "a")
         self.goal = Goal(shards, replicas, MEMORY, revisions, node_timeout_ms=NODE_TIMEOUT_MS)
@@ -58,7 +83,7 @@ class Rig:
         self.pods: dict[str, ServerPod] = {}
         self.steps: list[Step] = []
         self.sent: list[Sent] = []
-        self._users = users
+        self._users, self._tls = users, tls
         self.nodes = self.connect()
         self._directory, self._command = directory, command
         self._network = f"127.{os.getpid() % 200 + 20}.{next(_rigs) % 250}"
@@ -71,7 +96,8 @@ class Rig:
     def connect(self) -> RedisNodes:
         """An operator's connections, as the user that it has in a tier."""
         user = ADMIN_USER if self._users else None
-        return RedisNodes(NodeAccess(self.port, username=user, password=user))
+        ca_pem = self._tls.ca.read_bytes() if self._tls else None
+        return RedisNodes(NodeAccess(self.port, user, user, ca_pem, SERVER_NAME))
 
     # What Kubernetes does
 
@@ -120,6 +146,7 @@ class Rig:
     def restart(self, pod: ServerPod) -> None:
         """Start a pod's server anew at its address: empty, under another identity."""
         self.kill(pod)
+        self.pods[pod.uid] = replace(pod, ready=False)
         self._launch(pod)
 
     def freeze(self, pod: ServerPod) -> None:
@@ -165,17 +192,25 @@ class Rig:
         if self._users:
             settings |= {"aclfile": self._acl, "masteruser": REPLICATION_USER, "masterauth": REPLICATION_USER}
         words = [str(word) for name, value in settings.items() for word in (f"--{name}", value)]
+        if self._tls is not None:
+            words += self._tls.only_tls(self.port)
         out = subprocess.DEVNULL
         self._processes[pod.uid] = Process(subprocess.Popen([*self._command, *words], stdout=out, stderr=out))
 
     # What the operator does
 
     async def look(self) -> Cluster:
-        """One look, after which pods are ready whose servers answered."""
+        """One look, after which pods are ready whose servers answered, and no longer those whose cannot."""
         cluster = await self.nodes.look(self.pods.values())
-        for uid, pod in self.pods.items():
-            self.pods[uid] = replace(pod, ready=uid in cluster.servers)
+        self.probe(cluster)
         return replace(cluster, pods=dict(self.pods))
+
+    def probe(self, cluster: Cluster) -> None:
+        """Do what kubelets do: a server that only took long once is not one that does not answer."""
+        for uid, pod in self.pods.items():
+            process = self._processes.get(uid)
+            able = process is not None and not process.frozen
+            self.pods[uid] = replace(pod, ready=able and (pod.ready or uid in cluster.servers))
 
     async def act(self, permitted: Callable[[], bool] = lambda: True) -> Step | None:
         """Look once and take the step that follows, waiting as long as it says; return it."""
@@ -191,10 +226,9 @@ class Rig:
 
     async def settle(self, until: Callable[[Cluster], bool] = lambda _: True) -> list[Step]:
         """Act until nothing is left to do and `until` is true. Returns the steps that were not mere waiting."""
-        first = len(self.steps)
-        give_up_at_s = time.monotonic() + PATIENCE_S
+        first, patience = len(self.steps), Patience()
         while (found := await self.act()) is not None or not until(await self.look()):
-            assert time.monotonic() < give_up_at_s, (found, await self.verdict(), (await self.look()).silent)
+            patience.ask(found)
         return self.steps[first:]
 
     async def die_after(self, commands: int) -> bool:
@@ -207,12 +241,12 @@ class Rig:
             spent = spent or next(budget) <= 0
             return not spent
 
-        give_up_at_s = time.monotonic() + PATIENCE_S
+        patience = Patience()
         while not spent:
             found = await self.act(permitted)
             if found is None and self.is_up(await self.look()):
                 return False
-            assert time.monotonic() < give_up_at_s, found
+            patience.ask(found)
         return True
 
     async def verdict(self) -> Verdict:
@@ -251,15 +285,17 @@ class Rig:
 
     def _as_tester(self) -> dict[str, Any]:
         user = "tester" if self._users else None
-        return {"username": user, "password": user, "decode_responses": True}
+        tls = {"ssl": True, "ssl_ca_certs": str(self._tls.ca), "ssl_check_hostname": False} if self._tls else {}
+        return {"username": user, "password": user, "decode_responses": True, **tls}
 
     def write(self, count: int = 60) -> dict[str, str]:
-        """Write keys all over the slots, wherever they belong."""
+        """Write keys all over the slots, wherever they belong; with names over which a tier's users have power."""
         pods = [pod for pod in self.pods.values() if pod.ready]
         with redis.RedisCluster(host=str(pods[0].ip), port=self.port, **self._as_tester()) as client:
-            for number in range(count):
-                client.set(f"key-{number}", str(number))
-        return {f"key-{number}": str(number) for number in range(count)}
+            values = {f"kvs1:d:{number}": str(number) for number in range(count)}
+            for name, value in values.items():
+                client.set(name, value)
+        return values
 
     def read(self) -> dict[str, str]:
         """All keys of all primaries that answer."""

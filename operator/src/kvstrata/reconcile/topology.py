@@ -148,7 +148,8 @@ class Topologies:
         if step is None:
             tending.waited = 0
             return LOOK_EVERY_S
-        if step.waits:
+        if step.waits or not (step.commands or step.moves or step.remove_pod):
+            # What only a plan can do, as removing a shard, is waited for.
             tending.waited += 1
             return min(LONGEST_WAIT_S, WAIT_S * 1.2**tending.waited)
         tending.waited = 0
@@ -187,7 +188,7 @@ class Topologies:
         failed = "; ".join(_failure(one) for one in sent if one.failure)
         if not failed and step.moves:
             failed = await self._move(tending, nodes, cluster, step)
-        if not failed and step.remove_pod is not None:
+        if not failed and step.remove_pod is not None and self._may_write():
             failed = await self._evict(namespace, cluster.pods[step.remove_pod])
         if not failed:
             tending.loss_told = None
