@@ -16,9 +16,10 @@ from kvstrata.contract.erasereport import Erased, Outcome, StopReason, decode_li
 from kvstrata.contract.keys import bucket_prefix, ledger_key, revoked_key, rooms_key
 from kvstrata.contract.receiptfacts import Amount
 from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, user_rules
+from kvstrata_sidecar.adapter.protocol import call, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.erase.order import Order
-from kvstrata_sidecar.erase.pace import BYTES_AT_ONCE, GOAL_S, LEAST_AT_ONCE, MOST_AT_ONCE, Pace
+from kvstrata_sidecar.erase.pace import BYTES_AT_ONCE, COMMANDS_SEEN, GOAL_S, LEAST_AT_ONCE, MOST_AT_ONCE, Pace
 from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import (
     VALUE,
@@ -84,6 +85,22 @@ class TestDeletion:
         twice = Amount(2 * WHOLE.keys, 2 * WHOLE.bytes)
         assert report.sums == (twice, twice, NOTHING)
         assert [decode_line(encode_line(line)) for line in report.lines] == report.lines
+
+    def test_a_step_under_a_recount_is_a_part_of_what_the_recount_comes_to(
+        self, redis_server: RedisProcess, connection: Connection
+    ) -> None:
+        put(connection, KEYSPACE_A, [16 * number for number in range(COUNT)])
+        base, _ = name_of(KEYSPACE_A, 0)
+        (half,) = connection.ask([call("recount", state_key(base), 0, COUNT // 2, read=list)])
+        assert half[0] == b"more"
+        (dropped,) = connection.ask([call("drop", state_key(base), COUNT // 4, 1000, read=list)])
+        kept = COUNT - COUNT // 4
+        assert [int(one) for one in dropped[:3]] == [COUNT // 4, kept, kept * len(VALUE)]
+        answer = half
+        while answer[0] == b"more":
+            (answer,) = connection.ask([call("recount", state_key(base), 0, COUNT, read=list)])
+        assert (answer[0], [int(drift) for drift in answer[1:]]) == (b"ok", [0, 0, 0])
+        assert int(redis_server.admin().hget(state_key(base), "used")) == kept * len(VALUE)
 
     def test_tombstones_are_forgotten_after_a_week_and_no_sooner(
         self, redis_server: RedisProcess, connection: Connection
@@ -383,9 +400,34 @@ class TestPace:
         for _ in range(10):
             pace.took(pace.count(1), GOAL_S / 10)
         assert pace.count(1) == MOST_AT_ONCE
-        for _ in range(10):
+        for _ in range(100):
             pace.took(pace.count(1), GOAL_S * 2)
         assert pace.count(1) == LEAST_AT_ONCE
+
+    def test_steps_fit_what_a_value_takes(self) -> None:
+        pace = Pace()
+        for _ in range(20):
+            count = pace.count(1)
+            pace.took(count, count * GOAL_S / 100)
+        assert pace.count(1) == 100
+
+    def test_what_most_commands_wait_for_a_processor_makes_steps_no_smaller_and_pauses_no_longer(self) -> None:
+        pace = Pace()
+        pauses = []
+        for number in range(80):
+            count = pace.count(1)
+            waited_s = 0.0 if number % COMMANDS_SEEN == 0 else 0.1
+            pauses.append(pace.took(count, count * GOAL_S / 100 + waited_s))
+        assert pace.count(1) == 100
+        assert max(pauses) <= 1.01 * GOAL_S
+
+    def test_a_server_that_became_slower_is_believed_after_a_few_commands(self) -> None:
+        pace = Pace()
+        for slow in (1, 10):
+            for _ in range(COMMANDS_SEEN + 10):
+                count = pace.count(1)
+                pace.took(count, slow * count * GOAL_S / 100)
+        assert pace.count(1) == 10
 
     def test_of_large_values_few_go_at_once_but_one_always_does(self) -> None:
         assert Pace().count(BYTES_AT_ONCE // 4) == 4

@@ -24,20 +24,42 @@ for i = 1, #all, 2 do
   end
   add('held', -release(all[i], all[i + 1]))
 end
-for _, index in ipairs({expiries, once, often}) do
-  for _, member in ipairs(removed < count and redis.call('ZRANGE', index, '0', whole(count - removed - 1)) or {}) do
-    weigh(member)
-    add('used', -remove(member))
-    removed = removed + 1
+-- All in few calls: each of them costs, and the server serves nobody meanwhile.
+local function remove_all(members)
+  if #members == 0 then
+    return
   end
+  local names = {}
+  for i, member in ipairs(members) do
+    weigh(member)
+    names[i] = base .. member
+    if counted_until() then
+      local entry = redis.call('HGET', entries, member)
+      recount(redis.call('ZSCORE', expiries, member), entry and -size_of(entry) or 0)
+    end
+  end
+  local freed = 0
+  for _, entry in ipairs(redis.call('HMGET', entries, unpack(members))) do
+    freed = freed + (entry and size_of(entry) or 0)
+  end
+  redis.call('UNLINK', unpack(names))
+  for _, index in ipairs({expiries, once, often}) do
+    redis.call('ZREM', index, unpack(members))
+  end
+  redis.call('HDEL', entries, unpack(members))
+  add('used', -freed)
+  removed = removed + #members
+end
+for _, index in ipairs({expiries, once, often}) do
+  remove_all(removed < count and redis.call('ZRANGE', index, '0', whole(count - removed - 1)) or {})
 end
 if removed == 0 and count > 0 then
-  local found = redis.call('HSCAN', entries, '0', 'COUNT', whole(count))
-  for i = 1, #found[2], 2 do
-    weigh(found[2][i])
-    add('used', -remove(found[2][i]))
-    removed = removed + 1
+  local found, members = redis.call('HSCAN', entries, '0', 'COUNT', whole(count))[2], {}
+  -- One step of a scan may give more than was asked for, and a call takes fewer than 8,000 arguments.
+  for i = 1, math.min(#found, 4096), 2 do
+    members[#members + 1] = found[i]
   end
+  remove_all(members)
 end
 if values > 0 then
   redis.call('HINCRBY', state, 'dropped', whole(values))
