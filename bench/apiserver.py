@@ -7,6 +7,7 @@ written is written by the benchmark, its stand-ins or the operator.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import ssl
@@ -22,6 +23,7 @@ import yaml
 
 from e2e.cluster.build import build_binaries
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.pki import write_private
 from e2e.cluster.processes import recorded_pid
 from e2e.cluster.progress import Progress
 from e2e.cluster.settings import Paths, kubebuilder_assets
@@ -127,24 +129,12 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class ApiServer:
-    """A running API server, and access to it as administrator."""
+class ApiAccess:
+    """Access to an API server as administrator."""
 
-    plane: ControlPlane
     host: str
     port: int
-    authority_file: Path
     tls: ssl.SSLContext
-
-    @property
-    def kubeconfig(self) -> Path:
-        """The administrator's kubeconfig."""
-        return self.plane.kubeconfig
-
-    def pids(self) -> list[int]:
-        """The process ids of API server and etcd."""
-        files = (self.plane.kubeconfig.parents[1] / "pid" / name for name in ("kube-apiserver", "etcd"))
-        return [pid for file in files if (pid := recorded_pid(file)) is not None]
 
     async def connect(self) -> Connection:
         """Return a new connection."""
@@ -177,6 +167,24 @@ class ApiServer:
         """Return the object or list at a path."""
         async with self.connected() as connection:
             return await connection.send(Request("GET", path))
+
+
+@dataclass(frozen=True, slots=True)
+class ApiServer(ApiAccess):
+    """An API server that runs for a benchmark alone."""
+
+    plane: ControlPlane
+    authority_file: Path
+
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's kubeconfig."""
+        return self.plane.kubeconfig
+
+    def pids(self) -> list[int]:
+        """The process ids of API server and etcd."""
+        files = (self.plane.kubeconfig.parents[1] / "pid" / name for name in ("kube-apiserver", "etcd"))
+        return [pid for file in files if (pid := recorded_pid(file)) is not None]
 
     async def prepare(self) -> None:
         """Install the CRDs and make the namespaces."""
@@ -219,7 +227,19 @@ def running_api_server(progress: Progress) -> Iterator[ApiServer]:
         authority = plane.pki.crt("ca")
         tls = ssl.create_default_context(cafile=str(authority))
         tls.load_cert_chain(plane.pki.crt("admin"), plane.pki.key("admin"))
-        yield ApiServer(plane, host, int(port), authority, tls)
+        yield ApiServer(host, int(port), tls, plane, authority)
+
+
+def access_by(kubeconfig: Path, folder: Path) -> ApiAccess:
+    """Return access to a running cluster by its administrator's kubeconfig, whose certificates go into `folder`."""
+    found = yaml.safe_load(kubeconfig.read_text())
+    cluster, user = found["clusters"][0]["cluster"], found["users"][0]["user"]
+    host, port = cluster["server"].removeprefix("https://").rsplit(":", 1)
+    for name in ("client-certificate", "client-key"):
+        write_private(folder / name, base64.b64decode(user[f"{name}-data"]).decode())
+    tls = ssl.create_default_context(cadata=base64.b64decode(cluster["certificate-authority-data"]).decode())
+    tls.load_cert_chain(folder / "client-certificate", folder / "client-key")
+    return ApiAccess(host, int(port), tls)
 
 
 def created(resource: Resource, namespace: str | None, body: Mapping[str, Any]) -> Request:

@@ -10,17 +10,17 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
 
-from bench.apiserver import NAMESPACE, NAMESPACES, ApiServer, Request, created, running_api_server
+from bench.apiserver import NAMESPACE, ApiServer, Request, created, running_api_server
 from bench.enforce import API_KEYS, model_spec, own
 from bench.machine import Busyness
 from bench.operator_under_test import OperatorUnderTest, running_operator
 from bench.result import OTHER_LOAD, Figure, Result
+from bench.same_objects import MADE, creates_per_second
 from bench.watching import Watch
 from bench.writes import writes_so_far
 from e2e.cluster.progress import Progress
-from kvstrata.adapters.resources import CHILD_RESOURCES, SECRET, Resource
+from kvstrata.adapters.resources import SECRET
 from kvstrata.objects import labels
 
 NAME = "render"
@@ -30,12 +30,9 @@ CHILDREN_OF_A_MODEL = 10
 """Deployment, Service, ServiceAccount, PodDisruptionBudget, NetworkPolicy, Role, RoleBinding and three Secrets: the
 gate's certificate, the bundle's root and its first shard. Measured as found; fewer is an error."""
 
-BASELINE_NAMESPACE = "baseline"
 CHILDREN_TIMEOUT_S = 300.0
 QUIET_S = 3.0
 REST_S = 10.0
-MADE: tuple[Resource, ...] = (*CHILD_RESOURCES, SECRET)
-SERVER_FIELDS = ("resourceVersion", "uid", "creationTimestamp", "generation", "managedFields", "ownerReferences")
 
 
 async def measure() -> Result:
@@ -56,7 +53,7 @@ async def measure() -> Result:
                 successor_cpu_s, successor_memory_mb = successor.cpu_s(), successor.memory_mb("VmHWM")
             restart_writes = await writes_so_far(server) - before
         with progress.step("create the same objects without an operator"):
-            raw_per_s = await _baseline(server)
+            raw_per_s = await creates_per_second(server, labels.MODEL, CONNECTIONS)
     return Result(
         name=NAME,
         figures={
@@ -137,34 +134,6 @@ async def _all_made(operator: OperatorUnderTest, watches: Sequence[Watch]) -> No
 
 def _of_models(watch: Watch) -> int:
     return sum(1 for found in watch.objects.values() if labels.MODEL in (found["metadata"].get("labels") or {}))
-
-
-async def _baseline(server: ApiServer) -> float:
-    """Create the operator's objects anew in another namespace; return how many a second."""
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": BASELINE_NAMESPACE}}
-    await server.send_all([created(NAMESPACES, None, body)], 1)
-    by_model: dict[str, list[Request]] = {}
-    for resource in MADE:
-        listed = await server.get(f"{resource.path(NAMESPACE)}?labelSelector={labels.OWNED_SELECTOR}")
-        for item in listed["items"]:
-            model = item["metadata"]["labels"].get(labels.MODEL, "")
-            if model:
-                by_model.setdefault(model, []).append(created(resource, BASELINE_NAMESPACE, _bare(item, resource)))
-    requests = [request for model in sorted(by_model) for request in by_model[model]]
-    started = time.monotonic()
-    await server.send_all(requests, CONNECTIONS)
-    return len(requests) / (time.monotonic() - started)
-
-
-def _bare(item: dict[str, Any], resource: Resource) -> dict[str, Any]:
-    """Return an object as somebody would create it."""
-    kept = {key: value for key, value in item["metadata"].items() if key not in SERVER_FIELDS}
-    kept["namespace"] = BASELINE_NAMESPACE
-    bare = {**item, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": kept}
-    bare.pop("status", None)
-    if resource.kind == "Service":
-        bare["spec"] = {k: v for k, v in item["spec"].items() if k not in ("clusterIP", "clusterIPs")}
-    return bare
 
 
 def _tiers() -> list[Request]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bench.apiserver import ApiServer, Connection, Request
+from bench.apiserver import ApiAccess, Connection, Request
 from kvstrata.adapters.resources import Resource
 
 METADATA_ONLY = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -36,7 +36,7 @@ class Watch:
     `events` how many events there were since the start, `last_at` when the last one came.
     """
 
-    server: ApiServer
+    server: ApiAccess
     resource: Resource
     namespace: str
     metadata_only: bool = False

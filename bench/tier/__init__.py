@@ -8,10 +8,10 @@ from __future__ import annotations
 from bench.result import OTHER_LOAD, Result
 from e2e.cluster.progress import Progress
 
-from . import external
+from . import external, rendered
 
 NAME = "tier"
-PARTS = (external,)
+PARTS = (external, rendered)
 
 
 async def measure() -> Result:
@@ -28,4 +28,5 @@ async def measure() -> Result:
             **{name: value for part in parts for name, value in part.conditions.items()},
             OTHER_LOAD: round(max(part.others_percent for part in parts)),
         },
+        not_measured={name: why for part in parts for name, why in part.not_measured.items()},
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from bench.result import Figure
@@ -13,7 +13,8 @@ from bench.result import Figure
 class Part:
     """What one part measured. `ratio` is its main figure held against its baseline, of the same run.
 
-    `others_percent` is the share of the machine that other programs took while times were measured.
+    `others_percent` is the share of the machine that other programs took while times were measured. `not_measured`
+    says why figures are not there whose names begin with a word.
     """
 
     figures: Mapping[str, Figure]
@@ -21,3 +22,4 @@ class Part:
     ratio: float
     conditions: Mapping[str, Any]
     others_percent: float
+    not_measured: Mapping[str, str] = field(default_factory=dict)

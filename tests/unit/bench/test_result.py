@@ -50,6 +50,22 @@ def test_a_range_of_a_figure_that_was_not_measured_is_an_error() -> None:
         result.to_json({"typo": {"max": 1}})
 
 
+def test_a_figure_tells_its_baseline_its_ratio_and_its_range() -> None:
+    result = Result("x", {"took": Figure(3.0, "s", baseline=2.0)}, {}, ratio=1.0, reproduce="", conditions={})
+    told = result.to_json({"took": {"max": 2.5}})["figures"]["took"]
+    assert told == {"value": 3.0, "unit": "s", "baseline": 2.0, "ratio": 1.5, "range": {"max": 2.5}, "ok": False}
+
+
+def test_ranges_of_what_a_machine_cannot_measure_are_left_out_and_said_to_be() -> None:
+    result = Result("x", {}, {}, 1.0, reproduce="", conditions={}, not_measured={"pods_": "there is no cluster"})
+    document = result.to_json({"pods_took": {"max": 1}})
+    assert document["ok"]
+    assert document["range"] == {}
+    assert document["not_measured"] == {"pods_": "there is no cluster"}
+    with pytest.raises(KeyError):
+        result.to_json({"typo": {"max": 1}})
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_range_has_a_benchmark_of_its_name_and_known_bounds(name: str) -> None:
     module = importlib.import_module(f"bench.{name.replace('-', '_')}")

@@ -60,16 +60,22 @@ def cluster_state(world: World, tier: CacheTier) -> ClusterState | None:
     report = world.clusters.get(tier.name)
     cluster = report.cluster if report is not None else None
     pods = server_pods(world, tier)
-    verdict = _hindered(topology.verdict(cluster, goal), hindrance(world, tier)) if cluster is not None else None
+    step, judged = _judged(world, tier.name, cluster, goal) if cluster is not None else (None, None)
+    verdict = _hindered(judged, hindrance(world, tier)) if judged is not None else None
     locked = _why_locked(goal, len(pods))
     return ClusterState(
-        members=_members(goal, pods, topology.step(cluster, goal) if cluster is not None else None, cluster),
+        members=_members(goal, pods, step, cluster),
         findings=(_slots(tier, report, verdict, locked), _replication(tier, verdict, goal, locked)),
         fields={**_fields(goal, verdict, report), **_history(tier, report, verdict)},
         pending=_pending(tier, report, verdict, locked),
         servers=_servers(tier, pods),
         order=_order(tier, goal),
     )
+
+
+def _judged(world: World, tier: str, cluster: Cluster, goal: Goal) -> tuple[Step | None, Verdict]:
+    """Return what follows from the last look. A tier is planned more often than its servers are looked at."""
+    return world.memo.get((Cluster, tier), (cluster, goal), lambda: topology.look(cluster, goal))
 
 
 def _goal(world: World, tier: CacheTier, managed: RedisManaged) -> Goal:

@@ -33,10 +33,11 @@ from kvstrata.model.facts import (
 from kvstrata.model.memo import Memo
 from kvstrata.model.poolfacts import HoldingReport, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.model.topology import ServerPod
+from kvstrata.model.topology import Cluster, ServerPod
 from kvstrata.model.world import World
 from kvstrata.objects.applied import memo_names
 from kvstrata.objects.identity import cache_identity, render_id
+from kvstrata.plan.backend import servers_held
 from kvstrata.plan.capacity import guaranteed_bytes
 from kvstrata.plan.line import Ask, Line
 from kvstrata.plan.ownership import controllers
@@ -208,7 +209,9 @@ class Store:
                 d.memo.forget((PrefixPool, name))
             if isinstance(before, CacheTier):
                 d.clusters.pop(name, None)
-                d.memo.forget((guaranteed_bytes, name), (Line, name), (Ask, name))
+                d.memo.forget(
+                    (guaranteed_bytes, name), (Line, name), (Ask, name), (servers_held, name), (Cluster, name)
+                )
             return concerned_by_object(self.world(namespace), Key(kind, namespace, name), before, None)
         if kind == "Pod":
             return self._forget_pod(d, name, parse_pod(last) if last else None)

@@ -85,7 +85,9 @@ class Topologies:
         if tending is None or tending.task.done():
             events = TopologyEvents(self._events, namespace, order.tier, lambda: self._tier(*slot))
             tending = self._tended[slot] = _Tending(self, events, namespace, order)
-        tending.told(order)
+        # While something is waited for the next look is near anyway, and one at every plan would find nothing new.
+        if not tending.waited or order != tending.order or self._pods(tending) != tending.pods:
+            tending.told(order)
 
     def forget_untended(self, namespace: str, tier: str) -> None:
         """Leave a cluster alone whose tier is gone, or is none any more."""
@@ -139,6 +141,7 @@ class Topologies:
     async def _pass(self, tending: _Tending, nodes: RedisNodes) -> float:
         """Look once and do what follows; return how long to wait before the next look."""
         order, pods = tending.order, self._pods(tending)
+        tending.pods = pods
         cluster = await nodes.look(pods.values())
         if any(reason in _ACCESS_REFUSED for reason, _ in cluster.silent.values()):
             tending.access_refused()
@@ -257,7 +260,8 @@ class Topologies:
 class _Tending:
     """One cluster that is tended: the newest order, and what was told of it.
 
-    `lost` is the last loss, and `loss_told` the one of everything that status has until `tell_until_s` to tell.
+    `pods` are those of the last look, `lost` is the last loss, and `loss_told` the one of everything that status has
+    until `tell_until_s` to tell.
     """
 
     def __init__(self, topologies: Topologies, events: TopologyEvents, namespace: str, order: TendCluster) -> None:
@@ -267,6 +271,7 @@ class _Tending:
         self.loss_told: Loss | None = None
         self.tell_until_s = 0.0
         self.waited = 0
+        self.pods: dict[str, ServerPod] = {}
         self._access_read: tuple[TendCluster, float] | None = None
         self._woken = asyncio.Event()
         self.task = asyncio.create_task(topologies.tend_for_ever(self), name=f"tend {self.name}")

@@ -31,10 +31,10 @@ def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
 
     All adapters use database 0. The elder keeps its servers, whichever models list it.
     """
-    own = servers(tier)
+    own, age = servers(tier), seniority(tier)
     for name in sorted(world.tiers):
-        other = world.tiers[name]
-        if name != tier.name and seniority(other) < seniority(tier) and (shared := own & servers_held(other)):
+        held, others_age = _held(world, name)
+        if name != tier.name and others_age < age and (shared := own & held):
             named = sorted(".".join(host) + f":{port}" for host, port in shared)
             return Decision(
                 TierReason.TIERS_CONFLICT,
@@ -42,6 +42,12 @@ def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
                 "or delete it and list the other in models",
             )
     return None
+
+
+def _held(world: World, name: str) -> tuple[frozenset[tuple[tuple[str, ...], int]], tuple[float, str]]:
+    """Return the servers that a tier holds, and its age. Every tier's plan asks this of all others."""
+    tier = world.tiers[name]
+    return world.memo.get((servers_held, name), (tier,), lambda: (servers_held(tier), seniority(tier)))
 
 
 def seniority(tier: CacheTier) -> tuple[float, str]:

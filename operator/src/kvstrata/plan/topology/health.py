@@ -8,7 +8,7 @@ from itertools import permutations
 from kvstrata.model.topology import Server, SlotRange
 
 from .steps import Step, StepReason
-from .view import View, count, ranges
+from .view import View, count
 
 
 def covered(view: View) -> Step | None:
@@ -56,7 +56,8 @@ def whole(view: View) -> Step | None:
 
 def uncovered(view: View) -> tuple[SlotRange, ...]:
     """The slots that no answering server has."""
-    return ranges(slot for slot, owner in enumerate(view.owners) if owner not in view.servers)
+    away = (piece for owner, pieces in view.slots.items() if owner not in view.servers for piece in pieces)
+    return tuple(sorted((*view.unowned, *away)))
 
 
 def shards_ready(view: View) -> int:

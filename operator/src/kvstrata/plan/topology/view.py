@@ -47,12 +47,9 @@ class View:
     def owners(self) -> Sequence[str | None]:
         """Who has each slot: a node id, of a server that may be away or gone; None if nobody has it."""
         owners: list[str | None] = [None] * SLOTS
-        epochs = [-1] * SLOTS
-        for peer in self._claims():
-            for first, last in peer.slots:
-                for slot in range(first, last + 1):
-                    if peer.epoch > epochs[slot]:
-                        owners[slot], epochs[slot] = peer.node_id, peer.epoch
+        for node_id, pieces in self.slots.items():
+            for first, last in pieces:
+                owners[first : last + 1] = [node_id] * (last - first + 1)
         return owners
 
     def _claims(self) -> Iterator[Peer]:
@@ -65,16 +62,35 @@ class View:
     @cached_property
     def slots(self) -> Mapping[str, tuple[SlotRange, ...]]:
         """The slots of each node that has any, of servers that are away or gone, too."""
-        held: dict[str, list[int]] = {}
-        for slot, owner in enumerate(self.owners):
-            if owner is not None:
-                held.setdefault(owner, []).append(slot)
-        return {owner: ranges(slots) for owner, slots in held.items()}
+        return {owner: tuple(pieces) for owner, pieces in self._pieces.items() if owner is not None}
 
     @cached_property
     def unowned(self) -> tuple[SlotRange, ...]:
         """The slots that nobody has."""
-        return ranges(slot for slot, owner in enumerate(self.owners) if owner is None)
+        return tuple(self._pieces.get(None, ()))
+
+    @cached_property
+    def _pieces(self) -> Mapping[str | None, Sequence[SlotRange]]:
+        """The slots of each owner, and of nobody, as ranges in ascending order.
+
+        Ranges are cut where any claim begins or ends, which is far less work than to ask for each slot.
+        """
+        # The claim that counts comes first: of the highest epoch, and of two such the one that was heard first.
+        claims = sorted(self._claims(), key=lambda peer: peer.epoch, reverse=True)
+        edges = {edge for peer in claims for first, last in peer.slots for edge in (first, last + 1)}
+        cuts = sorted({0, SLOTS} | edges)
+        place = {cut: number for number, cut in enumerate(cuts)}
+        owners: list[str | None] = [None] * (len(cuts) - 1)
+        for peer in reversed(claims):
+            for first, last in peer.slots:
+                begin, end = place[first], place[last + 1]
+                owners[begin:end] = [peer.node_id] * (end - begin)
+        pieces: dict[str | None, list[SlotRange]] = {}
+        for number, owner in enumerate(owners):
+            held = pieces.setdefault(owner, [])
+            first = held.pop()[0] if held and held[-1][1] + 1 == cuts[number] else cuts[number]
+            held.append((first, cuts[number + 1] - 1))
+        return pieces
 
     @cached_property
     def known(self) -> Mapping[str, Sequence[Peer]]:
