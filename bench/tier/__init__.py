@@ -8,10 +8,10 @@ from __future__ import annotations
 from bench.result import OTHER_LOAD, Result
 from e2e.cluster.progress import Progress
 
-from . import external, rendered
+from . import external, in_pods, rendered
 
 NAME = "tier"
-PARTS = (external, rendered)
+PARTS = (external, rendered, in_pods)
 
 
 async def measure() -> Result:

@@ -213,9 +213,9 @@ def _primary(kubectl: Kubectl, world: _World, shard: int) -> str:
         f"--cacert {paths.REDIS_TLS}/ca.crt --user admin role"
     )
     for name in sorted(world.pods()):
-        if name.startswith(f"kvs-{TIER}-redis-{shard}-"):
-            if kubectl.exec(name, DEMO_NAMESPACE, "redis", "sh", "-c", ask).startswith("master"):
-                return name
+        of_shard = name.startswith(f"kvs-{TIER}-redis-{shard}-")
+        if of_shard and kubectl.exec(name, DEMO_NAMESPACE, "redis", "sh", "-c", ask).startswith("master"):
+            return name
     raise LookupError(f"shard {shard} has no primary")
 
 
