@@ -73,7 +73,7 @@ async def test_plans_that_bring_nothing_new_cause_no_look_while_something_is_wai
         assert looks.count <= 2  # the first order also wakes the task that it starts
 
         pod = ServerPod("kvs-shared-redis-0-0", "uid", 0, 0, None, ready=False, deleting=False, revision="a")
-        store.domain(NAMESPACE).servers["shared"] = {pod.uid: pod}
+        store.domain(NAMESPACE).servers["shared"] = {pod.name: pod}
         topologies.tend(NAMESPACE, ORDER)
         await looks.another()
         topologies.tend(NAMESPACE, replace(ORDER, goal=replace(ORDER.goal, shards=4)))
