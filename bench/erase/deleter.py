@@ -1,0 +1,115 @@
+"""The process that deletes and looks: `python -m bench.erase.deleter JOB`, with the product's own code.
+
+JOB is a file of JSON with the deletion's order and, by port, the process of each server. One line of JSON on standard
+output says how long it took, what was found, and of each exchange with a server how long it took as seen from here and
+how much processor time the server's process used meanwhile. That is at least what its command needed, whoever else had
+the processor: the clock of a process stands still while it waits for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvstrata.adapters.redis_probe import Access
+from kvstrata.adapters.tier_verifier import TierLook, TierVerifier
+from kvstrata.contract.erasereport import Erased, Line
+from kvstrata_sidecar.adapter.params import TierParams
+from kvstrata_sidecar.adapter.wire import Command
+from kvstrata_sidecar.erase.deletion import Deletion
+from kvstrata_sidecar.erase.order import Order
+from kvstrata_sidecar.erase.servers import Primary, Servers
+
+CONTROL_EVERY = 8
+"""After how many exchanges one is a PING, which tells what waiting alone takes."""
+
+
+def processor_clock(pid: int) -> int:
+    """Return the clock of a process' processor time, in nanoseconds: what clock_getcpuclockid(3) returns."""
+    return (~pid << 3) | 2
+
+
+class WatchedServers(Servers):
+    """Servers whose processor time is read before and after each exchange."""
+
+    def __init__(self, tier: TierParams, pids: dict[int, int]) -> None:
+        super().__init__(tier)
+        self._clocks = {one: processor_clock(pids[one.address.port]) for one in self.layout.primaries}
+        self.exchanges: list[tuple[float, float]] = []
+        self.controls: list[tuple[float, float]] = []
+
+    def ask_one(self, primary: Primary, commands: Sequence[Command]) -> list[Any]:
+        """Ask, and note seconds of either kind."""
+        answers: list[Any] = []
+
+        def ask() -> None:
+            answers[:] = super(WatchedServers, self).ask_one(primary, commands)
+
+        self.exchanges.append(self._timed(primary, ask))
+        if len(self.exchanges) % CONTROL_EVERY == 0:
+            ping = Command(b"", (b"PING",))
+            self.controls.append(self._timed(primary, lambda: super(WatchedServers, self).ask_one(primary, [ping])))
+        return answers
+
+    def _timed(self, primary: Primary, do: Any) -> tuple[float, float]:
+        clock = self._clocks[primary]
+        began_s, began_cpu_s = time.perf_counter(), time.clock_gettime(clock)
+        do()
+        return time.perf_counter() - began_s, time.clock_gettime(clock) - began_cpu_s
+
+
+def main(path: Path) -> None:
+    """Carry the job out."""
+    job = json.loads(path.read_bytes())
+    order = Order.from_json(job["order"])
+    pids = {int(port): pid for port, pid in job["pids"].items()}
+    lines: list[Line] = []
+    slept: list[float] = []
+    began_s = time.perf_counter()
+    servers = WatchedServers(order.tier, pids)
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        time.sleep(seconds)
+
+    whole = Deletion(order, servers, lines.append, clock=time.monotonic, sleep=sleep).run()
+    servers.close()
+    deleted_s = time.perf_counter() - began_s
+    server_cpu_s = sum(cpu for _, cpu in servers.exchanges)
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    look = _look(order)
+    print(
+        json.dumps(
+            {
+                "whole": whole,
+                "end": str(lines[-1]),
+                "empty": look.empty,
+                "problems": [one.message for one in look.problems],
+                "deleted": sum(line.deleted.keys for line in lines if isinstance(line, Erased)),
+                "deleted_s": deleted_s,
+                # The deletion waits so long for values that were on their way; the longest sleep of all is that one.
+                "window_s": max(slept, default=0.0),
+                "verified_s": time.perf_counter() - began_s - deleted_s,
+                "client_cpu_s": used.ru_utime + used.ru_stime,
+                "server_cpu_s": server_cpu_s,
+                "exchanges": servers.exchanges,
+                "controls": servers.controls,
+            }
+        )
+    )
+
+
+def _look(order: Order) -> TierLook:
+    endpoint = str(order.tier.endpoints[0])
+    verifier = TierVerifier(endpoint, order.tier.endpoints[0].host, Access(None, None), cluster=order.tier.cluster)
+    return asyncio.run(verifier.look(order.domain, order.keyspaces))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
