@@ -11,7 +11,7 @@ import asyncio
 import base64
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -19,6 +19,7 @@ from kvstrata.adapters.kube import Kube
 from kvstrata.adapters.resources import SECRET, Resource
 from kvstrata.model.facts import ClusterReport
 from kvstrata.model.topology import Cluster, Goal, ServerPod
+from kvstrata.objects import names
 from kvstrata.objects.redisusers import ADMIN_USER
 from kvstrata.plan.topology import Step, step
 from kvstrata.plan.types import TendCluster
@@ -99,8 +100,8 @@ class Operator:
         """Look and act."""
         async with Topologies(self._kube, self._store, self._queue, self._may_write) as topologies:
             while True:
-                pods = self._pods.pods.values()
-                self._store.domain(NAMESPACE).servers[TIER] = {pod.name: pod for pod in pods}
+                named = (replace(pod, name=_name(pod)) for pod in self._pods.pods.values())
+                self._store.domain(NAMESPACE).servers[TIER] = {pod.name: pod for pod in named}
                 topologies.tend(NAMESPACE, self._order())
                 await asyncio.sleep(TEND_S)
 
@@ -138,6 +139,11 @@ class Operator:
         if message != self._message:
             self._message = message
             self._told(message)
+
+
+def _name(pod: ServerPod) -> str:
+    """What a pod of that place is called: no other is taken for the tier's."""
+    return f"{names.redis_shard(TIER, pod.shard)}-{pod.ordinal}"
 
 
 class _Reports(dict[str, ClusterReport]):
