@@ -11,9 +11,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from kvstrata.model.topology import Cluster, Command, Goal, Peer, Server, ServerPod
-from kvstrata.plan.topology import MoveOrder, Step, step
-from kvstrata.plan.topology.view import ranges
+from kvstrata.model.topology import Command, Goal, ServerPod
 
 SLOTS = 12
 FORGOTTEN_ROUNDS = 30
@@ -69,14 +67,12 @@ class RefusedError(Exception):
 
 
 class Gossip:
-    """Pods, their servers, and the operator's steps."""
+    """Pods, and their servers. What an operator does is in `gossip_operator`."""
 
     def __init__(self, shards: int = 3, replicas: int = 1) -> None:
         self.goal = Goal(shards, replicas, 1 << 20, dict.fromkeys(range(shards), "a"))
         self.pods: dict[str, ServerPod] = {}
         self.nodes: dict[str, Node] = {}
-        self.sent: list[Command] = []
-        self.steps: list[Step] = []
         self._numbers = itertools.count(1)
         self._meets: list[tuple[Node, str]] = []
         self._round = 0
@@ -89,7 +85,7 @@ class Gossip:
         """A new pod with an empty server."""
         number = next(self._numbers)
         uid = f"uid-{number}"
-        revision = self.goal.revisions[shard]
+        revision = self.goal.revisions.get(shard, "a")
         self.pods[uid] = ServerPod(f"{shard}-{ordinal}", uid, shard, ordinal, f"ip-{number}", True, False, revision)
         self.restart(uid)
 
@@ -101,9 +97,28 @@ class Gossip:
 
     def replace(self, uid: str) -> None:
         """Delete a pod; its StatefulSet makes another."""
-        pod = self.pods.pop(uid)
-        del self.nodes[uid]
+        pod = self.pods[uid]
+        self.delete(uid)
         self.add(pod.shard, pod.ordinal)
+
+    def delete(self, uid: str) -> None:
+        """Delete a pod. Nothing replaces it."""
+        del self.pods[uid], self.nodes[uid]
+
+    def want(self, **changes: object) -> None:
+        """Edit the tier: pods that are missing are added at once, others go when the operator says so."""
+        self.goal = replace(self.goal, **changes)  # type: ignore[arg-type]
+        there = {(pod.shard, pod.ordinal) for pod in self.pods.values()}
+        for place in itertools.product(range(self.goal.shards), range(1 + self.goal.replicas)):
+            if place not in there:
+                self.add(*place)
+
+    def shrink(self) -> bool:
+        """Give StatefulSets fewer pods, where they have more than the tier wants; return whether any had."""
+        surplus = [uid for uid, pod in self.pods.items() if pod.ordinal > self.goal.replicas]
+        for uid in surplus:
+            self.delete(uid)
+        return bool(surplus)
 
     # Servers
 
@@ -239,94 +254,25 @@ class Gossip:
         if node.synced and primary is not None:
             node.keys, node.ever_synced = set(primary.keys), True
 
-    # The operator
-
-    def look(self) -> Cluster:
-        """What it finds."""
-        pods = {uid: replace(pod, ready=not self.nodes[uid].frozen) for uid, pod in self.pods.items()}
-        servers = {node.pod_uid: self._server(node) for node in self.alive()}
-        silent = dict.fromkeys(pods.keys() - servers.keys(), ("Timeout", ""))
-        return Cluster(pods, servers, silent, 0.0)
-
-    def _server(self, node: Node) -> Server:
-        own = self._peer(node, node.node_id, Seen(node.ip, node.primary, node.epoch))
-        return Server(
-            pod_uid=node.pod_uid,
-            node_id=node.node_id,
-            software="redis",
-            version="7.0.15",
-            run_id=node.node_id,
-            peers=(own, *(self._peer(node, node_id, seen) for node_id, seen in node.known.items())),
-            cluster_ok=True,
-            current_epoch=node.current,
-            is_primary=node.primary is None,
-            link_up=node.synced,
-            ever_synced=node.ever_synced,
-            syncing=False,
-            offset=len(node.keys),
-            replication_id="",
-            used_bytes=0,
-            max_bytes=node.max_bytes,
-            keys=len(node.keys),
-            node_timeout_ms=self.goal.node_timeout_ms,
-        )
-
-    def _peer(self, node: Node, node_id: str, seen: Seen) -> Peer:
-        found = self.at(seen.ip)
-        return Peer(
-            node_id=node_id,
-            ip=seen.ip,
-            port=6379,
-            hostname="",
-            is_primary=seen.primary is None,
-            primary=seen.primary,
-            epoch=seen.epoch,
-            linked=found is not None and found.node_id == node_id,
-            failed=seen.failed,
-            suspected=seen.suspected,
-            no_address=seen.no_address,
-            slots=ranges(node.slots_of(node_id)),
-        )
-
-    def operate(self, commands: int | None = None) -> Step | None:
-        """Take one step, or die after so many commands of it."""
-        found = step(self.look(), self.goal)
-        if found is None:
-            return None
-        if not found.waits:
-            self.steps.append(found)
-        refusing: set[str] = set()
-        for command in found.commands[:commands]:
-            if command.pod_uid not in refusing:
-                self.sent.append(command)
-                try:
-                    self.tell(command)
-                except RefusedError:
-                    refusing.add(command.pod_uid)
-        if commands is None:
-            for order in found.moves:
-                self._move(order)
-        if found.remove_pod in self.pods and commands is None:
-            self.replace(str(found.remove_pod))
-        return found
-
-    def _move(self, order: MoveOrder) -> None:
-        """Slots that are moved are at the target at once, under a new epoch."""
+    def move(self, source_name: str, target_name: str, slot: int) -> None:
+        """A slot that moves is at the target at once, under a new epoch; neither end does what is not so any more."""
         by_name = {node.node_id: node for node in self.alive()}
-        source, target = by_name[order.source], by_name[order.target]
+        source, target = by_name.get(source_name), by_name.get(target_name)
+        if source is None or target is None or slot not in source.slots or slot in target.slots:
+            return
+        if target.primary is not None or target_name not in source.known:
+            return
         self._on_bump(target)
-        for first, last in order.slots:
-            for slot in range(first, last + 1):
-                target.keys |= {slot} & source.keys
-                source.keys -= {slot}
-                source.owners[slot] = target.owners[slot] = target.node_id
+        target.keys |= {slot} & source.keys
+        source.keys -= {slot}
+        source.owners[slot] = target.owners[slot] = target.node_id
 
     def tell(self, command: Command) -> None:
         """What a server does on a command; one for another identity is not sent."""
         node = self.nodes.get(command.pod_uid)
         if node is None or node.frozen or node.node_id != command.node_id:
             raise RefusedError("nobody by that name")
-        name, *words = [word for word in command.words if word not in ("CLUSTER", "CONFIG", "FAILOVER")]
+        name, *words = [word for word in command.words if word not in ("CLUSTER", "CONFIG")]
         {
             "MEET": self._on_meet,
             "FORGET": self._on_forget,
@@ -335,7 +281,7 @@ class Gossip:
             "ADDSLOTSRANGE": self._on_add_slots,
             "DELSLOTSRANGE": self._on_delete_slots,
             "REPLICATE": self._on_replicate,
-            "TAKEOVER": self._on_takeover,
+            "FAILOVER": self._on_failover,
             "SET": self._on_set,
         }[name](node, *words)
 
@@ -381,9 +327,11 @@ class Gossip:
         if node.primary != node_id:
             node.primary, node.synced, node.ever_synced = node_id, False, False
 
-    def _on_takeover(self, node: Node) -> None:
+    def _on_failover(self, node: Node, how: str = "") -> None:
         if node.primary is None:
             raise RefusedError("a primary")
+        if not how and not node.synced:
+            raise RefusedError("its primary is down")
         self._promote(node)
 
     def _on_set(self, node: Node, name: str, value: str) -> None:
