@@ -33,7 +33,10 @@ class ConditionType(StrEnum):
         "ReplicationHealthy",
         "Every primary of the tier's cluster has its replicas, all in step with it.",
     )
-    SLOTS_COVERED = "SlotsCovered", "Every slot of the tier's cluster has a server that answers."
+    SLOTS_COVERED = (
+        "SlotsCovered",
+        "Every slot of the tier's cluster has a server that answers; of one server, that it answers.",
+    )
     CAPACITY_COMMITTED = "CapacityCommitted", "The guarantees on this tier fit into its capacity."
     ENCRYPTED = "Encrypted", "Blocks at rest on this tier are encrypted."
 

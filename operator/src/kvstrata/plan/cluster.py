@@ -21,7 +21,7 @@ from kvstrata.objects import names, paths, sizing
 from kvstrata.objects.tierlinks import redis_link
 
 from . import topology
-from .backend import addresses, asked_as, said_before
+from .backend import addresses, asked_as, is_external, said_before
 from .conditions import Finding, false, true, unknown
 from .serverpods import hindrance, server_pods
 from .topology import Step, Verdict
@@ -188,6 +188,25 @@ def _slots(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | Non
         return unknown(kind, locked.reason, locked.message)
     lost = _everything_lost(tier, report, verdict)
     return false(kind, lost.reason, lost.message) if lost else false(kind, _why(tier, verdict), verdict.slots_message)
+
+
+def without_cluster(tier: CacheTier, reachable: Finding) -> tuple[Finding, ...]:
+    """Return what is said of slots and replicas where the operator runs no cluster; `reachable` tells of the servers.
+
+    The slots of a cluster that someone else runs are told with what has to hold of external servers.
+    """
+    if is_external(tier):
+        sentence = "whoever runs the servers looks after their replicas, which the operator does not ask"
+        replication = unknown(ConditionType.REPLICATION_HEALTHY, TierReason.NOT_MANAGED, sentence)
+    else:
+        sentence = "one server has no replicas: what it held are misses when it is lost"
+        replication = true(ConditionType.REPLICATION_HEALTHY, TierReason.NO_REPLICAS, sentence)
+    if tier.spec.is_cluster:
+        return (replication,)
+    slots = true(ConditionType.SLOTS_COVERED, TierReason.NOT_A_CLUSTER, "one server has everything, and it answers")
+    if reachable.status != "True":
+        slots = replace(reachable, type=ConditionType.SLOTS_COVERED)
+    return (slots, replication)
 
 
 def _why(tier: CacheTier, verdict: Verdict) -> TierReason:

@@ -24,7 +24,7 @@ from .backend import addresses, asked_as, is_external, report_of, said_before
 from .capacity import BUDGETED, guaranteed_bytes
 from .chains import first
 from .chains import tier as chain
-from .cluster import cluster_state, managed_cluster
+from .cluster import cluster_state, managed_cluster, without_cluster
 from .conditions import Finding, false, kstatus, true, unknown, write_status
 from .filetier import USED_STEPS, file_findings, used_share
 from .ownership import no_longer_wanted, taken_by_someone_else
@@ -120,7 +120,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
     findings = (
         *kstatus(None, pending, ready),
         reachable,
-        *(cluster.findings if cluster is not None else ()),
+        *(cluster.findings if cluster is not None else without_cluster(tier, reachable)),
         *(tended.findings if tended else ()),
         *external.suitability(tier, report, away, domain),
         room,

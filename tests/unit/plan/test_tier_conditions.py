@@ -1,0 +1,126 @@
+"""Every Redis tier says the same five things, whoever runs its servers and however many there are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvstrata.model.credentials import CredentialLook, ServerCredentials
+from kvstrata.model.facts import ClusterReport
+from kvstrata.model.refs import Key
+from kvstrata.model.topology import Cluster
+from kvstrata.objects import names
+from kvstrata.plan.types import TendCluster
+from kvstrata.reconcile import topology
+from kvstrata.reconcile.topology import Topologies
+from tests.support.objects import NAMESPACE, model, pod, policy, redis_tier
+from tests.support.worlds import Simulation
+from tests.topology import looks
+
+TIER = Key("CacheTier", NAMESPACE, "t")
+FIVE = ("BackendReachable", "SlotsCovered", "ReplicationHealthy", "CapacityCommitted", "Encrypted")
+MANAGED_CLUSTER = {"managed": {"shards": 3, "replicasPerShard": 1}}
+
+
+@pytest.fixture(autouse=True)
+def _nobody_tends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks at clusters are what a test makes them."""
+    monkeypatch.setattr(Topologies, "tend", lambda *_: None)
+
+
+def looked(simulation: Simulation, found: Cluster) -> None:
+    """Have the operator look at its cluster."""
+    store = simulation.store.domain(NAMESPACE)
+    store.servers["t"] = {pod.name: pod for pod in found.pods.values()}
+    (order,) = (action for action in simulation.step(TIER).actions if isinstance(action, TendCluster))
+    store.clusters["t"] = ClusterReport(found, simulation.now)
+    store.backends["t"] = topology._backend(order, store.clusters["t"])
+    simulation.queue.add(TIER)
+    simulation.settle()
+
+
+def told(simulation: Simulation) -> dict[str, tuple[str, str]]:
+    return {kind: simulation.condition("CacheTier", "t", kind) for kind in FIVE}
+
+
+@pytest.mark.parametrize(
+    ("redis", "slots", "replication"),
+    [
+        ({"managed": {}}, ("True", "NotACluster"), ("True", "NoReplicas")),
+        ({"external": {"endpoints": ["a:1"]}}, ("True", "NotACluster"), ("Unknown", "NotManaged")),
+        (
+            {"external": {"endpoints": ["a:1"], "cluster": True}},
+            ("True", "SlotsCovered"),
+            ("Unknown", "NotManaged"),
+        ),
+        (MANAGED_CLUSTER, ("True", "SlotsCovered"), ("True", "ReplicasInStep")),
+    ],
+    ids=["one server", "an external server", "an external cluster", "a managed cluster"],
+)
+def test_a_tier_says_five_things_of_its_servers(
+    redis: dict[str, Any], slots: tuple[str, str], replication: tuple[str, str]
+) -> None:
+    simulation = Simulation(redis_tier("t", capacity="3Gi", redis=redis))
+    simulation.come_to_rest()
+    if redis is MANAGED_CLUSTER:
+        looked(simulation, looks.cluster(looks.even(3), replicas=1))
+    assert told(simulation) == {
+        "BackendReachable": ("True", "Reachable"),
+        "SlotsCovered": slots,
+        "ReplicationHealthy": replication,
+        "CapacityCommitted": ("True", "GuaranteesFit"),
+        "Encrypted": ("False", "EncryptionDisabled"),
+    }
+    assert simulation.condition("CacheTier", "t", "Ready") == ("True", "TierReady")
+    assert simulation.unsettled() == {}
+
+
+def test_one_server_that_does_not_answer_covers_nothing() -> None:
+    simulation = Simulation(redis_tier("t"))
+    simulation.backends_up = False
+    simulation.come_to_rest()
+    assert simulation.condition("CacheTier", "t", "SlotsCovered") == ("False", "Unreachable")
+
+
+def test_guarantees_of_a_cluster_that_gets_smaller_are_told_in_numbers() -> None:
+    simulation = Simulation(
+        redis_tier("t", capacity="3Gi", redis=MANAGED_CLUSTER),
+        model(tiers=("t",)),
+        pod("pod-0"),
+        *(policy(one, tiers=[{"name": "t", "guaranteed": "512Mi", "limit": "1Gi"}]) for one in ("a", "b")),
+    )
+    simulation.come_to_rest()
+    looked(simulation, looks.cluster(looks.even(3), replicas=1))
+    assert simulation.condition("CacheTier", "t", "CapacityCommitted") == ("True", "GuaranteesFit")
+    simulation.edit("CacheTier", "t", capacity="1Gi")
+    simulation.step(TIER)
+    assert simulation.condition("CacheTier", "t", "CapacityCommitted") == ("False", "GuaranteesExceedCapacity")
+    (found,) = (c for c in simulation.status("CacheTier", "t")["conditions"] if c["type"] == "CapacityCommitted")
+    assert "pods were told of 1Gi of guarantees, 665Mi of it can be guaranteed" in found["message"]
+    simulation.come_to_rest()
+    assert simulation.condition("CacheTier", "t", "CapacityCommitted") == ("False", "GuaranteesWaiting")
+    (found,) = (c for c in simulation.status("CacheTier", "t")["conditions"] if c["type"] == "CapacityCommitted")
+    assert "1 object waits for 512Mi more of guarantees than fit into the 665Mi" in found["message"]
+
+
+def test_a_password_secret_that_vanishes_is_made_anew_and_servers_of_every_shard_get_another_template() -> None:
+    simulation = Simulation(redis_tier("t", capacity="3Gi", redis=MANAGED_CLUSTER))
+    simulation.come_to_rest()
+    whole = looks.cluster(looks.even(3), replicas=1)
+    looked(simulation, whole)
+    shards = [("StatefulSet", NAMESPACE, names.redis_shard("t", shard)) for shard in range(3)]
+    before = [simulation.kube.objects[shard]["spec"]["template"] for shard in shards]
+    simulation.delete("Secret", names.redis_auth("t"))
+    simulation.settle()
+    assert ("Secret", NAMESPACE, names.redis_auth("t")) in simulation.kube.objects
+    after = [simulation.kube.objects[shard]["spec"]["template"] for shard in shards]
+    assert all(one != other for one, other in zip(before, after, strict=True))
+    refused = {uid: ServerCredentials(uid, "WrongPassword", "refuses the password") for uid in whole.pods}
+    simulation.store.domain(NAMESPACE).credentials["t"] = CredentialLook(refused, simulation.now)
+    looked(simulation, replace(whole, servers={}, silent=dict.fromkeys(whole.pods, ("WrongPassword", "refused"))))
+    assert simulation.condition("CacheTier", "t", "Ready") == ("False", "PasswordsLost")
+    assert simulation.condition("CacheTier", "t", "PasswordsCurrent") == ("False", "PasswordsLost")
+    assert simulation.condition("CacheTier", "t", "BackendReachable") == ("False", "WrongPassword")
+    assert simulation.condition("CacheTier", "t", "SlotsCovered") == ("Unknown", "PasswordsLost")
