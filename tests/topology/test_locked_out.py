@@ -72,6 +72,13 @@ def test_one_that_only_the_look_with_the_current_password_found_refusing_is_left
     assert found.waits
 
 
+def test_one_that_starts_anew_by_now_gets_the_chance_to_admit_somebody() -> None:
+    starting = replace(refusing("uid-0-1"), silent={"uid-0-1": ("ConnectionRefused", "nothing listens")})
+    found = step(starting, goal("uid-0-1"))
+    assert found is not None
+    assert found.waits
+
+
 def test_one_that_answers_by_now_is_left_alone() -> None:
     found = step(looks.cluster(looks.even(3), replicas=1), goal("uid-0-1", revisions=dict.fromkeys(range(3), "r")))
     assert found is None

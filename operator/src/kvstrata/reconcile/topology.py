@@ -191,8 +191,9 @@ class Topologies:
         failed = "; ".join(_failure(one) for one in sent if one.failure)
         if not failed and step.moves:
             failed = await self._move(tending, nodes, cluster, step)
-        if not failed and step.remove_pod is not None and self._may_write():
-            failed = await self._evict(namespace, cluster.pods[step.remove_pod])
+        if not failed and step.remove_pod is not None:
+            pod = cluster.pods[step.remove_pod]
+            failed = await self._evict(namespace, pod) if self._may_write() else f"{pod.name} is another leader's"
         if not failed:
             tending.loss_told = None
             if lost := lost_with(step):

@@ -30,7 +30,7 @@ def failovers(before: Cluster, after: Cluster, goal: Goal) -> tuple[Failover, ..
 def _failovers(then: View, now: View) -> Iterator[Failover]:
     for node_id, slots in now.slots.items():
         former = _primary_of(then, node_id)
-        if node_id in then.slots or node_id not in now.servers or former not in then.slots:
+        if node_id not in now.servers or former not in then.slots:
             continue
         names = f"{now.name(node_id)} has {count(slots)} slots of {then.name(former)}"
         yield Failover(node_id, f"{names}, {_whereabouts(now, former)}")
