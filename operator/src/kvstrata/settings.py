@@ -28,6 +28,7 @@ class Settings:
     resync_s: float
     watch_silence_s: float
     nodefs_reserve_percent: int
+    image_pull_secrets: tuple[str, ...] = ()
 
     @property
     def cluster_wide(self) -> bool:
@@ -57,11 +58,13 @@ class Settings:
                 raise SettingsError(f"{name} must be from 0 to 99, not {env[name]!r}")
             return int(value)
 
-        watch = env.get("KVSTRATA_WATCH_NAMESPACES", "")
+        def listed(name: str) -> tuple[str, ...]:
+            return tuple(sorted({one.strip() for one in env.get(name, "").split(",") if one.strip()}))
+
         return cls(
             namespace=required("KVSTRATA_NAMESPACE"),
             pod_name=required("KVSTRATA_POD_NAME"),
-            watch_namespaces=tuple(sorted({name.strip() for name in watch.split(",") if name.strip()})),
+            watch_namespaces=listed("KVSTRATA_WATCH_NAMESPACES"),
             sidecar_image=required("KVSTRATA_SIDECAR_IMAGE"),
             redis_image=required("KVSTRATA_REDIS_IMAGE"),
             image_pull_policy=env.get("KVSTRATA_IMAGE_PULL_POLICY") or "IfNotPresent",
@@ -72,4 +75,5 @@ class Settings:
             resync_s=number("KVSTRATA_RESYNC_SECONDS", "600"),
             watch_silence_s=number("KVSTRATA_WATCH_SILENCE_SECONDS", "70"),
             nodefs_reserve_percent=percent("KVSTRATA_NODEFS_RESERVE_PERCENT", "11"),
+            image_pull_secrets=listed("KVSTRATA_IMAGE_PULL_SECRETS"),
         )

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 
 from kvstrata.contract.bundle import Root, Rules, ShardRef, encode_shard
+from kvstrata.objects.erasejob import build_deletion_job
 from kvstrata.objects.networkpolicy import build_model_networkpolicy, build_redis_networkpolicy
 from kvstrata.objects.pdb import build_pdb
 from kvstrata.objects.pod import pod_template
@@ -54,6 +55,18 @@ def test_pods_that_use_a_tier_have_the_label_that_its_policy_admits() -> None:
     assert admitted.items() <= using.items()
     assert not admitted.items() <= other.items()
     assert build_redis_networkpolicy(CONTEXT, cpu_tier()) is None
+
+
+def test_a_tier_admits_the_job_that_deletes_from_it_and_that_of_no_other_tier() -> None:
+    policy = build_redis_networkpolicy(CONTEXT, redis_tier("shared"))
+    assert policy is not None
+    peer = policy["spec"]["ingress"][0]["from"][2]
+    assert peer["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": CONTEXT.operator_namespace}
+    admitted = peer["podSelector"]["matchLabels"]
+    for name in ("shared", "other"):
+        job = build_deletion_job(CONTEXT, redis_tier(name), "order-1", 1, 1)
+        labels = job["spec"]["template"]["metadata"]["labels"]
+        assert (admitted.items() <= labels.items()) == (name == "shared")
 
 
 def test_the_service_leads_to_the_port_that_the_gate_listens_on() -> None:

@@ -6,6 +6,7 @@ NetworkPolicy in a way that holds on every cluster; a rule that is wide enough t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
@@ -39,7 +40,8 @@ def build_model_networkpolicy(ctx: BuildContext, model: CachedModel) -> dict[str
 
 
 def build_redis_networkpolicy(ctx: BuildContext, tier: CacheTier) -> dict[str, Any] | None:
-    """Return the policy of a managed Redis tier: pods that use the tier, and the operator; None for other tiers.
+    """Return the policy of a managed Redis tier: pods that use the tier, the operator, and the pods of Jobs in its
+    namespace that delete from this very tier; None for other tiers.
 
     Servers of a cluster reach one another, too, and nobody else their bus.
     """
@@ -47,7 +49,8 @@ def build_redis_networkpolicy(ctx: BuildContext, tier: CacheTier) -> dict[str, A
     if managed is None:
         return None
     servers = {"podSelector": {"matchLabels": labels.selector_of_tier(tier.name)}}
-    callers = [{"podSelector": {"matchLabels": labels.reads_tier(tier.name)}}, _operator(ctx)]
+    deletions = _beside_the_operator(ctx, labels.deletes_from(tier.namespace, tier.name))
+    callers = [{"podSelector": {"matchLabels": labels.reads_tier(tier.name)}}, _operator(ctx), deletions]
     ingress = [{"from": callers, "ports": [_tcp(paths.REDIS_PORT)]}]
     if managed.is_cluster:
         ingress.append({"from": [servers], "ports": [_tcp(paths.REDIS_PORT), _tcp(paths.REDIS_BUS_PORT)]})
@@ -64,9 +67,13 @@ def build_redis_networkpolicy(ctx: BuildContext, tier: CacheTier) -> dict[str, A
 
 
 def _operator(ctx: BuildContext) -> dict[str, Any]:
+    return _beside_the_operator(ctx, ctx.operator_labels)
+
+
+def _beside_the_operator(ctx: BuildContext, pods: Mapping[str, str]) -> dict[str, Any]:
     return {
         "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": ctx.operator_namespace}},
-        "podSelector": {"matchLabels": dict(ctx.operator_labels)},
+        "podSelector": {"matchLabels": dict(pods)},
     }
 
 
