@@ -21,7 +21,8 @@ from kvstrata.api.common import (
     TierBudget,
     Usage,
 )
-from kvstrata.api.markers import Between
+from kvstrata.api.markers import AtomicList, Between
+from kvstrata.api.scalars import ObjectName, ShortText, Timestamp
 
 DOMAIN_NAME = "default"
 """The only name that a CacheDomain may have."""
@@ -118,6 +119,50 @@ class ReceiptChain(StatusModel):
     """Digest of the newest receipt."""
 
 
+class RestoreWitness(StatusModel):
+    """A pod that held what the API server did not."""
+
+    pod: ShortText
+    """Its name."""
+
+    uid: ShortText
+    """Its uid."""
+
+    model: ObjectName
+    """Its CachedModel."""
+
+    revision: Revision
+    """Bundle revision that it held."""
+
+    known: Revision
+    """Bundle revision that the API server had."""
+
+    at: Timestamp
+    """When it was believed; for an hour from then on it is not believed again."""
+
+
+class Restored(StatusModel):
+    """The last time that the API server was found to have gone back to an older state."""
+
+    id: Hex
+    """Random id of the restore; the Secret with the domain's key bears it once the key was replaced."""
+
+    detected_at: Timestamp
+    """When it was found."""
+
+    settled_at: Timestamp | None = None
+    """When every serving pod had acknowledged bundles under the new key."""
+
+    revision: Revision
+    """Every bundle goes on above this revision, which is above what any pod can hold."""
+
+    term: Revision
+    """No bundle has a lower leader's term."""
+
+    witnesses: Annotated[tuple[RestoreWitness, ...], Field(max_length=16), AtomicList()] = ()
+    """Pods that told of it, and of restores within the last hour before it."""
+
+
 class CacheDomainStatus(Status):
     """Observed state of a CacheDomain."""
 
@@ -144,6 +189,9 @@ class CacheDomainStatus(Status):
 
     receipts: ReceiptChain | None = None
     """The chain of erasure receipts."""
+
+    restored: Restored | None = None
+    """The last restore of the API server from a backup that was found; absent where none was."""
 
 
 class CacheDomain(Resource):

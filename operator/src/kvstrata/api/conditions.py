@@ -77,6 +77,12 @@ class ConditionType(StrEnum):
     POOLS_RESOLVED = "PoolsResolved", "Every pool that the policy names exists and lists the tenant as a reader."
     ERASES_ON_DELETION = "ErasesOnDeletion", "Deleting the policy also erases what the tenant has cached."
 
+    RESTORED = (
+        "Restored",
+        "The API server was found to be older than pods: what was cached before can no longer be read, and pods "
+        "enforce the policy again. Absent where that was never found.",
+    )
+
     MEMBERS_RESOLVED = "MembersResolved", "A policy of every listed tenant names the group."
 
     WARM = "Warm", "Every chunk of the pool is stored on every tier that it names."
@@ -98,6 +104,7 @@ _OF_KIND: dict[str, tuple[ConditionType, ...]] = {
         ConditionType.ENFORCED,
         ConditionType.WITHIN_BUDGET,
         ConditionType.TIERS_ADMITTED,
+        ConditionType.RESTORED,
     ),
     "CacheTier": (
         ConditionType.BACKEND_REACHABLE,

@@ -32,6 +32,15 @@ class DomainReason(Reason):
     CREATING = "Creating", "The domain's identity and key are being drawn."
     READY = "DomainReady", "The domain has its identity and key."
     KEY_LOST = "DomainKeyLost", "The Secret with the domain key is gone or unreadable although scopes exist."
+    RESTORE_DETECTED = (
+        "RestoreDetected",
+        "A pod holds a newer bundle than the API server, which was restored from a backup; the key is being replaced.",
+    )
+    KEY_REPLACED = "KeyReplaced", "After a restore the domain's key was replaced, and pods enforce what is new."
+    WITNESS_NOT_BELIEVED = (
+        "WitnessNotBelieved",
+        "A pod claims a newer bundle than the API server's, and is not believed: it claims too much, or again.",
+    )
     BUDGETS_NOT_ENFORCED = texts.BUDGETS_NOT_ENFORCED
     BUDGETS_ENFORCED = texts.BUDGETS_ENFORCED
     MEMORY_NOT_GOVERNED = texts.MEMORY_NOT_GOVERNED

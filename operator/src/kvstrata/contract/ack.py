@@ -52,6 +52,10 @@ class PodState:
     breaker is closed while the memory's policy is enforced. `usage` is what scopes hold in that memory, largest first,
     `MAX_TOLD_USAGE` of them; `usage_left_out` is how many more hold something. `tier_usage` is what scopes hold in
     shared tiers, as many at the most: pods look at them in turns, so each tells of some, and several of the same.
+
+    `revision` of `term` is what new requests are served under, `root` the digest of the root's bytes that said so, and
+    `model_uid` the CachedModel that it was for: they tell an API server that was restored from a backup what it has
+    forgotten. Without a policy in force, and from a gate of the version before, they say nothing.
     """
 
     pod: str
@@ -72,6 +76,9 @@ class PodState:
     usage: tuple[ScopeUsage, ...] = ()
     usage_left_out: int = 0
     tier_usage: tuple[ScopeUsage, ...] = ()
+    revision: int = 0
+    root: str = ""
+    model_uid: str = ""
 
     def encode(self) -> bytes:
         """Return the wire form, canonical JSON."""
@@ -89,8 +96,16 @@ class PodState:
         try:
             raw: dict[str, Any] = json.loads(data)
             require_version(raw, "a pod's state")
-            # A gate of the version before tells no usage.
-            raw = {"usage": [], "usage_left_out": 0, "tier_usage": [], **raw}
+            # A gate of the version before tells neither usage nor what it holds.
+            raw = {
+                "usage": [],
+                "usage_left_out": 0,
+                "tier_usage": [],
+                "revision": 0,
+                "root": "",
+                "model_uid": "",
+                **raw,
+            }
             fields = {name: raw[name] for name in cls.__dataclass_fields__ if name not in _ROWS}
             fields["problem"] = shown(fields["problem"])
             if type(fields["usage_left_out"]) is int:

@@ -63,12 +63,14 @@ class VerifiedState:
     """What a pod's gate said, after its certificate and its pod-bound token were checked.
 
     `in_contact` is whether it was still believed when it was asked last: what was acknowledged stands without it, but
-    that the policy is fresh does not.
+    that the policy is fresh does not. `contradicted` is whether the API server, asked after the pod spoke, held an
+    older bundle than the pod serves under, or another of its revision: then its acknowledgement is of another history.
     """
 
     state: PodState
     at: datetime
     in_contact: bool = True
+    contradicted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,8 @@ class SecretFacts:
     """A Secret that the operator made: which keys it has, whether its certificate is due; never its values.
 
     `users` is what the users of a Redis server may, without their passwords' digests. `passwords` and `tls` are known
-    of Secrets with passwords of managed servers and with a certificate.
+    of Secrets with passwords of managed servers and with a certificate. `drawn_for` is the restore after which the
+    domain's key was drawn, empty for none.
     """
 
     name: str
@@ -185,6 +188,7 @@ class SecretFacts:
     issued_by_current_ca: bool = True
     passwords: PasswordFacts | None = None
     tls: TlsFacts | None = None
+    drawn_for: str = ""
 
     def tells_the_same_as(self, other: SecretFacts) -> bool:
         """Whether nothing but the version differs."""

@@ -130,7 +130,8 @@ class World:
         """The revision that this pod enforces; 0 for none.
 
         It stands when the pod cannot be reached or its cache server restarts: what was enforced stays enforced, and a
-        cache server without policy answers every lookup with a miss.
+        cache server without policy answers every lookup with a miss. What it acknowledged of a history that the API
+        server has lost says nothing of the revisions that there are.
         """
         verified = self.states.get(pod.uid)
-        return verified.state.acked if verified else 0
+        return verified.state.acked if verified and not verified.contradicted else 0

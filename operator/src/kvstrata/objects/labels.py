@@ -51,6 +51,9 @@ ROTATED_AT = "kvstrata.io/rotated-at"
 ROTATED_FOR = "kvstrata.io/rotated-for"
 """Annotation of a Secret with passwords: the last wish to rotate them that was granted."""
 
+DRAWN_FOR = "kvstrata.io/drawn-for"
+"""Annotation of the Secret with a domain's key: the restore after which the key was drawn."""
+
 
 def selector_of_model(model: str) -> dict[str, str]:
     """Return the labels that select a CachedModel's pods."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachedomain import DOMAIN_NAME
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.bundle import (
     MAX_SHARD_BYTES,
@@ -24,6 +25,7 @@ from kvstrata.model.facts import CommittedBundle, secrets_in
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
+from . import restore
 from .admission import lost_everywhere
 from .capacity import BUDGETED
 from .classification import shared_classifications
@@ -40,17 +42,25 @@ def plan_bundle(world: World, name: str) -> Plan:
     """Return the commit that brings the bundle of model `name` up to date, or an empty plan.
 
     Nothing is committed while an epoch that an entry needs is still to be drawn for the first time: the policy
-    that draws it asks again.
+    that draws it asks again. Nor while an API server that was restored may have brought back what was invalidated.
     """
     model = world.models.get(name)
     if model is None or model.metadata.deleting or world.domain_key is None or not world.domain_id:
         return NO_PLAN
+    if restore.holds_back(world):
+        return Plan(enqueue=(Key("CacheDomain", world.namespace, DOMAIN_NAME),))
     committed = world.bundles.get(name)
     current = committed.bundle if committed and committed.bundle.root.model_uid == model.uid else None
     entries = desired_entries(world, model, current)
     pools = desired_pools(world, model, current.pools if current else {})
     rules = rules_of(world, model)
-    if (
+    least = restore.least_revision(world)
+    if committed and committed.bundle.root.revision <= least:
+        # It is of the history that came back, or was written before the key was replaced: nothing of it may stay.
+        before = committed.bundle.keyspaces
+        entries = tuple(entry for entry in entries if entry.keyspace not in before)
+        pools = {pool: shard for pool, shard in pools.items() if before.isdisjoint(v.keyspace for v in shard.versions)}
+    elif (
         committed
         and current
         and _unchanged(current, entries)
@@ -59,7 +69,7 @@ def plan_bundle(world: World, name: str) -> Plan:
         and current.root.domain == world.domain_id
     ):
         return _tidy(world, model, committed)
-    revision = 1 + max(committed.bundle.root.revision if committed else 0, model.status.bundle_revision or 0)
+    revision = 1 + max(committed.bundle.root.revision if committed else 0, model.status.bundle_revision or 0, least)
     dated = _dated(entries, current, revision)
     commit = _commit(world, model, committed, current, dated, pools, revision)
     followers = _tiers_with_budgets(world, model)
@@ -271,7 +281,7 @@ def _commit(
         model_uid=model.uid,
         revision=revision,
         # A Lease that was deleted starts its count again; the bundle's own term keeps growing all the same.
-        term=max(world.term, committed.bundle.root.term if committed else 0),
+        term=max(world.term, committed.bundle.root.term if committed else 0, restore.least_term(world)),
         rules=rules,
         shards=refs,
         rules_since=rules_since,

@@ -17,12 +17,13 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 
+from . import restore
 from .admission import Verdict, admitted_part, judge, key_of
 from .capacity import within_budget
 from .chains import budgets
 from .classification import because_of, shared_levels, tiers_admitted
 from .conditions import Finding, false, kstatus, write_status
-from .datakeys import plan_data_keys
+from .datakeys import LOOK_AGAIN_S, plan_data_keys
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, rules_are_committed
 from .scopes import fresh_epoch, held
 from .types import Create, Decision, EnsureSecret, Material, Plan
@@ -50,14 +51,26 @@ def plan_domain(world: World, now: datetime) -> Plan:
         return Plan(
             statuses=write_status(domain, now, kstatus(None, waiting, waiting), fields), enqueue=_everyone(world)
         )
-    if world.domain_key is None:
+    found = restore.discovered(world, domain, now)
+    if found is not None:
+        told = restore.announcement(found)
+        findings = (*kstatus(None, told, told), false(ConditionType.RESTORED, told.reason, told.message))
+        kept = domain.status.conditions
+        return Plan(
+            statuses=write_status(domain, now, findings, {"restored": found}, kept=kept), enqueue=_everyone(world)
+        )
+    restored = domain.status.restored
+    if world.domain_key is None or restore.key_is_old(world):
         key = EnsureSecret(
             name=names.DOMAIN_KEY_SECRET,
             material=Material.DOMAIN_KEY,
             labels=labels.of_domain("domain-key"),
             owner=domain.owner_reference(),
             renew=names.DOMAIN_KEY_SECRET in world.secrets,
+            drawn_for=restored.id if restored is not None else "",
         )
+        if world.domain_key is not None:
+            return Plan(actions=(key,), enqueue=_everyone(world))
         waiting = (
             Decision(
                 DomainReason.KEY_LOST,
@@ -74,7 +87,9 @@ def plan_domain(world: World, now: datetime) -> Plan:
         )
     report = _report(world, domain, now)
     keys = plan_data_keys(world, domain, now)
-    return replace(report, actions=keys.actions, enqueue=keys.enqueue, wake_after_s=keys.wake_after_s)
+    waits = [wait_s for wait_s in (keys.wake_after_s, report.wake_after_s) if wait_s is not None]
+    again_s = min(waits) if waits else None
+    return replace(report, actions=keys.actions, enqueue=keys.enqueue, wake_after_s=again_s)
 
 
 def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
@@ -106,9 +121,12 @@ def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
     admitted = tiers_admitted(world, levels, because_of(world, PUBLIC_SCOPE), models)
     reserved = _admitted(verdict, wrong)
     within = _within_budget(world, domain, wrong, levels)
-    findings = (*kstatus(wrong, pending, ready), *reserved, enforced, within, *admitted)
+    restored = restore.restored_finding(world, domain, now)
+    fields["restored"] = restore.record(domain, restored, now)
+    findings = (*kstatus(wrong, pending, ready), *reserved, enforced, within, *admitted, *restored)
     can_wait = pending is not None and wrong is None and not verdict.due
-    return Plan(statuses=write_status(domain, now, findings, fields, can_wait=can_wait))
+    statuses = write_status(domain, now, findings, fields, can_wait=can_wait)
+    return Plan(statuses=statuses, wake_after_s=LOOK_AGAIN_S if restore.is_doubted(restored) else None)
 
 
 def _admitted(verdict: Verdict, wrong: Decision | None) -> tuple[Finding, ...]:

@@ -10,13 +10,20 @@ from collections.abc import Callable
 
 from kvstrata.adapters.gate_client import GateClient, GateError
 from kvstrata.adapters.kube import Kube, KubeError
+from kvstrata.adapters.resources import SECRET
+from kvstrata.contract import ContractError
 from kvstrata.contract.ack import PodState, gate_server_name
+from kvstrata.contract.bundle import ROOT_DATA_KEY, Root
+from kvstrata.contract.canonical import digest_bytes
 from kvstrata.model.facts import Pod, VerifiedState
+from kvstrata.objects import names
+from kvstrata.plan.restore import contradicts
 
 from . import metrics
 from .clock import utc_now
 from .podtokens import PodTokens
 from .queue import WorkQueue
+from .secrets import decode
 from .store import Store
 
 log = logging.getLogger(__name__)
@@ -87,6 +94,8 @@ class AckListener:
                 wait_s = LONG_POLL_S if known and not failures else 0.0
                 state, token = await self._gates.state(pod.ip or "", server_name, after, wait_s)
                 refusal = await self._doubt(namespace, pod, state, token)
+                if refusal is None:
+                    await self.hear(namespace, pod, state)
             except GateError as error:
                 metrics.GATE_ERRORS.labels(str(error.reason)).inc()
                 refusal = None
@@ -96,11 +105,10 @@ class AckListener:
             except KubeError as error:
                 failures += 1
                 refusal = None
-                log.warning("a token could not be reviewed", extra={"pod": pod.name, "error": str(error)})
+                log.warning("a pod's word could not be checked", extra={"pod": pod.name, "error": str(error)})
             else:
                 if refusal is None:
                     failures = 0
-                    self._take(namespace, pod, state)
                     # A gate that always has news must not occupy the operator.
                     await asyncio.sleep(MIN_PAUSE_S)
                     continue
@@ -111,10 +119,14 @@ class AckListener:
             delay_s = RETRY_S[min(failures, len(RETRY_S)) - 1]
             await asyncio.sleep(delay_s * (0.75 + 0.5 * self._jitter()))
 
-    def _take(self, namespace: str, pod: Pod, state: PodState) -> None:
+    async def hear(self, namespace: str, pod: Pod, state: PodState) -> None:
+        """Take a word that is known to be the pod's own. Raises KubeError if the API server has to be asked and fails."""
+        contradicted = await self._contradicted(namespace, pod, state)
         self._answered.add(pod.uid)
         self._measure(namespace, pod, state)
-        for key in self._store.observe_state(pod, namespace, VerifiedState(state, utc_now())):
+        for key in self._store.observe_state(
+            pod, namespace, VerifiedState(state, utc_now(), contradicted=contradicted)
+        ):
             self._queue.add(key, GATHER_S if key.kind in COUNTS_PODS else 0.0)
 
     def _measure(self, namespace: str, pod: Pod, state: PodState) -> None:
@@ -125,8 +137,37 @@ class AckListener:
         if before and before.state.acked < revision <= state.acked:
             metrics.ACK_LATENCY.observe(time.monotonic() - committed_at)
 
+    async def _contradicted(self, namespace: str, pod: Pod, state: PodState) -> bool:
+        """Return whether the API server holds less than the pod, now that the pod has spoken.
+
+        It is asked only if what this process knows does not explain the pod: a commit whose answer is still to come
+        does not either.
+        """
+        domain = self._store.domain(namespace)
+        model, committed = domain.objects["CachedModel"].get(pod.model), domain.bundles.get(pod.model)
+        if model is None:
+            return False
+        root = committed.bundle.root if committed is not None else None
+        # Without a domain it is to be written anew, and has no bytes yet.
+        known = digest_bytes(root.encode()) if root is not None and root.domain else state.root
+        if not contradicts(state, model.uid, root, known):
+            before = domain.states.get(pod.uid)
+            # Bundles may have overtaken it since, but not in its history.
+            return before is not None and before.contradicted and _serves_under(before.state) == _serves_under(state)
+        stored = await self._kube.get(SECRET, namespace, names.bundle_root(pod.model))
+        data = decode(stored).get(ROOT_DATA_KEY, b"") if stored is not None else b""
+        try:
+            found = Root.decode(data) if stored is not None else None
+        except ContractError:
+            return False  # It is damaged, and is written anew above what is known.
+        return contradicts(state, model.uid, found, digest_bytes(data))
+
     async def _doubt(self, namespace: str, pod: Pod, state: PodState, token: str) -> str | None:
         """Return why a state is not believed, or None."""
         if (state.pod_uid, state.namespace, state.model) != (pod.uid, namespace, pod.model):
             return "WrongPod"
         return await self._tokens.doubt(namespace, pod, token)
+
+
+def _serves_under(state: PodState) -> tuple[int, int, str]:
+    return state.revision, state.term, state.root

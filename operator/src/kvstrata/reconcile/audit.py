@@ -7,10 +7,12 @@ import logging
 from enum import StrEnum
 
 from kvstrata.api.base import Resource
+from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.model.claims import HOLDERS, Holder
 from kvstrata.model.refs import Key
+from kvstrata.plan.restore import story_of
 
 from . import metrics
 
@@ -43,6 +45,19 @@ def tell_admission(key: Key, before: Resource | None, after: Resource | None) ->
             _tell(key, outcome, tier=tier, bytes=size, bytes_before=was)
     if waits is not None and (known is None or _waits(known) is None or _told_of(known) != _told_of(after)):
         _tell(key, Outcome.DENIED, why=waits)
+
+
+def tell_restore(key: Key, before: Resource | None, after: Resource | None) -> str | None:
+    """Log and count that the status of `after` records a restore which that of `before` did not; return its story."""
+    if not isinstance(after, CacheDomain) or after.status.restored is None:
+        return None
+    known = before.status.restored if isinstance(before, CacheDomain) else None
+    if known is not None and known.id == after.status.restored.id:
+        return None
+    story = story_of(after.status.restored)
+    metrics.RESTORES.labels(key.namespace).inc()
+    log.error("the API server went back", extra={"key": str(key), "story": story})
+    return story
 
 
 def _waits(resource: Holder) -> str | None:

@@ -121,23 +121,30 @@ def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, aft
     news = frozenset() if same_use else holders_of_news(world, pod.model, after.at)
     if before is None or not before.in_contact or _renders_as(before.state) != _renders_as(new):
         news |= frozenset(_pools(world, pod.model))
-    if old is not None and (old.acked, old.problem, old.fresh, old.tiers) == (
-        new.acked,
-        new.problem,
-        new.fresh,
-        new.tiers,
-    ):
+    if after.contradicted:
+        news |= {Key("CacheDomain", world.namespace, "default"), Key(BUNDLE, world.namespace, pod.model)}
+    if before is not None and _said(before) == _said(after):
         return news
     keys = {*news, Key("CachedModel", world.namespace, pod.model), Key("CacheDomain", world.namespace, "default")}
     told_before = old.tiers if old and old.acked else ()
     if told_before != new.tiers:
         keys |= {Key("CacheTier", world.namespace, tier.name) for tier in (*told_before, *new.tiers)}
-    if old is None or old.acked != new.acked:
-        keys |= _waiting_policies(world, pod.model, old.acked if old else 0)
+    counted, counts = (
+        verified.state.acked if verified and not verified.contradicted else 0 for verified in (before, after)
+    )
+    if before is None or counted != counts:
+        # What no longer counts is missed by all that it stood for.
+        counted = min(counted, counts)
+        keys |= _waiting_policies(world, pod.model, counted)
         keys |= set(_open_invalidations(world)) | set(_groups(world)) | _waiting_slots(world, pod.model)
-        keys |= _waiting_pools(world, pod.model, old.acked if old else 0)
+        keys |= _waiting_pools(world, pod.model, counted)
     changed = [t for t in _budgeted(world, pod.model) if keeps_budgets(old, t) != keeps_budgets(new, t)]
     return frozenset(keys | _with_budgets_in(world, changed))
+
+
+def _said(verified: VerifiedState) -> tuple[Any, ...]:
+    said = verified.state
+    return said.acked, said.problem, said.fresh, said.tiers, verified.contradicted
 
 
 def _budgeted(world: World, model: str) -> list[CacheTier]:

@@ -67,6 +67,9 @@ MOVE_DROPPED = Counter(
 SLOTS_LOST = Counter(
     "kvstrata_tier_slots_lost_total", "Slots whose values were lost with a server", ["namespace", "tier"]
 )
+RESTORES = Counter(
+    "kvstrata_restores_total", "Times that pods were found to hold newer bundles than the API server", ["namespace"]
+)
 WATCHERS = Gauge("kvstrata_watchers", "Watches that run")
 RESYNCS = Counter("kvstrata_resyncs_total", "Complete list-and-diff passes")
 MISSED = Counter("kvstrata_missed_changes_total", "Changes that a list showed and no event had", ["kind"])

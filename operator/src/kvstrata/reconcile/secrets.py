@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -87,7 +88,8 @@ class Keeper:
             return
         domain.versions[slot] = version
         values = decode(raw)
-        domain.secrets[name] = self._facts(raw, values)
+        told = raw["metadata"].get("annotations") or {}
+        domain.secrets[name] = replace(self._facts(raw, values), drawn_for=told.get(labels.DRAWN_FOR, ""))
         if name == names.DOMAIN_KEY_SECRET:
             key = values.get(names.DOMAIN_KEY_DATA_KEY, b"")
             domain.domain_key = key if len(key) >= DOMAIN_KEY_BYTES else None
@@ -122,7 +124,8 @@ class Keeper:
         if order.material is Material.DATA_KEYS:
             values = self._data_keys(order, there)
         else:
-            values = self._material(order, there) if stored is None or order.renew else None
+            renew = order.renew and not _drawn_already(order, stored, there)
+            values = self._material(order, there) if stored is None or renew else None
         told = self._annotations(order, stored, there)
         if values is None and stored is not None and not _has_labels(stored, order.labels):
             values = there  # Lists and watches go by label: without, it would be missed again and again.
@@ -194,6 +197,8 @@ class Keeper:
         Where the operator's own is lost, a new line of passwords begins: nobody can tell servers about them.
         """
         kept = dict((stored or {}).get("metadata", {}).get("annotations") or {})
+        if order.drawn_for:
+            kept |= {labels.DRAWN_FOR: order.drawn_for}
         if order.material is not Material.REDIS_USERS or passwords.to_try(there, ADMIN_USER):
             return kept
         now = format_timestamp(self._now())
@@ -251,6 +256,13 @@ class Keeper:
                 return passwords.made(order.domain, there, self._password)
             case Material.SERVER_CERTIFICATE:
                 return self._issued(order) | {names.AUTHORITY_KEY: self.authority.certificate_pem}
+
+
+def _drawn_already(order: EnsureSecret, stored: Mapping[str, Any] | None, there: Mapping[str, bytes]) -> bool:
+    """Whether the domain's key that is there was drawn after the restore that the order names."""
+    told = ((stored or {}).get("metadata", {}).get("annotations") or {}).get(labels.DRAWN_FOR, "")
+    usable = len(there.get(names.DOMAIN_KEY_DATA_KEY, b"")) >= DOMAIN_KEY_BYTES
+    return bool(order.drawn_for) and told == order.drawn_for and usable
 
 
 def _has_labels(raw: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import BY_KIND, SECRET, SERVICE_MONITOR
+from kvstrata.api.reasons import DomainReason
 from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle
 from kvstrata.model.facts import CommittedBundle
 from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
@@ -38,11 +39,12 @@ from kvstrata.plan.types import (
 )
 
 from . import metrics
-from .audit import tell_admission
+from .audit import tell_admission, tell_restore
 from .backends import Backends
 from .bundles import bundle_secret, read_bundle, shards_of, take
 from .clock import utc_now
 from .credentials import CredentialTender
+from .events import Events
 from .queue import WorkQueue
 from .secrets import Keeper
 from .store import DomainStore, Store
@@ -70,6 +72,7 @@ class Writer:
     ) -> None:
         self._kube, self._store, self._queue, self._keeper, self._leading = kube, store, queue, keeper, leading
         self._ask_for_pools = ask_for_pools
+        self._events = Events(kube)
         self.backends = Backends(kube, store, queue)
         self.topologies = Topologies(kube, store, queue, leading)
         self.credentials = CredentialTender(kube, store, queue, keeper, leading)
@@ -189,7 +192,11 @@ class Writer:
         objects = self._store.domain(key.namespace).objects[key.kind]
         before = objects.get(key.name)
         concerned = self._store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
-        tell_admission(key, before, objects.get(key.name))
+        after = objects.get(key.name)
+        tell_admission(key, before, after)
+        story = tell_restore(key, before, after)
+        if story is not None and after is not None:
+            await self._events.tell(after, DomainReason.RESTORE_DETECTED, story, warning=True)
         # Its own status tells the reconciled object nothing new; others may follow from it (an epoch, say).
         self._enqueue(concerned - {reconciled})
 

@@ -24,6 +24,7 @@ from kvstrata.contract.bundle import (
     ShardRef,
     decode_shard,
 )
+from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.pools import PoolRef, PoolShard, shard_name
 
 from . import log
@@ -56,6 +57,8 @@ class BundleWatch:
         self.problem = "the bundle has not been read yet"
         self.seen = 0
         """The newest complete revision that was read."""
+        self.root_digest = ""
+        """Of the bytes of the root in force, as they were read."""
         self._api = api
         self._enforcement = enforcement
         self._freshness = freshness
@@ -117,9 +120,10 @@ class BundleWatch:
             if secret is None:
                 raise ContractError(f"the bundle Secret {self._root_name} does not exist")
             self._version = secret["metadata"]["resourceVersion"]
-            root = Root.decode(_data(secret, ROOT_DATA_KEY))
+            data = _data(secret, ROOT_DATA_KEY)
+            root = Root.decode(data)
             if root != self._root:
-                await self._adopt(root)
+                await self._adopt(root, digest_bytes(data))
         except (*_READ_ERRORS, KeyError, TypeError) as error:
             self._failures += 1
             problem = str(error) or type(error).__name__
@@ -132,7 +136,7 @@ class BundleWatch:
         self._enforcement.confirm(sent_ns)
         return True
 
-    async def _adopt(self, root: Root) -> None:
+    async def _adopt(self, root: Root, digest: str) -> None:
         if root.model != self._model:
             raise ContractError(f"the bundle belongs to the model {root.model!r}")
         held = (self._root.revision, self._root.term) if self._root is not None else self._floor
@@ -156,6 +160,7 @@ class BundleWatch:
         entries = (entry for _, shard in shards.values() for entry in shard)
         bundle = Bundle.assemble(root, entries, (shard for _, shard in pools.values()))
         self.seen = root.revision
+        self.root_digest = digest
         self._enforcement.apply(bundle)
         # Only now: a root that could not be put in force is tried again.
         self._root, self._shards, self._pools = root, shards, pools

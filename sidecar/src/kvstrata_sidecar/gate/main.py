@@ -153,6 +153,9 @@ class Gate:
             usage=self.link.usage,
             usage_left_out=self.link.usage_left_out,
             tier_usage=self.link.tier_usage,
+            revision=enforcement.revision,
+            root=self.bundles.root_digest,
+            model_uid=enforcement.bundle.root.model_uid if enforcement.bundle is not None else "",
         )
 
     def not_ready(self) -> str:

@@ -1,0 +1,128 @@
+"""A simulation whose pods hold bundles as gates do, and whose API server may be put back to what it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from kvstrata.adapters.gate_client import GateClient
+from kvstrata.contract.ack import PodState
+from kvstrata.contract.bundle import Bundle
+from kvstrata.contract.canonical import digest_bytes
+from kvstrata.model.facts import Pod
+from kvstrata.reconcile.acks import AckListener
+from kvstrata.reconcile.bundles import read_bundle
+from tests.support.memory_api.objects import MemoryApi
+from tests.support.objects import NAMESPACE, Raw
+from tests.support.worlds import Simulation, finish
+
+
+@dataclass
+class Backup:
+    """What a snapshot of etcd holds: every object, and the count of leaders."""
+
+    api: MemoryApi
+    boots: int
+
+
+@dataclass
+class RestoredWorld:
+    """One namespace whose pods read bundles by the gate's rule: nothing that does not supersede what they hold."""
+
+    simulation: Simulation
+    held: dict[str, Bundle] = field(default_factory=dict)
+    readable: set[str] = field(default_factory=set)
+    """Every keyspace that some pod was told to serve since the last restore."""
+
+    @classmethod
+    def of(cls, *objects: Raw) -> RestoredWorld:
+        """Return a world at rest in which all pods enforce all there is."""
+        world = cls(Simulation(*objects))
+        world.rest()
+        return world
+
+    def rest(self) -> None:
+        """Work until neither the operator nor any pod has anything to say."""
+        quiet = 0
+        for _ in range(60):
+            self.simulation.advance(1)
+            # What a pod told may move the operator, and that the pod.
+            quiet = 0 if [pod for pod in self._pods() if self.speak(pod.name)] else quiet + 1
+            if quiet > 1:
+                self.simulation.settle()
+                return
+        raise AssertionError("pods and operator go on for ever")
+
+    def speak(self, name: str, *, lie: PodState | None = None) -> bool:
+        """Let a pod read the bundle and tell what it serves under; return whether it serves under something new."""
+        pod = self.simulation.pod(name)
+        before = self.held.get(pod.uid)
+        if lie is None:
+            self._read(pod)
+        state = lie or self.state(pod)
+        listener = AckListener(
+            self.simulation.kube, GateClient.__new__(GateClient), self.simulation.store, self.simulation.queue
+        )
+        if pod.model in self.simulation.world.bundles:
+            finish(listener.hear(NAMESPACE, pod, state))
+        self.simulation.acks[pod.uid] = state
+        return self.held.get(pod.uid) is not before
+
+    def state(self, pod: Pod) -> PodState:
+        """Return what the gate of a pod says."""
+        bundle = self.held.get(pod.uid)
+        root = bundle.root if bundle is not None else None
+        revision = root.revision if root is not None else 0
+        return PodState(
+            pod=pod.name, pod_uid=pod.uid, namespace=NAMESPACE, model=pod.model, identity="", gate_boot="g",
+            cache_boot="c", term=root.term if root is not None else 0, acked=revision, seen=revision, fresh=True,
+            fresh_age_ms=0, engine_ready=True, revision=revision,
+            root=digest_bytes(root.encode()) if root is not None else "",
+            model_uid=root.model_uid if root is not None else "",
+        )  # fmt: skip
+
+    def back_up(self) -> Backup:
+        """Take a snapshot of etcd."""
+        copy = MemoryApi(lambda: "")
+        copy.take_over(self.simulation.kube.api)
+        return Backup(copy, self.simulation.boots)
+
+    def restore(self, backup: Backup, *, heard: bool = True) -> None:
+        """Put etcd back to a snapshot and start the operator anew; pods live on, and are `heard` before it acts."""
+        simulation = self.simulation
+        simulation.kube.api.take_over(backup.api)
+        simulation.boots = backup.boots
+        # What was random in the history that is lost is not drawn again.
+        simulation.random = random.Random(simulation.random.random())
+        self.readable = set()
+        self.restart(heard=heard)
+
+    def restart(self, *, heard: bool = True) -> None:
+        """Start another operator, which hears the pods before it acts, unless they cannot be reached."""
+        self.simulation.acks.clear()
+        self.simulation.restart()
+        for pod in self._pods() if heard else ():
+            self.speak(pod.name)
+
+    def clone(self) -> RestoredWorld:
+        """Return another world with the same API server and pods, and an operator that was just started."""
+        other = RestoredWorld(self.simulation.clone(), dict(self.held), set(self.readable))
+        other.restart()
+        return other
+
+    def keyspaces(self) -> set[str]:
+        """Return every keyspace of the bundles that the API server holds."""
+        return {keyspace for one in self.simulation.world.bundles.values() for keyspace in one.bundle.keyspaces}
+
+    def _pods(self) -> Iterator[Pod]:
+        world = self.simulation.world
+        for model in sorted(world.pods):
+            yield from world.live_pods(model)
+
+    def _read(self, pod: Pod) -> None:
+        found = finish(read_bundle(self.simulation.kube, NAMESPACE, pod.model))
+        before = self.held.get(pod.uid)
+        if found is not None and found.whole and found.bundle.root.supersedes(before.root if before else None):
+            self.held[pod.uid] = found.bundle
+            self.readable |= found.bundle.keyspaces
