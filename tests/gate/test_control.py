@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.ack import PodState
+from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.link import TierState
 
 from . import pki
@@ -38,6 +39,19 @@ async def test_the_operator_gets_the_state_and_the_pods_token(gate: World) -> No
     assert state.gate_boot == gate.gate.boot
     assert state.problem == ""
     assert [tier.name for tier in state.tiers] == ["shared"]
+
+
+async def test_the_state_tells_what_the_pod_serves_under_also_when_the_api_server_went_back(gate: World) -> None:
+    first = gate.root
+    await gate.publish([entry("acme", "acme-2")])
+    await gate.acked(2)
+    held = gate.root
+    gate.root = first
+    await gate.publish([entry("acme", "acme-2"), entry("globex")], revision=2)
+    await until(lambda: "went back" in gate.gate.bundles.problem)
+    state = PodState.decode((await poll(gate, 0, 30)).body)
+    assert (state.revision, state.term, state.model_uid) == (2, 1, "model-uid")
+    assert state.root == digest_bytes(held.encode()) != digest_bytes(gate.root.encode())
 
 
 async def test_a_poll_returns_when_the_next_revision_is_acknowledged(gate: World) -> None:

@@ -26,6 +26,7 @@ from kvstrata.contract.link import (
     error_answer,
     state_request,
 )
+from kvstrata.plan.restore import contradicts
 from tests.unit.contract.documents import counts, entries, hex32, junk, names, roots
 
 tier_states = st.builds(TierState, names, names, names, names, counts, counts, counts, counts)
@@ -131,6 +132,15 @@ def test_a_pods_state_is_of_the_declared_types_or_refused(state: PodState, field
     for tier in read.tiers:
         for name in TierState.__dataclass_fields__:
             assert type(getattr(tier, name)) is type(getattr(STATE.tiers[0], name)), name
+
+
+def test_a_gate_of_the_version_before_does_not_tell_what_it_holds_and_contradicts_nobody() -> None:
+    raw = json.loads(STATE.encode())
+    for name in ("revision", "root", "model_uid"):
+        del raw[name]
+    told = PodState.decode(json.dumps(raw).encode())
+    assert (told.revision, told.root, told.model_uid) == (0, "", "")
+    assert not contradicts(told, "", None, "")
 
 
 def test_a_gate_of_the_version_before_tells_no_use_and_is_believed() -> None:

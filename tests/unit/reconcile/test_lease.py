@@ -11,7 +11,7 @@ import pytest
 
 from kvstrata.adapters import lease as module
 from kvstrata.adapters.kube import KubeError
-from kvstrata.adapters.lease import Lease
+from kvstrata.adapters.lease import Lease, WentBackError
 from kvstrata.adapters.resources import Resource
 from tests.support.memory_kube import MemoryKube
 
@@ -184,3 +184,33 @@ async def test_a_conflict_of_the_holder_with_its_own_write_ends_nothing_and_a_su
     now += 20
     assert await other._try_once()
     assert not await holder._try_once()
+
+
+@pytest.mark.parametrize("bumped", [False, True])
+async def test_a_holder_ends_when_the_api_server_shows_its_lease_as_it_was_before(bumped: bool) -> None:
+    server = MemoryKube()
+    lease = Lease(server, "ns", "kvstrata", "a", asyncio.get_running_loop().time)
+    await lease.acquire()
+    slot = ("Lease", "ns", "kvstrata")
+    backup = server.objects[slot]
+    await lease._try_once()
+    version = "10000" if bumped else backup["metadata"]["resourceVersion"]
+    server.api.objects[slot] = {**backup, "metadata": {**backup["metadata"], "resourceVersion": version}}
+    async with asyncio.timeout(20):
+        await lease.hold()
+    assert not lease.held
+
+
+async def test_one_that_waits_starts_anew_when_the_lease_is_older_than_before() -> None:
+    server = MemoryKube()
+    holder = Lease(server, "ns", "kvstrata", "a", asyncio.get_running_loop().time)
+    await holder.acquire()
+    backup = server.objects[("Lease", "ns", "kvstrata")]
+    await holder._try_once()
+    waiting = Lease(server, "ns", "kvstrata", "b", asyncio.get_running_loop().time)
+    acquiring = asyncio.create_task(waiting.acquire())
+    await asyncio.sleep(0.05)
+    server.api.objects[("Lease", "ns", "kvstrata")] = backup
+    async with asyncio.timeout(10):
+        with pytest.raises(WentBackError):
+            await acquiring

@@ -28,6 +28,13 @@ RELEASE_TIMEOUT_S = 5.0
 """How long giving the Lease up may take; a process that ends has no more time than its pod's grace period."""
 
 
+class WentBackError(RuntimeError):
+    """The API server shows an older Lease than it showed before: it was restored from a backup.
+
+    All that the process knows of objects is of a history that is lost, so that it has to start anew.
+    """
+
+
 class Lease:
     """A contender for one Lease. `monotonic` gives seconds that no clock change moves.
 
@@ -50,6 +57,9 @@ class Lease:
         self._observed_at = monotonic()
         self._renewed_at = float("-inf")
         self._written: dict[str, Any] | None = None
+        self._newest: tuple[str, int] = ("", 0)
+        """The uid of the Lease and the highest resourceVersion of it that was seen."""
+        self._wrote_at = ""
         self.term = 0
 
     @property
@@ -61,7 +71,10 @@ class Lease:
         return self._monotonic() - self._renewed_at < RENEW_DEADLINE_S
 
     async def acquire(self) -> int:
-        """Wait until this process holds the Lease; return its term, which grows with every change of holder."""
+        """Wait until this process holds the Lease; return its term, which grows with every change of holder.
+
+        Raises WentBackError.
+        """
         while True:
             try:
                 # An answer that took too long may tell of a Lease that has expired since.
@@ -84,6 +97,10 @@ class Lease:
                 elif not await asyncio.wait_for(self._try_once(), min(left_s, ATTEMPT_TIMEOUT_S)):
                     log.error("another operator holds the lease")
                     return
+            except WentBackError as error:
+                self._renewed_at = float("-inf")
+                log.error("leadership ends", extra={"error": str(error)})
+                return
             except (KubeError, TimeoutError) as error:
                 log.warning("the lease was not renewed", extra={"error": str(error)})
             if not self.held:
@@ -113,6 +130,7 @@ class Lease:
         lease, self._written = self._written, None
         if lease is None:
             lease = await self._kube.get(LEASE, self._namespace, self._name)
+            self._look_for_restore(lease)
         answered_at = self._monotonic()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         if lease is None:
@@ -132,6 +150,27 @@ class Lease:
             spec |= {"acquireTime": now, "leaseTransitions": int(spec.get("leaseTransitions") or 0) + 1}
         spec |= {"holderIdentity": self._identity, "renewTime": now, "leaseDurationSeconds": int(DURATION_S)}
         return await self._write(lease, create=False)
+
+    def _look_for_restore(self, lease: dict[str, Any] | None) -> None:
+        """Raise WentBackError for a Lease that is older than one that was seen, or than this process' own last one.
+
+        The versions of one object only grow. A backup may also be restored under higher versions, so that watches end:
+        then the holder still finds itself with a time before the one that it wrote.
+        """
+        if lease is None:
+            return
+        uid, version = self._seen(lease)
+        spec = lease.get("spec") or {}
+        own = self.held and spec.get("holderIdentity") == self._identity
+        older = version < self._newest[1] or (own and (spec.get("renewTime") or "") < self._wrote_at)
+        if uid == self._newest[0] and older:
+            raise WentBackError("the API server shows an older Lease than before: it was restored from a backup")
+        self._newest = uid, version
+
+    @staticmethod
+    def _seen(lease: dict[str, Any]) -> tuple[str, int]:
+        metadata = lease.get("metadata") or {}
+        return str(metadata.get("uid") or ""), int(metadata.get("resourceVersion") or 0)
 
     def _new(self, now: str) -> dict[str, Any]:
         return {
@@ -161,5 +200,6 @@ class Lease:
         # Counted from before the request: the successor counts from when it sees the write, which is later. The read
         # before it does not count: a slow one would leave a new leader no time to renew.
         self._renewed_at, self._written = sent_at, stored
+        self._newest, self._wrote_at = self._seen(stored), stored["spec"].get("renewTime") or ""
         self.term = int(stored["spec"].get("leaseTransitions") or 1)
         return True

@@ -120,7 +120,7 @@ class AckListener:
             await asyncio.sleep(delay_s * (0.75 + 0.5 * self._jitter()))
 
     async def hear(self, namespace: str, pod: Pod, state: PodState) -> None:
-        """Take a word that is known to be the pod's own. Raises KubeError if the API server has to be asked and fails."""
+        """Take a word that is known to be the pod's own. Raises KubeError if the API server is asked and fails."""
         contradicted = await self._contradicted(namespace, pod, state)
         self._answered.add(pod.uid)
         self._measure(namespace, pod, state)
