@@ -45,6 +45,7 @@ HEALED_S = 120.0
 """The tier is ready again within this after its server is: a name's time to live, a breaker's and a probe's pause."""
 
 AWAY = {"NoSuchHost", "ConnectionRefused", "Timeout", "Unreachable", "Disconnected", "PodsDisconnected"}
+AWAY |= {"ServersDoNotStart"}  # One that ended several times in a short time is started late, which is told.
 FULL = "OutOfMemory"
 JUNK_BYTES = 4 << 20
 SMALL_JUNK_BYTES = 16 << 10

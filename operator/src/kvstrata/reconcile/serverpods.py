@@ -11,6 +11,9 @@ from kvstrata.objects import labels, names
 MAX_WORDS = 200
 """How many characters of others' words are repeated."""
 
+_BACKING_OFF = "CrashLoopBackOff"
+"""One that ended once is started at once, and needs nobody's help."""
+
 _ON_ITS_WAY = ("ContainerCreating", "PodInitializing")
 _PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 
@@ -50,18 +53,15 @@ def trouble(status: Mapping[str, Any]) -> str:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return f"it cannot be scheduled: {_words(condition.get('message')) or condition.get('reason')}"
     for container in status.get("containerStatuses") or ():
-        state = container.get("state") or {}
-        waiting = state.get("waiting") or {}
-        ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
-        if waiting.get("reason") in _PULLING:
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        reason, ended = waiting.get("reason"), (container.get("lastState") or {}).get("terminated")
+        if reason in _PULLING:
             return f"its image {container.get('image')} cannot be pulled"
-        if ended:  # Also of one that runs again: it is not ready yet, and may be about to end again.
-            how = ended.get("reason") or "Error"
-            return (
-                f"its container ended with {how}, exit code {ended.get('exitCode')}: {_last_line(ended.get('message'))}"
-            )
-        if waiting.get("reason") and waiting["reason"] not in _ON_ITS_WAY:
-            return f"its container is not started, {waiting['reason']}: {_words(waiting.get('message'))}"
+        if reason == _BACKING_OFF and ended:
+            how = f"{ended.get('reason') or 'Error'}, exit code {ended.get('exitCode')}"
+            return f"its container ends again and again, with {how}: {_last_line(ended.get('message'))}"
+        if reason and reason not in _ON_ITS_WAY:
+            return f"its container is not started, {reason}: {_words(waiting.get('message'))}"
     return ""
 
 
