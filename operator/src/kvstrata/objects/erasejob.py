@@ -2,7 +2,7 @@
 
 It is there and not beside the tier, because a namespace that is being deleted can hold no Job. So it brings what it
 needs along: a Secret with its order, and copies of the password and the certificate authority with which pods use the
-tier. Nobody but its pod is given them: no Role names the Secret, and the pod has no token. It may reach the tier and
+tier. Nobody but the operator has rights to that Secret, and the pod has no token. It may reach the tier and
 the cluster's DNS, and be reached by nobody.
 
 The Job is made first, suspended, and owns the rest, so that whatever was made goes with it, wherever its maker died.

@@ -159,7 +159,7 @@ class Jobs:
             if not error.is_conflict:
                 raise
         if resource is not JOB:
-            return {}  # nobody may read the Secret, not even who made it
+            return {}  # what is in it was written by who made this very Job
         found = await self._kube.get(resource, self._namespace, built["metadata"]["name"])
         if found is None:
             raise KubeError(409, "Conflict", f"Job {built['metadata']['name']} was removed at this moment")
