@@ -13,7 +13,7 @@ from kvstrata.model.credentials import CredentialLook, ServerCredentials
 from kvstrata.model.facts import ClusterReport, Loss
 from kvstrata.model.topology import SLOTS, Cluster, Peer
 from kvstrata.model.world import World
-from kvstrata.plan.cluster import ClusterState, cluster_state
+from kvstrata.plan.cluster import ClusterState, cluster_state, known_as
 from tests.topology.looks import Slots, cluster, even
 from tests.unit.objects.builders import redis_tier
 
@@ -58,7 +58,9 @@ def state_of(
     lost: Loss | None = None,
     locked_out: Sequence[str] = (),
 ) -> ClusterState:
-    refused = {uid: ServerCredentials(uid, "WrongPassword", "refuses the password") for uid in locked_out}
+    known = {} if found is None else {uid: known_as(pod) for uid, pod in found.pods.items()}
+    refusing = [known.get(uid, uid) for uid in locked_out]
+    refused = {name: ServerCredentials(name, "WrongPassword", "refuses the password") for name in refusing}
     pods = {} if found is None else {pod.name: pod for pod in found.pods.values()}
     reports = {} if found is None else {of.name: ClusterReport(found, NOW, *failed, lost)}
     looks = {of.name: CredentialLook(refused, NOW)}

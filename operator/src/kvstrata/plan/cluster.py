@@ -97,7 +97,7 @@ def _locked_out(world: World, tier: CacheTier) -> frozenset[str]:
     refused = (
         {name for name, seen in look.servers.items() if seen.reason == TierReason.WRONG_PASSWORD} if look else set()
     )
-    return frozenset(refused & {pod.uid for pod in server_pods(world, tier)})
+    return frozenset(pod.uid for pod in server_pods(world, tier) if known_as(pod) in refused)
 
 
 def _revision(world: World, tier: CacheTier, shard: int) -> str | None:
@@ -146,11 +146,16 @@ def _servers(tier: CacheTier, pods: Collection[ServerPod]) -> tuple[ManagedServe
     host = names.redis_host(tier.name, tier.namespace)
     return tuple(
         ManagedServer(
-            pod.uid, f"[{pod.ip}]:{paths.REDIS_PORT}" if ":" in pod.ip else f"{pod.ip}:{paths.REDIS_PORT}", host
+            known_as(pod), f"[{pod.ip}]:{paths.REDIS_PORT}" if ":" in pod.ip else f"{pod.ip}:{paths.REDIS_PORT}", host
         )
         for pod in sorted(pods, key=lambda pod: pod.name)
         if pod.ip and not pod.deleting
     )
+
+
+def known_as(pod: ServerPod) -> str:
+    """Return a name for people that no other pod has: the next one of a shard has the same name."""
+    return f"{pod.name} ({pod.uid[:8]})"
 
 
 def _hindered(verdict: Verdict, why: str) -> Verdict:
