@@ -1,4 +1,4 @@
-"""`tier`: what tiers on Redis servers cost and how fast they are ready.
+"""`tier`: what tiers on Redis servers cost, how fast they are ready, and what becomes of requests meanwhile.
 
 Each part is a module with `async def measure(progress) -> Part`; its figures carry its name in front.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 from bench.result import OTHER_LOAD, Result
 from e2e.cluster.progress import Progress
 
-from . import external, in_pods, rendered
+from . import external, in_pods, killed, rendered, scaled
 
 NAME = "tier"
-PARTS = (external, rendered, in_pods)
+PARTS = (external, rendered, killed, scaled, in_pods)
 
 
 async def measure() -> Result:
