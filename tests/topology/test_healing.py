@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.model.topology import SLOTS, Command, ServerPod
-from kvstrata.plan.topology import Step, StepReason
+from kvstrata.plan.topology import Step, StepReason, failovers
 from kvstrata.plan.topology.view import View, count
 from tests.support.redis_binary import needs_redis
 from tests.tiers.server_kinds import ServerKind
@@ -150,6 +150,7 @@ class TestLosses:
     async def test_a_server_that_is_back_after_its_replica_was_promoted_joins_as_another(self, rig: Rig) -> None:
         values = await written(rig)
         replica, primary = await rig.replica(1), await rig.primary(1)
+        before = await rig.look()
         rig.kill(primary)
         give_up_at_s = time.monotonic() + 20
         while not (await rig.server(replica)).is_primary:
@@ -157,6 +158,9 @@ class TestLosses:
             assert found is not None
             assert found.waits
             assert time.monotonic() < give_up_at_s, found
+        (told,) = failovers(before, await rig.look(), rig.goal)
+        assert told.node_id == (await rig.server(replica)).node_id
+        assert told.message.endswith(f" slots of {primary.name}, which does not answer")
         rig.restart(primary)
         steps = await rig.settle(until=rig.is_up)
         await assert_sound(rig)
