@@ -21,6 +21,7 @@ from kvstrata.plan.erasurereasons import ErasureReason
 from kvstrata.reconcile.erasures.jobreport import reason_of
 from kvstrata.reconcile.erasures.jobs import REPORT_PATIENCE, Jobs
 from kvstrata.reconcile.erasures.ports import DeletionJobs, DeletionRun, TierDeletion
+from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import NotLeadingError
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, redis_tier
@@ -407,6 +408,19 @@ class TestRemoval:
         await jobs.remove(ERASURE)
         assert await jobs.look(ERASURE, "shared", 1) is None
         assert (await jobs.start(order())).job != first.job
+
+
+async def test_where_the_operator_serves_its_own_namespace_a_job_concerns_none_of_its_objects(
+    kube: MemoryKube, jobs: Jobs
+) -> None:
+    await jobs.start(order())
+    ends(kube, 0, WHOLE)
+    store = Store(lambda: bytes(64), lambda: NOW)
+    for (kind, where, _), raw in list(kube.objects.items()):
+        if where == WHERE and kind in ("Pod", "NetworkPolicy"):
+            assert store.observe(raw) == frozenset()
+            assert store.forget(kind, where, raw["metadata"]["name"], raw) == frozenset()
+    assert not store.domain(WHERE).servers
 
 
 async def test_what_the_api_server_refuses_is_raised(kube: MemoryKube, jobs: Jobs) -> None:
