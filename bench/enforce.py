@@ -1,10 +1,10 @@
 """`enforce`: from an edit of a TenantCachePolicy to the moment at which its status says that every pod enforces it.
 
 1,000 policies, one model, 20 pods whose gates are real programs (`stand_in_gates`). Edits are made one after another;
-then as many at once. Three moments of each edit are seen by watches: the first Secret that the operator writes for it,
-and the policy's status. The baseline is what the API server alone takes in the same run, between the same edits: a
-write of a ConfigMap until a watch shows it. Three such steps are the least that any operator needs (the edit's event,
-the bundle's event at the pods, the status).
+then as many at once; then tenants are invalidated, one after another. Three moments of each edit are seen by watches:
+the first Secret that the operator writes for it, and the policy's status. The baseline is what the API server alone
+takes in the same run, between the same edits: a write of a ConfigMap until a watch shows it. Three such steps are the
+least that any operator needs (the edit's event, the bundle's event at the pods, the status).
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ API_KEYS = "api-keys"
 POLICIES = 1000
 PODS = 20
 EDITS = 200
+INVALIDATIONS = 100
 PAUSE_S = (0.15, 0.25)
 """Between two paced edits, drawn anew each time: longer than the operator gathers edits for one commit."""
 
@@ -42,6 +43,7 @@ SETTLE_TIMEOUT_S = 300.0
 EDIT_TIMEOUT_S = 60.0
 
 POLICY, CONFIG_MAP = BY_KIND["TenantCachePolicy"], Resource("v1", "ConfigMap", "configmaps")
+INVALIDATION = BY_KIND["CacheInvalidation"]
 
 
 @dataclass(slots=True)
@@ -61,6 +63,7 @@ class _Bench:
     policies: Watch
     secrets: Watch
     config_maps: Watch
+    invalidations: Watch
     connection: Connection
     edits: int = 0
 
@@ -90,6 +93,7 @@ async def measure() -> Result:
         policies = await watch(Watch(server, POLICY, NAMESPACE))
         secrets = await watch(Watch(server, SECRET, NAMESPACE, metadata_only=True))
         config_maps = await watch(Watch(server, CONFIG_MAP, NAMESPACE))
+        invalidations = await watch(Watch(server, INVALIDATION, NAMESPACE))
         with progress.step("start the operator and wait until every policy is enforced"):
             operator = await stack.enter_async_context(running_operator(server))
             await operator.wait_until_synced()
@@ -98,7 +102,7 @@ async def measure() -> Result:
             await operator.wait_until_settled(3.0, SETTLE_TIMEOUT_S)
         await stack.enter_async_context(supervised(operator, gates))
         connection = await stack.enter_async_context(server.connected())
-        bench = _Bench(server, operator, gates, policies, secrets, config_maps, connection)
+        bench = _Bench(server, operator, gates, policies, secrets, config_maps, invalidations, connection)
         return await _measure(bench, progress)
 
 
@@ -135,6 +139,9 @@ async def _measure(bench: _Bench, progress: Progress) -> Result:
         burst_s = await _burst(bench)
         burst_cpu_s = bench.operator.cpu_s() - before_burst
     burst_writes = await writes_so_far(bench.server) - writes_before - EDITS
+    await bench.operator.wait_until_settled(1.0, SETTLE_TIMEOUT_S)
+    with progress.step(f"{INVALIDATIONS} tenants invalidated, one after another"), Busyness(*ids) as then:
+        invalid_s = [await _invalidate(bench, number) for number in range(INVALIDATIONS)]
     return Result(
         name=NAME,
         figures={
@@ -150,6 +157,8 @@ async def _measure(bench: _Bench, progress: Progress) -> Result:
             "burst_operator_cpu_per_edit": Figure(1000 * burst_cpu_s / EDITS, "ms"),
             "burst_operator_writes_per_edit": Figure(burst_writes / EDITS, "1"),
             "gates_cpu_per_edit": Figure(1000 * cost[1] / EDITS, "ms"),
+            "invalidation_acknowledged_p50": Figure(percentile(invalid_s, 50), "s"),
+            "invalidation_acknowledged_p99": Figure(percentile(invalid_s, 99), "s"),
         },
         baseline={
             "write_to_watch_p50": Figure(percentile(paced.baseline_s, 50), "s"),
@@ -161,8 +170,9 @@ async def _measure(bench: _Bench, progress: Progress) -> Result:
             "policies": POLICIES,
             "pods": PODS,
             "edits": EDITS,
+            "invalidations": INVALIDATIONS,
             "pods_are": "real gate programs in one process beside the API server, no kubelet, no engine",
-            OTHER_LOAD: round(busyness.others_percent),
+            OTHER_LOAD: round(max(busyness.others_percent, then.others_percent)),
         },
     )
 
@@ -211,6 +221,17 @@ async def _burst(bench: _Bench) -> float:
     return max(task.result() for task in seen) - started
 
 
+async def _invalidate(bench: _Bench, number: int) -> float:
+    """Apply a CacheInvalidation of one tenant; return the seconds until its status says that all gates obey."""
+    await asyncio.sleep(random.uniform(*PAUSE_S))
+    name = f"invalidation-{number}"
+    spec = {"scope": {"tenant": policy_name(number)}, "mode": "Lazy", "reason": "a benchmark"}
+    request = own("CacheInvalidation", name, spec)
+    started = time.monotonic()
+    await bench.connection.send(request)
+    return await bench.invalidations.seen(name, _is_logically_invalid, EDIT_TIMEOUT_S) - started
+
+
 def _enforces(generation: int, found: Seen) -> bool:
     status = found.get("status") or {}
     return condition_is_true(found, "Enforced") and bool(status.get("enforcedGeneration") == generation)
@@ -218,6 +239,10 @@ def _enforces(generation: int, found: Seen) -> bool:
 
 def _is_enforced(found: Seen) -> bool:
     return condition_is_true(found, "Enforced")
+
+
+def _is_logically_invalid(found: Seen) -> bool:
+    return condition_is_true(found, "LogicallyInvalid")
 
 
 def _has_nobody_to_enforce(found: Seen) -> bool:
