@@ -128,7 +128,7 @@ def _delete(directory: Path, cluster: RedisCluster, filling: Filling) -> dict[st
         raise ClusterError(f"the deletion ended with {ended.returncode}")
     done: dict[str, Any] = json.loads(ended.stdout)
     if not done["whole"] or not done["empty"] or done["deleted"] != filling.entries:
-        told = {name: value for name, value in done.items() if name not in ("exchanges", "controls")}
+        told = {name: value for name, value in done.items() if name not in ("exchanges", "commands", "controls")}
         raise ClusterError(f"{filling.entries} entries were to be deleted and shown to be gone: {told}")
     return done
 
@@ -167,6 +167,7 @@ def _result(
             "value_bytes": filling.value_bytes,
             "keyspaces": effort.keyspaces,
             "primaries": PRIMARIES,
+            "commands_in_exchange_of_most_cpu": done["commands"][cpus.index(max(cpus))],
             "slow_commands": [str(entry["command"][:60]) + f" {entry['duration']} us" for entry in slow[:8]],
             "processors": len(os.sched_getaffinity(0)),
             "kernel": platform.release(),

@@ -42,6 +42,7 @@ class WatchedServers(Servers):
         super().__init__(tier)
         self._clocks = {one: processor_clock(pids[one.address.port]) for one in self.layout.primaries}
         self.exchanges: list[tuple[float, float]] = []
+        self.commands: list[int] = []
         self.controls: list[tuple[float, float]] = []
 
     def ask_one(self, primary: Primary, commands: Sequence[Command]) -> list[Any]:
@@ -52,6 +53,7 @@ class WatchedServers(Servers):
             answers[:] = super(WatchedServers, self).ask_one(primary, commands)
 
         self.exchanges.append(self._timed(primary, ask))
+        self.commands.append(len(commands))
         if len(self.exchanges) % CONTROL_EVERY == 0:
             ping = Command(b"", (b"PING",))
             self.controls.append(self._timed(primary, lambda: super(WatchedServers, self).ask_one(primary, [ping])))
@@ -99,6 +101,7 @@ def main(path: Path) -> None:
                 "client_cpu_s": used.ru_utime + used.ru_stime,
                 "server_cpu_s": server_cpu_s,
                 "exchanges": servers.exchanges,
+                "commands": servers.commands,
                 "controls": servers.controls,
             }
         )

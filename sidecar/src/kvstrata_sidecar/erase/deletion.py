@@ -36,7 +36,8 @@ TOMBSTONE_KEEP_MS = 7 * 86_400_000
 nobody, because the keyspace stays in the set of revoked ones, and goes when its retention is over."""
 
 KEYSPACES_AT_ONCE = 512
-BUCKETS_AT_ONCE = 32
+BUCKETS_AT_ONCE = 8
+"""In one exchange: a server carries all of its commands out before it serves others."""
 NAMES_AT_ONCE = 8
 
 IN_VAIN = 1_000
