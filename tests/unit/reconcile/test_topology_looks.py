@@ -78,3 +78,29 @@ async def test_plans_that_bring_nothing_new_cause_no_look_while_something_is_wai
         await looks.another()
         topologies.tend(NAMESPACE, replace(ORDER, goal=replace(ORDER.goal, shards=4)))
         await looks.another()
+
+
+async def test_pods_that_change_bring_quick_looks_after_a_long_wait(
+    looks: _Looks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def pause(_: Any, at_most_s: float) -> None:
+        pauses.append(at_most_s)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(topology._Tending, "pause", pause)
+    kube, store = MemoryKube(), Store(lambda: bytes(64), lambda: datetime.now(UTC))
+    secret = {"metadata": {"name": NAME, "namespace": NAMESPACE}, "data": {"admin-password": "c2VjcmV0"}}
+    await kube.create(SECRET, NAMESPACE, secret)
+    async with Topologies(kube, store, WorkQueue(lambda: 0.0), lambda: True) as topologies:
+        topologies.tend(NAMESPACE, ORDER)
+        for _ in range(30):
+            await looks.another()
+        assert pauses[-1] == topology.LONGEST_WAIT_S
+        pod = ServerPod("kvs-shared-redis-0-0", "uid", 0, 0, None, ready=False, deleting=False, revision="a")
+        store.domain(NAMESPACE).servers["shared"] = {pod.name: pod}
+        before = len(pauses)
+        for _ in range(3):
+            await looks.another()
+        assert min(pauses[before:]) < 2 * topology.WAIT_S

@@ -141,7 +141,9 @@ class Topologies:
     async def _pass(self, tending: _Tending, nodes: RedisNodes) -> float:
         """Look once and do what follows; return how long to wait before the next look."""
         order, pods = tending.order, self._pods(tending)
-        tending.pods = pods
+        if pods != tending.pods:
+            # Something moves: what follows from it is not to wait as long as what has not come for minutes.
+            tending.pods, tending.waited = pods, 0
         cluster = await nodes.look(pods.values())
         if any(reason in _ACCESS_REFUSED for reason, _ in cluster.silent.values()):
             tending.access_refused()
