@@ -20,6 +20,7 @@ from bench.machine import Busyness
 from bench.result import Figure
 from bench.tier.part import Part
 from e2e.cluster.progress import Progress
+from kvstrata.model.topology import ServerPod
 from kvstrata.objects.rediscluster import NODE_TIMEOUT_MS
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.pod_tier import Block
@@ -63,6 +64,7 @@ async def measure(progress: Progress) -> Part:
             rig.kill(victim)
             with rig.admin(heir) as client:
                 replicated = {name.rpartition(b":")[2] for name in client.scan_iter(count=10_000)}
+            leads_s = await asyncio.to_thread(_leads, rig, heir)
             served_s = await pod.served_since(killed_s)
             pod.end()
         lost_kept = await asyncio.to_thread(pod.missing, KEPT)
@@ -72,6 +74,7 @@ async def measure(progress: Progress) -> Part:
     return Part(
         figures={
             "killed_until_served": Figure(served_s - killed_s, "s", baseline=NODE_TIMEOUT_MS / 1000),
+            "killed_until_heir_leads": Figure(leads_s - killed_s, "s", baseline=NODE_TIMEOUT_MS / 1000),
             "killed_longest_request": Figure(pod.longest_s, "s"),
             "killed_hits_lost": Figure(len(lost_kept) + len(lost_written), "1"),
             "killed_hits_lost_though_replicated": Figure(len(had) + len(lost_kept), "1"),
@@ -82,6 +85,17 @@ async def measure(progress: Progress) -> Part:
         conditions={"killed_blocks_kept": len(KEPT), "killed_blocks_written": len(acknowledged)},
         others_percent=busyness.others_percent,
     )
+
+
+def _leads(rig: MoverRig, heir: ServerPod) -> float:
+    """Return when a server said that it leads. Raises TimeoutError."""
+    give_up_at_s = time.monotonic() + TIMEOUT_S
+    with rig.admin(heir) as client:
+        while client.info("replication")["role"] != "master":
+            if time.monotonic() > give_up_at_s:
+                raise TimeoutError(f"{heir.name} does not lead after {TIMEOUT_S:g} s")
+            time.sleep(PAUSE_S)
+    return time.monotonic()
 
 
 @dataclass
