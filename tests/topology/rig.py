@@ -205,6 +205,16 @@ class Rig:
         self.probe(cluster)
         return replace(cluster, pods=dict(self.pods))
 
+    async def heard(self) -> Cluster:
+        """A look in which nobody who can answer was too slow to."""
+        patience = Patience()
+        while True:
+            cluster = await self.look()
+            able = {uid for uid, process in self._processes.items() if not process.frozen}
+            if able <= cluster.servers.keys():
+                return cluster
+            patience.ask("slow servers")
+
     def probe(self, cluster: Cluster) -> None:
         """Do what kubelets do: a server that only took long once is not one that does not answer."""
         for uid, pod in self.pods.items():
@@ -265,19 +275,19 @@ class Rig:
 
     async def primary(self, shard: int) -> ServerPod:
         """The pod whose server has slots."""
-        cluster = await self.look()
+        cluster = await self.heard()
         servers = [one for one in cluster.servers.values() if one.itself.slots]
         return next(pod for one in servers if (pod := self.pods[one.pod_uid]).shard == shard)
 
     async def replica(self, shard: int) -> ServerPod:
         """A pod of a shard whose server is a replica."""
-        cluster = await self.look()
+        cluster = await self.heard()
         servers = [one for one in cluster.servers.values() if not one.is_primary]
         return next(pod for one in servers if (pod := self.pods[one.pod_uid]).shard == shard)
 
     async def server(self, pod: ServerPod) -> Server:
         """What a pod's server says of itself."""
-        return (await self.look()).servers[pod.uid]
+        return (await self.heard()).servers[pod.uid]
 
     def client(self, pod: ServerPod) -> Any:
         """A client of one server alone; its own types tell of all that any settings could make it answer."""

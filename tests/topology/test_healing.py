@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from kvstrata.plan.topology import Step, StepReason, failovers
 from kvstrata.plan.topology.view import View, count
 from tests.support.redis_binary import needs_redis
 from tests.tiers.server_kinds import ServerKind
-from tests.topology.rig import Rig
+from tests.topology.rig import Patience, Rig
 
 pytestmark = needs_redis
 
@@ -31,7 +30,7 @@ def lost(steps: Sequence[Step]) -> int:
 
 async def assert_sound(rig: Rig) -> None:
     """Every slot has one primary, every shard its replicas, and all servers say the same and know nobody else."""
-    cluster = await rig.look()
+    cluster = await rig.heard()
     owners = [server for server in cluster.servers.values() if server.itself.slots]
     held = [slot for one in owners for first, last in one.itself.slots for slot in range(first, last + 1)]
     assert sorted(held) == list(range(SLOTS))
@@ -51,14 +50,14 @@ async def assert_sound(rig: Rig) -> None:
 
 async def in_step(rig: Rig) -> None:
     """Wait until all replicas have read what was written."""
-    give_up_at_s = time.monotonic() + 20
+    patience = Patience()
     while True:
-        cluster = await rig.look()
+        cluster = await rig.heard()
         view = View(cluster, rig.goal)
         replicas = [server for server in cluster.servers.values() if not server.is_primary]
         if all(server.keys == view.servers[str(server.itself.primary)].keys for server in replicas):
             return
-        assert time.monotonic() < give_up_at_s
+        patience.ask([server.keys for server in replicas])
         await asyncio.sleep(0.02)
 
 
@@ -112,9 +111,7 @@ class TestForming:
         rig = make_rig()
         for ordinal in (0, 1):
             rig.delete(rig.pod(1, ordinal))
-        give_up_at_s = time.monotonic() + 20
-        while len((await rig.look()).servers) < 4:
-            assert time.monotonic() < give_up_at_s
+        assert len((await rig.heard()).servers) == 4
         for _ in range(5):
             await rig.act()
         judged = await rig.verdict()
@@ -152,13 +149,13 @@ class TestLosses:
         replica, primary = await rig.replica(1), await rig.primary(1)
         before = await rig.look()
         rig.kill(primary)
-        give_up_at_s = time.monotonic() + 20
+        patience = Patience()
         while not (await rig.server(replica)).is_primary:
             found = await rig.act()
             assert found is not None
             assert found.waits
-            assert time.monotonic() < give_up_at_s, found
-        (told,) = failovers(before, await rig.look(), rig.goal)
+            patience.ask(found)
+        (told,) = failovers(before, await rig.heard(), rig.goal)
         assert told.node_id == (await rig.server(replica)).node_id
         assert told.message.endswith(f" slots of {primary.name}, which does not answer")
         rig.restart(primary)
@@ -276,9 +273,9 @@ class TestSilence:
 
 async def covered(rig: Rig) -> None:
     """Act until every slot has a server that serves it."""
-    give_up_at_s = time.monotonic() + 30
+    patience = Patience()
     while not (judged := await rig.verdict()).slots_covered:
-        assert time.monotonic() < give_up_at_s, judged
+        patience.ask(judged)
         await rig.act()
 
 
