@@ -175,6 +175,9 @@ def test_a_process_that_begins_to_look_tells_nothing_of_before() -> None:
 def test_a_cluster_that_is_forgotten_is_shown_no_more() -> None:
     events = teller("gone", Told())
     asyncio.run(look(events, whole(away=[0])))
+    assert counted("backend_up", "gone") == 1
+    events.unasked()
+    assert counted("backend_up", "gone") == 0
     assert counted("backend_slots_uncovered", "gone") == 5461
     assert counted("tier_replicas_missing", "gone") == 1
     events.forget()

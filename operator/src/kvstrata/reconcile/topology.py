@@ -112,6 +112,7 @@ class Topologies:
                     log.warning("a cluster cannot be tended", extra={"tier": tending.name, "error": str(error)})
                     pause_s = RETRY_S
                 except LookupError as error:
+                    tending.events.unasked()
                     self._report(tending, ClusterReport(None, utc_now(), TierReason.SECRET_NOT_FOUND, str(error)))
                     pause_s = RETRY_S
                 except Exception:

@@ -70,6 +70,10 @@ class TopologyEvents:
             metrics.SLOTS_TO_MOVE.labels(*self._where).set(verdict.slots_to_move)
             await self._tell_work(verdict)
 
+    def unasked(self) -> None:
+        """Show that no server could be asked, as without the Secret to ask with."""
+        metrics.BACKEND_UP.labels(*self._where).set(0)
+
     async def done(self, step: Step) -> None:
         """Tell of a step that was carried out."""
         lost = lost_with(step)
