@@ -12,6 +12,7 @@ from kvstrata.model.facts import ClusterReport
 from kvstrata.model.refs import Key
 from kvstrata.model.topology import Cluster
 from kvstrata.objects import names
+from kvstrata.plan.cluster import known_as
 from kvstrata.plan.types import TendCluster
 from kvstrata.reconcile import topology
 from kvstrata.reconcile.topology import Topologies
@@ -117,7 +118,8 @@ def test_a_password_secret_that_vanishes_is_made_anew_and_servers_of_every_shard
     assert ("Secret", NAMESPACE, names.redis_auth("t")) in simulation.kube.objects
     after = [simulation.kube.objects[shard]["spec"]["template"] for shard in shards]
     assert all(one != other for one, other in zip(before, after, strict=True))
-    refused = {uid: ServerCredentials(uid, "WrongPassword", "refuses the password") for uid in whole.pods}
+    known = [known_as(pod) for pod in whole.pods.values()]
+    refused = {name: ServerCredentials(name, "WrongPassword", "refuses the password") for name in known}
     simulation.store.domain(NAMESPACE).credentials["t"] = CredentialLook(refused, simulation.now)
     looked(simulation, replace(whole, servers={}, silent=dict.fromkeys(whole.pods, ("WrongPassword", "refused"))))
     assert simulation.condition("CacheTier", "t", "Ready") == ("False", "PasswordsLost")
