@@ -49,7 +49,7 @@ async def reach() -> AsyncIterator[Callable[..., RedisNodes]]:
     made: list[RedisNodes] = []
 
     def reach(port: int, **access: Any) -> RedisNodes:
-        made.append(RedisNodes(NodeAccess(port, **access), look_timeout_s=0.5, timeout_s=0.5))
+        made.append(RedisNodes(NodeAccess(port, **access), look_timeout_s=2.0, timeout_s=2.0))
         return made[-1]
 
     yield reach
