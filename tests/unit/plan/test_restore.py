@@ -215,3 +215,23 @@ def test_the_domains_key_is_drawn_once_for_a_restore() -> None:
     world.simulation.restart()
     world.rest()
     assert world.simulation.world.domain_key == key
+
+
+def test_data_keys_that_came_back_are_used_no_more() -> None:
+    sealed = cpu_tier("disk", medium="NVMe", capacityPerPod="1Gi", nvme={"emptyDir": {}}, encryption="Required")
+    world = RestoredWorld.of(domain(), sealed, model(tiers=("disk",)), policy("acme"), pod("pod-0"))
+    before = {key.secret for entry in world.simulation.bundle().entries.values() for key in entry.keys}
+    assert before
+    backup = world.back_up()
+    world.simulation.put(invalidation("all", scope={"all": True}))
+    world.rest()
+    world.restore(backup)
+    world.rest()
+    keys = {key.secret for entry in world.simulation.bundle().entries.values() for key in entry.keys}
+    assert keys
+    assert not before & keys
+    assert not before & set(world.simulation.world.data_keys.values())
+    assert world.simulation.condition("TenantCachePolicy", "acme", "Enforced") == ("True", "AllPodsAcknowledged")
+    world.simulation.restart()
+    world.rest()
+    assert {key.secret for entry in world.simulation.bundle().entries.values() for key in entry.keys} == keys

@@ -177,7 +177,7 @@ class SecretFacts:
 
     `users` is what the users of a Redis server may, without their passwords' digests. `passwords` and `tls` are known
     of Secrets with passwords of managed servers and with a certificate. `drawn_for` is the restore after which the
-    domain's key was drawn, empty for none.
+    domain's key or its data keys were drawn, empty for none.
     """
 
     name: str

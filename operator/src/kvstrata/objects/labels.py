@@ -52,7 +52,7 @@ ROTATED_FOR = "kvstrata.io/rotated-for"
 """Annotation of a Secret with passwords: the last wish to rotate them that was granted."""
 
 DRAWN_FOR = "kvstrata.io/drawn-for"
-"""Annotation of the Secret with a domain's key: the restore after which the key was drawn."""
+"""Annotation of Secrets with a domain's key or its data keys: the restore after which they were drawn."""
 
 
 def selector_of_model(model: str) -> dict[str, str]:

@@ -5,6 +5,9 @@ as its epoch, also while no tier requires it: a tier that requires it again find
 which it is dropped nobody can read what it encrypted, so that is done last: when no status names its epoch, no bundle
 has its key, and every pod that may hold an older bundle has acknowledged a revision without it, or is gone for certain.
 
+After a restore of the API server all of them are drawn anew, because those that were dropped since the backup are back.
+They are replaced at once: what they encrypted is unreachable by the domain's new key, which is there before.
+
 An entry never waits for its key: until it is there, tiers that require encryption refuse the keyspace, and its policy
 is not called enforced.
 """
@@ -43,7 +46,8 @@ def encrypts(world: World) -> bool:
 
 def keys_of(world: World, epoch: Epoch) -> tuple[DataKey, ...]:
     """Return the data keys of a scope in its epoch; none while they are not drawn, or not needed."""
-    secret = world.data_keys.get(epoch.value) if encrypts(world) else None
+    usable = encrypts(world) and not _came_back(world, names.data_keys_secret(epoch.value))
+    secret = world.data_keys.get(epoch.value) if usable else None
     return (DataKey(epoch.rolls % (MAX_GENERATION + 1), secret),) if secret else ()
 
 
@@ -62,7 +66,9 @@ def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
     if not (world.data_keys or encrypts(world)):
         return Plan()
     used = _epochs_in_use(world)
-    lacking = _by_secret(epoch for epoch in used if epoch not in world.data_keys) if encrypts(world) else {}
+    back = {name for name in map(names.data_keys_secret, world.data_keys) if _came_back(world, name)}
+    wanted = {epoch for epoch in used if epoch not in world.data_keys or names.data_keys_secret(epoch) in back}
+    lacking = _by_secret(wanted) if encrypts(world) else {}
     unused = world.data_keys.keys() - used
     spent = _by_secret(_droppable(world, unused, now))
     orders = tuple(
@@ -73,14 +79,22 @@ def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
             owner=domain.owner_reference(),
             epochs=tuple(sorted(lacking.get(name, ()))),
             spent=tuple(sorted(spent.get(name, ()))),
+            drawn_for=domain.status.restored.id if domain.status.restored is not None else "",
         )
-        for name in sorted({*lacking, *spent})
+        for name in sorted({*lacking, *spent, *back})
     )
     return Plan(
         actions=orders,
         enqueue=tuple(Key(BUNDLE, world.namespace, name) for name in world.models) if lacking else (),
         wake_after_s=LOOK_AGAIN_S if unused else None,
     )
+
+
+def _came_back(world: World, name: str) -> bool:
+    """Whether a Secret of data keys is older than the last restore of the API server."""
+    restored = world.domain.status.restored if world.domain is not None else None
+    secret = world.secrets.get(name)
+    return restored is not None and secret is not None and secret.drawn_for != restored.id
 
 
 def _encrypts(tier: CacheTier) -> bool:

@@ -53,8 +53,8 @@ class EnsureSecret:
     `dns_names` are the subject alternative names of a certificate; one that is `for_peers` is good for calling others
     like it, too. `domain` is the domain id whose keys the users of a Redis tier may reach. A Secret of data keys gets a
     fresh one for each of `epochs` that it has none for, and loses those of `spent`; its other keys are left alone.
-    `honours` is the wish to rotate passwords that fresh ones grant. `drawn_for` is the restore after which a domain's
-    key is drawn: one that was drawn for it already is left alone.
+    `honours` is the wish to rotate passwords that fresh ones grant. `drawn_for` is the restore after which keys are
+    drawn: a domain's key that was drawn for it is left alone, and data keys that were not are not kept.
     """
 
     name: str

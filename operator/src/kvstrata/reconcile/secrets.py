@@ -88,8 +88,7 @@ class Keeper:
             return
         domain.versions[slot] = version
         values = decode(raw)
-        told = raw["metadata"].get("annotations") or {}
-        domain.secrets[name] = replace(self._facts(raw, values), drawn_for=told.get(labels.DRAWN_FOR, ""))
+        domain.secrets[name] = replace(self._facts(raw, values), drawn_for=_drawn_for(raw))
         if name == names.DOMAIN_KEY_SECRET:
             key = values.get(names.DOMAIN_KEY_DATA_KEY, b"")
             domain.domain_key = key if len(key) >= DOMAIN_KEY_BYTES else None
@@ -122,7 +121,10 @@ class Keeper:
         there = decode(stored or {})
         values: Mapping[str, bytes] | None
         if order.material is Material.DATA_KEYS:
-            values = self._data_keys(order, there)
+            came_back = _drawn_for(stored) != order.drawn_for and bool(order.drawn_for)
+            values = self._data_keys(order, {} if came_back else there)
+            if values is None and came_back and stored is not None:
+                values = {}
         else:
             renew = order.renew and not _drawn_already(order, stored, there)
             values = self._material(order, there) if stored is None or renew else None
@@ -260,9 +262,14 @@ class Keeper:
 
 def _drawn_already(order: EnsureSecret, stored: Mapping[str, Any] | None, there: Mapping[str, bytes]) -> bool:
     """Whether the domain's key that is there was drawn after the restore that the order names."""
-    told = ((stored or {}).get("metadata", {}).get("annotations") or {}).get(labels.DRAWN_FOR, "")
     usable = len(there.get(names.DOMAIN_KEY_DATA_KEY, b"")) >= DOMAIN_KEY_BYTES
-    return bool(order.drawn_for) and told == order.drawn_for and usable
+    return bool(order.drawn_for) and _drawn_for(stored) == order.drawn_for and usable
+
+
+def _drawn_for(stored: Mapping[str, Any] | None) -> str:
+    """Return the restore after which a Secret's keys were drawn, empty for none."""
+    told: str = ((stored or {}).get("metadata", {}).get("annotations") or {}).get(labels.DRAWN_FOR, "")
+    return told
 
 
 def _has_labels(raw: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
