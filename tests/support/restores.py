@@ -105,9 +105,11 @@ class RestoredWorld:
         for pod in self._pods() if heard else ():
             self.speak(pod.name)
 
-    def clone(self) -> RestoredWorld:
-        """Return another world with the same API server and pods, and an operator that was just started."""
+    def clone(self, seed: int) -> RestoredWorld:
+        """Return another world with the same API server and pods, and an operator that works in any order."""
         other = RestoredWorld(self.simulation.clone(), dict(self.held), set(self.readable))
+        other.simulation.random = random.Random(seed)
+        other.simulation._shuffle = True
         other.restart()
         return other
 

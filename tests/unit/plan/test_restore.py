@@ -114,7 +114,7 @@ def test_an_operator_that_dies_at_any_write_of_it_ends_the_same(after: bool) -> 
     cached |= world.keyspaces()
     world.restore(backup)
     for number in range(1, 40):
-        other = world.clone()
+        other = world.clone(seed=number)
         other.simulation.kill_at(number, after=after)
         try:
             other.rest()
@@ -181,6 +181,11 @@ def test_a_pod_that_claims_what_no_operator_could_have_written_is_not_believed(r
     assert restored(world) == ("False", "WitnessNotBelieved")
     assert "restored" not in world.simulation.status("CacheDomain", "default")
     assert world.simulation.bundle().root.revision < 1000
+    world.simulation.edit("TenantCachePolicy", "acme", cacheGeneration=1)
+    world.simulation.settle()
+    world.speak("pod-1")
+    world.simulation.settle()
+    assert world.simulation.condition("TenantCachePolicy", "acme", "Enforced") == ("False", "AwaitingAcks")
 
 
 def test_a_pod_of_a_predecessor_of_its_model_tells_of_no_restore() -> None:
