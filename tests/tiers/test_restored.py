@@ -1,4 +1,4 @@
-"""A server that comes back with a backup of its data: what was left stays unreachable, and the books mend themselves."""
+"""A server that comes back with a backup of its data: what was left is out of reach, and the books mend themselves."""
 
 from __future__ import annotations
 
