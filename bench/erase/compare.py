@@ -73,7 +73,9 @@ def _measure(effort: Effort, progress: Progress) -> Result:
 
 @contextmanager
 def _cluster(directory: Path, progress: Progress) -> Iterator[RedisCluster]:
-    cluster = RedisCluster(directory, PRIMARIES, command=redis_command())
+    # Whoever is starved on a busy machine is not taken for dead.
+    patient = ("--cluster-node-timeout", "60000")
+    cluster = RedisCluster(directory, PRIMARIES, options=lambda _: patient, command=redis_command())
     try:
         with progress.step(f"a cluster of {PRIMARIES} servers"):
             cluster.start()
