@@ -30,7 +30,8 @@ def engine_python() -> Path | None:
 class EngineProcess:
     """The engine with its own prefix cache off, so that every prompt is looked up in the cache server.
 
-    With `socket_path` it listens there instead of on a port, and its model's tokenizer merges.
+    With `socket_path` it listens there instead of on a port, and its model's tokenizer merges. With `prefix_caching` its
+    own prefix cache is on.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class EngineProcess:
         extra: dict[str, object] | None = None,
         *,
         socket_path: Path | None = None,
+        prefix_caching: bool = False,
     ) -> None:
         self.port = free_port()
         self._socket_path = socket_path
@@ -91,7 +93,8 @@ class EngineProcess:
         }
         if socket_path is not None:
             flags["--uds"] = str(socket_path)
-        words = ["--enforce-eager", "--no-enable-prefix-caching", "--enable-prompt-tokens-details"]
+        caching = "--enable-prefix-caching" if prefix_caching else "--no-enable-prefix-caching"
+        words = ["--enforce-eager", caching, "--enable-prompt-tokens-details"]
         words += [word for flag in flags.items() for word in flag]
         with self.log_file.open("wb") as log:
             self._process = subprocess.Popen(

@@ -10,7 +10,7 @@ Gate: `{"op":"pool",…}`, see `holding`.
 Gate: `{"op":"purge","keyspaces":[…]}`; the adapter deletes all blocks of these keyspaces from the cache server's own
 memory and from its files, overwrites their bytes (not those of encrypted files), and answers with what is done and what
 readers and writers still hold. It goes on with the rest by itself; asked again it tells the sum.
-Gate: `{"op":"erase",…}` and `{"op":"verify",…}`, see `erasing`. An adapter that does not know what it is asked answers
+Gate: `{"op":"erase",…}` and `{"op":"verify",…}`, see `erasing`, and `{"op":"forget",…}`, see `probe`. An adapter that does not know what it is asked answers
 with `UNKNOWN_QUESTION`.
 """
 
@@ -27,6 +27,7 @@ from .erasing import EraseQuestion, VerifyQuestion
 from .holding import PoolQuestion
 from .keyspace import is_keyspace
 from .pools import CHUNK_HASH_BYTES
+from .probe import ForgetQuestion
 
 SOCKET_NAME = "adapter.sock"
 MAX_LINE_BYTES = 1 << 20
@@ -292,6 +293,8 @@ def decode_request(line: bytes) -> dict[str, Any]:
         return {"op": "erase", "question": EraseQuestion.from_json(raw)}
     if raw.get("op") == "verify":
         return {"op": "verify", "question": VerifyQuestion.from_json(raw)}
+    if raw.get("op") == "forget":
+        return {"op": "forget", "question": ForgetQuestion.from_json(raw)}
     raise ContractError(UNKNOWN_QUESTION)
 
 

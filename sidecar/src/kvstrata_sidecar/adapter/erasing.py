@@ -22,6 +22,7 @@ from kvstrata.contract.erasing import (
     VerifyQuestion,
 )
 from kvstrata.contract.pools import CHUNK_HASH_BYTES
+from kvstrata.contract.probe import ForgetQuestion, Forgotten
 
 from .enforcement import Enforcement
 from .holdings import Names
@@ -122,6 +123,23 @@ class Erasing:
             rows.append(VerifiedTier(memory.tier, MEDIUM, len(keys), memory.found(keys), kept=kept))
         return AdapterVerified(self._boot, view.revision, view.term, True, in_force, len(chunks), tuple(rows))
 
+    def forget(self, question: ForgetQuestion) -> Forgotten:
+        """Delete chunks of a keyspace from every tier, and nothing else. Raises ContractError while no engine said how
+        its blocks look.
+        """
+        chunks = _names_in(question.chunks)
+        parts = self._names()(question.keyspace, chunks)
+        if parts is None:
+            raise ContractError("no engine told yet how its blocks look")
+        keys = [key for own in parts for key in own]
+        blocks = [Block(key, question.keyspace, key.kv_rank, key.object_group_id, key.chunk_hash) for key in keys]
+        memory, deleted, in_use = self._memory(), 0, 0
+        # First the memory: from there blocks may be on their way to slower tiers.
+        if memory is not None:
+            deleted, in_use = memory.forget(keys)
+        deleted += sum(len(tier.delete(blocks)) for tier in self._tiers())
+        return Forgotten(self._boot, deleted, in_use)
+
     def _erase(self, question: EraseQuestion) -> tuple[list[ErasedTier], list[str]]:
         keyspaces, wanted = question.keyspaces, question.tiers
         rows, elsewhere, here = list[ErasedTier](), list[str](), set[str]()
@@ -147,11 +165,14 @@ class Erasing:
     def _chunks(self, question: VerifyQuestion) -> list[bytes]:
         if question.chunks is None:
             return self._known.of(question.keyspace)
-        size = CHUNK_HASH_BYTES
-        return [question.chunks[at : at + size] for at in range(0, len(question.chunks), size)]
+        return _names_in(question.chunks)
 
     def _found(self, keyspace: str, tier: PodTier, blocks: Sequence[Block]) -> VerifiedTier:
         state = tier.state()
         refusal: Any = self._enforcement.refusal(keyspace, tier=state.name)
         found = sum(size > 0 for size in tier.sizes(blocks))
         return VerifiedTier(state.name, state.medium, len(blocks), found, str(refusal or ""), tier.kept(blocks))
+
+
+def _names_in(chunks: bytes) -> list[bytes]:
+    return [chunks[at : at + CHUNK_HASH_BYTES] for at in range(0, len(chunks), CHUNK_HASH_BYTES)]

@@ -1,7 +1,7 @@
 """The gate's line into the cache server: a unix socket.
 
-It takes `apply`, `state`, `metrics`, `hash`, `pool`, `purge`, `erase` and `verify`; see kvstrata.contract.link for the
-messages. An `apply` reads policy.json, puts it in force, and is acknowledged only when the I/O on the keyspaces that it
+It takes `apply`, `state`, `metrics`, `hash`, `pool`, `purge`, `erase`, `verify` and `forget`; see kvstrata.contract.link for
+the messages. An `apply` reads policy.json, puts it in force, and is acknowledged only when the I/O on the keyspaces that it
 dropped has ended.
 """
 
@@ -32,6 +32,7 @@ from kvstrata.contract.link import (
     error_answer,
     metrics_answer,
 )
+from kvstrata.contract.probe import ForgetQuestion, Forgotten
 
 from .enforcement import Enforcement
 from .pools import Manifests
@@ -68,6 +69,9 @@ class Server(Protocol):
 
     def verify(self, question: VerifyQuestion) -> AdapterVerified:
         """Say which blocks lookups find. Raises ContractError while there is no policy."""
+
+    def forget(self, question: ForgetQuestion) -> Forgotten:
+        """Delete chunks of a keyspace. Raises ContractError while their blocks cannot be named."""
 
     def policy_applied(self) -> None:
         """Hear that another view is in force."""
@@ -138,6 +142,8 @@ class PolicyLink:
                 return self._server.erase(request["question"]).encode()
             if request["op"] == "verify":
                 return self._server.verify(request["question"]).encode()
+            if request["op"] == "forget":
+                return self._server.forget(request["question"]).encode()
             if request["op"] == "purge":
                 return self._server.purge(request["keyspaces"]).encode()
             return self._apply(request["revision"], request["term"]).encode()

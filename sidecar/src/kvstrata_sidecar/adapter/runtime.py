@@ -17,6 +17,7 @@ from kvstrata.contract.cacheview import FRESHNESS_FILE
 from kvstrata.contract.erasing import AdapterErased, AdapterVerified, EraseQuestion, VerifyQuestion
 from kvstrata.contract.holding import PoolHolding, PoolQuestion
 from kvstrata.contract.link import MAX_TIER_USAGE_ROWS, MAX_USAGE_ROWS, AdapterState, ChunkHashes, PurgeAnswer
+from kvstrata.contract.probe import ForgetQuestion, Forgotten
 
 from .enforcement import Enforcement, FreshnessFile
 from .erasing import Erasing
@@ -189,6 +190,10 @@ class Runtime:
     def verify(self, question: VerifyQuestion) -> AdapterVerified:
         """Say which blocks lookups find. Raises ContractError while there is no policy."""
         return self._erasing.verify(question)
+
+    def forget(self, question: ForgetQuestion) -> Forgotten:
+        """Delete chunks of a keyspace. Raises ContractError while their blocks cannot be named."""
+        return self._erasing.forget(question)
 
     def policy_applied(self) -> None:
         """Let tiers and memory follow a new view at once."""

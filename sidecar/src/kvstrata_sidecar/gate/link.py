@@ -29,6 +29,7 @@ from kvstrata.contract.link import (
     purge_request,
     state_request,
 )
+from kvstrata.contract.probe import ForgetQuestion, Forgotten
 
 from . import log
 from .enforcement import Enforcement
@@ -149,6 +150,13 @@ class AdapterLink:
         Raises ContractError if it refuses, or does not answer.
         """
         return AdapterVerified.decode(await self._once(question.encode(), ERASE_TIMEOUT_S))
+
+    async def forget(self, question: ForgetQuestion) -> Forgotten:
+        """Have the cache server delete chunks of a keyspace, in a conversation of its own.
+
+        Raises ContractError if it refuses, or does not answer.
+        """
+        return Forgotten.decode(await self._once(question.encode(), ERASE_TIMEOUT_S))
 
     async def _once(self, question: bytes, timeout_s: float) -> bytes:
         try:

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvstrata.contract.ack import PodState
 from kvstrata.contract.erase import ERASE_PATH, VERIFY_PATH
+from kvstrata.contract.probe import PROBE_PATH
 from kvstrata.contract.warm import POOL_PATH, RENDER_PATH, WARM_PATH
 
 from . import control, health, log
@@ -31,6 +32,7 @@ from .link import AdapterLink
 from .messages import Limits
 from .metrics import Metrics
 from .poolwait import PoolWait
+from .probing import Prober
 from .proxy import TenantService, random_salt
 from .settings import Settings, SettingsError, load
 from .tlsfiles import ServerTls
@@ -112,12 +114,22 @@ class Gate:
         self.eraser = PodEraser(
             boot=self.boot, enforcement=self.enforcement, link=self.link, key_files=self.volume.keys_left
         )
+        self.prober = Prober(
+            model=settings.served_model,
+            boot=self.boot,
+            enforcement=self.enforcement,
+            engine=self.engine,
+            link=self.link,
+            random_salt=random_salt,
+            draining=lambda: self._stopping.is_set() or self.drain.active,
+        )
         work: dict[tuple[bytes, str], control.Work] = {
             (b"POST", RENDER_PATH): self.warming.render,
             (b"POST", WARM_PATH): self.warmer.warm,
             (b"GET", POOL_PATH): self.warmer.inspect,
             (b"POST", ERASE_PATH): self.eraser.erase,
             (b"POST", VERIFY_PATH): self.eraser.verify,
+            (b"POST", PROBE_PATH): self.prober.probe,
         }
         self.control = ControlService(self.state, settings.ack_token_file, loop, work)
         self.control_server = HttpServer(self.control, control.LIMITS, loop)
@@ -258,6 +270,7 @@ class Gate:
             self.tenant_server.closing_after_response = self.drain.active
             if self.drain.active:
                 self.warmer.abort_all()
+                self.prober.abort_all()
             await asyncio.sleep(POLL_S)
 
     async def _watch_certificates(self) -> None:
@@ -269,6 +282,7 @@ class Gate:
     async def _finish_in_flight(self) -> None:
         self.drain.begin()
         self.warmer.abort_all()
+        self.prober.abort_all()
         self.tenant_server.closing_after_response = True
         log.info("stopping", in_flight=len(self.enforcement.in_flight))
         deadline = self.loop.time() + self.settings.shutdown_s

@@ -63,6 +63,12 @@ class MemoryEraser:
             residue=self._residue,
         )
 
+    def forget(self, keys: Collection[Any]) -> tuple[int, int]:
+        """Delete these blocks; return how many went, and how many somebody uses."""
+        deleted, locked = self._pool.delete([key for key in keys if self._pool.entry(key) is not None])
+        coming = sum(self._pool.coming(key) for key in keys)
+        return len(deleted), len(locked) + coming
+
     def found(self, keys: Collection[Any]) -> int:
         """Return how many of these blocks a lookup finds, without that being a use of them."""
         return sum(self._pool.entry(key) is not None for key in keys)

@@ -1,0 +1,95 @@
+"""Who plays in an isolation probe: a scope that stores, and others that must not find it. Pure, chance is passed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+from kvstrata.contract.bundle import Bundle
+from kvstrata.contract.keyspace import Scope
+
+MAX_POOLS = 2
+"""Keyspaces of pools that are looked in, beside tenants' scopes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """Somebody who must not find it: a scope by one of its tenants, or a pool, which has none and sends no requests."""
+
+    scope: str
+    tenant: str | None = None
+    keyspace: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """`writer` stores, `second` is a tenant of the same scope (the same one where there is no other) and must find it.
+
+    `clashes` is whether the first reader has the writer's keyspace by the bundle's own word.
+    """
+
+    scopes: int
+    scope: str
+    writer: str
+    second: str
+    readers: tuple[Reader, ...]
+    clashes: bool = False
+
+
+def cast(bundle: Bundle, readers: int, below: Callable[[int], int]) -> Cast | None:
+    """Return a cast with at most so many tenants' scopes that look, None where no scope reuses anything.
+
+    `below` returns a random number below its argument. Two scopes with one keyspace are always chosen; otherwise every
+    scope is as likely as any other. A pool that the writer may read is not asked: what it has is the writer's to find.
+    """
+    tenants: dict[Scope, list[str]] = {}
+    owners: dict[str, Scope] = {}
+    clash: tuple[Scope, Scope] | None = None
+    if bundle.root.rules.reuse == "Off":
+        return None
+    for entry in bundle.entries.values():
+        if entry.suspended:
+            continue
+        tenants.setdefault(entry.scope, []).append(entry.tenant)
+        if (owner := owners.setdefault(entry.keyspace, entry.scope)) != entry.scope:
+            clash = owner, entry.scope
+    if not tenants:
+        return None
+    scopes = list(tenants)
+    drawn = _drawn(scopes, readers + 1, below)
+    if clash is not None:
+        drawn = [*clash, *(scope for scope in drawn if scope not in clash)][: max(2, readers + 1)]
+    # Of a scope that some tier does not take nothing is shown there.
+    own = min(drawn[: 2 if clash else None], key=lambda scope: _denied(bundle, tenants[scope]))
+    others = [scope for scope in drawn if scope is not own]
+    writer = tenants[own][below(len(tenants[own]))]
+    members = [tenant for tenant in tenants[own] if tenant != writer] or [writer]
+    pools = islice(_pools_beyond(bundle, bundle.entries[writer].pools), MAX_POOLS)
+    looking = [Reader(str(scope), tenants[scope][below(len(tenants[scope]))]) for scope in others]
+    second = members[below(len(members))]
+    return Cast(len(scopes), str(own), writer, second, (*looking, *pools), clash is not None)
+
+
+def _drawn(scopes: list[Scope], most: int, below: Callable[[int], int]) -> list[Scope]:
+    """Return different scopes, in random order, without shuffling all of thousands."""
+    left = list(scopes)
+    count = min(most, len(left))
+    for at in range(count):
+        other = at + below(len(left) - at)
+        left[at], left[other] = left[other], left[at]
+    return left[:count]
+
+
+def _denied(bundle: Bundle, tenants: list[str]) -> int:
+    """Return how many tiers a scope is kept off."""
+    return sum(budget.denied for tenant in tenants for budget in bundle.entries[tenant].budgets)
+
+
+def _pools_beyond(bundle: Bundle, readable: tuple[str, ...]) -> list[Reader]:
+    return [
+        Reader(f"Pool/{name}", keyspace=version.keyspace)
+        for name, shard in bundle.pools.items()
+        if name not in readable
+        for version in shard.versions
+    ]

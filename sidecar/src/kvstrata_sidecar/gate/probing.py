@@ -1,0 +1,331 @@
+"""The isolation probe: whether another scope can reuse what one stored, asked on the ways that requests go.
+
+Tenants become salts by the decision that their requests get, the engine computes a chunk of random tokens that nobody
+can have sent, and the cache server looks for it in each tier. Whoever must not find it looks between two who must: a miss
+counts only where it could have been a hit. It is nobody's request: no tenant's figures count it, and the chunk is
+deleted at the end. What it cost is four prompts of one chunk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sys
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.bundle import Bundle
+from kvstrata.contract.erasing import AdapterVerified, VerifyQuestion
+from kvstrata.contract.link import MAX_HASHED_TOKENS, UNKNOWN_QUESTION
+from kvstrata.contract.probe import (
+    ENGINE,
+    ForgetQuestion,
+    Probed,
+    ProbedTier,
+    ProbeOutcome,
+    ProbeRequest,
+    outcome_of,
+)
+from kvstrata_sidecar.warm.render import EngineAwayError, RefusedError
+
+from . import log
+from .enforcement import Enforcement
+from .enginecalls import EngineCalls, WholeAnswer, judged, request_bytes
+from .errors import Reason, Refusal, bad_request
+from .grants import decide
+from .link import AdapterLink
+from .probecast import Cast, cast
+from .upstream import EnginePool
+
+STORED_WITHIN_S = 15.0
+"""How long tiers may take to store the chunk; longer than any of their deadlines."""
+
+LOOK_S = 0.1
+ANSWERED_WITHIN_S = 60.0
+"""How long the engine may take over a prompt of one chunk."""
+
+FORGET_TRIES = 20
+
+
+class _EndedError(Exception):
+    """The probe ends with this outcome, whatever it has found."""
+
+    def __init__(self, outcome: ProbeOutcome) -> None:
+        super().__init__(str(outcome))
+        self.outcome = outcome
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What was found until now, by tier."""
+
+    rows: dict[tuple[str, str], ProbedTier] = field(default_factory=dict)
+    culprits: tuple[str, ...] = ()
+
+    def count(self, said: AdapterVerified, kind: str) -> bool:
+        """Count a lookup in each tier as a control, foreign or altered; return whether any tier found the chunk.
+
+        A scope finds a chunk when it finds all of it; of others one part is too much, and so is one that is kept under
+        their name without being served.
+        """
+        found_any = False
+        for tier in said.tiers:
+            found = tier.found == tier.asked if kind == "control" else bool(tier.found or tier.kept)
+            refused = bool(kind == "foreign" and tier.refusal and not found)
+            found_any = found_any or found
+            self.add(tier.tier, tier.medium, kind, found=found, refused=refused)
+        return found_any
+
+    def add(self, tier: str, medium: str, kind: str, *, found: bool, refused: bool = False) -> None:
+        """Count one lookup."""
+        row = self.rows.get((tier, medium), ProbedTier(tier, medium))
+        match kind:
+            case "control":
+                row = replace(row, controls=row.controls + 1, control_hits=row.control_hits + found)
+            case "foreign":
+                hits, turned_down = row.foreign_hits + found, row.refused + refused
+                row = replace(row, foreign=row.foreign + 1, foreign_hits=hits, refused=turned_down)
+            case _:
+                row = replace(row, altered=row.altered + 1, altered_hits=row.altered_hits + found)
+        self.rows[tier, medium] = row
+
+    @property
+    def tiers(self) -> tuple[ProbedTier, ...]:
+        """The rows; memory that belongs to no tier is a passage, and counts if something was found in it."""
+        rows = (row for _, row in sorted(self.rows.items()))
+        return tuple(row for row in rows if row.tier or row.medium == ENGINE or row.control_hits or row.foreign_hits)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A chunk of random tokens with one more token behind it, and the names of it and of one that differs in a token."""
+
+    ids: array[int]
+    name: bytes
+    altered: bytes
+
+
+class Prober:
+    """Answers the operator, one probe at a time. `engine` serves `model`; `draining` is whether the pod is on its way
+    out, `below` returns a random number below its argument.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        boot: str,
+        enforcement: Enforcement,
+        engine: EnginePool,
+        link: AdapterLink,
+        random_salt: Callable[[], str],
+        draining: Callable[[], bool],
+        below: Callable[[int], int] = secrets.randbelow,
+    ) -> None:
+        self._model = model
+        self._boot = boot
+        self._enforcement = enforcement
+        self._engine = engine
+        self._link = link
+        self._random_salt = random_salt
+        self._calls = EngineCalls(engine, model, random_salt)
+        self._draining = draining
+        self._below = below
+        self._one_at_a_time = asyncio.Lock()
+        self._running: set[WholeAnswer] = set()
+        self._tidying: set[asyncio.Task[None]] = set()
+
+    async def probe(self, body: bytes) -> bytes:
+        """Answer a request to probe.
+
+        Raises Refusal: 400 for what is no request, 501 where the cache server's version cannot.
+        """
+        try:
+            request = ProbeRequest.decode(body)
+        except ContractError:
+            raise bad_request(Reason.BAD_VALUE, "the body is no request to probe") from None
+        async with self._one_at_a_time:
+            said = await self._probe(request)
+        tell = log.warning if said.outcome.failed else log.info
+        tell("isolation was probed", outcome=str(said.outcome), lookups=said.lookups, controls=said.controls)
+        return said.encode()
+
+    def abort_all(self) -> None:
+        """End what the engine computes for a probe."""
+        for answer in tuple(self._running):
+            answer.abort()
+
+    async def _probe(self, request: ProbeRequest) -> Probed:
+        enforcement = self._enforcement
+        said = Probed(self._boot, enforcement.cache_boot, enforcement.revision, enforcement.term, ProbeOutcome.UNREADY)
+        bundle = enforcement.bundle
+        if bundle is None or not enforcement.cache_boot or self._draining():
+            return said
+        if enforcement.acked < request.revision:
+            return replace(said, outcome=ProbeOutcome.MOVED)
+        players = cast(bundle, request.readers, self._below)
+        if players is None or not decide(bundle, players.writer, enforcement.fresh(), self._random_salt).keyspace:
+            return replace(said, outcome=ProbeOutcome.NO_REUSE)
+        said = replace(said, scopes=players.scopes, looked=len(players.readers), clashes=players.clashes)
+        if not players.readers:
+            return replace(said, outcome=ProbeOutcome.ONE_SCOPE)
+        found, ended = _Findings(), None
+        try:
+            await self._look(bundle, players, found)
+        except _EndedError as end:
+            ended = end.outcome
+        except ContractError as error:
+            _require_known(error)
+            ended = ProbeOutcome.UNREADY
+        if enforcement.cache_boot != said.cache_boot:
+            ended = ProbeOutcome.UNREADY
+        outcome = outcome_of(found.tiers, clashes=players.clashes)
+        # What was found was found, however it ended; that nothing was found counts only if it ended well.
+        if ended is not None and not outcome.failed:
+            return replace(said, outcome=ended, clashes=False)
+        culprits = found.culprits
+        if players.clashes and not culprits:
+            culprits = (players.scope, players.readers[0].scope)
+        return replace(said, outcome=outcome, tiers=found.tiers, culprits=culprits)
+
+    async def _look(self, bundle: Bundle, players: Cast, found: _Findings) -> None:
+        """Store a chunk, and look for it. Raises _EndedError and ContractError."""
+        chunk = await self._random_chunk()
+        own = self._keyspace(bundle, players.writer)
+        try:
+            await self._compute(bundle, players.writer, chunk.ids)
+            found.count(await self._stored(own, chunk.name), "control")
+            for reader in players.readers:
+                keyspace = reader.keyspace or self._keyspace(bundle, reader.tenant or "")
+                if found.count(await self._verify(keyspace, chunk.name), "foreign"):
+                    found.culprits = found.culprits or (players.scope, reader.scope)
+            found.count(await self._verify(own, chunk.altered), "altered")
+            await self._look_in_engine(bundle, players, chunk, found)
+            again = self._keyspace(bundle, players.second)
+            found.count(await self._verify(again, chunk.name), "control")
+        finally:
+            # Also when the caller has gone.
+            task = asyncio.get_running_loop().create_task(self._forget(own, chunk.name))
+            self._tidying.add(task)
+            task.add_done_callback(self._tidying.discard)
+        await task
+        # A control that missed because the policy moved on is nobody's failure.
+        for tenant in (players.writer, players.second):
+            self._require_same(bundle, tenant)
+
+    async def _look_in_engine(self, bundle: Bundle, players: Cast, chunk: _Chunk, found: _Findings) -> None:
+        """Ask the engine for the chunk but for its last token, which makes no whole chunk that tiers could store."""
+        part = chunk.ids[:-2]
+        reader = next((one for one in players.readers if one.tenant is not None), None)
+        if reader is None or reader.tenant is None or not part:
+            return
+        steps: tuple[tuple[str, str], ...] = (
+            ("control", players.second), ("foreign", reader.tenant), ("control", players.writer),
+        )  # fmt: skip
+        for kind, tenant in steps:
+            hit = await self._compute(bundle, tenant, part) > 0
+            found.add("", ENGINE, kind, found=hit)
+            if hit and kind == "foreign":
+                found.culprits = found.culprits or (players.scope, reader.scope)
+
+    async def _random_chunk(self) -> _Chunk:
+        """Return tokens that nobody has sent, and what the cache server calls them. Raises _EndedError."""
+        size = (await self._link.hash(b"")).chunk_tokens
+        if not 1 < size < MAX_HASHED_TOKENS:
+            raise _EndedError(ProbeOutcome.UNREADY)
+        try:
+            # Hexadecimal digits are some two to a token. A tokenizer that takes more of them gives too few tokens.
+            made = await self._calls.tokenize({"prompt": secrets.token_hex(4 * size), "add_special_tokens": False})
+        except (RefusedError, EngineAwayError):
+            raise _EndedError(ProbeOutcome.UNREADY) from None
+        ids = made.ids[: size + 1]
+        others = [one for one in ids if one != ids[0]]
+        if len(ids) <= size or not others:
+            raise _EndedError(ProbeOutcome.UNREADY)
+        altered = array("I", [others[0], *ids[1:size]])
+        names = [(await self._link.hash(_packed(tokens))).hashes for tokens in (ids[:size], altered)]
+        return _Chunk(ids, *names)
+
+    async def _stored(self, keyspace: str, name: bytes) -> AdapterVerified:
+        """Return what tiers have, once all that take the scope have all of it, or when that took too long."""
+        loop = asyncio.get_running_loop()
+        give_up_at_s = loop.time() + STORED_WITHIN_S
+        while True:
+            said = await self._verify(keyspace, name)
+            open_to_it = [tier for tier in said.tiers if tier.tier and not tier.refusal]
+            if all(tier.found == tier.asked for tier in open_to_it) or loop.time() >= give_up_at_s:
+                return said
+            await asyncio.sleep(LOOK_S)
+
+    async def _verify(self, keyspace: str, name: bytes) -> AdapterVerified:
+        said = await self._link.verify(VerifyQuestion(keyspace, name))
+        if not said.known:
+            raise _EndedError(ProbeOutcome.UNREADY)
+        return said
+
+    async def _forget(self, keyspace: str, name: bytes) -> None:
+        """Delete the chunk everywhere; what somebody uses at that moment is tried again, and left to age after that."""
+        for _ in range(FORGET_TRIES):
+            try:
+                if not (await self._link.forget(ForgetQuestion(keyspace, name))).in_use:
+                    return
+            except ContractError:
+                return
+            await asyncio.sleep(LOOK_S)
+
+    def _keyspace(self, bundle: Bundle, tenant: str) -> str:
+        """Return what a request of the tenant would get under `bundle`. Raises _EndedError if that is no keyspace."""
+        grant = decide(bundle, tenant, self._enforcement.fresh(), self._random_salt)
+        if not grant.keyspace:
+            raise _EndedError(ProbeOutcome.NO_REUSE)
+        return grant.salt
+
+    def _require_same(self, bundle: Bundle, tenant: str) -> None:
+        """Raise _EndedError unless the policy in force gives the tenant what `bundle` does."""
+        now = self._enforcement.bundle
+        if now is None or self._draining():
+            raise _EndedError(ProbeOutcome.UNREADY)
+        try:
+            same = self._keyspace(now, tenant) == self._keyspace(bundle, tenant)
+        except Refusal:
+            same = False
+        if not same:
+            raise _EndedError(ProbeOutcome.MOVED)
+
+    async def _compute(self, bundle: Bundle, tenant: str, ids: Iterable[int]) -> int:
+        """Have the engine take a prompt as the tenant's; return how many of its tokens it had. Raises _EndedError."""
+        self._require_same(bundle, tenant)
+        salt = self._keyspace(bundle, tenant)
+        answer = WholeAnswer(asyncio.get_running_loop())
+        body: dict[str, Any] = {"prompt": list(ids), "max_tokens": 1, "temperature": 0, "cache_salt": salt}
+        # Nothing is awaited between what is granted and what is in flight: it drains as a tenant's request does.
+        answer.call = self._engine.send(request_bytes("/v1/completions", {**body, "model": self._model}), answer)
+        self._enforcement.admit(answer, tenant, salt)
+        self._running.add(answer)
+        try:
+            async with asyncio.timeout(ANSWERED_WITHIN_S):
+                said = judged(*await answer.future)
+            return int((said["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        except (RefusedError, EngineAwayError, TimeoutError, KeyError, AttributeError, TypeError, ValueError):
+            raise _EndedError(ProbeOutcome.MOVED if answer.aborted else ProbeOutcome.UNREADY) from None
+        finally:
+            answer.drop()
+            self._running.discard(answer)
+            self._enforcement.release(answer)
+
+
+def _packed(ids: array[int]) -> bytes:
+    """Return token ids as the link takes them, little-endian."""
+    if sys.byteorder == "big":
+        ids = ids[:]
+        ids.byteswap()
+    return ids.tobytes()
+
+
+def _require_known(error: ContractError) -> None:
+    """Raise Refusal for a cache server of an earlier version, which does not know what it was asked."""
+    if UNKNOWN_QUESTION in str(error):
+        raise Refusal(501, Reason.NOT_FOUND, "the cache server of this pod cannot be probed yet") from None

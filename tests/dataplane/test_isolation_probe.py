@@ -1,0 +1,144 @@
+"""The isolation probe by the real engine, cache server, Redis and files, through the gate's own port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstrata.contract.bundle import Entry
+from kvstrata.contract.datakey import DataKey
+from kvstrata.contract.keyspace import Scope, ScopeKind
+from kvstrata.contract.pools import PoolShard, PoolState, PoolVersion, pack_hashes
+from kvstrata.contract.probe import PROBE_PATH, Probed, ProbeOutcome, ProbeRequest
+from tests.dataplane.conftest import StartServer, file_tier, tier
+from tests.dataplane.engine_process import CHUNK_TOKENS, MODEL, EngineProcess, engine_python
+from tests.dataplane.test_pool_engine import Folders, posted, say
+from tests.gate.stand_ins import StandInApi
+from tests.gate.world import World, entry, keyspace, until
+from tests.tiers.gate_stand_in import DOMAIN
+from tests.tiers.redis_process import RedisProcess
+
+pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
+
+TIERS = ("Engine", "disk", "dram", "shared")
+_KEYS: dict[str, tuple[DataKey, ...]] = {}
+
+
+@dataclass
+class Pod:
+    """What is around a gate: an engine with a prefix cache of its own, and three tiers, of which two encrypt."""
+
+    world: World
+    engine: EngineProcess
+    redis: RedisProcess
+
+    def stored(self) -> int:
+        """How many blocks the shared tier has, of anybody."""
+        return sum(len(name.split(b":")) == 7 for name in self.redis.admin().scan_iter(count=1000))
+
+
+@pytest.fixture(scope="module")
+def pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pod]:
+    python = engine_python()
+    if python is None:
+        pytest.skip("no engine: run tests/dataplane/install_lmcache.py --engine or set KVSTRATA_ENGINE_PYTHON")
+    directory = tmp_path_factory.mktemp("probe")
+    redis = RedisProcess(directory)
+    redis.start()
+    with tempfile.TemporaryDirectory(prefix="pod") as name:
+        world = World(Path(name))
+        folders: Any = Folders(world.directory / "policy", world.directory / "link")
+        (directory / "files").mkdir()
+        tiers = [
+            file_tier(directory / "files", encryption="Required"), tier(redis.port, encryption="Required"),
+        ]  # fmt: skip
+        server = start_server(directory, folders, tiers, CHUNK_TOKENS, memory={"tier": "dram"})
+        engine = EngineProcess(
+            python, directory, server.rpc_port, socket_path=world.engine.socket_path, prefix_caching=True
+        )
+        try:
+            engine.wait_until_ready()
+            yield Pod(world, engine, redis)
+        finally:
+            engine.stop()
+            redis.stop()
+
+
+@pytest.fixture
+async def gate(pod: Pod) -> AsyncIterator[World]:
+    world = pod.world
+    # An API server of each test's own event loop; revisions go on.
+    world.api, world.root = StandInApi(), replace(world.root, domain=DOMAIN, shards=(), pools=())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(world.gate_tls / "tls.crt", world.gate_tls / "tls.key")
+    await world.api.start(context)
+    await world.publish_keys()
+    try:
+        async with world.started(served_model=MODEL):
+            await until(lambda: world.gate.engine_ready)
+            yield world
+    finally:
+        await world.api.stop()
+
+
+def keyed(tenant: str, space: str | None = None, scope: Scope | None = None, **fields: Any) -> Entry:
+    name = space or tenant
+    keys = _KEYS.setdefault(name, (DataKey(1, os.urandom(32)),))
+    made = entry(tenant, name, keys=keys, **fields)
+    return replace(made, scope=scope or made.scope)
+
+
+async def probed(world: World, revision: int) -> Probed:
+    return Probed.decode(await say(world, posted(PROBE_PATH, ProbeRequest(revision).encode())))
+
+
+async def test_every_tier_and_the_engine_are_shown_to_keep_tenants_groups_and_pools_apart(
+    gate: World, pod: Pod
+) -> None:
+    group = Scope(ScopeKind.GROUP, "lab")
+    tenants = [keyed("acme"), keyed("globex"), keyed("ann", "lab-1", group), keyed("bob", "lab-1", group)]
+    hashes = pack_hashes([bytes([1]) * 32])
+    pool_keys = (DataKey(1, os.urandom(32)),)
+    pool = PoolVersion(keyspace("docs-1"), "r", PoolState.PUBLISHED, hashes, ("shared",), keys=pool_keys)
+    revision = await gate.publish(tenants, pools={0: PoolShard("docs", "uid", (pool,))})
+    await gate.acked(revision)
+    await until(lambda: all(state.breaker == "closed" for state in gate.gate.link.tiers) and gate.gate.link.tiers)
+    for _ in range(3):
+        said = await probed(gate, revision)
+        assert (said.outcome, said.culprits) == (ProbeOutcome.ISOLATED, ()), said
+        assert (said.proven, said.unproven) == (TIERS, ())
+        assert (said.scopes, said.looked) == (3, 3)
+        assert {(row.foreign, row.altered) for row in said.tiers if row.tier} == {(3, 1)}
+        assert said.controls == 2 * len(TIERS)
+        # What it stored is gone again, from memory and tiers.
+        await until(lambda: not gate.gate.prober._tidying and pod.stored() == 0 and not gate.gate.link.usage)
+
+
+async def test_two_tenants_that_were_given_one_keyspace_are_found_in_every_tier(gate: World) -> None:
+    revision = await gate.publish([keyed("acme", "same"), keyed("globex", "same")], pools={})
+    await gate.acked(revision)
+    said = await probed(gate, revision)
+    assert said.outcome is ProbeOutcome.FOREIGN_HIT
+    assert said.clashes
+    assert set(said.culprits) == {"Tenant/acme", "Tenant/globex"}
+    assert {row.tier or row.medium: row.foreign_hits for row in said.tiers} == dict.fromkeys(TIERS, 1)
+
+
+async def test_a_tier_that_is_away_is_not_said_to_be_isolated(gate: World, pod: Pod) -> None:
+    revision = await gate.publish([keyed("acme"), keyed("globex")], pools={})
+    await gate.acked(revision)
+    await asyncio.to_thread(pod.redis.stop)
+    try:
+        said = await probed(gate, revision)
+    finally:
+        await asyncio.to_thread(pod.redis.start)
+    assert said.outcome is ProbeOutcome.ISOLATED
+    assert (said.proven, said.unproven) == (("Engine", "disk", "dram"), ("shared",))
