@@ -30,8 +30,8 @@ def engine_python() -> Path | None:
 class EngineProcess:
     """The engine with its own prefix cache off, so that every prompt is looked up in the cache server.
 
-    With `socket_path` it listens there instead of on a port, and its model's tokenizer merges. With `prefix_caching` its
-    own prefix cache is on.
+    With `socket_path` it listens there instead of on a port, and its model's tokenizer merges. With `prefix_caching`
+    its own prefix cache is on.
     """
 
     def __init__(

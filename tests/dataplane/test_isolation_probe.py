@@ -69,7 +69,7 @@ def pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> 
             yield Pod(world, engine, redis)
         finally:
             engine.stop()
-            redis.stop()
+            redis.kill()
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ async def test_two_tenants_that_were_given_one_keyspace_are_found_in_every_tier(
 async def test_a_tier_that_is_away_is_not_said_to_be_isolated(gate: World, pod: Pod) -> None:
     revision = await gate.publish([keyed("acme"), keyed("globex")], pools={})
     await gate.acked(revision)
-    await asyncio.to_thread(pod.redis.stop)
+    await asyncio.to_thread(pod.redis.kill)
     try:
         said = await probed(gate, revision)
     finally:

@@ -41,6 +41,7 @@ from kvstrata.contract.link import (
     metrics_answer,
 )
 from kvstrata.contract.pools import CHUNK_HASH_BYTES
+from kvstrata.contract.probe import ForgetQuestion, Forgotten
 
 Handler = Callable[["EngineRequest", asyncio.StreamWriter], Awaitable[None]]
 
@@ -185,6 +186,7 @@ class StandInAdapter:
         self.erased: dict[str, Any] = {}
         """What its answers to erasures say, beside that nothing is left."""
         self.verifications: list[VerifyQuestion] = []
+        self.forgotten: list[ForgetQuestion] = []
         self.knows_erasure = True
         """Cleared: an adapter of the version before."""
         self.links = 0
@@ -235,6 +237,14 @@ class StandInAdapter:
         self.verifications.append(question)
         return AdapterVerified(self.boot, self.revision, self.term, False, False)
 
+    def forgetting(self, question: ForgetQuestion) -> Forgotten:
+        """Drop chunks from what its tier has."""
+        self.forgotten.append(question)
+        there, size = self.held.get(question.keyspace, set()), CHUNK_HASH_BYTES
+        gone = there & {question.chunks[at : at + size] for at in range(0, len(question.chunks), size)}
+        there -= gone
+        return Forgotten(self.boot, len(gone))
+
     def named(self, tokens: bytes) -> ChunkHashes:
         """Name whole chunks by a chain of digests, as the cache server does with another digest."""
         size, hashes = self.chunk_tokens * TOKEN_BYTES, [b""]
@@ -265,9 +275,11 @@ class StandInAdapter:
                     writer.write(self.holding(question["question"]).encode())
                     await writer.drain()
                     continue
-                if question["op"] in ("erase", "verify"):
+                if question["op"] in ("erase", "verify", "forget"):
                     if not self.knows_erasure:
                         writer.write(error_answer(UNKNOWN_QUESTION))
+                    elif question["op"] == "forget":
+                        writer.write(self.forgetting(question["question"]).encode())
                     elif question["op"] == "erase":
                         writer.write(self.erasure(question["question"]).encode())
                     else:

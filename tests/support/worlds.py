@@ -31,6 +31,7 @@ from kvstrata.objects.context import BuildContext
 from kvstrata.objects.redisusers import what_users_may
 from kvstrata.plan.types import (
     EnsureSecret,
+    IsolationQuestion,
     Order,
     Plan,
     PoolQuestion,
@@ -140,6 +141,8 @@ class Simulation:
         self.asked: list[str] = []
         self.renderer = Renderer()
         self.pool_questions: list[PoolQuestion] = []
+        self.isolation_questions: list[IsolationQuestion] = []
+        """What was asked of probes; nobody answers by itself."""
         self.plans: list[tuple[Key, Plan]] = []
         self.boots = 0
         self._boot()
@@ -154,8 +157,9 @@ class Simulation:
         self.keeper = keeper
         self.secret_watch = SecretWatch(self.store, keeper)
         self.writer = Writer(
-            self.kube, self.store, self.queue, keeper, lambda: True, lambda _, asked: self.pool_questions.append(asked)
-        )
+            self.kube, self.store, self.queue, keeper, lambda: True,
+            lambda _, asked: self.pool_questions.append(asked), lambda _, asked: self.isolation_questions.append(asked),
+        )  # fmt: skip
         self.resync = Resync(self.kube, self.store, keeper, [NAMESPACE], False)
 
     # what others do

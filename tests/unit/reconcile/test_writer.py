@@ -57,7 +57,13 @@ def test_a_process_that_does_not_lead_writes_nothing(kind: str) -> None:
     made = plan(simulation.world, CONTEXT, key, simulation.now)
     assert not made.empty
     writer = Writer(
-        simulation.kube, simulation.store, simulation.queue, simulation.keeper, lambda: False, lambda *_: None
+        simulation.kube,
+        simulation.store,
+        simulation.queue,
+        simulation.keeper,
+        lambda: False,
+        lambda *_: None,
+        lambda *_: None,
     )
     before = simulation.kube.writes
     with pytest.raises(NotLeadingError):

@@ -31,6 +31,7 @@ from kvstrata.contract.erase import (
     VerifyRequest,
 )
 from kvstrata.contract.prefix import PrefixSource
+from kvstrata.contract.probe import MAX_PROBED_BYTES, PROBE_PATH, Probed, ProbeRequest
 from kvstrata.contract.warm import (
     MAX_ANSWER_BYTES,
     POOL_PATH,
@@ -53,6 +54,9 @@ MAX_TOKEN_BYTES = 8 * 1024
 POOL_TIMEOUT_S = 30.0
 LOOK_TIMEOUT_S = 40.0
 """How long a pod may take to look into its tiers, beside what it was asked to wait."""
+
+PROBE_TIMEOUT_S = 180.0
+"""How long a pod may take over a probe: its engine computes four prompts of one chunk, and may be busy."""
 
 MAX_WORK_PER_POD = 8
 """Requests for pools to one pod at a time; others wait."""
@@ -119,7 +123,7 @@ class _Answer(Generic[T]):
 
 
 class GateClient:
-    """Asks gates for their state, to work for prefix pools, and to erase.
+    """Asks gates for their state, to work for prefix pools, to erase, and to probe isolation.
 
     Use it as a context manager, within one event loop.
 
@@ -214,6 +218,16 @@ class GateClient:
         body = request.encode()
         question = _Question("POST", VERIFY_PATH, LOOK_TIMEOUT_S, MAX_ERASED_BYTES, body=body, newer=True)
         answer = await self._ask(pod_ip, server_name, question, Verified.decode)
+        return answer.body, answer.token
+
+    async def probe(self, pod_ip: str, server_name: str, request: ProbeRequest) -> tuple[Probed, str]:
+        """Have a pod probe isolation; return what it found and the token that came with it, unchecked.
+
+        Raises GateError, and ContractError for a request that no gate would take.
+        """
+        body = request.encode()
+        question = _Question("POST", PROBE_PATH, PROBE_TIMEOUT_S, MAX_PROBED_BYTES, body=body, newer=True)
+        answer = await self._ask(pod_ip, server_name, question, Probed.decode)
         return answer.body, answer.token
 
     async def _ask(

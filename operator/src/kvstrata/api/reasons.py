@@ -112,7 +112,21 @@ class ModelReason(Reason):
     AWAITING_ACKS = texts.AWAITING_ACKS
     ALL_PODS_ACKNOWLEDGED = texts.ALL_ACKED
     NO_LIVE_PODS = texts.NO_LIVE_PODS
-    NOT_PROBED = "NotProbed", "This version does not probe isolation, so nothing was proven."
+    NOT_PROBED = "NotProbed", "A pod was not probed yet, so nothing is shown of it."
+    ISOLATION_SHOWN = (
+        "IsolationShown",
+        "In every tier of every pod other scopes missed what one stored, between two lookups of its own that hit.",
+    )
+    FOREIGN_HIT = "ForeignHit", "A scope found blocks of another one. It stands until cacheGeneration is raised."
+    WRONG_HIT = "WrongHit", "Blocks were found under other tokens. It stands until cacheGeneration is raised."
+    CONTROL_MISSED = (
+        "ControlMissed",
+        "In a tier nothing was found where it should be, or no other scope may look, so that misses show nothing.",
+    )
+    ONE_SCOPE = "OneScope", "One scope uses the model, so there is nobody to be told apart."
+    REUSE_OFF = "ReuseOff", "Nothing is reused, so there is nothing to probe."
+    PROBE_UNANSWERED = "ProbeUnanswered", "A pod has not answered a probe for three intervals."
+    PROBE_UNSUPPORTED = "ProbeUnsupported", "A pod runs a version that cannot be probed."
 
 
 class PolicyReason(Reason):

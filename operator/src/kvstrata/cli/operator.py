@@ -26,6 +26,7 @@ from kvstrata.reconcile import metrics
 from kvstrata.reconcile.acks import AckListener
 from kvstrata.reconcile.clock import since_boot_s, utc_now
 from kvstrata.reconcile.loop import Loop
+from kvstrata.reconcile.probing import Probing
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync
 from kvstrata.reconcile.secret_watch import SecretWatch
@@ -214,8 +215,11 @@ class Operator:
         async with (
             GateClient(authority.certificate_pem, client.certificate_pem, client.key_pem) as gates,
             Warming(self._kube, gates, self._store, self._queue) as warming,
+            Probing(self._kube, gates, self._store, self._queue, self._may_write) as probing,
         ):
-            writer = Writer(self._kube, self._store, self._queue, self._keeper, self._may_write, warming.ask)
+            writer = Writer(
+                self._kube, self._store, self._queue, self._keeper, self._may_write, warming.ask, probing.ask
+            )
             listener = AckListener(self._kube, gates, self._store, self._queue)
             loop = Loop(self._store, self._queue, writer, self._context(), self._settings.workers)
             await listener.first_round()

@@ -10,8 +10,8 @@ Gate: `{"op":"pool",…}`, see `holding`.
 Gate: `{"op":"purge","keyspaces":[…]}`; the adapter deletes all blocks of these keyspaces from the cache server's own
 memory and from its files, overwrites their bytes (not those of encrypted files), and answers with what is done and what
 readers and writers still hold. It goes on with the rest by itself; asked again it tells the sum.
-Gate: `{"op":"erase",…}` and `{"op":"verify",…}`, see `erasing`, and `{"op":"forget",…}`, see `probe`. An adapter that does not know what it is asked answers
-with `UNKNOWN_QUESTION`.
+Gate: `{"op":"erase",…}` and `{"op":"verify",…}`, see `erasing`, and `{"op":"forget",…}`, see `probe`. An adapter that
+does not know what it is asked answers with `UNKNOWN_QUESTION`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The isolation probe: the operator asks a pod to find out whether its scopes can reuse one another's blocks.
 
-`POST /v1/probe`, at the port on which gates tell their state. The gate has the engine compute one chunk of random tokens
-for a tenant of the bundle in force, and looks for it: for the same scope, for others, under other tokens, in every tier
-and in the engine. What was stored is deleted again. No answer holds a keyspace, a token or a block's name.
+`POST /v1/probe`, at the port on which gates tell their state. The gate has the engine compute one chunk of random
+tokens for a tenant of the bundle in force, and looks for it: for the same scope, for others, under other tokens, in
+every tier and in the engine. What was stored is deleted again. No answer holds a keyspace, a token or a block's name.
 
 Gate to adapter: `{"op":"forget","keyspace":K,"chunks":"<base64>"}` deletes these chunks of this keyspace, and nothing
 else, from every tier of the pod; the adapter answers how many blocks it deleted.
@@ -192,14 +192,14 @@ class Probed:
             require_version(raw, "a probe's answer")
             if len(raw["tiers"]) > MAX_TIERS or len(raw["culprits"]) > MAX_READERS:
                 raise ContractError("a probe's answer has more rows than a pod has tiers")
+            plain: dict[str, Any] = {name: text(raw[name]) for name in _TEXTS}
+            plain |= {name: _figure(raw[name]) for name in _FIGURES}
             told = cls(
-                *(text(raw[name]) for name in _TEXTS),
-                *(_figure(raw[name]) for name in ("revision", "term")),
-                ProbeOutcome(raw["outcome"]),
-                *(_figure(raw[name]) for name in ("scopes", "looked")),
-                tuple(ProbedTier.from_json(row) for row in raw["tiers"]),
-                tuple(text(scope) for scope in raw["culprits"]),
-                flag(raw["clashes"]),
+                outcome=ProbeOutcome(raw["outcome"]),
+                tiers=tuple(ProbedTier.from_json(row) for row in raw["tiers"]),
+                culprits=tuple(text(scope) for scope in raw["culprits"]),
+                clashes=flag(raw["clashes"]),
+                **plain,
             )
             if told.outcome is not outcome_of(told.tiers, clashes=told.clashes) and told.outcome in _BY_COUNTS:
                 raise ContractError("a probe's outcome is not what its counts say")

@@ -28,6 +28,7 @@ from .facts import (
 )
 from .memo import Memo
 from .poolfacts import HoldingReport, RenderReport, SourceReport, WarmReport
+from .probefacts import ProbeReport
 from .refs import Key
 from .topology import ServerPod
 
@@ -52,6 +53,8 @@ class World:
     `sources` gives what a ConfigMap's key holds by name and key, `renders` what a pod, by UID, made of a prefix, by its
     digest, `warmed` what became of warming it there, by the digits of the version's scope and that digest, and
     `holdings` what a pod's tiers hold of a pool, by the pool's UID.
+
+    `probes` gives what a pod, by UID, found when it probed isolation.
 
     `servers` gives the pods of a managed tier by the tier's name and their own, `clusters` the last look at a managed
     cluster.
@@ -90,6 +93,7 @@ class World:
     bundles: Mapping[str, CommittedBundle] = field(default_factory=dict)
     backends: Mapping[str, BackendReport] = field(default_factory=dict)
     credentials: Mapping[str, CredentialLook] = field(default_factory=dict)
+    probes: Mapping[str, ProbeReport] = field(default_factory=dict)
     servers: Mapping[str, Mapping[str, ServerPod]] = field(default_factory=dict)
     clusters: Mapping[str, ClusterReport] = field(default_factory=dict)
     sources: Mapping[tuple[str, str], SourceReport] = field(default_factory=dict)

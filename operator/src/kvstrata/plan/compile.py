@@ -22,6 +22,7 @@ from .chains import policy as chain
 from .classification import denied_tiers
 from .datakeys import as_held, encrypts, keys_of
 from .pools import may_read, of_model, reading_inputs
+from .probing import is_fenced
 from .scopes import current_epoch, epoch_of, scope_in_force
 from .types import Decision
 
@@ -178,13 +179,16 @@ def _caps(world: World) -> tuple[tuple[str, int], ...]:
 def rules_of(world: World, model: CachedModel) -> Rules:
     """Return what holds for all tenants of a model.
 
-    A model whose spec is not carried out keeps the reuse that is in force, but for Off, which is never wrong.
+    A model whose spec is not carried out keeps the reuse that is in force, but for Off, which is never wrong. One whose
+    isolation was found broken has none, if it is declared so.
     """
     domain = world.domain_spec
     committed = world.bundles.get(model.name)
     reuse = str(model.spec.reuse_mode)
     if reuse != ReuseMode.OFF and first(model_chain.RULES, world, model):
         reuse = committed.bundle.root.rules.reuse if committed else str(ReuseMode.OFF)
+    if is_fenced(model):
+        reuse = str(ReuseMode.OFF)
     return Rules(
         stale_after_s=domain.stale_after_s,
         drain_timeout_s=domain.drain_timeout_s,

@@ -30,6 +30,7 @@ from .enforcement import coverage, rules_are_committed
 from .external import is_awaited
 from .ownership import no_longer_wanted, taken_by_someone_else
 from .pools import pools_of
+from .probing import isolation, probes_due
 from .tierorder import tiers_ordered
 from .types import Decision, EnsureSecret, Material, Plan
 
@@ -40,8 +41,13 @@ def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Pla
     if model is None or model.metadata.deleting:
         return Plan()
     made = _plan(world, ctx, model, now)
-    moments = [moment for moment in (made.wake_after_s, _next_fence_s(world, model, now)) if moment is not None]
-    return replace(made, wake_after_s=min(moments, default=None))
+    questions, probe_in_s = probes_due(world, model, now)
+    wakes = (made.wake_after_s, _next_fence_s(world, model, now), probe_in_s)
+    return replace(
+        made,
+        actions=(*made.actions, *questions),
+        wake_after_s=min((moment for moment in wakes if moment is not None), default=None),
+    )
 
 
 def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) -> Plan:
@@ -52,13 +58,16 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
     if stalled:
         return Plan(
             statuses=write_status(
-                model, now, (*kstatus(stalled, None, stalled), *_observed(world, model)), _counts(world, model, now)
+                model,
+                now,
+                (*kstatus(stalled, None, stalled), *_observed(world, model, now)),
+                _counts(world, model, now),
             )
         )
     awaited = next((tier.name for tier in _listed(world, model) if is_awaited(world, tier)), None)
     if awaited is not None:
         asking = Decision(ModelReason.TIER_NOT_READY, f"the servers of CacheTier {awaited} are being checked")
-        findings = (*kstatus(None, asking, asking), *_observed(world, model))
+        findings = (*kstatus(None, asking, asking), *_observed(world, model, now))
         statuses = write_status(model, now, findings, _counts(world, model, now), can_wait=True)
         return Plan(
             _certificate(world, ctx, model), statuses=statuses, enqueue=_first_bundle(world, model), wake_after_s=1
@@ -72,7 +81,7 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
             ModelReason.NAME_CONFLICT,
             f"{foreign} exists and does not belong to this CachedModel: delete it or rename the CachedModel",
         )
-        findings = (*kstatus(conflict, None, conflict), *_observed(world, model))
+        findings = (*kstatus(conflict, None, conflict), *_observed(world, model, now))
         return Plan(statuses=write_status(model, now, findings, _counts(world, model, now)))
     return Plan(
         actions=(*_certificate(world, ctx, model), *no_longer_wanted(world, model, children)),
@@ -148,7 +157,7 @@ def _report(
     identity: str,
     children: tuple[Mapping[str, Any], ...],
 ) -> tuple[Any, ...]:
-    rolled_out, enforced, isolation = _observed(world, model)
+    rolled_out, enforced, isolated = _observed(world, model, now)
     if not _is_written(world, children):
         rolled_out = false(ConditionType.ROLLED_OUT, ModelReason.ROLLING_OUT, "the Deployment is being written")
     tiers_bound = _tiers_bound(world, model)
@@ -167,10 +176,12 @@ def _report(
     if rolled_out.status == "True":
         fields["cacheGeneration"] = model.spec.effective_cache_generation
     ordered = tiers_ordered(_listed(world, model))
-    findings = (*kstatus(None, pending, ready), tiers_bound, ordered, enforced, isolation, rolled_out)
+    findings = (*kstatus(None, pending, ready), tiers_bound, ordered, enforced, isolated, rolled_out)
     # Which pods hold a policy must be known to whoever leads next, so that is never put off.
     same_witnesses = {witness["uid"] for witness in fields["witnesses"]} == {w.uid for w in model.status.witnesses}
-    return write_status(model, now, findings, fields, can_wait=pending is not None and same_witnesses)
+    # Nor may it be put off that isolation was found broken: whoever leads next fences reuse by it.
+    urgent = not same_witnesses or isolation(world, model, now).failed_now
+    return write_status(model, now, findings, fields, can_wait=pending is not None and not urgent)
 
 
 def _is_written(world: World, children: tuple[Mapping[str, Any], ...]) -> bool:
@@ -187,12 +198,9 @@ def _problem_of_a_pod(world: World, model: CachedModel) -> Decision | None:
     return None
 
 
-def _observed(world: World, model: CachedModel) -> tuple[Finding, Finding, Finding]:
+def _observed(world: World, model: CachedModel, now: datetime) -> tuple[Finding, Finding, Finding]:
     """Return RolledOut, PolicyEnforced and IsolationVerified as the pods show them."""
-    isolation = unknown(
-        ConditionType.ISOLATION_VERIFIED, ModelReason.NOT_PROBED, "this version does not probe isolation"
-    )
-    return _rolled_out(world, model), _enforced(world, model), isolation
+    return _rolled_out(world, model), _enforced(world, model), isolation(world, model, now).finding
 
 
 def _rolled_out(world: World, model: CachedModel) -> Finding:
@@ -275,6 +283,7 @@ def _counts(world: World, model: CachedModel, now: datetime) -> dict[str, Any]:
         "replicas": status.get("replicas") or 0,
         "readyReplicas": status.get("readyReplicas") or 0,
         "bundleRevision": revision,
+        "probe": isolation(world, model, now).status,
         "podsAcked": total.acked,
         "podsLive": total.live,
         "witnesses": [

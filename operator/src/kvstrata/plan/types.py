@@ -273,8 +273,31 @@ class Remove:
     uid: str
 
 
+@dataclass(frozen=True, slots=True)
+class ProbePod:
+    """Have a pod probe isolation under `revision` or a later one, in at most `readers` foreign scopes.
+
+    `keyspaces` is a digest of those that the bundle of that revision allows.
+    """
+
+    model: str
+    pod: Pod
+    revision: int
+    keyspaces: str
+    readers: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellIsolation:
+    """Show by a metric whether a failure of a model's isolation stands."""
+
+    model: str
+    failed: bool
+
+
+IsolationQuestion = ProbePod | TellIsolation
 PoolQuestion = ReadSource | RenderPool | WarmPool | InspectPool
-Question = ProbeBackend | TendServers | TendCluster | PoolQuestion
+Question = ProbeBackend | TendServers | TendCluster | PoolQuestion | IsolationQuestion
 """Actions that write nothing to the API server; their answers are facts of a later plan, and nobody waits for them."""
 
 Action = EnsureSecret | TurnSecret | CommitBundle | EmptySecrets | Question | Create | Remove

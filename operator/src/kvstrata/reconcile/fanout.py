@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kvstrata.api.base import Resource
+from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.common import Classification
 from kvstrata.api.conditions import ConditionType
@@ -219,8 +220,16 @@ def _meaning(resource: Resource) -> tuple[Any, ...]:
         _usable(resource),
         _compiled(resource),
         getattr(status, "admission", None),
+        _broken(resource),
     )
     return (*_declared(resource), scope, *extra)
+
+
+def _broken(resource: Resource) -> object:
+    """Return the failure of a model's isolation, by which its bundle may allow no reuse."""
+    if not isinstance(resource, CachedModel):
+        return None
+    return resource.status.probe.failure if resource.status.probe is not None else None
 
 
 def _compiled(resource: Resource) -> tuple[Any, ...] | None:

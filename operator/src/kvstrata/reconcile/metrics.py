@@ -70,6 +70,14 @@ SLOTS_LOST = Counter(
 RESTORES = Counter(
     "kvstrata_restores_total", "Times that pods were found to hold newer bundles than the API server", ["namespace"]
 )
+PROBES = Counter(
+    "kvstrata_isolation_probes_total", "What became of probes of isolation", ["namespace", "model", "outcome"]
+)
+ISOLATION_BROKEN = Gauge(
+    "kvstrata_isolation_broken",
+    "1 while a model's status tells of a failure of isolation that stands",
+    ["namespace", "model"],
+)
 WATCHERS = Gauge("kvstrata_watchers", "Watches that run")
 RESYNCS = Counter("kvstrata_resyncs_total", "Complete list-and-diff passes")
 MISSED = Counter("kvstrata_missed_changes_total", "Changes that a list showed and no event had", ["kind"])

@@ -15,6 +15,7 @@ from typing import Any
 from kvstrata.api.base import InvalidObjectError, Resource
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.conditions import ConditionType
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.link import ScopeUsage
@@ -32,6 +33,7 @@ from kvstrata.model.facts import (
 )
 from kvstrata.model.memo import Memo
 from kvstrata.model.poolfacts import HoldingReport, RenderReport, SourceReport, WarmReport
+from kvstrata.model.probefacts import ProbeReport
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.topology import Cluster, ServerPod
 from kvstrata.model.world import World
@@ -95,6 +97,8 @@ class DomainStore:
     """By a pod's UID, and the digits of a version's scope with a prefix's digest."""
     holdings: dict[str, dict[str, HoldingReport]] = field(default_factory=lambda: defaultdict(dict))
     """By a pod's UID and a pool's."""
+    probes: dict[str, ProbeReport] = field(default_factory=dict)
+    """By a pod's UID."""
     memo: Memo = field(default_factory=Memo)
 
 
@@ -159,6 +163,7 @@ class Store:
             renders=d.renders,
             warmed=d.warmed,
             holdings=d.holdings,
+            probes=d.probes,
             memo=d.memo,
         )
 
@@ -204,7 +209,7 @@ class Store:
                 d.bundles.pop(name, None)
                 d.suspected_bundles.pop(name, None)
                 d.memo.forget((CachedModel, name), (cache_identity, name), (render_id, name))
-                d.memo.forget((BUNDLE, name), (ScopeUsage, name))
+                d.memo.forget((BUNDLE, name), (ScopeUsage, name), (ConditionType.ISOLATION_VERIFIED, name))
             if isinstance(before, PrefixPool):
                 d.memo.forget((PrefixPool, name))
             if isinstance(before, CacheTier):
@@ -353,6 +358,7 @@ class Store:
             d.states.pop(pod.uid, None)
             for facts in (d.renders, d.warmed, d.holdings):
                 facts.pop(pod.uid, None)
+            d.probes.pop(pod.uid, None)
             return concerned_by_pod(self.world(d.namespace), pod, None, model=model)
         return frozenset()
 

@@ -25,13 +25,16 @@ from kvstrata.plan.types import (
     EmptySecrets,
     EnsureSecret,
     InspectPool,
+    IsolationQuestion,
     Plan,
     PoolQuestion,
     ProbeBackend,
+    ProbePod,
     ReadSource,
     Remove,
     RenderPool,
     StatusWrite,
+    TellIsolation,
     TendCluster,
     TendServers,
     TurnSecret,
@@ -59,7 +62,7 @@ PROGRESS_INTERVAL_S = 0.25
 
 class Writer:
     """Carries out plans for one operator process. `leading` says whether this process may still write, `ask_for_pools`
-    begins with what a plan of a pool asks of others."""
+    begins with what a plan of a pool asks of others, `probe` with a probe of isolation."""
 
     def __init__(
         self,
@@ -69,9 +72,10 @@ class Writer:
         keeper: Keeper,
         leading: Callable[[], bool],
         ask_for_pools: Callable[[str, PoolQuestion], None],
+        probe: Callable[[str, IsolationQuestion], None],
     ) -> None:
         self._kube, self._store, self._queue, self._keeper, self._leading = kube, store, queue, keeper, leading
-        self._ask_for_pools = ask_for_pools
+        self._ask_for_pools, self._probe = ask_for_pools, probe
         self._events = Events(kube)
         self.backends = Backends(kube, store, queue)
         self.topologies = Topologies(kube, store, queue, leading)
@@ -125,6 +129,8 @@ class Writer:
                 await self._keeper.turn(self._store.domain(key.namespace), action)
             case ReadSource() | RenderPool() | WarmPool() | InspectPool():
                 self._ask_for_pools(key.namespace, action)
+            case ProbePod() | TellIsolation():
+                self._probe(key.namespace, action)
             case Create():
                 await self._create(key, action.body)
             case Remove():

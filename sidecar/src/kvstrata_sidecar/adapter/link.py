@@ -1,8 +1,8 @@
 """The gate's line into the cache server: a unix socket.
 
-It takes `apply`, `state`, `metrics`, `hash`, `pool`, `purge`, `erase`, `verify` and `forget`; see kvstrata.contract.link for
-the messages. An `apply` reads policy.json, puts it in force, and is acknowledged only when the I/O on the keyspaces that it
-dropped has ended.
+It takes `apply`, `state`, `metrics`, `hash`, `pool`, `purge`, `erase`, `verify` and `forget`; see
+kvstrata.contract.link for the messages. An `apply` reads policy.json, puts it in force, and is acknowledged only when
+the I/O on the keyspaces that it dropped has ended.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The isolation probe: whether another scope can reuse what one stored, asked on the ways that requests go.
 
 Tenants become salts by the decision that their requests get, the engine computes a chunk of random tokens that nobody
-can have sent, and the cache server looks for it in each tier. Whoever must not find it looks between two who must: a miss
-counts only where it could have been a hit. It is nobody's request: no tenant's figures count it, and the chunk is
-deleted at the end. What it cost is four prompts of one chunk.
+can have sent, and the cache server looks for it in each tier. Whoever must not find it looks between two who must: a
+miss counts only where it could have been a hit. It is nobody's request: no tenant's figures count it, and the chunk is
+deleted at the end. What it costs is four prompts of one chunk.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class _Findings:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """A chunk of random tokens with one more token behind it, and the names of it and of one that differs in a token."""
+    """A chunk of random tokens with one more behind it, and the names of it and of one that differs in a token."""
 
     ids: array[int]
     name: bytes

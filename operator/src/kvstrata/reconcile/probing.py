@@ -1,0 +1,125 @@
+"""Probes of isolation: pods are asked, a few at a time, and what they found becomes a fact.
+
+Nobody waits for an answer: the model is planned again when it is there. A probe writes nothing to the API server but
+the event that tells of a failure, and that only while this process leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from types import TracebackType
+
+from kvstrata.adapters.gate_client import GateClient, GateError, GateFailure
+from kvstrata.adapters.kube import Kube, KubeError
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.contract.ack import gate_server_name
+from kvstrata.contract.probe import Probed, ProbeRequest
+from kvstrata.model.probefacts import NoProbe, ProbeReport
+from kvstrata.model.refs import Key
+from kvstrata.plan.probing import failure_message, failure_stands
+from kvstrata.plan.types import IsolationQuestion, ProbePod, TellIsolation
+
+from . import metrics
+from .clock import utc_now
+from .events import Events
+from .podtokens import PodTokens
+from .queue import WorkQueue
+from .store import Store
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 4
+"""How many pods are probed at a time, of whatever model: all are due when an operator starts."""
+
+EVENT = "IsolationBroken"
+RETRY_S = 5.0
+
+
+class Probing:
+    """Has pods probed. Use it as a context manager, within one event loop: it ends what is under way.
+
+    `leading` says whether this process may still write.
+    """
+
+    def __init__(
+        self, kube: Kube, gates: GateClient, store: Store, queue: WorkQueue, leading: Callable[[], bool]
+    ) -> None:
+        self._gates, self._store, self._queue, self._leading = gates, store, queue, leading
+        self._tokens, self._events = PodTokens(kube), Events(kube)
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """By the UIDs of pods that are being probed."""
+
+    async def __aenter__(self) -> Probing:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+
+    def ask(self, namespace: str, question: IsolationQuestion) -> None:
+        """Begin with a probe, unless the pod is being probed."""
+        match question:
+            case TellIsolation():
+                metrics.ISOLATION_BROKEN.labels(namespace, question.model).set(question.failed)
+            case ProbePod():
+                self._begin(namespace, question)
+
+    def _begin(self, namespace: str, question: ProbePod) -> None:
+        uid = question.pod.uid
+        if uid in self._tasks:
+            return
+        task = self._tasks[uid] = asyncio.create_task(self._probe(namespace, question))
+
+        def ended(_: asyncio.Task[None]) -> None:
+            del self._tasks[uid]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("a probe of isolation failed, and is asked again", exc_info=error)
+                self._queue.add(Key("CachedModel", namespace, question.model), RETRY_S)
+
+        task.add_done_callback(ended)
+
+    async def _probe(self, namespace: str, question: ProbePod) -> None:
+        async with self._at_once:
+            answer = await self._answer(namespace, question)
+        domain, pod = self._store.domain(namespace), question.pod
+        metrics.PROBES.labels(namespace, question.model, str(getattr(answer, "outcome", answer))).inc()
+        if pod.name not in domain.pods[question.model]:
+            return  # It went while it was asked.
+        known = domain.probes.get(pod.uid)
+        domain.probes[pod.uid] = ProbeReport.after(known, answer, question.keyspaces, utc_now())
+        if isinstance(answer, Probed) and answer.outcome.failed:
+            await self._tell(namespace, question, answer)
+        self._queue.add(Key("CachedModel", namespace, question.model))
+
+    async def _tell(self, namespace: str, question: ProbePod, answer: Probed) -> None:
+        """Tell a failure at once, and to people, unless they know."""
+        message = failure_message(question.pod.name, answer)
+        log.error("isolation is broken", extra={"model": question.model, "found": message})
+        model: CachedModel | None = self._store.domain(namespace).objects["CachedModel"].get(question.model)
+        if model is not None and not failure_stands(model) and self._leading():
+            await self._events.tell(model, EVENT, message, warning=True)
+
+    async def _answer(self, namespace: str, question: ProbePod) -> Probed | NoProbe:
+        """Return what a pod found, if its token is that of the pod."""
+        pod, server_name = question.pod, gate_server_name(question.model, namespace)
+        request = ProbeRequest(question.revision, question.readers)
+        try:
+            answer, token = await self._gates.probe(pod.ip or "", server_name, request)
+            doubt = await self._tokens.doubt(namespace, pod, token)
+        except GateError as error:
+            metrics.GATE_ERRORS.labels(str(error.reason)).inc()
+            log.info("a pod was not probed", extra={"pod": pod.name, "reason": str(error.reason)})
+            return NoProbe.TOO_OLD if error.reason is GateFailure.UNSUPPORTED else NoProbe.UNANSWERED
+        except KubeError as error:
+            log.warning("a token could not be reviewed", extra={"pod": pod.name, "error": str(error)})
+            return NoProbe.UNANSWERED
+        if doubt is not None:
+            metrics.ACKS_REFUSED.labels(doubt).inc()
+            log.warning("a probe's answer was refused", extra={"pod": pod.name, "reason": doubt})
+            return NoProbe.UNANSWERED
+        return answer
