@@ -299,4 +299,6 @@ def model_spec() -> dict[str, Any]:
         "tiers": [{"name": "hbm"}, {"name": "cpu"}],
         "cacheServer": {"image": "localhost/engine:bench", "chunkSize": 64},
         "gate": {"authentication": {"apiKeys": {"secretRef": {"name": API_KEYS}}}},
+        # The gates here are stand-ins that cannot.
+        "probe": {"mode": "Never"},
     }

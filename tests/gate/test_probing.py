@@ -30,7 +30,7 @@ PROBE = ProbeRequest(1).encode()
 
 
 class CachingEngine:
-    """An engine with a prefix cache by salt and blocks of four tokens, that stores whole chunks in the stand-in tier."""
+    """An engine whose prefix cache goes by salts and blocks of four tokens; it stores whole chunks in the tier."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -228,6 +228,18 @@ async def test_a_reader_that_is_turned_down_shows_nothing_of_names(pod: World) -
     assert engine_of(pod).salts[0] == keyspace("acme"), "who is kept off a tier stores nothing there"
     assert said.unproven == ("shared",)
     assert next(row.refused for row in said.tiers if row.tier) == 1
+
+
+async def test_who_has_no_limit_or_the_largest_one_stores(pod: World) -> None:
+    def limited(tenant: str, limit_bytes: int | None) -> Entry:
+        return replace(entry(tenant), budgets=(TierBudget("shared", limit_bytes=limit_bytes),))
+
+    await pod.acked(await pod.publish([limited("acme", 10), limited("globex", 1000), limited("initech", 100)]))
+    await probed(pod)
+    assert engine_of(pod).salts[0] == keyspace("globex")
+    await pod.acked(await pod.publish([limited("acme", None), limited("globex", 1000)]))
+    await probed(pod)
+    assert keyspace("acme") in engine_of(pod).salts[4:5]
 
 
 async def test_a_pool_that_the_writer_may_not_read_looks_too(pod: World) -> None:

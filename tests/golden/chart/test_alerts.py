@@ -41,6 +41,7 @@ def documented_metrics() -> set[str]:
         "kvstrata_tier_slots_to_move",
         "kvstrata_tier_pods_to_replace",
         "kvstrata_acks_refused_total",
+        "kvstrata_isolation_broken",
         "kvstrata_gate_policy_fresh",
         "kvstrata_gate_cache_linked",
         "kvstrata_cache_tier_servers",

@@ -181,6 +181,12 @@ def test_without_reuse_nothing_is_probed_or_claimed() -> None:
     assert scene.verdict() == ("Unknown", "ReuseOff")
 
 
+def test_a_model_whose_spec_wants_no_probes_is_not_probed_and_says_so() -> None:
+    scene = Scene(probe={"mode": "Never"})
+    assert scene.asked() == []
+    assert scene.verdict() == ("Unknown", "ProbesOff")
+
+
 def test_a_failure_is_told_with_whose_blocks_were_found_by_whom_and_reuse_goes_on_if_so_declared() -> None:
     scene = Scene()
     scene.answer("pod-0")

@@ -18,17 +18,17 @@ from kvstrata.api.base import (
     StatusModel,
     condition_column,
 )
-from kvstrata.api.common import Count, Duration, Hex, PodCount, Revision, Status, TierNames, TlsMode
+from kvstrata.api.common import Duration, Hex, PodCount, Revision, Status, TierNames, TlsMode
 from kvstrata.api.engineflags import OWNED_ENV, OWNED_FLAGS, owned_flag
 from kvstrata.api.gate import GateSpec
 from kvstrata.api.markers import VALIDATIONS, AtomicList, Between, MapList, Positive, SchemaDefault
 from kvstrata.api.podtemplate import EnvVar, PodTemplate, ResourceRequirements
-from kvstrata.api.scalars import Generation, Image, Quantity, ShortText, Timestamp
+from kvstrata.api.probe import OnProbeFailure, ProbeMode, ProbeSpec, ProbeStatus
+from kvstrata.api.scalars import Generation, Image, Quantity, ShortText
 from kvstrata.api.weights import ModelSpec
 
 DEFAULT_CHUNK_SIZE_TOKENS = 256
 DEFAULT_STARTUP_TIMEOUT_S = 1800
-DEFAULT_PROBE_INTERVAL_S = 300
 MAX_WITNESSES = 1000
 """Most pods that status.witnesses names."""
 
@@ -177,29 +177,6 @@ class ReuseSpec(ApiModel):
     """Prefix: equal beginnings. Blend: equal parts anywhere. Off: nothing, the way out in an emergency."""
 
 
-class OnProbeFailure(StrEnum):
-    """What follows when a probe finds that isolation is broken."""
-
-    REPORT = "Report"
-    FENCE_REUSE = "FenceReuse"
-
-
-class ProbeSpec(ApiModel):
-    """The probe that shows isolation on running pods."""
-
-    interval: Annotated[Duration, Between("10s", "168h")] | None = None
-    """Time between two probes of a pod. Absent means 5m."""
-
-    on_failure: OnProbeFailure | None = None
-    """When one scope finds what another one stored. Report: say so by condition, event and metric. FenceReuse: also
-    reuse nothing any more, as with reuse.mode Off, until cacheGeneration is raised. Absent means Report."""
-
-    @property
-    def interval_s(self) -> int:
-        """Effective interval in seconds."""
-        return self.interval.in_seconds if self.interval is not None else DEFAULT_PROBE_INTERVAL_S
-
-
 class CachedModelSpec(ApiModel):
     """Inference pods for one model with their cache."""
 
@@ -263,6 +240,11 @@ class CachedModelSpec(ApiModel):
         return (self.probe or ProbeSpec()).interval_s
 
     @property
+    def is_probed(self) -> bool:
+        """Whether probe.mode lets pods be probed."""
+        return (self.probe or ProbeSpec()).mode is not ProbeMode.NEVER
+
+    @property
     def on_probe_failure(self) -> OnProbeFailure:
         """probe.onFailure, or its default."""
         return (self.probe or ProbeSpec()).on_failure or OnProbeFailure.REPORT
@@ -279,44 +261,6 @@ class WitnessPod(StatusModel):
 
     acked: Revision | None = None
     """Bundle revision that it acknowledged last, as far as is known: by its rules it fences itself off."""
-
-
-class ProbeFailure(StatusModel):
-    """Isolation that was found broken."""
-
-    time: Timestamp
-    """When it was found."""
-
-    reason: ShortText
-    """What was found, as the condition's reason."""
-
-    message: Annotated[str, StringConstraints(max_length=1024)]
-    """Where, and whose blocks were found by whom."""
-
-    cache_generation: Generation
-    """The cacheGeneration in which it was found. It stands until a higher one is declared."""
-
-
-class ProbeStatus(StatusModel):
-    """What probes of isolation found; renewed once in an interval."""
-
-    time: Timestamp | None = None
-    """When the pod that was probed longest ago answered."""
-
-    revision: Revision | None = None
-    """The oldest bundle revision that a pod was probed under."""
-
-    pods: PodCount | None = None
-    """Pods that were probed."""
-
-    lookups: Count | None = None
-    """Lookups that had to miss and did, in the last probe of each pod."""
-
-    controls: Count | None = None
-    """Lookups that had to hit and did, in the last probe of each pod."""
-
-    failure: ProbeFailure | None = None
-    """The last failure."""
 
 
 class CachedModelStatus(Status):

@@ -123,6 +123,7 @@ class ModelReason(Reason):
         "ControlMissed",
         "In a tier nothing was found where it should be, or no other scope may look, so that misses show nothing.",
     )
+    PROBES_OFF = "ProbesOff", "The spec asks for no probes, so nothing is shown."
     ONE_SCOPE = "OneScope", "One scope uses the model, so there is nobody to be told apart."
     REUSE_OFF = "ReuseOff", "Nothing is reused, so there is nothing to probe."
     PROBE_UNANSWERED = "ProbeUnanswered", "A pod has not answered a probe for three intervals."

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from kvstrata.api.cachedmodel import CachedModel, OnProbeFailure, ReuseMode
+from kvstrata.api.cachedmodel import CachedModel, ReuseMode
 from kvstrata.api.conditions import ConditionType
+from kvstrata.api.probe import OnProbeFailure
 from kvstrata.api.reasons import ModelReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.probe import Probed, ProbeOutcome
@@ -74,7 +75,7 @@ def probes_due(
     told = model.status.probe
     telling = (TellIsolation(model.name, failure_stands(model)),) if told is not None and told.failure else ()
     committed = world.bundles.get(model.name)
-    if committed is None or committed.bundle.root.rules.reuse == "Off" or is_fenced(model):
+    if not model.spec.is_probed or committed is None or committed.bundle.root.rules.reuse == "Off" or is_fenced(model):
         return telling, None
     keyspaces, revision = _keyspaces(world, model), committed.bundle.root.revision
     due, next_s = list[ProbePod](), list[float]()
@@ -93,8 +94,8 @@ def probes_due(
 def isolation(world: World, model: CachedModel, now: datetime) -> Isolation:
     """Return what is proven of a model's isolation.
 
-    In this order: a failure that stands or was just found; nothing is reused; nobody serves; a pod cannot be probed,
-    was not yet, or not in a long time; a control missed somewhere, or there is one scope only; it is shown.
+    In this order: a failure that stands or was just found; nothing is reused, or no probe wanted; nobody serves; a pod
+    cannot be probed, was not yet, or not in a long time; a control missed, or there is one scope only; it is shown.
     """
     told = model.status.probe
     before = told.to_kubernetes() if told is not None else None
@@ -140,6 +141,8 @@ def _doubt(
     off = committed is not None and committed.bundle.root.rules.reuse == "Off"
     if model.spec.reuse_mode is ReuseMode.OFF or off:
         return unknown(KIND, ModelReason.REUSE_OFF, "nothing is reused, so there is nothing to probe")
+    if not model.spec.is_probed:
+        return unknown(KIND, ModelReason.PROBES_OFF, "probe.mode is Never, so nothing is shown")
     if not reports:
         return unknown(KIND, ModelReason.NO_LIVE_PODS, "no pod serves, so there is nobody to probe")
     old = [pod.name for pod, one in reports if one is not None and one.problem is NoProbe.TOO_OLD]

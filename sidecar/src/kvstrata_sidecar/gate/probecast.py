@@ -41,7 +41,8 @@ def cast(bundle: Bundle, readers: int, below: Callable[[int], int]) -> Cast | No
     """Return a cast with at most so many tenants' scopes that look, None where no scope reuses anything.
 
     `below` returns a random number below its argument. Two scopes with one keyspace are always chosen; otherwise every
-    scope is as likely as any other. A pool that the writer may read is not asked: what it has is the writer's to find.
+    scope is as likely to be drawn as any other, and of those that were the one writes whom it costs least. A pool that
+    the writer may read is not asked: what it has is the writer's to find.
     """
     tenants: dict[Scope, list[str]] = {}
     owners: dict[str, Scope] = {}
@@ -60,8 +61,7 @@ def cast(bundle: Bundle, readers: int, below: Callable[[int], int]) -> Cast | No
     drawn = _drawn(scopes, readers + 1, below)
     if clash is not None:
         drawn = [*clash, *(scope for scope in drawn if scope not in clash)][: max(2, readers + 1)]
-    # Of a scope that some tier does not take nothing is shown there.
-    own = min(drawn[: 2 if clash else None], key=lambda scope: _denied(bundle, tenants[scope]))
+    own = min(drawn[: 2 if clash else None], key=lambda scope: _cost(bundle, tenants[scope]))
     others = [scope for scope in drawn if scope is not own]
     writer = tenants[own][below(len(tenants[own]))]
     members = [tenant for tenant in tenants[own] if tenant != writer] or [writer]
@@ -81,9 +81,13 @@ def _drawn(scopes: list[Scope], most: int, below: Callable[[int], int]) -> list[
     return left[:count]
 
 
-def _denied(bundle: Bundle, tenants: list[str]) -> int:
-    """Return how many tiers a scope is kept off."""
-    return sum(budget.denied for tenant in tenants for budget in bundle.entries[tenant].budgets)
+def _cost(bundle: Bundle, tenants: list[str]) -> tuple[int, float]:
+    """Return what speaks against a scope as the writer: tiers that it is kept off, where nothing would be shown, and
+    how tight its tightest limit is, because its chunk may cost it another one there.
+    """
+    budgets = [budget for tenant in tenants for budget in bundle.entries[tenant].budgets]
+    limits = [budget.limit_bytes for budget in budgets if budget.limit_bytes]
+    return sum(budget.limit_bytes == 0 for budget in budgets), 1 / min(limits) if limits else 0.0
 
 
 def _pools_beyond(bundle: Bundle, readable: tuple[str, ...]) -> list[Reader]:

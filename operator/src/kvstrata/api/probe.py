@@ -1,0 +1,87 @@
+"""Probing of isolation, as a CachedModel declares it and tells of it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import StringConstraints
+
+from kvstrata.api.base import ApiModel, StatusModel
+from kvstrata.api.common import Count, Duration, PodCount, Revision
+from kvstrata.api.markers import Between
+from kvstrata.api.scalars import Generation, ShortText, Timestamp
+
+DEFAULT_PROBE_INTERVAL_S = 300
+
+
+class ProbeMode(StrEnum):
+    """Whether pods are probed."""
+
+    SCHEDULED = "Scheduled"
+    NEVER = "Never"
+
+
+class OnProbeFailure(StrEnum):
+    """What follows when a probe finds that isolation is broken."""
+
+    REPORT = "Report"
+    FENCE_REUSE = "FenceReuse"
+
+
+class ProbeSpec(ApiModel):
+    """The probe that shows isolation on running pods."""
+
+    mode: ProbeMode | None = None
+    """Scheduled: on schedule, and soon after keyspaces changed. Never: not at all, and nothing is shown. Absent means
+    Scheduled. A probe has the engine compute four prompts of one chunk."""
+
+    interval: Annotated[Duration, Between("10s", "168h")] | None = None
+    """Time between two probes of a pod. Absent means 5m."""
+
+    on_failure: OnProbeFailure | None = None
+    """When one scope finds what another one stored. Report: say so by condition, event and metric. FenceReuse: also
+    reuse nothing any more, as with reuse.mode Off, until cacheGeneration is raised. Absent means Report."""
+
+    @property
+    def interval_s(self) -> int:
+        """Effective interval in seconds."""
+        return self.interval.in_seconds if self.interval is not None else DEFAULT_PROBE_INTERVAL_S
+
+
+class ProbeFailure(StatusModel):
+    """Isolation that was found broken."""
+
+    time: Timestamp
+    """When it was found."""
+
+    reason: ShortText
+    """What was found, as the condition's reason."""
+
+    message: Annotated[str, StringConstraints(max_length=1024)]
+    """Where, and whose blocks were found by whom."""
+
+    cache_generation: Generation
+    """The cacheGeneration in which it was found. It stands until a higher one is declared."""
+
+
+class ProbeStatus(StatusModel):
+    """What probes of isolation found; renewed once in an interval."""
+
+    time: Timestamp | None = None
+    """When the pod that was probed longest ago answered."""
+
+    revision: Revision | None = None
+    """The oldest bundle revision that a pod was probed under."""
+
+    pods: PodCount | None = None
+    """Pods that were probed."""
+
+    lookups: Count | None = None
+    """Lookups that had to miss and did, in the last probe of each pod."""
+
+    controls: Count | None = None
+    """Lookups that had to hit and did, in the last probe of each pod."""
+
+    failure: ProbeFailure | None = None
+    """The last failure."""
