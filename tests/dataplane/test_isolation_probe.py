@@ -144,7 +144,7 @@ async def test_an_operator_verifies_isolation_and_fences_reuse_when_keyspaces_ar
                 assert told["lookups"] >= 3 * 3 + 1
                 assert world.gate.enforcement.bundle is not None
                 assert world.gate.enforcement.bundle.root.rules.reuse == "Prefix"
-                sound.kill()
+                await asyncio.to_thread(sound.stop)
                 faulty = await asyncio.to_thread(
                     cluster.start_operator, "faulty", "tests.support.operator_with_one_keyspace"
                 )
@@ -155,7 +155,7 @@ async def test_an_operator_verifies_isolation_and_fences_reuse_when_keyspaces_ar
                 assert "which have one keyspace" in cluster.status()["probe"]["failure"]["message"]
                 assert [reason for reason, _ in cluster.events()] == ["IsolationBroken"]
                 assert faulty.metric("kvstrata_isolation_broken", model="tiny") == 1
-                faulty.kill()
+                await asyncio.to_thread(faulty.stop)
                 # Whoever leads next fences by what status says.
                 await asyncio.to_thread(cluster.start_operator, "next")
                 await come(

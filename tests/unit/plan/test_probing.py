@@ -86,7 +86,7 @@ def test_isolation_is_verified_when_every_pod_showed_it_and_not_before() -> None
     assert "1 of 2 pods" in scene.message()
     scene.answer()
     assert scene.verdict() == ("True", "IsolationShown")
-    assert "2 pods" in scene.message()
+    assert "2 of 2 pods" in scene.message()
     assert "10 lookups that had to miss did, between 8 controls that hit, in Engine, cpu" in scene.message()
     assert {name: scene.status()[name] for name in ("pods", "lookups", "controls")} == {
         "pods": 2, "lookups": 10, "controls": 8,

@@ -185,7 +185,7 @@ def _shown(
     oldest, revision = min(one.at for one in shown), min(one.probed.revision for one in shown)
     tiers = sorted({name for one in shown for name in one.probed.proven})
     counts = f"{lookups} lookups that had to miss did, between {controls} controls that hit"
-    message = f"{len(shown)} pods at {format_timestamp(oldest)}: {counts}, in {', '.join(tiers)}"
+    message = f"{len(shown)} of {pods} pods at {format_timestamp(oldest)}: {counts}, in {', '.join(tiers)}"
     status = {
         "time": format_timestamp(oldest), "revision": revision, "pods": len(shown), "lookups": lookups,
         "controls": controls,
