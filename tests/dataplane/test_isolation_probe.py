@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster.control_plane import ControlPlane
 from kvstrata.contract.bundle import Entry
 from kvstrata.contract.datakey import DataKey
 from kvstrata.contract.keyspace import Scope, ScopeKind
@@ -21,18 +20,15 @@ from kvstrata.contract.pools import PoolShard, PoolState, PoolVersion, pack_hash
 from kvstrata.contract.probe import PROBE_PATH, Probed, ProbeOutcome, ProbeRequest
 from tests.dataplane.conftest import StartServer, file_tier, tier
 from tests.dataplane.engine_process import CHUNK_TOKENS, MODEL, EngineProcess, engine_python
-from tests.dataplane.probed_cluster import ProbedCluster, come
 from tests.dataplane.test_pool_engine import Folders, posted, say
 from tests.gate.stand_ins import StandInApi
 from tests.gate.world import World, entry, keyspace, until
-from tests.support.objects import NAMESPACE, cpu_tier, model, own, policy
 from tests.tiers.gate_stand_in import DOMAIN
 from tests.tiers.redis_process import RedisProcess
 
 pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
 
 TIERS = ("Engine", "disk", "dram", "shared")
-BEYOND = 1000
 _KEYS: dict[str, tuple[DataKey, ...]] = {}
 
 
@@ -79,10 +75,8 @@ def pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> 
 @pytest.fixture
 async def gate(pod: Pod) -> AsyncIterator[World]:
     world = pod.world
-    # An API server of each test's own event loop. Revisions go on, and beyond those of the operator's test.
-    revision = max(BEYOND, world.root.revision)
-    world.api = StandInApi()
-    world.root = replace(world.root, domain=DOMAIN, shards=(), pools=(), revision=revision)
+    # An API server of each test's own event loop; revisions go on.
+    world.api, world.root = StandInApi(), replace(world.root, domain=DOMAIN, shards=(), pools=())
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(world.gate_tls / "tls.crt", world.gate_tls / "tls.key")
     await world.api.start(context)
@@ -103,69 +97,14 @@ def keyed(tenant: str, space: str | None = None, scope: Scope | None = None, **f
 
 
 async def publish(world: World, *tenants: Entry, pools: dict[int, PoolShard] | None = None) -> int:
-    """Put tenants in force, by a leader after all others."""
-    revision = await world.publish(tenants, term=BEYOND, pools=pools or {})
+    """Put tenants in force."""
+    revision = await world.publish(tenants, pools=pools or {})
     await world.acked(revision)
     return revision
 
 
 async def probed(world: World, revision: int) -> Probed:
     return Probed.decode(await say(world, posted(PROBE_PATH, ProbeRequest(revision).encode())))
-
-
-@pytest.mark.apiserver
-async def test_an_operator_verifies_isolation_and_fences_reuse_when_keyspaces_are_derived_wrongly(
-    pod: Pod, tmp_path: Path
-) -> None:
-    encrypted = own("CacheTier", "disk", {"medium": "NVMe", "capacityPerPod": "1Gi", "nvme": {"emptyDir": {}}})
-    tiers = [cpu_tier("dram"), encrypted]
-    probe = {"interval": "10s", "onFailure": "FenceReuse"}
-    served = model(tiers=("dram", "disk"), probe=probe)
-    with ControlPlane(tmp_path / "control-plane") as plane:
-        cluster = await asyncio.to_thread(ProbedCluster, plane, tmp_path / "cluster")
-        try:
-            cluster.put(own("CacheDomain", "default", {}))
-            cluster.tell_domain(DOMAIN)
-            cluster.core.create_namespaced_secret(
-                NAMESPACE, {"metadata": {"name": "keys"}, "stringData": {"keys.json": '{"keys":[]}'}}
-            )
-            cluster.put(*tiers, served, *(policy(name) for name in ("acme", "globex", "initech")))
-            sound = await asyncio.to_thread(cluster.start_operator, "sound")
-            changes = await asyncio.to_thread(cluster.start_pod)
-            world = pod.world
-            world.api = StandInApi()
-            async with world.started(served_model=MODEL, **changes):
-                await come(
-                    lambda: cluster.isolation() == ("True", "IsolationShown"),
-                    lambda: (cluster.status(), sound.log_tail()),
-                )
-                told = cluster.status()["probe"]
-                assert (told["pods"], "failure" in told) == (1, False)
-                assert told["lookups"] >= 3 * 3 + 1
-                assert world.gate.enforcement.bundle is not None
-                assert world.gate.enforcement.bundle.root.rules.reuse == "Prefix"
-                await asyncio.to_thread(sound.stop)
-                faulty = await asyncio.to_thread(
-                    cluster.start_operator, "faulty", "tests.support.operator_with_one_keyspace"
-                )
-                await come(
-                    lambda: cluster.isolation() == ("False", "ForeignHit"),
-                    lambda: (cluster.status(), faulty.log_tail()),
-                )
-                assert "which have one keyspace" in cluster.status()["probe"]["failure"]["message"]
-                assert [reason for reason, _ in cluster.events()] == ["IsolationBroken"]
-                assert faulty.metric("kvstrata_isolation_broken", model="tiny") == 1
-                await asyncio.to_thread(faulty.stop)
-                # Whoever leads next fences by what status says.
-                await asyncio.to_thread(cluster.start_operator, "next")
-                await come(
-                    lambda: world.gate.enforcement.bundle and world.gate.enforcement.bundle.root.rules.reuse == "Off",
-                    cluster.status,
-                )
-                await until(lambda: world.gate.enforcement.acked == world.gate.enforcement.revision)
-                assert cluster.isolation() == ("False", "ForeignHit")
-        finally:
-            await asyncio.to_thread(cluster.close)
 
 
 async def test_every_tier_and_the_engine_are_shown_to_keep_tenants_groups_and_pools_apart(

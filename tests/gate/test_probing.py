@@ -62,9 +62,12 @@ class CachingEngine:
         cached = BLOCK_TOKENS * sum(block in seen for block in blocks) if self.caches else 0
         seen.update(blocks)
         if self.stores:
-            names = self._world.adapter.named(b"".join(one.to_bytes(4, "little") for one in ids)).hashes
-            self._world.adapter.held.setdefault(salt, set()).update(chunks(names))
+            self.store(salt, self._world.adapter.named(b"".join(one.to_bytes(4, "little") for one in ids)).hashes)
         return {"choices": [{}], "usage": {"prompt_tokens_details": {"cached_tokens": cached}}}
+
+    def store(self, salt: str, hashes: bytes) -> None:
+        """Store whole chunks in the stand-in tier."""
+        self._world.adapter.held.setdefault(salt, set()).update(chunks(hashes))
 
 
 def chunks(names: bytes) -> set[bytes]:

@@ -65,6 +65,11 @@ class ProbedCluster:
         for body in objects:
             self._own.create_namespaced_custom_object(GROUP, VERSION, NAMESPACE, PLURALS[body["kind"]], body)
 
+    def put_api_keys(self) -> None:
+        """Make the Secret of callers' keys, with none."""
+        body = {"metadata": {"name": "keys"}, "stringData": {"keys.json": '{"keys":[]}'}}
+        self.core.create_namespaced_secret(NAMESPACE, body)
+
     def tell_domain(self, domain_id: str) -> None:
         """Let the domain have had this id all along, as the cache server's parameters say."""
         status = {"status": {"domainID": domain_id}}
@@ -78,8 +83,12 @@ class ProbedCluster:
 
     def isolation(self) -> tuple[str, str]:
         """The model's condition IsolationVerified."""
-        conditions = self.status().get("conditions") or ()
-        return next(((c["status"], c["reason"]) for c in conditions if c["type"] == "IsolationVerified"), ("", ""))
+        told = self._told()
+        return told.get("status", ""), told.get("reason", "")
+
+    def message(self) -> str:
+        """What that condition says in words."""
+        return str(self._told().get("message"))
 
     def events(self) -> list[tuple[str, str]]:
         """Reasons and messages of warnings about the model."""
@@ -143,6 +152,10 @@ class ProbedCluster:
             "ack_token_file": self._directory / "ack-token", "kube_token_file": self._directory / "kube-token",
             "kube_host": url.hostname, "kube_port": url.port, "kube_ca_file": authority,
         }  # fmt: skip
+
+    def _told(self) -> Raw:
+        conditions = self.status().get("conditions") or ()
+        return next((one for one in conditions if one["type"] == "IsolationVerified"), {})
 
     def _secret(self, name: str) -> dict[str, str]:
         try:
