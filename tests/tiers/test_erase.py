@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,10 @@ from kvstrata.contract.receiptfacts import Amount
 from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, user_rules
 from kvstrata_sidecar.adapter.protocol import call, state_key
 from kvstrata_sidecar.adapter.resp import Connection
+from kvstrata_sidecar.adapter.wire import Command
 from kvstrata_sidecar.erase.order import Order
 from kvstrata_sidecar.erase.pace import BYTES_AT_ONCE, COMMANDS_SEEN, GOAL_S, LEAST_AT_ONCE, MOST_AT_ONCE, Pace
+from kvstrata_sidecar.erase.servers import Primary, Servers
 from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import (
     VALUE,
@@ -55,6 +58,16 @@ def connection(redis_server: RedisProcess, connect_to: Callable[..., Connection]
 def left(server: RedisProcess, keyspace: str = KEYSPACE_A) -> set[str]:
     """What the names of a keyspace end with."""
     return {name.decode().rsplit(":", 1)[1] for name in server.admin().scan_iter(f"*{keyspace}*", count=1000)}
+
+
+class SlowServers(Servers):
+    """Takes a while for each exchange."""
+
+    EACH_S = 0.05
+
+    def ask_one(self, primary: Primary, commands: Sequence[Command]) -> list[Any]:
+        time.sleep(self.EACH_S)
+        return super().ask_one(primary, commands)
 
 
 class TestDeletion:
@@ -203,6 +216,15 @@ class TestAKill:
         second: list[float] = []
         assert erase(asked, sleeps=second).end.outcome is Outcome.ERASED
         assert 25 < max(second) <= 29.8
+
+    def test_what_the_deletion_took_is_a_part_of_the_wait(
+        self, redis_server: RedisProcess, connection: Connection
+    ) -> None:
+        put(connection, KEYSPACE_A, range(COUNT))
+        sleeps: list[float] = []
+        report = erase(order(redis_server.port, window_ms=30_000), SlowServers, sleeps)
+        assert report.end.outcome is Outcome.ERASED
+        assert 0 < max(sleeps) < 30 - 12 * SlowServers.EACH_S
 
     def test_a_run_after_the_window_does_not_wait(self, redis_server: RedisProcess, connection: Connection) -> None:
         put(connection, KEYSPACE_A, [1])

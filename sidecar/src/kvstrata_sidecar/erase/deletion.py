@@ -59,12 +59,16 @@ class Bucket(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a bucket told at last: blocks left, values deleted since it has its tombstone, and since when it has it."""
+    """What a bucket told at last: blocks left, values deleted since it has its tombstone, and since when it has it.
+
+    `told_s` is when that was, by this process' clock.
+    """
 
     removed: int
     left: Amount
     deleted: Amount
     since_ms: int
+    told_s: float
 
 
 class Deletion:
@@ -101,7 +105,7 @@ class Deletion:
             self._on_each(lambda primary: self._drop_all(primary, 0))
             self._on_each(self._empty)
             self._on_each(self._unlink_strays)
-            self._sleep(max(0, self._order.window_ms - self._since_ms()) / 1000)
+            self._sleep(max(0.0, self._order.window_ms - self._standing_ms()) / 1000)
             self._on_each(lambda primary: self._drop_all(primary, LEAST_AT_ONCE))
             self._on_each(self._empty)
             self._forget()
@@ -148,10 +152,10 @@ class Deletion:
         ]
         began_s = self._clock()
         answers = self._servers.ask(commands)
-        took_s = self._clock() - began_s
+        told_s = self._clock()
         for bucket, (removed, left, left_bytes, values, size, since_ms) in zip(buckets, answers, strict=True):
-            self._told[bucket] = Told(removed, Amount(left, left_bytes), Amount(values, size), since_ms)
-        return took_s
+            self._told[bucket] = Told(removed, Amount(left, left_bytes), Amount(values, size), since_ms, told_s)
+        return told_s - began_s
 
     def _unlink_strays(self, primary: Primary) -> None:
         pace = self._paces[primary]
@@ -198,6 +202,11 @@ class Deletion:
         if len(self._told) < len(self._order.keyspaces) * BUCKETS:
             return 0
         return min(told.since_ms for told in self._told.values())
+
+    def _standing_ms(self) -> float:
+        """Return how long all buckets have had their tombstones by now: some were told of a while ago."""
+        now_s = self._clock()
+        return min(told.since_ms + 1000 * (now_s - told.told_s) for told in self._told.values())
 
     def _lines(self) -> Iterator[Line]:
         for primary, buckets in self._buckets.items():
