@@ -81,8 +81,9 @@ class Tier:
         self._world = world
         self.ignores_keyspaces = False
         self.ignores_names = False
-        self.kept: int | None = 0
         self.refused: set[str] = set()
+        self.passing: list[str] = []
+        """Keyspaces for which the memory that is no tier finds something, each once."""
         self.asked: list[str] = []
         world.adapter.verification = self.verification  # type: ignore[method-assign]
 
@@ -94,7 +95,9 @@ class Tier:
         found = int(bool(there) if self.ignores_names else chunks(question.chunks or b"") <= there)
         refusal = "Unknown" if question.keyspace in self.refused else ""
         row = VerifiedTier("shared", "Redis", 1, 0 if refusal else found, refusal, None)
-        passage = VerifiedTier("", "CPU", 1, 0, "", 0)
+        passes = question.keyspace in self.passing
+        self.passing = [one for one in self.passing if one != question.keyspace]
+        passage = VerifiedTier("", "CPU", 1, int(passes), "", 0)
         return AdapterVerified(adapter.boot, adapter.revision, adapter.term, True, True, 1, (row, passage))
 
 
@@ -184,6 +187,16 @@ async def test_a_tier_that_forgets_keyspaces_is_found(pod: World) -> None:
     assert not said.clashes
     assert len(said.culprits) == 2
     assert {row.tier or row.medium: row.foreign_hits for row in said.tiers} == {"shared": 2, ENGINE: 0}
+
+
+async def test_memory_that_is_no_tier_counts_only_for_those_who_must_find_nothing(pod: World) -> None:
+    await pod.acked(await pod.publish([entry("acme"), entry("globex")]))
+    engine = engine_of(pod)
+    engine.called = lambda: tier_of(pod).passing.extend(engine.salts)
+    said = await probed(pod)
+    assert (said.outcome, said.proven, said.unproven) == (ProbeOutcome.ISOLATED, (ENGINE, "shared"), ())
+    tier_of(pod).passing, engine.called = [keyspace("acme"), keyspace("globex")], lambda: None
+    assert (await probed(pod)).outcome is ProbeOutcome.FOREIGN_HIT
 
 
 async def test_an_engine_that_forgets_salts_is_found(pod: World) -> None:

@@ -94,9 +94,11 @@ class _Findings:
 
     @property
     def tiers(self) -> tuple[ProbedTier, ...]:
-        """The rows; memory that belongs to no tier is a passage, and counts if something was found in it."""
+        """The rows. Memory that belongs to no tier is a passage, where blocks are by chance: it counts only for those
+        who must find nothing.
+        """
         rows = (row for _, row in sorted(self.rows.items()))
-        return tuple(row for row in rows if row.tier or row.medium == ENGINE or row.control_hits or row.foreign_hits)
+        return tuple(row for row in rows if row.tier or row.medium == ENGINE or row.foreign_hits or row.altered_hits)
 
 
 @dataclass(frozen=True, slots=True)
