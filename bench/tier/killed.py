@@ -19,6 +19,7 @@ from pathlib import Path
 from bench.machine import Busyness
 from bench.result import Figure
 from bench.tier.part import Part
+from bench.tier.traffic import TRIES, connected_to_all
 from e2e.cluster.progress import Progress
 from kvstrata.model.topology import ServerPod
 from kvstrata.objects.rediscluster import NODE_TIMEOUT_MS
@@ -122,10 +123,10 @@ class _Pod:
 
     def prepare(self) -> None:
         """Store what is kept."""
-        self._driver.until("closed")
+        connected_to_all(self._driver)
         for start in range(0, len(KEPT), GROUP):
             group = KEPT[start : start + GROUP]
-            if not self._store(group):
+            if not any(self._stored_anew(group) for _ in range(TRIES)):
                 raise RuntimeError(f"blocks were not stored: {self._driver.tier.state()}")
 
     def start(self) -> None:
@@ -185,6 +186,10 @@ class _Pod:
             self._bad_at_s = ended_s
         elif self._good_at_s <= self._bad_at_s:
             self._good_at_s = ended_s
+
+    def _stored_anew(self, blocks: list[Block]) -> bool:
+        self._driver.tier.delete(blocks)
+        return self._store(blocks)
 
     def _store(self, blocks: list[Block]) -> bool:
         """Whether all of it was acknowledged."""

@@ -23,6 +23,10 @@ BYTES_AT_ONCE = 16 << 20
 """How much one request stores or loads."""
 STORE_EVERY = 4
 """Of so many requests one deletes blocks and stores them again, the others look up and load."""
+TRIES = 20
+"""On a machine that is very busy an answer of a server may come too late now and then."""
+PRIMARIES = 3
+CONNECT_TIMEOUT_S = 30.0
 SLACK_S = 1.0
 """What an answer may take beyond its deadline, on a busy machine."""
 
@@ -54,7 +58,7 @@ class Traffic:
         params = AdapterParams(DOMAIN, IDENTITY, tier, self._gate.policy_dir, self._gate.link_dir)
         self._driver = Driver(acquire(params), params, tier)
         self._gate.allow(KEYSPACE_A)
-        self._driver.until("closed")
+        connected_to_all(self._driver)
         return {}
 
     def _fill(self, total: int, size: int) -> dict[str, Any]:
@@ -63,7 +67,7 @@ class Traffic:
         self._size, self._at_once = size, max(1, BYTES_AT_ONCE // size)
         self._buffers = [bytearray(size) for _ in range(self._at_once)]
         for number in range(len(self._blocks) // self._at_once):
-            if not self._store(self._some(number)):
+            if not any(self._stored_anew(self._some(number)) for _ in range(TRIES)):
                 raise RuntimeError(f"not all was stored: {self._driver.tier.state()}")
         return {"blocks": len(self._blocks)}
 
@@ -126,6 +130,10 @@ class Traffic:
         start = number * self._at_once % len(self._blocks)
         return self._blocks[start : start + self._at_once]
 
+    def _stored_anew(self, blocks: list[Block]) -> bool:
+        self._driver.tier.delete(blocks)
+        return self._store(blocks)
+
     def _store(self, blocks: list[Block]) -> bool:
         for one, buffer in zip(blocks, self._buffers, strict=False):
             buffer[:32] = buffer[-32:] = one.chunk_hash
@@ -143,6 +151,16 @@ class Traffic:
             if hit and not buffer[:32] == buffer[-32:] == one.chunk_hash and self._told:
                 self._told["wrong"] += 1
         return hits
+
+
+def connected_to_all(driver: Driver) -> None:
+    """Wait until the adapter has a connection to every primary. Raises TimeoutError."""
+    driver.until("closed")
+    give_up_at_s = time.monotonic() + CONNECT_TIMEOUT_S
+    while (state := driver.tier.state()).nodes < PRIMARIES or state.nodes_away:
+        if time.monotonic() > give_up_at_s:
+            raise TimeoutError(f"not all servers are reached: {state}")
+        time.sleep(0.01)
 
 
 def _block(number: int) -> Block:
