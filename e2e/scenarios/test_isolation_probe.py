@@ -1,0 +1,56 @@
+"""Isolation is probed on pods that run: with an engine, its cache server and every tier of the demo's model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from e2e.product.chapters import MODEL
+from e2e.product.install import DEMO_NAMESPACE, unsettled
+from e2e.product.kubectl import Kubectl, wait_until
+
+pytestmark = pytest.mark.cluster
+
+SHOWN_WITHIN_S = 180.0
+"""Each pod computes four short prompts, beside whatever else the machine does."""
+
+
+def test_every_pod_shows_in_every_tier_that_scopes_find_their_own_blocks_only(kubectl: Kubectl) -> None:
+    wait_until("what came before has come to rest", lambda: not unsettled(kubectl), SHOWN_WITHIN_S)
+    pods = kubectl.list("pod", DEMO_NAMESPACE, f"kvstrata.io/model={MODEL}")
+    with probed(kubectl, {"mode": "Scheduled", "interval": "10s"}):
+        shown = wait_until("isolation is shown", lambda: verified(kubectl, "IsolationShown"), SHOWN_WITHIN_S)
+        print(shown["message"])
+        assert shown["status"] == "True"
+        told = kubectl.get("cachedmodel", MODEL, DEMO_NAMESPACE)["status"]["probe"]
+        assert told["pods"] == len(pods)
+        assert told["lookups"] >= 2 * len(pods)
+        assert told["controls"] >= 2 * len(pods)
+        for tier in ("cpu", "shared"):
+            assert tier in shown["message"]
+
+
+def verified(kubectl: Kubectl, reason: str) -> dict[str, Any] | None:
+    """The condition IsolationVerified of the model once it has a reason."""
+    found = kubectl.condition("cachedmodel", MODEL, DEMO_NAMESPACE, "IsolationVerified")
+    return found if found.get("reason") == reason else None
+
+
+@contextmanager
+def probed(kubectl: Kubectl, probe: dict[str, str]) -> Iterator[None]:
+    """Have the model probed while the block runs."""
+    try:
+        _patch(kubectl, probe)
+        yield
+    finally:
+        _patch(kubectl, {"mode": "Never"})
+        wait_until("it is probed no more", lambda: verified(kubectl, "ProbesOff"), SHOWN_WITHIN_S)
+
+
+def _patch(kubectl: Kubectl, probe: dict[str, str]) -> None:
+    patch = json.dumps({"spec": {"probe": probe}})
+    kubectl.run("-n", DEMO_NAMESPACE, "patch", "cachedmodel", MODEL, "--type", "merge", "-p", patch)
