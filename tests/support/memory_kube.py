@@ -90,6 +90,14 @@ class MemoryKube(Kube):
         patch = {"metadata": {"resourceVersion": resource_version}, "status": status}
         return self._write("status", slot, lambda: self.api.patch_status(slot, patch, "kvstrata-status"))
 
+    async def set_finalizers(
+        self, resource: Resource, namespace: str, name: str, finalizers: Sequence[str], resource_version: str
+    ) -> Raw:
+        """Set the finalizers, if the object is still at `resource_version`."""
+        slot = (resource.kind, namespace, name)
+        patch = {"metadata": {"resourceVersion": resource_version, "finalizers": list(finalizers)}}
+        return self._write("finalizers", slot, lambda: self.api.patch(slot, patch, "kvstrata-finalizer"))
+
     async def delete(self, resource: Resource, namespace: str, name: str, uid: str) -> None:
         """Delete the object of this uid, if it is there."""
         slot = (resource.kind, namespace, name)

@@ -7,7 +7,7 @@ and events reach the store after the write that caused them, as a watch would br
 from __future__ import annotations
 
 import random
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -32,6 +32,7 @@ from kvstrata.objects.redisusers import what_users_may
 from kvstrata.plan.types import (
     EnsureSecret,
     IsolationQuestion,
+    ErasureOrder,
     Order,
     Plan,
     PoolQuestion,
@@ -143,6 +144,7 @@ class Simulation:
         self.pool_questions: list[PoolQuestion] = []
         self.isolation_questions: list[IsolationQuestion] = []
         """What was asked of probes; nobody answers by itself."""
+        self.erase: Callable[[str, ErasureOrder], None] = lambda _namespace, _order: None
         self.plans: list[tuple[Key, Plan]] = []
         self.boots = 0
         self._boot()
@@ -159,6 +161,7 @@ class Simulation:
         self.writer = Writer(
             self.kube, self.store, self.queue, keeper, lambda: True,
             lambda _, asked: self.pool_questions.append(asked), lambda _, asked: self.isolation_questions.append(asked),
+            lambda where, order: self.erase(where, order),
         )  # fmt: skip
         self.resync = Resync(self.kube, self.store, keeper, [NAMESPACE], False)
 

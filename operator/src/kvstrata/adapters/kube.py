@@ -7,7 +7,7 @@ operator's whole decision; what is left of them without these is an HTTP session
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -188,6 +188,18 @@ class Kube:
             resource.path(namespace, name, "status"),
             query={"fieldManager": "kvstrata-status"},
             body={"metadata": {"resourceVersion": resource_version}, "status": status},
+            content_type="application/merge-patch+json",
+        )
+
+    async def set_finalizers(
+        self, resource: Resource, namespace: str, name: str, finalizers: Sequence[str], resource_version: str
+    ) -> dict[str, Any]:
+        """Set an object's finalizers, if it is still at `resource_version`: others may have set theirs."""
+        return await self.request(
+            "PATCH",
+            resource.path(namespace, name),
+            query={"fieldManager": "kvstrata-finalizer"},
+            body={"metadata": {"resourceVersion": resource_version, "finalizers": list(finalizers)}},
             content_type="application/merge-patch+json",
         )
 

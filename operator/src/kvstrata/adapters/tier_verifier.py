@@ -127,6 +127,15 @@ class TierVerifier:
         self._names_in_a_slot = names_in_a_slot
         self._limit = asyncio.Semaphore(AT_ONCE)
 
+    async def servers(self, domain: str, keyspaces: Sequence[str]) -> TierLook:
+        """Return which servers there are and what stands in the way of looking at all of them, without looking at any.
+
+        Nothing is counted. Never raises, but for the cancellation of the caller.
+        """
+        standings, problems = await self._standings(Names(domain, frozenset(keyspaces)))
+        nodes = tuple(NodeLook(one.node, one.address, one.primary is None) for one in standings)
+        return TierLook(nodes, tuple(dict.fromkeys(problems)), _digest(standings), _digest(standings))
+
     async def look(self, domain: str, keyspaces: Sequence[str]) -> TierLook:
         """Look at every server. Never raises, but for the cancellation of the caller."""
         names = Names(domain, frozenset(keyspaces))

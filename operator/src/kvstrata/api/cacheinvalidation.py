@@ -26,6 +26,9 @@ from kvstrata.api.scalars import ObjectName, ShortText, TenantName, Text, Timest
 MAX_AWAITING = 1000
 """Most pods that status.awaiting names."""
 
+MAX_ERASED_TIERS = 16
+"""Most tiers of which status says what was deleted."""
+
 
 class PrefixContent(ApiModel):
     """Content whose beginnings are to be invalidated, given in exactly one form."""
@@ -199,6 +202,11 @@ class Phase(StrEnum):
     PENDING = "Pending"
     ROLLING = "Rolling"
     AWAITING_ACKS = "AwaitingAcks"
+    REVOKING = "Revoking"
+    WAITING_OUT_WRITES = "WaitingOutWrites"
+    ERASING = "Erasing"
+    VERIFYING = "Verifying"
+    RECEIPTING = "Receipting"
     COMPLETE = "Complete"
     FAILED = "Failed"
 
@@ -322,7 +330,7 @@ class CacheInvalidationStatus(Status):
     bytes: ShortText | None = None
     """Bytes deleted on all tiers."""
 
-    tiers: Annotated[tuple[TierErasure, ...], Field(max_length=16), MapList()] = ()
+    tiers: Annotated[tuple[TierErasure, ...], Field(max_length=MAX_ERASED_TIERS), MapList()] = ()
     """What was deleted from each tier."""
 
     receipt_digest: Hex | None = None

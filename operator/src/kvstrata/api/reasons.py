@@ -302,6 +302,7 @@ class InvalidationReason(Reason):
     )
     SCOPE_NOT_RECONCILED = "ScopeNotReconciled", "This version invalidates tenants, groups, pools and whole namespaces."
     EAGER_NOT_RECONCILED = "EagerNotReconciled", "This version makes data unreachable but does not erase it."
+    NOTHING_TO_ERASE = "NothingToErase", "What is named has no scope of its own with an epoch."
     RESET_NOT_RECONCILED = "ResetNotReconciled", "This version does not empty the engines' prefix caches."
     DEADLINE_EXCEEDED = "DeadlineExceeded", "The deadline passed before the invalidation was complete."
 

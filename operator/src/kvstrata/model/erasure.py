@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TypeVar
 
+from kvstrata.contract.keyspace import ScopeKind
 from kvstrata.contract.receiptfacts import Component, Subject
 
-from .erasurefacts import Fact, ReceiptWritten, Verdict
+from .erasurefacts import Fact, HeldKey, ReceiptWritten, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,3 +134,50 @@ class Surroundings:
     custody_problem: str = ""
     receipt_problem: str = ""
     abandoned: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftEpoch:
+    """An epoch that a scope leaves, and the one that it gets. Neither is told to anybody."""
+
+    kind: ScopeKind
+    name: str
+    old: str = field(repr=False)
+    new: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureRecord:
+    """All that is kept of an erasure. Who has it can go on from there.
+
+    `namespace` and `invalidation` name the object that ordered it, `domain` is the domain's id. `epochs` and `keys`
+    were written down before any epoch was rolled, because afterwards nobody knows them. `named` gives by keyspace the
+    names of chunks, as hexadecimal digits, which tiers had before they were emptied: they are asked for afterwards.
+    `named_tiers` are the tiers that were looked at for that.
+    """
+
+    namespace: str
+    invalidation: str
+    domain: str
+    epochs: tuple[LeftEpoch, ...]
+    keys: tuple[HeldKey, ...]
+    erasure: Erasure
+    named: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    named_tiers: tuple[str, ...] = ()
+
+    def hearing(self, *heard: Fact) -> ErasureRecord:
+        """Return the record with these facts, too; itself if none of them is news."""
+        after = self.erasure.hearing(*heard)
+        return self if after.facts == self.erasure.facts else replace(self, erasure=after)
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureNow:
+    """An erasure as the leading process has it: what is kept, and what is so at this moment.
+
+    `troubles` says what orders have come to that are not carried out yet and are given again.
+    """
+
+    record: ErasureRecord
+    seen: Surroundings
+    troubles: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from kvstrata.api.tenantgroup import TenantGroup
 
 from .claims import Claim, TierClaims
 from .credentials import CredentialLook
+from .erasure import ErasureNow
 from .facts import (
     BackendReport,
     ClusterReport,
@@ -55,6 +56,8 @@ class World:
     `holdings` what a pod's tiers hold of a pool, by the pool's UID.
 
     `probes` gives what a pod, by UID, found when it probed isolation.
+
+    `erasures` gives what is kept of an erasure, by the UID of what ordered it.
 
     `servers` gives the pods of a managed tier by the tier's name and their own, `clusters` the last look at a managed
     cluster.
@@ -100,6 +103,7 @@ class World:
     renders: Mapping[str, Mapping[str, RenderReport]] = field(default_factory=dict)
     warmed: Mapping[str, Mapping[tuple[str, str], WarmReport]] = field(default_factory=dict)
     holdings: Mapping[str, Mapping[str, HoldingReport]] = field(default_factory=dict)
+    erasures: Mapping[str, ErasureNow] = field(default_factory=dict)
     memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     @property

@@ -77,7 +77,7 @@ def plan_bundle(world: World, name: str) -> Plan:
 
 
 def _tidy(world: World, model: CachedModel, committed: CommittedBundle) -> Plan:
-    """Return the order to empty slots of pools that no reader needs any more; as long as one may, look again."""
+    """Return the order to empty slots that no reader needs any more; as long as one of a pool may, look again."""
     emptied = empty_leftovers(world, model, committed)
     if emptied is not None:
         return Plan(actions=(emptied,))

@@ -82,11 +82,16 @@ def account_for(world: World, witnesses: tuple[Witness, ...], revisions: Mapping
             acked += 1
         elif uid in ended:
             continue
-        elif witness.fenced_by is not None and now >= witness.fenced_by and not _speaks(world, known, now):
+        elif is_fenced(world, witness, known, now):
             fenced += 1
         else:
             still_open.append(witness)
     return Account(acked, len(seen), fenced, tuple(still_open))
+
+
+def is_fenced(world: World, witness: Witness, known: Pod | None, now: datetime) -> bool:
+    """Whether a witness, `known` as a live pod or not, has refused all reuse by itself by now."""
+    return witness.fenced_by is not None and now >= witness.fenced_by and not _speaks(world, known, now)
 
 
 def _speaks(world: World, pod: Pod | None, now: datetime) -> bool:

@@ -137,7 +137,8 @@ def deletions_owed(erasure: Erasure, seen: Surroundings, now: datetime) -> Owed:
     for tier in tiers_at_hand(erasure):
         servers = seen.tiers.get(tier.name)
         if servers is None or not servers.reachable:
-            if servers is None or any(not last_whole(erasure, tier.name, node) for node in servers.primaries):
+            known = servers.primaries if servers is not None else ()
+            if not known or any(not last_whole(erasure, tier.name, node) for node in known):
                 owed += Owed(waiting=(_away(tier.name, servers.message if servers else ""),))
             continue
         for node in servers.primaries:

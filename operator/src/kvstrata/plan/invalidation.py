@@ -13,35 +13,44 @@ from datetime import datetime
 from typing import Any
 
 from kvstrata.api.cachedomain import DOMAIN_NAME
-from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, Phase, RolledScope
+from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, InvalidationMode, Phase, RolledScope
 from kvstrata.api.common import ScopeStatus
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.canonical import digest
 from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace, epoch_from_random
+from kvstrata.model.erasurefacts import Verdict
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
+from . import erasurestatus
 from .chains import invalidation as chain
 from .chains.policy import by_seniority
 from .conditions import false, kstatus, true, write_status
 from .custody import Witness, account_for, witnesses_now
-from .scopes import held
-from .types import Decision, Plan, Remove, StatusWrite
+from .deletion import FINALIZER
+from .scopes import held as epoch_held
+from .types import CarryOutErasure, Decision, EndErasure, Plan, Remove, StatusWrite
 
 LOGICALLY_INVALID = "LogicallyInvalid"
 COMPLETE = "Complete"
 FAILED = "Failed"
 
+LOOK_AGAIN_S = 5.0
+"""When to order again what keeps or ends an erasure."""
+
 
 def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
     """Return the next step of an invalidation; every step is idempotent and names the next in status.phase."""
     invalidation = world.invalidations.get(name)
-    if invalidation is None or invalidation.metadata.deleting:
+    held = invalidation is not None and FINALIZER in invalidation.metadata.finalizers
+    if invalidation is None or (invalidation.metadata.deleting and not held):
         return Plan()
     phase = invalidation.status.phase or Phase.PENDING
     if phase.finished:
-        return _expire(invalidation, now)
+        return _end(invalidation) if held else _expire(invalidation, now)
+    if invalidation.spec.mode is InvalidationMode.EAGER and phase is not Phase.PENDING:
+        return _erase(world, invalidation, now)
     if _past_deadline(invalidation, now):
         late = Decision(
             InvalidationReason.DEADLINE_EXCEEDED,
@@ -57,6 +66,30 @@ def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
         case _:
             step = _await(world, invalidation, now)
     return _awake_at_deadline(step, invalidation, now)
+
+
+def _erase(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
+    """Return the next step of an eager one whose intent is written: epochs are rolled by the same plan as for a lazy
+    one, once it is kept what nobody can tell afterwards; everything else follows from what is kept.
+    """
+    order = CarryOutErasure(invalidation.name, invalidation.uid)
+    found = world.erasures.get(invalidation.uid)
+    if found is None:
+        return Plan(actions=(order,), wake_after_s=LOOK_AGAIN_S)
+    if invalidation.status.rolled_time is None and found.record.erasure.only(Verdict) is None:
+        step = _roll(world, invalidation, now)
+        return replace(step, actions=(*step.actions, order))
+    told = erasurestatus.tell(invalidation, found, now, _took(invalidation, now))
+    # Its own status does not wake it, and what is kept may go when it has finished.
+    return Plan(actions=(order,), statuses=told, enqueue=(_key(invalidation),) if _finishes(told) else ())
+
+
+def _finishes(told: tuple[StatusWrite, ...]) -> bool:
+    return any("completionTime" in write.status for write in told)
+
+
+def _end(invalidation: CacheInvalidation) -> Plan:
+    return Plan(actions=(EndErasure(invalidation.name, invalidation.uid),), wake_after_s=LOOK_AGAIN_S)
 
 
 def _awake_at_deadline(step: Plan, invalidation: CacheInvalidation, now: datetime) -> Plan:
@@ -82,6 +115,11 @@ def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
         )
         return Plan(statuses=write_status(invalidation, now, kstatus(None, waiting, waiting), {}), wake_after_s=1)
     rolled = [intent for scope in scopes for intent in _intents(world, scope)]
+    if not rolled and invalidation.spec.mode is InvalidationMode.EAGER:
+        nothing = (
+            f"{invalidation.spec.scope.summary} has no scope of its own that was ever cached under: nothing was done"
+        )
+        return _fail(invalidation, now, Decision(InvalidationReason.NOTHING_TO_ERASE, nothing))
     waiting = Decision(InvalidationReason.ROLLING_EPOCHS, f"{len(scopes)} scopes get a new epoch")
     fields = {
         "phase": str(Phase.ROLLING),
@@ -295,20 +333,26 @@ def _holder_with_version(world: World, scope: Scope) -> tuple[Key, ScopeStatus |
         case ScopeKind.GROUP:
             group = world.groups.get(scope.name)
             key = Key("TenantGroup", world.namespace, scope.name)
-            return (key, held(group.status.scope, scope), group.metadata.resource_version) if group else (key, None, "")
+            return (
+                (key, epoch_held(group.status.scope, scope), group.metadata.resource_version)
+                if group
+                else (key, None, "")
+            )
         case ScopeKind.PUBLIC:
             domain = world.domain
             key = Key("CacheDomain", world.namespace, DOMAIN_NAME)
-            found = held(domain.status.scope, PUBLIC_SCOPE) if domain else None
+            found = epoch_held(domain.status.scope, PUBLIC_SCOPE) if domain else None
             return key, found, domain.metadata.resource_version if domain else ""
         case ScopeKind.POOL:
             pool = world.pools.get(scope.name)
             key = Key("PrefixPool", world.namespace, scope.name)
-            return (key, held(pool.status.scope, scope), pool.metadata.resource_version) if pool else (key, None, "")
+            return (
+                (key, epoch_held(pool.status.scope, scope), pool.metadata.resource_version) if pool else (key, None, "")
+            )
         case _:
             # Of two policies for one tenant only the older one's epoch is in bundles.
             for policy in by_seniority(world, scope.name):
-                found = held(policy.status.scope, scope)
+                found = epoch_held(policy.status.scope, scope)
                 if found:
                     return Key(policy.INFO.kind, world.namespace, policy.name), found, policy.metadata.resource_version
             return Key("TenantCachePolicy", world.namespace, ""), None, ""

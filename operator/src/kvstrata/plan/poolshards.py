@@ -27,6 +27,7 @@ from .admission import held_bytes, key_of
 from .chains import first
 from .chains import pool as chain
 from .datakeys import keys_of, seals
+from .erasurefacts import keys_kept, unreachable_at
 from .pools import pools_of
 from .rendering import rendered_manifest
 from .scopes import Epoch, held, pool_scope
@@ -247,12 +248,34 @@ def leftovers(world: World, model: CachedModel, committed: CommittedBundle) -> d
 
 
 def empty_leftovers(world: World, model: CachedModel, committed: CommittedBundle) -> EmptySecrets | None:
-    """Return the order to empty what no reader needs, once every live pod has the newest root; None before."""
+    """Return the order to empty what no reader needs, once every live pod has the newest root; None before.
+
+    What an erasure wants emptied goes as soon as no pod reuses anything of it: a reader that comes too late for a slot
+    reads the root again.
+    """
     found = leftovers(world, model, committed)
     revision = committed.bundle.root.revision
-    if not found or any(world.acked_revision(pod) < revision for pod in world.live_pods(model.name)):
-        return None
-    return EmptySecrets(model.name, found, model.owner_reference())
+    if any(world.acked_revision(pod) < revision for pod in world.live_pods(model.name)):
+        found = {}
+    found |= spent_slots(world, model, committed)
+    return EmptySecrets(model.name, found, model.owner_reference()) if found else None
+
+
+def spent_slots(world: World, model: CachedModel, committed: CommittedBundle) -> dict[str, str]:
+    """Return the free slots of tenants' shards that still hold something while an erasure waits for keys to go.
+
+    A bundle writes what changed into the other slot of a shard: what it said before stays there until the next change,
+    data keys too.
+    """
+    going = [now.record.erasure for now in world.erasures.values()]
+    if not any(keys_kept(erasure) and unreachable_at(erasure) for erasure in going):
+        return {}
+    free = (names.bundle_shard(model.name, ref.index, ref.other_slot) for ref in committed.bundle.root.shards)
+    return {
+        name: world.secrets[name].resource_version
+        for name in free
+        if name in world.secrets and world.secrets[name].keys
+    }
 
 
 def _slots(model: CachedModel) -> Iterator[str]:

@@ -258,6 +258,22 @@ class InspectPool:
 
 
 @dataclass(frozen=True, slots=True)
+class CarryOutErasure:
+    """Take up the eager invalidation of this name and UID, or have whoever carries it out look what is new."""
+
+    invalidation: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndErasure:
+    """Remove what is kept of an eager invalidation that has finished, then its finalizer."""
+
+    invalidation: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
 class Create:
     """Create an object that users may also write, so it is never applied over theirs."""
 
@@ -297,8 +313,9 @@ class TellIsolation:
 
 IsolationQuestion = ProbePod | TellIsolation
 PoolQuestion = ReadSource | RenderPool | WarmPool | InspectPool
-Question = ProbeBackend | TendServers | TendCluster | PoolQuestion | IsolationQuestion
-"""Actions that write nothing to the API server; their answers are facts of a later plan, and nobody waits for them."""
+ErasureOrder = CarryOutErasure | EndErasure
+Question = ProbeBackend | TendServers | TendCluster | PoolQuestion | IsolationQuestion | ErasureOrder
+"""Actions that change no object of the plan; their answers are facts of a later plan, and nobody waits for them."""
 
 Action = EnsureSecret | TurnSecret | CommitBundle | EmptySecrets | Question | Create | Remove
 

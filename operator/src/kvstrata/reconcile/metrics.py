@@ -78,6 +78,11 @@ ISOLATION_BROKEN = Gauge(
     "1 while a model's status tells of a failure of isolation that stands",
     ["namespace", "model"],
 )
+ERASURES_OPEN = Gauge("kvstrata_erasures_open", "Eager invalidations that this process carries out")
+ERASURES = Counter("kvstrata_erasures_total", "Erasures whose receipt is written", ["outcome"])
+ERASURE_ORDERS = Counter(
+    "kvstrata_erasure_orders_total", "Orders of erasures that were carried out", ["order", "outcome"]
+)
 WATCHERS = Gauge("kvstrata_watchers", "Watches that run")
 RESYNCS = Counter("kvstrata_resyncs_total", "Complete list-and-diff passes")
 MISSED = Counter("kvstrata_missed_changes_total", "Changes that a list showed and no event had", ["kind"])

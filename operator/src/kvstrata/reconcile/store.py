@@ -21,6 +21,7 @@ from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.link import ScopeUsage
 from kvstrata.model.claims import ClaimIndex
 from kvstrata.model.credentials import CredentialLook
+from kvstrata.model.erasure import ErasureNow
 from kvstrata.model.facts import (
     BackendReport,
     ClusterReport,
@@ -99,6 +100,8 @@ class DomainStore:
     """By a pod's UID and a pool's."""
     probes: dict[str, ProbeReport] = field(default_factory=dict)
     """By a pod's UID."""
+    erasures: dict[str, ErasureNow] = field(default_factory=dict)
+    """By the UID of what ordered them."""
     memo: Memo = field(default_factory=Memo)
 
 
@@ -164,6 +167,7 @@ class Store:
             warmed=d.warmed,
             holdings=d.holdings,
             probes=d.probes,
+            erasures=d.erasures,
             memo=d.memo,
         )
 

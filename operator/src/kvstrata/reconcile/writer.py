@@ -20,10 +20,13 @@ from kvstrata.plan.poolshards import changed_pools
 from kvstrata.plan.refused import plan_refused
 from kvstrata.plan.types import (
     Action,
+    CarryOutErasure,
     CommitBundle,
     Create,
     EmptySecrets,
+    EndErasure,
     EnsureSecret,
+    ErasureOrder,
     InspectPool,
     IsolationQuestion,
     Plan,
@@ -62,7 +65,8 @@ PROGRESS_INTERVAL_S = 0.25
 
 class Writer:
     """Carries out plans for one operator process. `leading` says whether this process may still write, `ask_for_pools`
-    begins with what a plan of a pool asks of others, `probe` with a probe of isolation."""
+    begins with what a plan of a pool asks of others, `probe` with a probe of isolation, `erase` with what a plan of an
+    eager invalidation orders."""
 
     def __init__(
         self,
@@ -73,9 +77,10 @@ class Writer:
         leading: Callable[[], bool],
         ask_for_pools: Callable[[str, PoolQuestion], None],
         probe: Callable[[str, IsolationQuestion], None],
+        erase: Callable[[str, ErasureOrder], None] = lambda _namespace, _order: None,
     ) -> None:
         self._kube, self._store, self._queue, self._keeper, self._leading = kube, store, queue, keeper, leading
-        self._ask_for_pools, self._probe = ask_for_pools, probe
+        self._ask_for_pools, self._probe, self._erase = ask_for_pools, probe, erase
         self._events = Events(kube)
         self.backends = Backends(kube, store, queue)
         self.topologies = Topologies(kube, store, queue, leading)
@@ -131,6 +136,8 @@ class Writer:
                 self._ask_for_pools(key.namespace, action)
             case ProbePod() | TellIsolation():
                 self._probe(key.namespace, action)
+            case CarryOutErasure() | EndErasure():
+                self._erase(key.namespace, action)
             case Create():
                 await self._create(key, action.body)
             case Remove():

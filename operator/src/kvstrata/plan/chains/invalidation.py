@@ -115,6 +115,13 @@ def scopes_to_roll(world: World, invalidation: CacheInvalidation) -> tuple[Scope
     return tuple(sorted(chosen))
 
 
+def scopes_to_leave(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
+    """Return the scopes that the tenant may have written to and that the user chose to leave."""
+    if invalidation.spec.shared_scopes is not SharedScopes.EXCLUDE:
+        return ()
+    return _shared_scopes(world, invalidation)
+
+
 def residue(invalidation: CacheInvalidation) -> str:
     """Return what the user chose to leave, in words, or nothing."""
     return "scopes shared with others" if invalidation.spec.shared_scopes is SharedScopes.EXCLUDE else ""

@@ -1,0 +1,243 @@
+"""What the world tells of an erasure: the order and what has to be written down before anything is rolled, which pods
+are its witnesses, and what each of them has said since.
+
+The scopes, revisions and pods are those that the invalidation's status names: it was written, conditionally, by the
+same plan that rolls epochs for lazy ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from kvstrata.api.cacheinvalidation import AwaitedPod, CacheInvalidation, InvalidationScope
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.receiptfacts import Fence, Revoked, Subject, Target
+from kvstrata.contract.receiptwords import (
+    Hbm,
+    KeyCustody,
+    Mode,
+    PodMedium,
+    RevokedKind,
+    ScopeForm,
+    Standing,
+    SubjectKind,
+    epoch_commitment,
+    key_fingerprint,
+)
+from kvstrata.model.erasure import (
+    Erasure,
+    ErasureOrder,
+    ErasureRecord,
+    LeftEpoch,
+    PodNow,
+    SharedTier,
+)
+from kvstrata.model.erasurefacts import HeldKey, HeldTier, PodSeen, Rolled, TierLost, Witness
+from kvstrata.model.facts import Pod
+from kvstrata.model.world import World
+
+from .chains.invalidation import scopes_to_leave
+from .custody import FENCE_MARGIN_S, is_fenced
+from .custody import Witness as Held
+from .erasurefacts import has_acknowledged, standing_of, tiers_at_hand, witnesses
+
+_IN_PODS = {Medium.CPU: PodMedium.CPU, Medium.NVME: PodMedium.NVME}
+
+OWN_MEMORY = ""
+"""What pods call the memory of a cache server whose model lists no CPU tier."""
+
+
+def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None:
+    """Return what is to be kept of an eager invalidation whose epochs are about to be rolled.
+
+    None as long as its intent is not in its status, or the domain has no identity.
+    """
+    status, started = invalidation.status, invalidation.status.start_time
+    if started is None or not status.scopes or world.domain_key is None or world.domain_id is None:
+        return None
+    domain_key, domain = world.domain_key, world.domain_id
+    epochs = tuple(
+        LeftEpoch(ScopeKind(one.kind), one.name, one.old_epoch, one.new_epoch or "")
+        for one in status.scopes
+        if one.old_epoch
+    )
+    keyspaces = {derive_keyspace(domain_key, Scope(one.kind, one.name), one.old) for one in epochs}
+    order = ErasureOrder(
+        subject=_subject(invalidation),
+        started=started,
+        keyspaces=tuple(sorted(keyspaces)),
+        tiers=tuple(SharedTier(tier.name, tier.spec.encryption_required) for tier in _shared(world, invalidation)),
+        excluded_tiers=tuple(sorted(tier.name for tier in world.tiers.values() if _is_excluded(tier, invalidation))),
+        excluded_scopes=tuple(
+            "Public" if scope.kind is ScopeKind.PUBLIC else scope.name for scope in scopes_to_leave(world, invalidation)
+        ),
+        deadline_s=invalidation.spec.deadline_s,
+        allow_residue=invalidation.spec.residue_allowed,
+    )
+    keys = tuple(
+        HeldKey(key_fingerprint(world.data_keys[one.old]), _commitment(domain, one), KeyCustody.SECRET)
+        for one in epochs
+        if one.old in world.data_keys
+    )
+    return ErasureRecord(invalidation.namespace, invalidation.name, domain, epochs, keys, Erasure(order))
+
+
+def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord) -> Rolled | None:
+    """Return that every bundle follows, once the invalidation's status says so."""
+    status, order = invalidation.status, record.erasure.order
+    if status.rolled_time is None:
+        return None
+    named = order.subject.scope_name if order.subject.scope is ScopeForm.TENANT else None
+    revoked = tuple(
+        Revoked(
+            RevokedKind(str(one.kind)),
+            one.name if one.kind is not ScopeKind.TENANT or one.name == named else None,
+            _commitment(record.domain, one),
+            epoch_commitment(record.domain, one.kind, one.name, one.new) if one.new else None,
+        )
+        for one in record.epochs
+    )
+    targets = tuple(Target(target.model, target.revision) for target in status.targets)
+    pods = {pod.uid: (pod.model, pod.pod) for pod in status.awaiting}
+    models = {target.model for target in targets}
+    # Some may have been reported as running only after the status was written.
+    pods |= {pod.uid: (model, pod.name) for model in sorted(models) for pod in world.live_pods(model)}
+    return Rolled(
+        status.rolled_time,
+        revoked,
+        targets,
+        tuple(Witness(model, uid, name, _inside(world, invalidation, model)) for uid, (model, name) in pods.items()),
+        record.keys,
+    )
+
+
+def words(world: World, record: ErasureRecord, awaiting: tuple[AwaitedPod, ...], now: datetime) -> Iterator[PodSeen]:
+    """Yield what witnesses have said, or what is known of them, as far as it is news."""
+    erasure = record.erasure
+    stated = erasure.only(Rolled)
+    revisions = {target.model: target.revision for target in stated.targets} if stated else {}
+    live = {pod.uid: pod for model in world.pods for pod in world.live_pods(model)}
+    ended = {pod.uid for pods in world.pods.values() for pod in pods.values() if pod.finished}
+    ended |= {gone.uid for departures in world.departures.values() for gone in departures if gone.clean}
+    fences = {pod.uid: pod.fenced_by for pod in awaiting}
+    for witness in witnesses(erasure):
+        settled = standing_of(erasure, witness.uid)
+        if settled is not None and settled.standing is Standing.ENDED:
+            continue
+        pod = live.get(witness.uid)
+        if witness.uid in ended:
+            yield PodSeen(witness.uid, Standing.ENDED, now)
+        elif pod is not None and (word := _acknowledged(world, pod, revisions.get(witness.model))):
+            if not has_acknowledged(erasure, witness.uid, word.boots):
+                yield word
+        elif settled is None and (fenced := fences.get(witness.uid)) is not None:
+            held = Held(witness.model, witness.name, witness.uid, fenced)
+            if is_fenced(world, held, pod, now) and (fence := _fence(world, witness, fenced, now)):
+                yield PodSeen(witness.uid, Standing.FENCED, now, fence=fence)
+
+
+def pods_at_hand(world: World, erasure: Erasure) -> dict[str, PodNow]:
+    """Return the witnesses that can be asked now."""
+    live = {pod.uid: pod for model in world.pods for pod in world.live_pods(model)}
+    found = {}
+    for witness in witnesses(erasure):
+        told = world.states.get(witness.uid)
+        if witness.uid in live and told is not None and told.in_contact and told.state.cache_boot:
+            found[witness.uid] = PodNow(witness.uid, told.state.gate_boot, told.state.cache_boot)
+    return found
+
+
+def tiers_lost(world: World, erasure: Erasure, now: datetime) -> Iterator[TierLost]:
+    """Yield the shared tiers of the order that were removed."""
+    for tier in tiers_at_hand(erasure):
+        found = world.tiers.get(tier.name)
+        if found is None or found.metadata.deleting:
+            yield TierLost(tier.name, now)
+
+
+def epoch_of(record: ErasureRecord, fingerprint: str) -> LeftEpoch | None:
+    """Return the epoch whose data key has a fingerprint."""
+    revoked = next((key.revoked for key in record.keys if key.fingerprint == fingerprint), None)
+    return next((one for one in record.epochs if _commitment(record.domain, one) == revoked), None)
+
+
+def _acknowledged(world: World, pod: Pod, needed: int | None) -> PodSeen | None:
+    told = world.states.get(pod.uid)
+    if told is None or needed is None or told.state.acked < needed:
+        return None
+    said = told.state
+    if not (said.gate_boot and said.cache_boot):
+        return None
+    return PodSeen(pod.uid, Standing.ACKED, told.at, said.gate_boot, said.cache_boot, said.acked)
+
+
+def _fence(world: World, witness: Witness, fenced_by: datetime, now: datetime) -> Fence | None:
+    """Return why a witness counts as fenced, by the rules that it enforced last."""
+    committed = world.bundles.get(witness.model)
+    if committed is None or not committed.whole:
+        return None
+    rules = committed.bundle.root.rules
+    last_fresh = fenced_by - timedelta(seconds=rules.stale_after_s + rules.drain_timeout_s + FENCE_MARGIN_S)
+    return Fence(format_timestamp(last_fresh), rules.stale_after_s, rules.drain_timeout_s, format_timestamp(now))
+
+
+def _subject(invalidation: CacheInvalidation) -> Subject:
+    spec = invalidation.spec
+    form, name = _form(spec.scope)
+    return Subject(
+        kind=SubjectKind.INVALIDATION,
+        name=invalidation.name,
+        uid=invalidation.uid,
+        scope=form,
+        scope_name=name,
+        tenants=(),
+        mode=Mode.EAGER,
+        hbm=Hbm(str(spec.effective_hbm)),
+        tiers=tuple(tier.name for tier in spec.tiers),
+        reason=spec.reason or "",
+    )
+
+
+def _form(scope: InvalidationScope) -> tuple[ScopeForm, str]:
+    for form in (ScopeForm.TENANT, ScopeForm.GROUP, ScopeForm.POOL, ScopeForm.MODEL):
+        if (name := getattr(scope, str(form))) is not None:
+            return form, name
+    return ScopeForm.ALL, ""
+
+
+def _commitment(domain: str, left: LeftEpoch) -> str:
+    return epoch_commitment(domain, left.kind, left.name, left.old)
+
+
+def _shared(world: World, invalidation: CacheInvalidation) -> list[CacheTier]:
+    """Return the shared tiers that the order concerns: all of the namespace, whoever lists them now."""
+    chosen = {tier.name for tier in invalidation.spec.tiers}
+    tiers = [tier for _, tier in sorted(world.tiers.items()) if tier.spec.medium is Medium.REDIS]
+    return [tier for tier in tiers if (not chosen or tier.name in chosen) and not tier.metadata.deleting]
+
+
+def _is_excluded(tier: CacheTier, invalidation: CacheInvalidation) -> bool:
+    chosen = {tier.name for tier in invalidation.spec.tiers}
+    return bool(chosen) and tier.name not in chosen and tier.spec.medium is not Medium.HBM
+
+
+def _inside(world: World, invalidation: CacheInvalidation, model: str) -> tuple[HeldTier, ...]:
+    """Return the tiers inside a model's pods that the order concerns."""
+    found = world.models.get(model)
+    listed = [world.tiers[name] for name in (found.spec.tier_names if found else ()) if name in world.tiers]
+    chosen = {tier.name for tier in invalidation.spec.tiers}
+    held = tuple(
+        HeldTier(tier.name, _IN_PODS[tier.spec.medium], tier.spec.encryption_required, _outlives(tier))
+        for tier in listed
+        if tier.spec.medium in _IN_PODS and (not chosen or tier.name in chosen)
+    )
+    has_memory = any(tier.spec.medium is Medium.CPU for tier in listed)
+    return held if has_memory or chosen else (*held, HeldTier(OWN_MEMORY, PodMedium.CPU, False, False))
+
+
+def _outlives(tier: CacheTier) -> bool:
+    """Whether a tier's files stay when the pod is gone: a folder of the node does, a pod's own volume goes with it."""
+    return tier.spec.nvme is not None and tier.spec.nvme.host_path is not None

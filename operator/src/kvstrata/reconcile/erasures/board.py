@@ -1,0 +1,146 @@
+"""All erasures of one operator process: each has a task of its own while this process leads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from types import TracebackType
+
+from kvstrata.adapters.kube import KubeError
+from kvstrata.adapters.resources import BY_KIND
+from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.model.refs import Key
+from kvstrata.plan.deletion import FINALIZER
+from kvstrata.plan.types import CarryOutErasure, EndErasure, ErasureOrder
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.writer import NotLeadingError
+
+from .course import RETRY_S, Course
+from .crew import Crew
+
+log = logging.getLogger(__name__)
+
+
+class Erasures:
+    """Carries out eager invalidations. Use it as a context manager, within one event loop.
+
+    It is given its orders by plans, which may repeat them at will.
+    """
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._courses: dict[str, Course] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> Erasures:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tasks = [*self._tasks.values(), *self._ending.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        metrics.ERASURES_OPEN.set(0)
+
+    def take(self, namespace: str, order: ErasureOrder) -> None:
+        """Begin with an order, or wake who is at it."""
+        match order:
+            case CarryOutErasure():
+                self._carry_out(namespace, order.invalidation, order.uid)
+            case EndErasure():
+                self._end(namespace, order)
+
+    async def recall(self, watched: frozenset[str]) -> None:
+        """Go on with every erasure that is kept, of these namespaces or, without any, of all; raises KubeError.
+
+        Plans name those whose invalidation is there; of others the receipt is still owed.
+        """
+        for namespace, invalidation, uid in await self._crew.keep.listed():
+            if not watched or namespace in watched:
+                self._carry_out(namespace, invalidation, uid)
+
+    def _carry_out(self, namespace: str, invalidation: str, uid: str) -> None:
+        course = self._courses.get(uid)
+        if course is not None:
+            course.wake()
+            return
+        course = self._courses[uid] = Course(self._crew, namespace, invalidation, uid)
+        self._tasks[uid] = asyncio.create_task(self._follow(course), name=f"erasure {namespace}/{invalidation}")
+        metrics.ERASURES_OPEN.set(len(self._tasks))
+
+    async def _follow(self, course: Course) -> None:
+        """Follow one erasure to its end; what fails by a defect goes on from what is kept."""
+        while True:
+            try:
+                await course.run(partial(self._jobs_but, course.uid))
+                break
+            except NotLeadingError:
+                return
+            except Exception:
+                log.exception("an erasure failed; this is a defect", extra={"invalidation": course.invalidation})
+                metrics.FAILURES.labels("CacheInvalidation", "Bug").inc()
+                await self._crew.sleep(RETRY_S)
+                course = self._courses[course.uid] = Course(
+                    self._crew, course.namespace, course.invalidation, course.uid
+                )
+        del self._tasks[course.uid]
+        metrics.ERASURES_OPEN.set(len(self._tasks))
+        if self._object(course.namespace, course.invalidation, course.uid) is None:
+            # Nobody is left to tell, and no plan orders the end.
+            self._end(course.namespace, EndErasure(course.invalidation, course.uid))
+
+    def _jobs_but(self, uid: str) -> int:
+        return sum(course.jobs_running for course in self._courses.values() if course.uid != uid)
+
+    def _end(self, namespace: str, order: EndErasure) -> None:
+        if order.uid not in self._ending:
+            self._ending[order.uid] = asyncio.create_task(self._ended(namespace, order))
+
+    async def _ended(self, namespace: str, order: EndErasure) -> None:
+        """Remove what was made for an erasure, then what is kept of it, then what holds its object."""
+        try:
+            self._crew.may_write()
+            await self._crew.jobs.remove(order.uid)
+            self._crew.may_write()
+            await self._crew.keep.remove(order.uid)
+            await self._release(namespace, order)
+        except NotLeadingError:
+            return
+        except KubeError as error:
+            log.warning("an erasure's end waits", extra={"invalidation": order.invalidation, "error": str(error)})
+            if self._object(namespace, order.invalidation, order.uid) is None:
+                await self._crew.sleep(RETRY_S)
+                del self._ending[order.uid]
+                self._end(namespace, order)
+                return
+        else:
+            self._courses.pop(order.uid, None)
+            self._crew.store.domain(namespace).erasures.pop(order.uid, None)
+        del self._ending[order.uid]
+
+    async def _release(self, namespace: str, order: EndErasure) -> None:
+        found = self._object(namespace, order.invalidation, order.uid)
+        if found is None or FINALIZER not in found.metadata.finalizers:
+            return
+        self._crew.may_write()
+        resource = BY_KIND[found.INFO.kind]
+        rest = tuple(one for one in found.metadata.finalizers if one != FINALIZER)
+        try:
+            written = await self._crew.kube.set_finalizers(
+                resource, namespace, found.name, rest, found.metadata.resource_version
+            )
+        except KubeError as error:
+            if not error.is_not_found:
+                raise
+            return
+        if not found.metadata.deleting:
+            self._crew.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
+            self._crew.queue.add(Key(found.INFO.kind, namespace, found.name))
+
+    def _object(self, namespace: str, name: str, uid: str) -> CacheInvalidation | None:
+        found = self._crew.store.domain(namespace).objects["CacheInvalidation"].get(name)
+        return found if found is not None and found.uid == uid else None

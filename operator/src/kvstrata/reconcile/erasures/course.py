@@ -1,0 +1,359 @@
+"""The course of one erasure: what is known is kept, what follows from it is ordered, and nobody waits for an answer.
+
+Observes: the invalidation, pods and their acknowledgements, servers of tiers, Jobs. Writes: the record in the
+operator's namespace, and through `orders` everything that `plan.erasure` orders. Runs again when: its invalidation is
+planned, an order was carried out, or `Step.again_s` is over.
+
+Whatever an order brings is kept before anything follows from it, and that a deletion runs before its Job is made. So
+a process may end anywhere: who leads next reads the record and gives the same orders.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine, Hashable, Iterable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from kvstrata.adapters.kube import KubeError
+from kvstrata.adapters.resources import BY_KIND
+from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.contract import ContractError
+from kvstrata.model.erasure import ErasureNow, ErasureRecord, Surroundings, TierNow
+from kvstrata.model.erasurefacts import Fact, ReceiptWritten, Rolled, Verdict
+from kvstrata.model.refs import Key
+from kvstrata.plan import erasuregather as gather
+from kvstrata.plan.deletion import ABANDON, FINALIZER
+from kvstrata.plan.erasure import Conclude, IssueReceipt, next_step
+from kvstrata.plan.erasurefacts import tiers_at_hand, unreachable_at
+from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify, RevokeKeys, StartDeletion, VerifyTier
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.writer import NotLeadingError
+
+from . import deletions
+from .crew import Crew
+from .keep import Kept
+from .orders import CustodyAwayError, Orders, ReceiptConflictError, TroubleError, with_names
+from .tiers import chunks_of
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""From an order that could not be carried out to the next attempt."""
+
+JOB_EVERY_S = 1.0
+SERVERS_EVERY_S = 5.0
+LONGEST_PAUSE_S = 5.0
+
+REMOVED = "its CacheInvalidation was removed"
+
+_MANY = frozenset({"AskPodToErase", "AskPodToVerify", "VerifyTier", "names"})
+"""Orders of which there may be hundreds, and those that cost servers something."""
+
+
+class Course:
+    """One erasure on its way."""
+
+    def __init__(self, crew: Crew, namespace: str, invalidation: str, uid: str) -> None:
+        self._crew, self._orders = crew, Orders(crew)
+        self.namespace, self.invalidation, self.uid = namespace, invalidation, uid
+        self._kept: Kept | None = None
+        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
+        self._inbox: list[Fact] = []
+        self._servers: dict[str, TierNow] = {}
+        self._asked_servers: dict[str, float] = {}
+        self._named: dict[str, dict[str, tuple[str, ...]]] = {}
+        self._strays: dict[str, tuple[str, ...]] = {}
+        self._troubles: dict[Hashable, str] = {}
+        self._custody_problem = self._receipt_problem = ""
+        self._told: object = None
+        self._woken = asyncio.Event()
+
+    @property
+    def record(self) -> ErasureRecord | None:
+        """What is kept; None before anything is."""
+        return self._kept.record if self._kept is not None else None
+
+    @property
+    def _stored(self) -> Kept:
+        if self._kept is None:
+            raise RuntimeError("an erasure that is not kept yet goes nowhere")
+        return self._kept
+
+    @property
+    def jobs_running(self) -> int:
+        """How many Jobs of it run."""
+        return len(deletions.running(self.record.erasure)) if self.record is not None else 0
+
+    @property
+    def over(self) -> bool:
+        """Whether its receipt is written."""
+        return self.record is not None and self.record.erasure.only(ReceiptWritten) is not None
+
+    def wake(self) -> None:
+        """Look what is new."""
+        self._woken.set()
+
+    async def run(self, elsewhere: Callable[[], int]) -> None:
+        """Carry it out until its receipt is written, or until cancelled.
+
+        `elsewhere` counts the Jobs of others that run. Raises NotLeadingError when this process may write no more.
+        """
+        try:
+            while True:
+                try:
+                    pause_s = await self._pass(elsewhere())
+                except (KubeError, ContractError) as error:
+                    log.warning("an erasure waits", extra={"invalidation": self._name, "error": str(error)})
+                    pause_s = RETRY_S
+                if self._told is not None and self.over:
+                    return
+                await self._pause(pause_s)
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _pass(self, elsewhere: int) -> float:
+        """Hear what is new, keep it, and order what follows; return when to look again."""
+        if self._kept is None and not await self._take_up():
+            return RETRY_S
+        await self._hear(self._news())
+        record = self._stored.record
+        seen = self._surroundings(record, elsewhere)
+        # A chain that refused a receipt is asked again: somebody may have put it right.
+        step = next_step(record.erasure, replace(seen, receipt_problem=""), self._crew.now())
+        verdict = next((order.verdict for order in step.orders if isinstance(order, Conclude)), None)
+        if verdict is not None:
+            await self._hear((verdict,))
+            await self._tell(verdict)
+            return 0.0
+        starts = [order for order in step.orders if isinstance(order, StartDeletion)]
+        unnamed = {order.tier for order in starts} - set(record.named_tiers)
+        ready = [order for order in starts if order.tier not in unnamed]
+        await self._hear(deletions.begun(record.erasure, ready, seen.tiers, self._crew.now()))
+        self._publish(seen)
+        self._order(record, step.orders, unnamed)
+        return min(LONGEST_PAUSE_S, step.again_s if step.again_s is not None else LONGEST_PAUSE_S)
+
+    async def _take_up(self) -> bool:
+        """Read what is kept, or begin to keep; return whether there is anything to go on with."""
+        self._kept = await self._crew.keep.read(self.uid)
+        if self._kept is not None:
+            return True
+        found = self._found()
+        world = self._crew.store.world(self.namespace)
+        record = gather.begin(world, found) if found is not None else None
+        if found is None or record is None:
+            return False
+        await self._hold(found)
+        self._crew.may_write()
+        self._kept = await self._crew.keep.create(record)
+        return True
+
+    async def _hold(self, found: CacheInvalidation) -> None:
+        """Keep the object until its erasure is over: what it says is what people look at."""
+        metadata = found.metadata
+        if FINALIZER in metadata.finalizers or metadata.deleting:
+            return
+        self._crew.may_write()
+        resource = BY_KIND[found.INFO.kind]
+        written = await self._crew.kube.set_finalizers(
+            resource, found.namespace, found.name, (*metadata.finalizers, FINALIZER), metadata.resource_version
+        )
+        self._crew.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
+
+    def _news(self) -> tuple[Fact, ...]:
+        """Return the facts since the last look: what orders brought, what pods said, what was removed."""
+        taken, self._inbox = tuple(self._inbox), []
+        record, found = self.record, self._found()
+        if record is None or found is None:
+            return taken
+        world, now = self._crew.store.world(self.namespace), self._crew.now()
+        if record.erasure.only(Rolled) is None and (rolled := gather.rolled(world, found, record)) is not None:
+            # What pods said is looked at against it, so it is the only news.
+            return (*taken, rolled)
+        said = gather.words(world, record, found.status.awaiting, now)
+        return (*taken, *said, *gather.tiers_lost(world, record.erasure, now))
+
+    async def _hear(self, facts: Iterable[Fact]) -> None:
+        """Keep these facts, and names that were found."""
+        kept, heard, named = self._stored, tuple(facts), dict(self._named)
+        record = kept.record.hearing(*heard)
+        for tier, chunks in named.items():
+            record = with_names(record, tier, chunks)
+        if record == kept.record:
+            return
+        self._crew.may_write()
+        try:
+            self._kept = await self._crew.keep.write(kept, record)
+        except KubeError:
+            # What orders brought is brought once.
+            self._inbox = [*heard, *self._inbox]
+            raise
+        for tier in named:
+            del self._named[tier]
+
+    def _surroundings(self, record: ErasureRecord, elsewhere: int) -> Surroundings:
+        world = self._crew.store.world(self.namespace)
+        found, abandoned = self._found(), ""
+        if found is not None:
+            abandoned = found.metadata.annotations.get(ABANDON, "").strip()
+        elif self._key not in world.unreadable:
+            abandoned = REMOVED
+        return Surroundings(
+            operator=self._crew.operator,
+            tiers=dict(self._servers),
+            pods=gather.pods_at_hand(world, record.erasure),
+            deletions_elsewhere=elsewhere,
+            custody_problem=self._custody_problem,
+            receipt_problem=self._receipt_problem,
+            abandoned=abandoned,
+        )
+
+    def _order(self, record: ErasureRecord, orders: Iterable[object], unnamed: Iterable[str]) -> None:
+        """Begin with what is not under way."""
+        for order in orders:
+            match order:
+                case RevokeKeys():
+                    self._begin(order, self._hear_of, self._orders.revoke, record, order)
+                case AskPodToErase() | AskPodToVerify():
+                    self._begin(order, self._hear_of, self._orders.ask, record, order)
+                case VerifyTier():
+                    self._begin(order, self._verify, record, order)
+                case IssueReceipt():
+                    self._begin("receipt", self._hear_of, self._orders.issue, record, order)
+        for tier in unnamed:
+            self._begin(("names", tier), self._name_chunks, record, tier)
+        for tier, round in sorted(deletions.running(self._stored.record.erasure)):
+            self._begin(("deletion", tier, round), self._see_deleted, tier, round)
+        if record.erasure.only(Verdict) is None and unreachable_at(record.erasure) is not None:
+            for shared in tiers_at_hand(record.erasure):
+                if self._crew.monotonic() - self._asked_servers.get(shared.name, -SERVERS_EVERY_S) < SERVERS_EVERY_S:
+                    continue
+                self._begin(("servers", shared.name), self._look_at_servers, record, shared.name)
+
+    def _begin(self, slot: Hashable, work: Callable[..., Coroutine[Any, Any, None]], *about: Any) -> None:
+        if slot not in self._tasks:
+            carried_out = self._carried_out(slot, partial(work, *about))
+            self._tasks[slot] = asyncio.create_task(carried_out, name=f"erasure {self._name}")
+
+    async def _carried_out(self, slot: Hashable, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do it, and wait a moment before it may be ordered again if it could not be done."""
+        kind = _kind_of(slot)
+        failed = True
+        try:
+            if kind in _MANY:
+                async with self._crew.limit:
+                    await work()
+            else:
+                await work()
+            failed = False
+            self._troubles.pop(slot, None)
+        except NotLeadingError:
+            return  # the course finds the same, and ends
+        except (TroubleError, KubeError) as error:
+            log.info("an order of an erasure is not carried out yet", extra={"order": kind, "why": str(error)})
+            self._note(slot, error)
+        except Exception:
+            log.exception("an order of an erasure failed; this is a defect", extra={"order": kind})
+            metrics.FAILURES.labels("CacheInvalidation", "Bug").inc()
+        finally:
+            metrics.ERASURE_ORDERS.labels(kind, "Failed" if failed else "Done").inc()
+        self._woken.set()
+        if failed:
+            await self._crew.sleep(RETRY_S)
+        del self._tasks[slot]
+        self._woken.set()
+
+    def _note(self, slot: Hashable, error: Exception) -> None:
+        text = str(error)
+        if isinstance(error, CustodyAwayError):
+            self._custody_problem = text
+        elif isinstance(error, ReceiptConflictError):
+            self._receipt_problem = text
+        else:
+            self._troubles[slot] = text
+
+    async def _hear_of(
+        self, work: Callable[..., Coroutine[Any, Any, tuple[Fact, ...]]], record: ErasureRecord, order: object
+    ) -> None:
+        self._inbox += await work(record, order)
+        if isinstance(order, RevokeKeys):
+            self._custody_problem = ""
+        if isinstance(order, IssueReceipt):
+            self._receipt_problem = ""
+
+    async def _verify(self, record: ErasureRecord, order: VerifyTier) -> None:
+        found = await self._orders.look(record, order.tier)
+        self._strays[order.tier] = found.names
+        self._inbox.append(found.look)
+
+    async def _name_chunks(self, record: ErasureRecord, tier: str) -> None:
+        found = await self._orders.look(record, tier)
+        self._named[tier] = dict(chunks_of(found.names))
+
+    async def _look_at_servers(self, record: ErasureRecord, tier: str) -> None:
+        found = self._crew.store.domain(self.namespace).objects["CacheTier"].get(tier)
+        if found is not None:
+            self._servers[tier] = await self._crew.looks.servers(found, record.domain, record.erasure.order.keyspaces)
+        self._asked_servers[tier] = self._crew.monotonic()
+
+    async def _see_deleted(self, tier: str, round: int) -> None:
+        slot = ("deletion", tier, round)
+        while self.record is not None:
+            said = await self._orders.delete(self.record, tier, round, self._strays.get(tier, ()))
+            if not isinstance(said, str):
+                self._inbox += said
+                return
+            if said != self._troubles.get(slot, ""):
+                self._troubles[slot] = said
+                self._woken.set()
+            await self._crew.sleep(JOB_EVERY_S)
+
+    def _publish(self, seen: Surroundings) -> None:
+        """Have the invalidation planned if there is something new to say of it."""
+        record = self._stored.record
+        troubles = tuple(sorted({text for text in self._troubles.values() if text}))
+        now = ErasureNow(record, seen, troubles)
+        if now != self._told:
+            self._told = now
+            self._crew.store.domain(self.namespace).erasures[self.uid] = now
+            self._crew.queue.add(self._key)
+
+    async def _tell(self, verdict: Verdict) -> None:
+        found = self._found()
+        metrics.ERASURES.labels("Complete" if verdict.complete else "Failed").inc()
+        log.info("an erasure was judged", extra={"invalidation": self._name, "reason": verdict.reason})
+        if found is not None:
+            await self._crew.events.tell(found, verdict.reason, verdict.message, warning=not verdict.complete)
+
+    def _found(self) -> CacheInvalidation | None:
+        """Return the invalidation as it is now; None if it is gone, or another one has its name."""
+        found = self._crew.store.domain(self.namespace).objects["CacheInvalidation"].get(self.invalidation)
+        return found if found is not None and found.uid == self.uid else None
+
+    async def _pause(self, at_most_s: float) -> None:
+        if at_most_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(at_most_s):
+                    await self._woken.wait()
+        self._woken.clear()
+
+    @property
+    def _key(self) -> Key:
+        return Key(CacheInvalidation.INFO.kind, self.namespace, self.invalidation)
+
+    @property
+    def _name(self) -> str:
+        return f"{self.namespace}/{self.invalidation}"
+
+
+def _kind_of(slot: Hashable) -> str:
+    """Return what kind of order it is, for logs and metrics."""
+    if isinstance(slot, tuple):
+        return str(slot[0])
+    return slot if isinstance(slot, str) else type(slot).__name__

@@ -1,0 +1,124 @@
+"""The operator's own look at shared tiers: which primaries they have, what they hold of keyspaces, and whether nothing.
+
+Of what was found before a deletion the names of some chunks are kept: after it pods are asked for them, and have to
+miss each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from kvstrata.adapters.kube import Kube
+from kvstrata.adapters.redis_probe import Access
+from kvstrata.adapters.resources import SECRET
+from kvstrata.adapters.tier_verifier import SLOT_MAP_CHANGED, TierLook, TierVerifier
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.contract.keys import parse_block_key
+from kvstrata.contract.receiptfacts import Amount
+from kvstrata.model.erasure import TierNow
+from kvstrata.model.erasurefacts import Look
+from kvstrata.objects.tierlinks import RedisLink, redis_link
+from kvstrata.plan.backend import addresses, asked_as, in_force
+from kvstrata.reconcile.secrets import decode
+
+MAX_NAMED = 64
+"""Chunks of a keyspace whose names are kept, of each tier."""
+
+
+class LookError(Exception):
+    """A look proves nothing. The message names the server or the Secret, and holds no secret."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a look came to: the fact, and the names of values that were there."""
+
+    look: Look
+    names: tuple[str, ...]
+
+
+class Looks:
+    """Looks at tiers as the operator. `operator` is whose word it is, `now` the wall clock in UTC."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        operator: str,
+        now: Callable[[], datetime],
+        verifier: Callable[..., TierVerifier] = TierVerifier,
+    ) -> None:
+        self._kube, self._operator, self._now, self._verifier = kube, operator, now, verifier
+
+    async def servers(self, tier: CacheTier, domain: str, keyspaces: Iterable[str]) -> TierNow:
+        """Return the primaries of a tier, and what is the matter with it. Raises KubeError."""
+        try:
+            verifier = await self._enter(tier)
+        except LookError as error:
+            return TierNow((), "", False, str(error))
+        found = await verifier.servers(domain, tuple(keyspaces))
+        primaries = tuple(sorted(one.node for one in found.nodes if one.primary))
+        told = "; ".join(one.message for one in found.problems[:3])
+        return TierNow(primaries, found.slots_before, bool(primaries) and not found.problems, told)
+
+    async def look(self, tier: CacheTier, domain: str, keyspaces: Iterable[str]) -> Found:
+        """Look at every server of a tier. Raises LookError if that proves nothing, and KubeError."""
+        verifier = await self._enter(tier)
+        began = self._now()
+        found = await verifier.look(domain, tuple(keyspaces))
+        moved = found.slots_before != found.slots_after
+        others = [one for one in found.problems if not (moved and one.reason == SLOT_MAP_CHANGED)]
+        if others:
+            raise LookError("; ".join(one.message for one in others[:3]))
+        primaries = {one.node: Amount(one.values + one.index, one.value_bytes) for one in found.nodes if one.primary}
+        behind = [one for one in found.nodes if not one.primary and (one.values or one.index)]
+        if behind and not any(amount.keys for amount in primaries.values()):
+            # Its primary has nothing: the replica has not heard of that yet, or has lost its primary.
+            raise LookError(f"replica {behind[0].address} still has {behind[0].values + behind[0].index} keys")
+        look = Look(
+            tier.name, self._operator, began, self._now(), found.slots_before, found.slots_after,
+            len(primaries), primaries,
+        )  # fmt: skip
+        return Found(look, _names(found))
+
+    async def _enter(self, tier: CacheTier) -> TierVerifier:
+        used = in_force(tier) or tier
+        link = redis_link(used)
+        if link is None:
+            raise LookError(f"CacheTier {tier.name} has no servers")
+        access = await self._access(tier.namespace, link)
+        host, _ = link.endpoints[0]
+        return self._verifier(addresses(link)[0], host, access, cluster=used.spec.is_cluster)
+
+    async def _access(self, namespace: str, link: RedisLink) -> Access:
+        username, password, authority = asked_as(link)
+        word = await self._value(namespace, password)
+        try:
+            text = word.decode() if word is not None else None
+        except UnicodeDecodeError:
+            raise LookError(f"the password in Secret {(password or ('',))[0]} is not UTF-8 text") from None
+        return Access(text, await self._value(namespace, authority), username)
+
+    async def _value(self, namespace: str, where: tuple[str, str] | None) -> bytes | None:
+        if where is None:
+            return None
+        raw = await self._kube.get(SECRET, namespace, where[0])
+        value = decode(raw).get(where[1]) if raw else None
+        if value is None:
+            raise LookError(f"Secret {where[0]} does not exist or has no key {where[1]}")
+        return value
+
+
+def chunks_of(names: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
+    """Return by keyspace some of the chunks whose blocks have these names."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        key = parse_block_key(name)
+        if key is not None:
+            found.setdefault(key.keyspace, set()).add(key.chunk_hash.hex())
+    return {keyspace: tuple(sorted(chunks)[:MAX_NAMED]) for keyspace, chunks in found.items()}
+
+
+def _names(found: TierLook) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for one in found.nodes if one.primary for name in one.names))

@@ -1,0 +1,335 @@
+"""A world in which an eager invalidation is carried out: the real operator over a memory API server; pods, a server,
+Jobs and a chain that do what they say, and that can be made to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from kvstrata.adapters.gate_client import GateError, GateFailure
+from kvstrata.adapters.kube import KubeError, TokenIdentity
+from kvstrata.adapters.redis_probe import Access
+from kvstrata.adapters.tier_verifier import NodeLook, Problem, TierLook
+from kvstrata.api.cachedomain import ReceiptChain
+from kvstrata.contract.erase import Erased, EraseRequest, Verified, VerifyRequest
+from kvstrata.contract.erasereport import End, Line, Outcome, PrimaryEnd, StopReason, keyspace_digest
+from kvstrata.contract.erasereport import Erased as ErasedLine
+from kvstrata.contract.erasing import (
+    REQUIRED,
+    AdapterVerified,
+    ErasedTier,
+    EraseOutcome,
+    VerifiedTier,
+)
+from kvstrata.contract.erasing import Amount as Blocks
+from kvstrata.contract.keys import BlockKey
+from kvstrata.contract.receiptclaims import claims, contradiction
+from kvstrata.contract.receiptfacts import Amount, Erasure
+from kvstrata.contract.receiptresidue import Claim
+from kvstrata.model.erasurefacts import JobState
+from kvstrata.objects import names
+from kvstrata.plan.receipts import ChainConflict, Receipted
+from kvstrata.reconcile.erasures.board import Erasures
+from kvstrata.reconcile.erasures.crew import Crew
+from kvstrata.reconcile.erasures.keep import Keep
+from kvstrata.reconcile.erasures.keys import KeyRevoker
+from kvstrata.reconcile.erasures.pods import Pods
+from kvstrata.reconcile.erasures.ports import DeletionRun, TierDeletion
+from kvstrata.reconcile.erasures.tiers import Looks
+from kvstrata.reconcile.events import Events
+from kvstrata.reconcile.writer import NotLeadingError
+from tests.support.objects import NAMESPACE
+from tests.support.worlds import Simulation
+
+KIND = "CacheInvalidation"
+OPERATOR_NAMESPACE = "kvstrata-system"
+SIZE = 100
+SLOTS = "5" * 64
+CHUNK = bytes(range(32))
+
+
+class Server:
+    """One Redis server: names of values by keyspace, and how many were ever deleted."""
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.values: dict[str, set[str]] = {}
+        self.deleted: dict[str, int] = {}
+        self.slots = SLOTS
+        self.problem = ""
+        self.looks = 0
+
+    def fill(self, domain: str, *keyspaces: str, blocks: int = 3) -> None:
+        """Store some blocks of keyspaces."""
+        for keyspace in keyspaces:
+            chunks = [bytes([n]) + CHUNK[1:] for n in range(blocks)]
+            self.values[keyspace] = {str(BlockKey(domain, keyspace, "1d" * 8, 1, 0, chunk)) for chunk in chunks}
+
+
+class Verifier:
+    """What the operator sees when it looks at the server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def _seen(self, keyspaces: Any) -> TierLook:
+        server = self._server
+        if server.problem:
+            return TierLook((), (Problem("Timeout", server.problem),), "", "")
+        found = sorted(name for keyspace in keyspaces for name in server.values.get(keyspace, ()))
+        node = NodeLook(server.node, "redis:6379", True, len(found), SIZE * len(found), names=tuple(found))
+        return TierLook((node,), (), server.slots, server.slots)
+
+    async def servers(self, domain: str, keyspaces: Any) -> TierLook:
+        """Which servers there are."""
+        return replace(self._seen(()), nodes=tuple(replace(one, values=0) for one in self._seen(()).nodes))
+
+    async def look(self, domain: str, keyspaces: Any) -> TierLook:
+        """What they have."""
+        self._server.looks += 1
+        await asyncio.sleep(0)
+        return self._seen(keyspaces)
+
+
+@dataclass
+class Jobs:
+    """Jobs that delete from the server when they are looked at for the second time."""
+
+    server: Server
+    ran: list[TierDeletion] = field(default_factory=list)
+    runs: dict[tuple[str, str, int], DeletionRun] = field(default_factory=dict)
+    removed: list[str] = field(default_factory=list)
+    fails: int = 0
+    late: list[Callable[[], None]] = field(default_factory=list)
+    """What happens right after the first deletion, and so on."""
+
+    async def start(self, order: TierDeletion) -> DeletionRun:
+        """Make the Job, once."""
+        slot = (order.erasure, order.tier.name, order.round)
+        if slot not in self.runs:
+            self.ran.append(order)
+            self.runs[slot] = DeletionRun(f"job-{len(self.ran)}", JobState.RUNNING)
+        return self.runs[slot]
+
+    async def look(self, erasure: str, tier: str, round: int) -> DeletionRun | None:
+        """Say how it stands; one that runs gets done."""
+        run = self.runs.get((erasure, tier, round))
+        if run is not None and run.state is JobState.RUNNING:
+            self.runs[erasure, tier, round] = self._done(run)
+            return run
+        return run
+
+    def _done(self, run: DeletionRun) -> DeletionRun:
+        if self.fails:
+            self.fails -= 1
+            return replace(run, state=JobState.FAILED, problem="the Job's pod was evicted")
+        order, server, lines = self.ran[-1], self.server, []
+        for keyspace in order.keyspaces:
+            gone = len(server.values.pop(keyspace, ()))
+            # Tombstones remember what runs before deleted.
+            total = server.deleted[keyspace] = server.deleted.get(keyspace, 0) + gone
+            amount = Amount(total, SIZE * total)
+            lines.append(ErasedLine(keyspace_digest(keyspace), server.node, amount, amount, Amount(0, 0)))
+        if self.late:
+            self.late.pop(0)()
+        end = End(Outcome.ERASED, StopReason.NONE, "", SLOTS, 30_000)
+        report: tuple[Line, ...] = (*lines, PrimaryEnd(server.node, 1, 1, 0), end)
+        return replace(run, state=JobState.DONE, lines=report)
+
+    async def remove(self, erasure: str) -> None:
+        """Remove what was made."""
+        self.removed.append(erasure)
+
+
+@dataclass
+class Chain:
+    """A chain that takes receipts whose facts hold together."""
+
+    issued: list[Erasure] = field(default_factory=list)
+    conflict: str = ""
+    lost_answers: int = 0
+
+    async def issue(
+        self, namespace: str, domain: str, told: ReceiptChain | None, facts: Erasure
+    ) -> Receipted | ChainConflict:
+        """Append, or find what is there."""
+        if self.conflict:
+            return ChainConflict(self.conflict)
+        assert contradiction(facts) is None
+        known = next((one for one in self.issued if one.subject.uid == facts.subject.uid), None)
+        assert known in (None, facts), "each attempt writes the same receipt"
+        if known is None:
+            self.issued.append(facts)
+        if self.lost_answers:
+            self.lost_answers -= 1
+            raise KubeError(0, "Timeout", "the API server did not answer")
+        digest = f"{1 + self.issued.index(facts):064x}"
+        return Receipted(digest, len(self.issued), digest)
+
+
+class Gates:
+    """Gates of pods that erase what they hold when they are asked."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.erased: list[tuple[str, EraseRequest]] = []
+        self.verified: list[tuple[str, VerifyRequest]] = []
+        self.away: set[str] = set()
+        self.holding: set[str] = set()
+        self.finding: set[str] = set()
+        self.token = ""
+
+    def _pod(self, ip: str) -> str:
+        return next(name for name, address in self._world.addresses.items() if address == ip)
+
+    def _answering(self, ip: str) -> tuple[str, str]:
+        pod = self._pod(ip)
+        if pod in self.away:
+            raise GateError(GateFailure.TIMEOUT, "it did not answer")
+        return pod, self.token or self._world.token(pod)
+
+    async def erase(self, pod_ip: str, server_name: str, request: EraseRequest) -> tuple[Erased, str]:
+        """Erase, unless a reader holds something."""
+        await asyncio.sleep(0)
+        pod, token = self._answering(pod_ip)
+        self.erased.append((pod, request))
+        state = self._world.sim.acks[self._world.sim.pod(pod).uid]
+        held = pod in self.holding
+        row = ErasedTier(
+            "cpu", "CPU", found=Blocks(5, 50), deleted=Blocks(3 if held else 5, 50), checked=tuple(REQUIRED["CPU"]),
+            remaining=Blocks(2, 0) if held else Blocks(), reading=2 if held else 0,
+        )  # fmt: skip
+        outcome = EraseOutcome.REMAINING if held else EraseOutcome.COMPLETE
+        said = Erased(
+            state.gate_boot, state.cache_boot, state.acked, 1, state.acked, outcome, tiers=(row,), elsewhere=("shared",)
+        )
+        return said, token
+
+    async def verify(self, pod_ip: str, server_name: str, request: VerifyRequest) -> tuple[Verified, str]:
+        """Miss everything, unless told otherwise."""
+        await asyncio.sleep(0)
+        pod, token = self._answering(pod_ip)
+        self.verified.append((pod, request))
+        state = self._world.sim.acks[self._world.sim.pod(pod).uid]
+        asked = len(request.chunks or b"") // 32
+        tier = VerifiedTier("cpu", "CPU", asked, asked if pod in self.finding else 0, kept=0)
+        found = AdapterVerified(state.cache_boot, state.acked, 1, True, False, asked, (tier,))
+        return Verified(state.gate_boot, state.acked, False, found), token
+
+
+class World:
+    """The simulation, and everybody whom an erasure asks."""
+
+    def __init__(self, sim: Simulation) -> None:
+        self.sim = sim
+        self.server = Server("n1")
+        self.jobs, self.chain, self.gates = Jobs(self.server), Chain(), Gates(self)
+        self.addresses: dict[str, str] = {}
+        self.leading = True
+        self.board: Erasures | None = None
+        for number, pod in enumerate(sorted(sim.world.pods.get("tiny", {}))):
+            self.address(pod, f"10.0.0.{number + 1}")
+
+    def address(self, pod: str, ip: str) -> None:
+        """Give a pod an address of its own."""
+        raw = dict(self.sim.kube.objects[("Pod", NAMESPACE, pod)])
+        self.sim.put({**raw, "status": {**raw["status"], "podIP": ip}})
+        self.addresses[pod] = ip
+
+    def token(self, pod: str) -> str:
+        """A token that the API server bound to a pod."""
+        uid = self.sim.pod(pod).uid
+        account = f"system:serviceaccount:{NAMESPACE}:{names.model_child('tiny')}"
+        self.sim.kube.tokens[f"token-of-{pod}"] = TokenIdentity(account, uid)
+        return f"token-of-{pod}"
+
+    def crew(self) -> Crew:
+        """Everybody whom the operator of this moment knows."""
+        sim = self.sim
+
+        def may_write() -> None:
+            if not self.leading:
+                raise NotLeadingError
+
+        async def at_once(_: float) -> None:
+            await asyncio.sleep(0)
+
+        def verifier(endpoint: str, server_name: str, access: Access, *, cluster: bool) -> Any:
+            return Verifier(self.server)
+
+        def now() -> datetime:
+            # Nothing that follows from something happens at the same moment.
+            sim.now += timedelta(milliseconds=1)
+            return sim.now
+
+        return Crew(
+            kube=sim.kube,
+            store=sim.store,
+            queue=sim.queue,
+            events=Events(sim.kube),
+            keep=Keep(sim.kube, OPERATOR_NAMESPACE),
+            keys=KeyRevoker(sim.kube, sim.store, sim.queue, sim.keeper, "operator-1", now, may_write),
+            looks=Looks(sim.kube, "operator-1", now, verifier),
+            pods=Pods(sim.kube, self.gates, now),
+            jobs=self.jobs,
+            chains=self.chain,
+            operator="operator-1",
+            may_write=may_write,
+            now=now,
+            monotonic=lambda: sim.now.timestamp(),
+            sleep=at_once,
+        )
+
+    @contextlib.asynccontextmanager
+    async def leading_operator(self) -> AsyncIterator[Erasures]:
+        """Carry erasures out until the block ends."""
+        async with Erasures(self.crew()) as board:
+            self.sim.erase, self.board = board.take, board
+            await board.recall(frozenset())
+            yield board
+
+    async def turn(self, seconds: float = 0.0) -> None:
+        """Let everybody do what there is to be done at this moment, then let time pass."""
+        for _ in range(3):
+            self.sim.settle()
+            assert self.board is not None
+            for course in self.board._courses.values():
+                course.wake()
+            for _ in range(12):
+                await asyncio.sleep(0)
+        self.sim.now += timedelta(seconds=seconds)
+
+    async def until(self, condition: Callable[[], object], tick_s: float = 1.0, turns: int = 400) -> None:
+        """Let time pass until `condition` holds."""
+        for _ in range(turns):
+            if condition():
+                return
+            await self.turn(tick_s)
+        raise AssertionError(f"it never came: {self.status}")
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What the invalidation says."""
+        return self.sim.status(KIND, "leave")
+
+    @property
+    def phase(self) -> str:
+        """Where it stands."""
+        return str(self.status.get("phase", ""))
+
+    def holds(self) -> set[str]:
+        """Conditions that are true."""
+        return {one["type"] for one in self.status.get("conditions", ()) if one["status"] == "True"}
+
+    def proven(self) -> set[Claim]:
+        """What the only receipt proves."""
+        (facts,) = self.chain.issued
+        return set(claims(facts))
+
+    def kept(self) -> list[str]:
+        """Secrets in the operator's namespace."""
+        return [name for kind, where, name in self.sim.kube.objects if (kind, where) == ("Secret", OPERATOR_NAMESPACE)]

@@ -1,0 +1,174 @@
+"""Records of erasures outlive the operator that wrote them, and lose nothing to another that writes, too."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from kvstrata.adapters.kube import KubeError
+from kvstrata.contract import ContractError
+from kvstrata.contract.keyspace import ScopeKind
+from kvstrata.contract.receiptfacts import Amount, Copies
+from kvstrata.contract.receiptwords import KeyCustody
+from kvstrata.model.erasure import Erasure, ErasureRecord, LeftEpoch
+from kvstrata.model.erasurefacts import (
+    EngineReset,
+    FilesErased,
+    HeldKey,
+    JobState,
+    ReceiptWritten,
+    TierLost,
+    Verdict,
+)
+from kvstrata.reconcile.erasures.codec import decode, encode
+from kvstrata.reconcile.erasures.keep import Keep, name_of
+from tests.support.memory_kube import MemoryKube
+from tests.support.receipts import OLD_EPOCH
+from tests.unit.plan.erasures import (
+    FILES,
+    KEY,
+    MEMORY,
+    acked,
+    at,
+    deleted,
+    ended,
+    fenced,
+    order,
+    rolled,
+    until_verified,
+    witness,
+)
+
+NAMESPACE = "kvstrata-system"
+EVERY_KIND = (
+    *until_verified(),
+    rolled(witness("p1", MEMORY, FILES)),
+    ended("p3", 9.5),
+    fenced("p4"),
+    deleted("n3", state=JobState.RUNNING, ended=None, problem="it is being pulled"),
+    FilesErased("p3", "files", "p1", at(40), Copies(3, 3, 0, 99)),
+    EngineReset("p1", at(41.25)),
+    TierLost("gone", at(42)),
+    ReceiptWritten("d" * 64),
+)
+
+
+def record(*facts: object) -> ErasureRecord:
+    """A record of an erasure of which these facts are known."""
+    erasure = Erasure(order(excluded_scopes=("Public",), deadline_s=60)).hearing(*facts)  # type: ignore[arg-type]
+    epoch = LeftEpoch(ScopeKind.TENANT, "acme", "1" * 32, "2" * 32)
+    keys = (HeldKey(KEY, OLD_EPOCH, KeyCustody.SECRET),)
+    return ErasureRecord(
+        "team-a", "acme-leaves", "d" * 16, (epoch,), keys, erasure, {"ab" * 16: ("00" * 32,)}, ("redis",)
+    )
+
+
+def test_what_is_written_of_each_kind_of_fact_is_what_is_read() -> None:
+    whole = record(*EVERY_KIND)
+    assert len({type(fact) for fact in whole.erasure.facts.values()}) == 12
+    assert decode(encode(whole)) == whole
+    judged = record(*EVERY_KIND, Verdict(True, "ErasedAndVerified", "all is gone", at(50)))
+    assert decode(encode(judged)) == judged
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        encode(record()).replace(b'"version":1', b'"version":2'),
+        encode(record(acked("p1"))).replace(b"PodSeen", b"PodHeard"),
+        encode(record(deleted("n1"))).replace(b'"round":1', b'"round":"1"'),
+    ],
+)
+def test_a_record_that_cannot_be_read_whole_is_not_read_at_all(data: bytes) -> None:
+    with pytest.raises(ContractError):
+        decode(data)
+
+
+def run(coroutine: object) -> object:
+    return asyncio.run(coroutine)  # type: ignore[arg-type]
+
+
+def test_another_operator_goes_on_from_what_was_kept() -> None:
+    kube = MemoryKube()
+
+    async def story() -> None:
+        first, second = Keep(kube, NAMESPACE), Keep(kube, NAMESPACE)
+        kept = await first.create(record())
+        kept = await first.write(kept, record(rolled(), acked("p1")))
+        found = await second.read("order-1")
+        assert found == kept
+        assert found is not None
+        assert found.record == record(rolled(), acked("p1"))
+
+    run(story())
+
+
+def test_two_that_write_at_the_same_time_lose_nothing_of_each_other() -> None:
+    kube = MemoryKube()
+
+    async def story() -> None:
+        first, second = Keep(kube, NAMESPACE), Keep(kube, NAMESPACE)
+        mine, theirs = await first.create(record()), await second.create(record(acked("p9")))
+        assert theirs == mine, "the first one stands"
+        await first.write(mine, replace(record(rolled(), acked("p1")), named={"cd" * 16: ()}))
+        both = await second.write(theirs, record(rolled(), acked("p2")))
+        assert both.record.erasure.facts == record(rolled(), acked("p1"), acked("p2")).erasure.facts
+        assert set(both.record.named) == {"ab" * 16, "cd" * 16}
+        assert await first.read("order-1") == both
+
+    run(story())
+
+
+def test_after_a_verdict_of_another_nothing_is_added_but_the_receipt() -> None:
+    kube = MemoryKube()
+    judged = record(rolled(), Verdict(True, "ErasedAndVerified", "all is gone", at(50)))
+
+    async def story() -> None:
+        keep = Keep(kube, NAMESPACE)
+        old = await keep.create(record(rolled()))
+        await keep.write(old, judged)
+        after = await keep.write(old, record(rolled(), acked("p1"), ReceiptWritten("d" * 64)))
+        assert after.record.erasure.facts == judged.hearing(ReceiptWritten("d" * 64)).erasure.facts
+
+    run(story())
+
+
+def test_a_write_that_changes_nothing_is_none() -> None:
+    kube = MemoryKube()
+
+    async def story() -> None:
+        keep = Keep(kube, NAMESPACE)
+        kept = await keep.create(record())
+        writes = kube.writes
+        assert await keep.write(kept, record()) == kept
+        assert kube.writes == writes
+
+    run(story())
+
+
+def test_a_record_that_is_gone_is_not_made_again_by_a_late_write() -> None:
+    kube = MemoryKube()
+
+    async def story() -> None:
+        keep = Keep(kube, NAMESPACE)
+        kept = await keep.create(record())
+        await keep.remove("order-1")
+        await keep.remove("order-1")
+        assert await keep.read("order-1") is None
+        with pytest.raises(KubeError):
+            await keep.write(kept, record(acked("p1")))
+        assert ("Secret", NAMESPACE, name_of("order-1")) not in kube.objects
+
+    run(story())
+
+
+def test_no_name_or_label_of_the_secret_tells_what_it_holds() -> None:
+    kube = MemoryKube()
+    run(Keep(kube, NAMESPACE).create(record(deleted("n1", found=Amount(1, 1)))))
+    (secret,) = kube.objects.values()
+    told = str(secret["metadata"])
+    assert not any(word in told for word in ("acme", "ab" * 16, "1" * 32))
