@@ -289,7 +289,7 @@ class World:
         """Carry erasures out until the block ends."""
         async with Erasures(self.crew()) as board:
             self.sim.erase, self.board = board.take, board
-            await board.recall(frozenset())
+            await board.recall()
             yield board
 
     async def turn(self, seconds: float = 0.0) -> None:

@@ -25,6 +25,8 @@ from kvstrata.objects.context import BuildContext
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.acks import AckListener
 from kvstrata.reconcile.clock import since_boot_s, utc_now
+from kvstrata.reconcile.erasures.board import Erasures
+from kvstrata.reconcile.erasures.crew import assemble
 from kvstrata.reconcile.loop import Loop
 from kvstrata.reconcile.probing import Probing
 from kvstrata.reconcile.queue import WorkQueue
@@ -217,15 +219,17 @@ class Operator:
             Warming(self._kube, gates, self._store, self._queue) as warming,
             Probing(self._kube, gates, self._store, self._queue, self._may_write) as probing,
         ):
-            writer = Writer(
-                self._kube, self._store, self._queue, self._keeper, self._may_write, warming.ask, probing.ask
-            )
+            parts = (self._kube, self._store, self._queue, self._keeper, gates, self._context(), self._may_write)
+            erasures = Erasures(assemble(*parts, self._settings.pod_name))
+            asked = (warming.ask, probing.ask, erasures.take)
+            writer = Writer(self._kube, self._store, self._queue, self._keeper, self._may_write, *asked)
             listener = AckListener(self._kube, gates, self._store, self._queue)
             loop = Loop(self._store, self._queue, writer, self._context(), self._settings.workers)
             await listener.first_round()
             self._enqueue_all()
             self._synced = True
-            async with writer.topologies, asyncio.TaskGroup() as group:
+            async with writer.topologies, erasures, asyncio.TaskGroup() as group:
+                group.create_task(erasures.recall(self._settings.watch_namespaces), name="erasures")
                 group.create_task(listener.run(), name="acks")
                 group.create_task(loop.run(), name="loop")
                 group.create_task(self._resync_for_ever(resync), name="resync")

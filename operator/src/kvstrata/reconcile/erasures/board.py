@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from functools import partial
 from types import TracebackType
 
@@ -54,12 +55,20 @@ class Erasures:
             case EndErasure():
                 self._end(namespace, order)
 
-    async def recall(self, watched: frozenset[str]) -> None:
-        """Go on with every erasure that is kept, of these namespaces or, without any, of all; raises KubeError.
+    async def recall(self, watched: Collection[str] = ()) -> None:
+        """Go on with every erasure that is kept, of these namespaces or, without any, of all.
 
         Plans name those whose invalidation is there; of others the receipt is still owed.
         """
-        for namespace, invalidation, uid in await self._crew.keep.listed():
+        while True:
+            try:
+                kept = await self._crew.keep.listed()
+            except KubeError as error:
+                log.warning("erasures that are kept could not be listed", extra={"error": str(error)})
+                await self._crew.sleep(RETRY_S)
+            else:
+                break
+        for namespace, invalidation, uid in kept:
             if not watched or namespace in watched:
                 self._carry_out(namespace, invalidation, uid)
 

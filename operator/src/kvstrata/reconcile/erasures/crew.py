@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from kvstrata.adapters.gate_client import GateClient
 from kvstrata.adapters.kube import Kube
+from kvstrata.objects.context import BuildContext
+from kvstrata.reconcile.clock import utc_now
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.secrets import Keeper
 from kvstrata.reconcile.store import Store
+from kvstrata.reconcile.writer import NotLeadingError
 
+from .chain import Chains
+from .jobs import Jobs
 from .keep import Keep
 from .keys import KeyRevoker
 from .pods import Pods
@@ -46,3 +54,37 @@ class Crew:
     limit: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     issuing: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     """By namespace: receipts of one chain are written one after the other."""
+
+
+def assemble(
+    kube: Kube,
+    store: Store,
+    queue: WorkQueue,
+    keeper: Keeper,
+    gates: GateClient,
+    ctx: BuildContext,
+    leading: Callable[[], bool],
+    operator: str,
+) -> Crew:
+    """Return everybody who carries erasures out in one operator process, whose pod has the name `operator`."""
+
+    def may_write() -> None:
+        if not leading():
+            raise NotLeadingError("this process no longer leads and must not write")
+
+    return Crew(
+        kube=kube,
+        store=store,
+        queue=queue,
+        events=Events(kube),
+        keep=Keep(kube, ctx.operator_namespace),
+        keys=KeyRevoker(kube, store, queue, keeper, operator, utc_now, may_write),
+        looks=Looks(kube, operator, utc_now),
+        pods=Pods(kube, gates, utc_now),
+        jobs=Jobs(kube, ctx, utc_now, leading),
+        chains=Chains(kube, ctx.operator_namespace, utc_now, leading),
+        operator=operator,
+        may_write=may_write,
+        now=utc_now,
+        monotonic=time.monotonic,
+    )
