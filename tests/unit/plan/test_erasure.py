@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.api.common import ConditionStatus
+from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt import Head, Record
 from kvstrata.contract.receiptfacts import Amount, Copies
 from kvstrata.contract.receiptresidue import Claim, Residue
@@ -33,7 +34,6 @@ from kvstrata.plan.erasureorders import (
     StartDeletion,
     VerifyTier,
 )
-from kvstrata.plan.erasurereasons import ErasureReason as R
 from kvstrata.plan.erasurereceipt import facts_of
 from tests.support.receipts import DOMAIN, NAMESPACE, OLD_EPOCH, keys, subject
 

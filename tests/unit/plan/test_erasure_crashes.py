@@ -11,6 +11,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from kvstrata.api.common import ConditionStatus
+from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt import Record
 from kvstrata.contract.receiptfacts import Erasure as ReceiptFacts
 from kvstrata.contract.receiptwords import KeyCustody
@@ -28,7 +29,6 @@ from kvstrata.model.erasurefacts import (
     Verdict,
 )
 from kvstrata.plan.erasure import ErasurePhase, Step, next_step
-from kvstrata.plan.erasurereasons import ErasureReason as R
 from kvstrata.plan.erasurereceipt import facts_of
 
 from .erasures import SimulatedPod, Simulation, around, at, order, until_verified

@@ -51,7 +51,7 @@ def test_past_its_deadline_it_fails_and_says_what_stays() -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"scope": {"tenant": "acme"}, "mode": "Eager"}, "EagerNotReconciled"),
+        ({"scope": {"tenant": "acme"}, "mode": "Eager", "hbm": "ResetEngine"}, "ResetNotReconciled"),
         ({"scope": {"tenant": "acme"}, "hbm": "ResetEngine"}, "ResetNotReconciled"),
         ({"scope": {"model": "tiny"}}, "ScopeNotReconciled"),
         ({"scope": {"pool": "p"}}, "PoolNotFound"),

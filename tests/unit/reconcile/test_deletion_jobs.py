@@ -11,13 +11,13 @@ import pytest
 from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.resources import JOB, NETWORK_POLICY, SECRET
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.reasons import InvalidationReason
 from kvstrata.contract.erasereport import End, Erased, Line, Outcome, PrimaryEnd, StopReason, encode_line, totals
 from kvstrata.contract.receiptfacts import Amount
 from kvstrata.model.erasurefacts import JobState
 from kvstrata.objects import names
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.erasejob import CONTAINER, ORDER_FILE
-from kvstrata.plan.erasurereasons import ErasureReason
 from kvstrata.reconcile.erasures.jobreport import reason_of
 from kvstrata.reconcile.erasures.jobs import REPORT_PATIENCE, Jobs
 from kvstrata.reconcile.erasures.ports import DeletionJobs, DeletionRun, TierDeletion
@@ -274,17 +274,17 @@ class TestAReport:
     @pytest.mark.parametrize(
         ("stop", "reason"),
         [
-            (StopReason.SERVER_AWAY, ErasureReason.TIER_AWAY),
-            (StopReason.ACCESS_REFUSED, ErasureReason.TIER_AWAY),
-            (StopReason.SLOTS_UNSERVED, ErasureReason.TIER_AWAY),
-            (StopReason.REPLICAS_BEHIND, ErasureReason.TIER_AWAY),
-            (StopReason.SLOT_MAP_CHANGED, ErasureReason.SLOT_MAP_CHANGED),
-            (StopReason.REFUSED, ErasureReason.ERASING),
-            (StopReason.NOT_EMPTIED, ErasureReason.ERASING),
+            (StopReason.SERVER_AWAY, InvalidationReason.TIER_AWAY),
+            (StopReason.ACCESS_REFUSED, InvalidationReason.TIER_AWAY),
+            (StopReason.SLOTS_UNSERVED, InvalidationReason.TIER_AWAY),
+            (StopReason.REPLICAS_BEHIND, InvalidationReason.TIER_AWAY),
+            (StopReason.SLOT_MAP_CHANGED, InvalidationReason.SLOT_MAP_CHANGED),
+            (StopReason.REFUSED, InvalidationReason.ERASING),
+            (StopReason.NOT_EMPTIED, InvalidationReason.ERASING),
         ],
     )
     async def test_of_one_that_stopped_says_why(
-        self, kube: MemoryKube, jobs: Jobs, stop: StopReason, reason: ErasureReason
+        self, kube: MemoryKube, jobs: Jobs, stop: StopReason, reason: InvalidationReason
     ) -> None:
         await jobs.start(order())
         ends(kube, 3, stopped(stop))

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.receiptresidue import Claim, Residue
-from kvstrata.plan.chains import invalidation as chain
 from kvstrata.plan.deletion import ABANDON, FINALIZER
 from tests.support.objects import NAMESPACE, invalidation, model, own, policy, redis_tier
 from tests.support.worlds import Simulation
@@ -19,12 +18,6 @@ from tests.unit.plan.invalidations import at_rest
 from tests.unit.reconcile.erasing import KIND, World
 
 ALL = {Claim.UNREACHABLE, Claim.KEYS_REVOKED, Claim.ERASED, Claim.VERIFIED}
-
-
-@pytest.fixture(autouse=True)
-def in_force(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let eager invalidations be taken up."""
-    monkeypatch.setattr(chain, "RULES", tuple(rule for rule in chain.RULES if rule is not chain.is_lazy))
 
 
 def world(*, encrypted: bool = True, pods: int = 2) -> World:

@@ -6,6 +6,7 @@ Every member carries the sentence that documents it. Reasons that mean the same 
 from __future__ import annotations
 
 from kvstrata.api import reasontexts as texts
+from kvstrata.api.invalidationreasons import InvalidationReason
 from kvstrata.api.reasontexts import Reason
 from kvstrata.api.tierreasons import TierReason
 
@@ -277,34 +278,6 @@ class PoolReason(Reason):
     BUDGETS_NOT_ENFORCED = texts.BUDGETS_NOT_ENFORCED
     MEMORY_NOT_GOVERNED = texts.MEMORY_NOT_GOVERNED
     NO_BUDGET = texts.NO_BUDGET
-
-
-class InvalidationReason(Reason):
-    """Reasons on a CacheInvalidation."""
-
-    SETTLED = texts.SETTLED
-    PROGRESSING = texts.PROGRESSING
-    INVALID_SPEC = texts.INVALID_SPEC
-    WAITING_FOR_DOMAIN = texts.WAITING_FOR_DOMAIN
-    ROLLING_EPOCHS = "RollingEpochs", "New epochs are being written."
-    AWAITING_ACKS = texts.AWAITING_ACKS
-    LOGICALLY_INVALID = (
-        "LogicallyInvalid",
-        "No pod can reach the data any more: each acknowledged or fenced itself off.",
-    )
-    LAZY_COMPLETE = "LazyComplete", "The data is unreachable; its bytes age out of each tier."
-    TENANT_NOT_FOUND = "TenantNotFound", "No TenantCachePolicy of the namespace is for the tenant."
-    GROUP_NOT_FOUND = "GroupNotFound", "The TenantGroup does not exist."
-    POOL_NOT_FOUND = texts.POOL_NOT_FOUND
-    SHARED_SCOPE_CHOICE_REQUIRED = (
-        "SharedScopeChoiceRequired",
-        "The tenant shares a scope: sharedScopes must say whether that is rolled or left.",
-    )
-    SCOPE_NOT_RECONCILED = "ScopeNotReconciled", "This version invalidates tenants, groups, pools and whole namespaces."
-    EAGER_NOT_RECONCILED = "EagerNotReconciled", "This version makes data unreachable but does not erase it."
-    NOTHING_TO_ERASE = "NothingToErase", "What is named has no scope of its own with an epoch."
-    RESET_NOT_RECONCILED = "ResetNotReconciled", "This version does not empty the engines' prefix caches."
-    DEADLINE_EXCEEDED = "DeadlineExceeded", "The deadline passed before the invalidation was complete."
 
 
 CHILD_REFUSED = texts.CHILD_REFUSED[0]

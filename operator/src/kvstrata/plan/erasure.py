@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receiptfacts import Erasure as ReceiptFacts
 from kvstrata.contract.receiptresidue import Claim
@@ -37,7 +38,6 @@ from .erasureorders import (
     reset_owed,
     tiers_to_look_at,
 )
-from .erasurereasons import ErasureReason as R
 from .erasurereceipt import facts_of, proven
 from .types import Decision
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receiptwords import Hbm, Standing
 from kvstrata.model.erasure import Erasure, Surroundings
 from kvstrata.model.erasurefacts import Deletion, JobState, Witness
@@ -31,7 +32,6 @@ from .erasurefacts import (
     tiers_at_hand,
     witnesses,
 )
-from .erasurereasons import ErasureReason as R
 from .types import Decision
 
 MAX_DELETIONS_AT_ONCE = 4

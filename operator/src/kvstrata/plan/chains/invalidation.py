@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstrata.api.cacheinvalidation import CacheInvalidation, HbmHandling, InvalidationMode, SharedScopes
+from kvstrata.api.cacheinvalidation import CacheInvalidation, HbmHandling, SharedScopes
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
@@ -11,16 +11,6 @@ from kvstrata.plan.scopes import former_scopes, group_scope, held, pool_scope, s
 from kvstrata.plan.types import Decision
 
 from . import first
-
-
-def is_lazy(world: World, invalidation: CacheInvalidation) -> Decision | None:
-    """Erasure needs an index, a Job and a receipt, which this version does not have."""
-    if invalidation.spec.mode is InvalidationMode.LAZY:
-        return None
-    return Decision(
-        InvalidationReason.EAGER_NOT_RECONCILED,
-        "mode Eager is not reconciled by this version: nothing was done; create one with mode Lazy",
-    )
 
 
 def leaves_the_engine_running(world: World, invalidation: CacheInvalidation) -> Decision | None:
@@ -80,7 +70,6 @@ def says_what_becomes_of_shared_scopes(world: World, invalidation: CacheInvalida
 
 
 RULES = (
-    is_lazy,
     leaves_the_engine_running,
     has_a_scope_with_an_epoch,
     names_something_that_exists,

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from kvstrata.api.reasons import InvalidationReason
 from kvstrata.contract import ContractError
 from kvstrata.contract.erasereport import End, Line, Outcome, StopReason, decode_line
 from kvstrata.model.erasurefacts import JobState
 from kvstrata.objects.erasejob import CONTAINER
-from kvstrata.plan.erasurereasons import ErasureReason
 
 from .ports import DeletionRun
 
@@ -30,12 +30,12 @@ OUT_OF_MEMORY = "OOMKilled"
 MAX_PROBLEM = 512
 """Characters of a problem."""
 
-REASONS: Mapping[StopReason, ErasureReason] = {
-    StopReason.SERVER_AWAY: ErasureReason.TIER_AWAY,
-    StopReason.ACCESS_REFUSED: ErasureReason.TIER_AWAY,
-    StopReason.SLOTS_UNSERVED: ErasureReason.TIER_AWAY,
-    StopReason.REPLICAS_BEHIND: ErasureReason.TIER_AWAY,
-    StopReason.SLOT_MAP_CHANGED: ErasureReason.SLOT_MAP_CHANGED,
+REASONS: Mapping[StopReason, InvalidationReason] = {
+    StopReason.SERVER_AWAY: InvalidationReason.TIER_AWAY,
+    StopReason.ACCESS_REFUSED: InvalidationReason.TIER_AWAY,
+    StopReason.SLOTS_UNSERVED: InvalidationReason.TIER_AWAY,
+    StopReason.REPLICAS_BEHIND: InvalidationReason.TIER_AWAY,
+    StopReason.SLOT_MAP_CHANGED: InvalidationReason.SLOT_MAP_CHANGED,
 }
 """Why an erasure is where it is while a deletion that stopped so is tried again; it is deleting, for any other."""
 
@@ -55,11 +55,11 @@ class Ended:
     at: datetime
 
 
-def reason_of(run: DeletionRun) -> ErasureReason:
+def reason_of(run: DeletionRun) -> InvalidationReason:
     """Return the reason of an erasure whose deletion came to this."""
     end = run.lines[-1] if run.lines else None
     stopped = end.reason if isinstance(end, End) else StopReason.NONE
-    return REASONS.get(stopped, ErasureReason.ERASING)
+    return REASONS.get(stopped, InvalidationReason.ERASING)
 
 
 def read_report(log: bytes) -> tuple[Line, ...]:

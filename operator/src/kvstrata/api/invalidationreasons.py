@@ -1,17 +1,36 @@
-"""Reasons of erasures. No object of the API carries them yet: they become reasons of a CacheInvalidation when an eager
-one is carried out, and stay out of the reference until then."""
+"""Reasons on a CacheInvalidation."""
 
 from __future__ import annotations
 
-from kvstrata.api.reasons import Reason
+from kvstrata.api import reasontexts as texts
+from kvstrata.api.reasontexts import Reason
 
 
-class ErasureReason(Reason):
-    """Why an erasure is where it is."""
+class InvalidationReason(Reason):
+    """Reasons on a CacheInvalidation."""
 
+    SETTLED = texts.SETTLED
+    PROGRESSING = texts.PROGRESSING
+    INVALID_SPEC = texts.INVALID_SPEC
+    WAITING_FOR_DOMAIN = texts.WAITING_FOR_DOMAIN
     ROLLING_EPOCHS = "RollingEpochs", "New epochs are being written."
-    AWAITING_ACKS = "AwaitingAcks", "Some pods have not acknowledged yet, and are not fenced off."
-    LOGICALLY_INVALID = "LogicallyInvalid", "No pod can reach the data any more."
+    AWAITING_ACKS = texts.AWAITING_ACKS
+    LOGICALLY_INVALID = (
+        "LogicallyInvalid",
+        "No pod can reach the data any more: each acknowledged or fenced itself off.",
+    )
+    LAZY_COMPLETE = "LazyComplete", "The data is unreachable; its bytes age out of each tier."
+    TENANT_NOT_FOUND = "TenantNotFound", "No TenantCachePolicy of the namespace is for the tenant."
+    GROUP_NOT_FOUND = "GroupNotFound", "The TenantGroup does not exist."
+    POOL_NOT_FOUND = texts.POOL_NOT_FOUND
+    SHARED_SCOPE_CHOICE_REQUIRED = (
+        "SharedScopeChoiceRequired",
+        "The tenant shares a scope: sharedScopes must say whether that is rolled or left.",
+    )
+    SCOPE_NOT_RECONCILED = "ScopeNotReconciled", "This version invalidates tenants, groups, pools and whole namespaces."
+    NOTHING_TO_ERASE = "NothingToErase", "What is named has no scope of its own with an epoch."
+    RESET_NOT_RECONCILED = "ResetNotReconciled", "This version does not empty the engines' prefix caches."
+    DEADLINE_EXCEEDED = "DeadlineExceeded", "The deadline passed before the invalidation was complete."
     REVOKING_KEYS = "RevokingKeys", "Data keys are being removed from their custody."
     CUSTODY_AWAY = "CustodyAway", "The custody of the data keys does not answer; it is waited for."
     KEYS_REVOKED = "KeysRevoked", "The data keys are gone from their custody and from every pod."
@@ -35,5 +54,4 @@ class ErasureReason(Reason):
     RECEIPT_REFUSED = "ReceiptRefused", "The receipt cannot be appended to the domain's chain."
     ERASED_AND_VERIFIED = "ErasedAndVerified", "The data is gone, and a receipt proves it."
     COMPLETE_WITH_RESIDUE = "CompleteWithResidue", "What could be reached is erased; the receipt names what is left."
-    DEADLINE_EXCEEDED = "DeadlineExceeded", "The deadline passed before the erasure was complete."
     ABANDONED = "Abandoned", "A person gave the erasure up."

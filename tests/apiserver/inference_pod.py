@@ -1,0 +1,162 @@
+"""A model's pod where no kubelet runs: its object, a gate process with the pod's own tokens, the policy adapter over
+a real Redis. LMCache and the engine are stand-ins."""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
+from kvstrata_sidecar.adapter.runtime import Runtime
+from tests.apiserver.kubelet import NODE
+from tests.tiers.memory_server import Server as Memory
+from tests.tiers.memory_stand_in import Key
+from tests.tiers.tier_driver import Driver, block
+
+ROOT = Path(__file__).resolve().parents[2]
+MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+class InferencePod:
+    """A pod of model `tiny` at a loopback address of its own. `request` asks the API server as its administrator."""
+
+    def __init__(self, request: Any, kubeconfig: Path, namespace: str, name: str, address: str) -> None:
+        self._request, self._namespace, self.name, self._address = request, namespace, name, address
+        # Paths of unix sockets are short.
+        self._folder = tempfile.TemporaryDirectory(prefix="pod")
+        self.directory = Path(self._folder.name)
+        for folder in ("policy", "link", "engine", "gate-tls"):
+            (self.directory / folder).mkdir()
+        self._cluster = yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]
+        self._gate: subprocess.Popen[bytes] | None = None
+        self._runtime: Runtime | None = None
+        self.memory = Memory(tier="cpu")
+        self.uid = ""
+
+    def start(self, domain: str, redis_port: int) -> None:
+        """Show the pod as running, and start what is in it."""
+        self._show()
+        self._write_files()
+        api = urlsplit(self._cluster["server"])
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}/operator/src:{ROOT}/sidecar/src",
+            **{f"KVSTRATA_{name}": str(value) for name, value in self._settings().items()},
+            "KUBERNETES_SERVICE_HOST": str(api.hostname),
+            "KUBERNETES_SERVICE_PORT": str(api.port),
+            "POD_NAME": self.name,
+            "POD_UID": self.uid,
+            "POD_NAMESPACE": self._namespace,
+        }
+        with (self.directory / "gate.log").open("wb") as log:
+            command = [sys.executable, "-c", "from kvstrata_sidecar.gate.main import main; main()"]
+            self._gate = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        folders = {"policy_dir": self.directory / "policy", "link_dir": self.directory / "link"}
+        params = AdapterParams(domain=domain, identity="1" * 16, tier=None, **folders)
+        tier = TierParams(
+            "shared", (Endpoint("127.0.0.1", redis_port),), capacity_bytes=64 << 20, encryption="Required",
+            io_timeout_ms=5000, lookup_deadline_ms=10_000, load_deadline_ms=10_000,
+        )  # fmt: skip
+        self._runtime = Runtime(params)
+        self._runtime.names = _names
+        self._runtime.memory = self.memory.governor
+        self.driver = Driver(self._runtime, params, tier)
+
+    def store(self, keyspace: str, *numbers: int) -> None:
+        """Have the pod hold blocks in its memory and in the tier."""
+        self.driver.until("closed")
+        outcome = self.driver.store([block(keyspace, number) for number in numbers])
+        assert outcome.stored_bytes > 0, outcome
+        for number in numbers:
+            self.memory.manager.store(_key(keyspace, bytes([number]) * 32))
+
+    def finds(self, keyspace: str, *numbers: int) -> list[int]:
+        """Of each block, whether a lookup in the tier finds it."""
+        return self.driver.lookup([block(keyspace, number) for number in numbers])
+
+    def stop(self) -> None:
+        """End it, without a word."""
+        if self._gate is not None:
+            self._gate.kill()
+            self._gate.wait(10)
+        if self._runtime is not None:
+            self._runtime.memory = None
+            self._runtime.close()
+        self.memory.close()
+        self._folder.cleanup()
+
+    def log_tail(self) -> str:
+        """The last lines of the gate's log."""
+        return "\n".join((self.directory / "gate.log").read_text().splitlines()[-10:])
+
+    def _show(self) -> None:
+        pods = f"/api/v1/namespaces/{self._namespace}/pods"
+        owned = {"app.kubernetes.io/managed-by": "kvstrata", "kvstrata.io/model": "tiny"}
+        spec = {"nodeName": NODE, "serviceAccountName": "kvs-tiny", "containers": [{"name": "engine", "image": "e:1"}]}
+        metadata = {"name": self.name, "labels": owned}
+        made = self._request("POST", pods, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, {})
+        self.uid = made["metadata"]["uid"]
+        running = {
+            "name": "engine", "state": {"running": {}}, "ready": True, "restartCount": 0, "image": "e:1", "imageID": "",
+        }  # fmt: skip
+        status = {
+            "phase": "Running",
+            "podIP": self._address,
+            "podIPs": [{"ip": self._address}],
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "containerStatuses": [running],
+        }
+        self._request("PATCH", f"{pods}/{self.name}/status", {"status": status}, {}, MERGE)
+
+    def _write_files(self) -> None:
+        tls = self._request("GET", f"/api/v1/namespaces/{self._namespace}/secrets/kvs-tiny-gate-tls", None, {})
+        for name, value in tls["data"].items():
+            (self.directory / "gate-tls" / name).write_bytes(base64.b64decode(value))
+        (self.directory / "ack-token").write_text(self._token("kvstrata-ack"))
+        (self.directory / "kube-token").write_text(self._token())
+        authority = self._cluster.get("certificate-authority-data")
+        pem = base64.b64decode(authority) if authority else Path(self._cluster["certificate-authority"]).read_bytes()
+        (self.directory / "kube-ca.crt").write_bytes(pem)
+
+    def _token(self, *audiences: str) -> str:
+        bound = {"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid}
+        spec = {"boundObjectRef": bound, **({"audiences": list(audiences)} if audiences else {})}
+        path = f"/api/v1/namespaces/{self._namespace}/serviceaccounts/kvs-tiny/token"
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [], **spec}}
+        return str(self._request("POST", path, body, {})["status"]["token"])
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "MODEL": "tiny",
+            "IDENTITY": "1" * 16,
+            "BUNDLE_SECRET": "kvs-tiny-bundle",
+            "API_KEYS_SECRET": "keys",
+            "BIND": self._address,
+            "HTTPS_PORT": 0,
+            "HEALTH_PORT": 0,
+            "ENGINE_SOCKET": self.directory / "engine" / "engine.sock",
+            "POLICY_DIR": self.directory / "policy",
+            "ADAPTER_SOCKET": self.directory / "link" / "adapter.sock",
+            "TLS_DIR": self.directory / "gate-tls",
+            "CONTROL_TLS_DIR": self.directory / "gate-tls",
+            "ACK_TOKEN_FILE": self.directory / "ack-token",
+            "KUBE_TOKEN_FILE": self.directory / "kube-token",
+            "KUBE_CA_FILE": self.directory / "kube-ca.crt",
+            "MEMORY_PATIENCE_S": 0,
+        }
+
+
+def _names(keyspace: str, chunks: Any) -> list[list[Key]]:
+    return [[_key(keyspace, chunk)] for chunk in chunks]
+
+
+def _key(keyspace: str, chunk: bytes) -> Key:
+    return Key(keyspace, int.from_bytes(chunk, "big"), 0x01000100)

@@ -1,0 +1,212 @@
+"""An eager invalidation from its order to a receipt that verifies: a real API server, operators of which one is killed,
+gate processes, the policy adapter, a Redis, and the deletion as a process."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cluster.control_plane import ControlPlane
+from kvstrata.cli import plugin
+from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
+from tests.api.apiserver import ApiServer, RefusedError
+from tests.apiserver.conftest import REPOSITORY, install_crds
+from tests.apiserver.inference_pod import InferencePod
+from tests.apiserver.kubelet import Kubelet, wait
+from tests.apiserver.operator_process import Operators
+from tests.apiserver.server import Server
+from tests.support.objects import cpu_tier, invalidation, model, own, policy
+from tests.support.redis_binary import needs_redis
+from tests.tiers.redis_process import RedisProcess
+
+pytestmark = needs_redis
+
+NAMESPACE, OPERATOR_NAMESPACE = "team", "kvstrata-system"
+INVALIDATION = "cacheinvalidations/leave"
+PATIENCE_S = 90.0
+
+
+class Place:
+    """A namespace with a model, two pods, a tier and two tenants."""
+
+    def __init__(self, plane: ControlPlane, redis: RedisProcess, folder: Path) -> None:
+        self.server, self.redis = Server(plane.kubectl, plane.kubeconfig), redis
+        self.api = ApiServer(plane.kubeconfig)
+        self.request = self.api._call
+        self.operators = Operators(plane.kubeconfig, OPERATOR_NAMESPACE, REPOSITORY, folder)
+        self.pods = [
+            InferencePod(self.request, plane.kubeconfig, NAMESPACE, f"tiny-{n}", f"127.0.0.{n + 2}") for n in (0, 1)
+        ]
+
+    def get(self, plural: str, name: str) -> dict[str, Any]:
+        """An object of our API."""
+        return self.api.get(f"/apis/kvstrata.io/v1alpha1/namespaces/{NAMESPACE}/{plural}/{name}")
+
+    def has(self, what: str) -> bool:
+        """Whether the namespace has an object."""
+        group = "/apis/kvstrata.io/v1alpha1" if what.startswith("cache") else "/api/v1"
+        try:
+            return bool(self.api.get(f"{group}/namespaces/{NAMESPACE}/{what}"))
+        except RefusedError:
+            return False
+
+    def secret(self, name: str) -> dict[str, bytes]:
+        """The values of a Secret."""
+        raw = self.api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{name}")
+        return {key: base64.b64decode(value) for key, value in (raw.get("data") or {}).items()}
+
+    def keyspace(self, tenant: str) -> str:
+        """A tenant's keyspace now."""
+        epoch = self.get("tenantcachepolicies", tenant)["status"]["scope"]["epoch"]
+        return derive_keyspace(self.secret("kvstrata-domain")["domain.key"], Scope(ScopeKind.TENANT, tenant), epoch)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What the invalidation says."""
+        found: dict[str, Any] = self.get("cacheinvalidations", "leave").get("status") or {}
+        return found
+
+    def holds(self) -> set[str]:
+        """Its conditions that are true."""
+        return {one["type"] for one in self.status.get("conditions", ()) if one["status"] == "True"}
+
+    def enforced(self, tenant: str) -> bool:
+        """Whether every pod enforces a policy."""
+        conditions = self.get("tenantcachepolicies", tenant).get("status", {}).get("conditions", ())
+        return any(one["type"] == "Enforced" and one["status"] == "True" for one in conditions)
+
+    def names_with(self, keyspace: str) -> list[bytes]:
+        """Names of values in Redis that belong to a keyspace."""
+        return [name for name in self.redis.admin().scan_iter(f"*{keyspace}*", count=1000) if not name.endswith(b"#s")]
+
+    def data_key(self, tenant: str) -> bytes:
+        """The data key of a tenant's epoch now."""
+        epoch = self.get("tenantcachepolicies", tenant)["status"]["scope"]["epoch"]
+        return next(values[epoch] for values in self._secrets() if epoch in values)
+
+    def copies(self, data_key: bytes) -> int:
+        """How many values of Secrets of the namespace have a data key in them."""
+        forms = (data_key, base64.b64encode(data_key))
+        return sum(any(form in value for form in forms) for values in self._secrets() for value in values.values())
+
+    def _secrets(self) -> list[dict[str, bytes]]:
+        items = self.api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets")["items"]
+        return [{key: base64.b64decode(value) for key, value in (raw.get("data") or {}).items()} for raw in items]
+
+    def kept(self) -> list[str]:
+        """What there is in the operator's namespace for erasures that are not over."""
+        place = f"/namespaces/{OPERATOR_NAMESPACE}"
+        items = [
+            *self.api.get(f"/api/v1{place}/secrets")["items"],
+            *self.api.get(f"/apis/batch/v1{place}/jobs")["items"],
+        ]
+        names = [item["metadata"]["name"] for item in items if not item["metadata"].get("deletionTimestamp")]
+        return [name for name in names if name.startswith("kvstrata-erasure-") or "erase" in name.split("-")]
+
+    def config_maps(self) -> dict[str, dict[str, str]]:
+        """Data of the ConfigMaps in the operator's namespace."""
+        items = self.api.get(f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/configmaps")["items"]
+        return {item["metadata"]["name"]: item.get("data") or {} for item in items}
+
+    def wait(self, what: str, holds: Callable[[], Any]) -> Any:
+        """Wait until something is so, and return it."""
+        try:
+            return wait(what, holds, PATIENCE_S)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.tails()}") from error
+
+    def tails(self) -> str:
+        """What everybody logged last."""
+        logs = [operator.log_tail() for operator in self.operators.started] + [pod.log_tail() for pod in self.pods]
+        found = self.get("cacheinvalidations", "leave") if self.has(INVALIDATION) else {}
+        return "\n--\n".join((json.dumps(found.get("status"), indent=1), *logs))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    redis = RedisProcess(tmp_path, "--maxmemory", "64mb")
+    redis.start()
+    with ControlPlane(tmp_path / "control-plane") as plane:
+        made = Place(plane, redis, tmp_path)
+        install_crds(made.server)
+        for namespace in (NAMESPACE, OPERATOR_NAMESPACE):
+            made.server.kubectl("create", "namespace", namespace)
+        keys = {"keys.json": base64.b64encode(b'{"keys": []}').decode()}
+        made.server.apply(
+            {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": NAMESPACE}, "data": keys}
+        )
+        external = {"external": {"endpoints": [f"127.0.0.1:{redis.port}"]}}
+        shared = {"medium": "Redis", "capacity": "64Mi", "encryption": "Required", "redis": external}
+        for raw in (cpu_tier(), own("CacheTier", "shared", shared), model(tiers=("cpu", "shared"))):
+            made.server.apply(raw)
+        for tenant in ("acme", "globex"):
+            made.server.apply(policy(tenant))
+        (tmp_path / "jobs").mkdir()
+        with Kubelet(
+            made.request, OPERATOR_NAMESPACE, plane.pki.crt("apiserver"), plane.pki.key("apiserver"), tmp_path / "jobs"
+        ):
+            try:
+                yield made
+            finally:
+                for pod in made.pods:
+                    pod.stop()
+                for operator in made.operators.running():
+                    operator.kill()
+        made.api.close()
+    redis.kill()
+
+
+def test_what_a_tenant_has_is_erased_and_a_receipt_proves_it_although_the_operator_is_killed(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = place.operators.start("operator-a")
+    first.wait_until_leading()
+    place.operators.start("operator-b")
+    place.wait(
+        "what pods need", lambda: place.has("secrets/kvs-tiny-gate-tls") and place.has("serviceaccounts/kvs-tiny")
+    )
+    domain = place.wait(
+        "the domain's id", lambda: place.get("cachedomains", "default").get("status", {}).get("domainID")
+    )
+    for pod in place.pods:
+        pod.start(domain, place.redis.port)
+    place.wait("policies in force", lambda: place.enforced("acme") and place.enforced("globex"))
+    leaving, staying = place.keyspace("acme"), place.keyspace("globex")
+    for number, pod in enumerate(place.pods):
+        pod.store(leaving, 1 + number, 3 + number)
+        pod.store(staying, 9 + number)
+    assert place.names_with(leaving)
+    data_key = place.data_key("acme")
+    assert place.copies(data_key) >= 2
+
+    place.server.apply(invalidation("leave", scope={"tenant": "acme"}, mode="Eager", reason="the contract ended"))
+    place.wait("the deletion", lambda: place.status.get("phase") == "Erasing")
+    first.kill()
+    place.wait("the end", lambda: place.status.get("phase") in ("Complete", "Failed"))
+
+    assert place.status["phase"] == "Complete", place.tails()
+    assert place.holds() >= {"LogicallyInvalid", "KeysRevoked", "Erased", "Verified", "Complete", "Ready"}
+    assert place.names_with(leaving) == []
+    assert place.names_with(staying)
+    assert place.pods[0].finds(staying, 9) == [1]
+    assert (place.status["keys"], place.status["tiers"][0]["deleted"]) == (4, 4)
+    assert place.copies(data_key) == 0
+
+    stored = place.config_maps()
+    (receipt,) = (data["receipt.json"] for name, data in stored.items() if name.startswith("kvstrata-receipt-"))
+    (public_key,) = stored["kvstrata-receipts-keys"].values()
+    (tmp_path / "receipt.json").write_text(receipt)
+    (tmp_path / "key.pem").write_text(public_key)
+    needed = [word for claim in ("Unreachable", "KeysRevoked", "Erased", "Verified") for word in ("--require", claim)]
+    files = ["receipt", "verify", str(tmp_path / "receipt.json"), "--public-key", str(tmp_path / "key.pem"), *needed]
+    assert plugin.main(files) == 0, capsys.readouterr()
+    assert not any(secret in receipt for secret in (leaving, staying))
+    told = place.get("cachedomains", "default")["status"]["receipts"]
+    assert told == {"count": 1, "head": place.status["receiptDigest"]}
+    place.wait("nothing to be kept of it", lambda: not place.kept())
+    assert not place.get("cacheinvalidations", "leave")["metadata"].get("finalizers")
