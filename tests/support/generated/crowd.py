@@ -36,10 +36,11 @@ WAITS = {
         "SecretNotFound", "InvalidEndpoint",
     },
     "PrefixPool": {"NoLivePods"},
+    "CacheInvalidation": {"TierAway", "NotVerified"},
 }  # fmt: skip
 """Why an object may wait although the operator has nothing left to do, where no pod runs: a model's pods do not come,
-nobody makes tokens of a pool's prefixes, and the Redis of a tier does not answer. Everything else must be Ready or
-Stalled."""
+nobody makes tokens of a pool's prefixes, and the Redis of a tier does not answer, so that nothing can be erased there.
+Everything else must be Ready or Stalled."""
 
 
 @dataclass(slots=True)

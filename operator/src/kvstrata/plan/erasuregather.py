@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from kvstrata.api.cacheinvalidation import AwaitedPod, CacheInvalidation, InvalidationScope
 from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.conditions import ConditionType
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receiptfacts import Fence, Revoked, Subject, Target
@@ -39,6 +40,7 @@ from kvstrata.model.erasurefacts import HeldKey, HeldTier, PodSeen, Rolled, Tier
 from kvstrata.model.facts import Pod
 from kvstrata.model.world import World
 
+from .backend import report_of
 from .chains.invalidation import scopes_to_leave
 from .custody import FENCE_MARGIN_S, is_fenced
 from .custody import Witness as Held
@@ -156,6 +158,15 @@ def tiers_lost(world: World, erasure: Erasure, now: datetime) -> Iterator[TierLo
         found = world.tiers.get(tier.name)
         if found is None or found.metadata.deleting:
             yield TierLost(tier.name, now)
+
+
+def tier_away(world: World, tier: CacheTier) -> str:
+    """Return why a tier's servers need not be asked now: who asks them all the time has no answer. Empty if it has."""
+    report = report_of(world, tier)
+    if report is None:
+        ready = tier.status.condition(ConditionType.READY)
+        return ready.message if ready is not None and ready.message else "its servers have not been asked yet"
+    return "" if report.reachable else report.message
 
 
 def epoch_of(record: ErasureRecord, fingerprint: str) -> LeftEpoch | None:

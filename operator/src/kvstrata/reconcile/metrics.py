@@ -79,7 +79,7 @@ ISOLATION_BROKEN = Gauge(
     ["namespace", "model"],
 )
 ERASURES_OPEN = Gauge("kvstrata_erasures_open", "Eager invalidations that this process carries out")
-ERASURES = Counter("kvstrata_erasures_total", "Erasures whose receipt is written", ["outcome"])
+ERASURES = Counter("kvstrata_erasures_total", "Erasures that were judged", ["outcome"])
 ERASURE_ORDERS = Counter(
     "kvstrata_erasure_orders_total", "Orders of erasures that were carried out", ["order", "outcome"]
 )

@@ -27,7 +27,7 @@ from kvstrata.model.erasurefacts import Fact, ReceiptWritten, Rolled, Verdict
 from kvstrata.model.refs import Key
 from kvstrata.plan import erasuregather as gather
 from kvstrata.plan.deletion import ABANDON, FINALIZER
-from kvstrata.plan.erasure import Conclude, IssueReceipt, next_step
+from kvstrata.plan.erasure import LOOK_AGAIN_S, Conclude, IssueReceipt, next_step
 from kvstrata.plan.erasurefacts import tiers_at_hand, unreachable_at
 from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify, RevokeKeys, StartDeletion, VerifyTier
 from kvstrata.reconcile import metrics
@@ -46,11 +46,13 @@ RETRY_S = 1.0
 
 JOB_EVERY_S = 1.0
 SERVERS_EVERY_S = 5.0
-LONGEST_PAUSE_S = 5.0
+SHORTEST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 15.0
+"""To what the pause grows while nothing changes: an erasure may wait for days."""
 
 REMOVED = "its CacheInvalidation was removed"
 
-_MANY = frozenset({"AskPodToErase", "AskPodToVerify", "VerifyTier", "names"})
+_MANY = frozenset({"AskPodToErase", "AskPodToVerify", "VerifyTier", "names", "servers"})
 """Orders of which there may be hundreds, and those that cost servers something."""
 
 
@@ -70,6 +72,7 @@ class Course:
         self._troubles: dict[Hashable, str] = {}
         self._custody_problem = self._receipt_problem = ""
         self._told: object = None
+        self._patience_s = SHORTEST_PAUSE_S
         self._woken = asyncio.Event()
 
     @property
@@ -135,9 +138,12 @@ class Course:
         unnamed = {order.tier for order in starts} - set(record.named_tiers)
         ready = [order for order in starts if order.tier not in unnamed]
         await self._hear(deletions.begun(record.erasure, ready, seen.tiers, self._crew.now()))
-        self._publish(seen)
+        news = self._publish(seen)
         self._order(record, step.orders, unnamed)
-        return min(LONGEST_PAUSE_S, step.again_s if step.again_s is not None else LONGEST_PAUSE_S)
+        self._patience_s = SHORTEST_PAUSE_S if news else min(LONGEST_PAUSE_S, 2 * self._patience_s)
+        if step.again_s is None or step.again_s == LOOK_AGAIN_S:
+            return self._patience_s  # something may have changed that nobody tells
+        return min(self._patience_s, step.again_s)
 
     async def _take_up(self) -> bool:
         """Read what is kept, or begin to keep; return whether there is anything to go on with."""
@@ -297,9 +303,16 @@ class Course:
         self._named[tier] = dict(chunks_of(found.names))
 
     async def _look_at_servers(self, record: ErasureRecord, tier: str) -> None:
-        found = self._crew.store.domain(self.namespace).objects["CacheTier"].get(tier)
-        if found is not None:
-            self._servers[tier] = await self._crew.looks.servers(found, record.domain, record.erasure.order.keyspaces)
+        """Ask which primaries a tier has, if its servers answer those who ask them all the time."""
+        world = self._crew.store.world(self.namespace)
+        found = world.tiers.get(tier)
+        away = gather.tier_away(world, found) if found is not None else ""
+        if away:
+            known = self._servers.get(tier, TierNow((), ""))
+            self._servers[tier] = replace(known, reachable=False, message=away)
+        elif found is not None:
+            keyspaces = record.erasure.order.keyspaces
+            self._servers[tier] = await self._crew.looks.servers(found, record.domain, keyspaces)
         self._asked_servers[tier] = self._crew.monotonic()
 
     async def _see_deleted(self, tier: str, round: int) -> None:
@@ -314,15 +327,17 @@ class Course:
                 self._woken.set()
             await self._crew.sleep(JOB_EVERY_S)
 
-    def _publish(self, seen: Surroundings) -> None:
-        """Have the invalidation planned if there is something new to say of it."""
+    def _publish(self, seen: Surroundings) -> bool:
+        """Have the invalidation planned if there is something new to say of it; return whether there is."""
         record = self._stored.record
         troubles = tuple(sorted({text for text in self._troubles.values() if text}))
         now = ErasureNow(record, seen, troubles)
-        if now != self._told:
-            self._told = now
-            self._crew.store.domain(self.namespace).erasures[self.uid] = now
-            self._crew.queue.add(self._key)
+        if now == self._told:
+            return False
+        self._told = now
+        self._crew.store.domain(self.namespace).erasures[self.uid] = now
+        self._crew.queue.add(self._key)
+        return True
 
     async def _tell(self, verdict: Verdict) -> None:
         found = self._found()
