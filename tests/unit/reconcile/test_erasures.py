@@ -236,6 +236,21 @@ def test_a_server_that_is_away_is_waited_for_by_name() -> None:
     assert made.proven() == ALL
 
 
+def test_what_only_time_changes_is_told_too() -> None:
+    made = world(pods=0)
+    made.sim.backends_up = False
+    made.sim.advance(20)
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await w.until(lambda: w.phase == "WaitingOutWrites")
+        await w.until(lambda: w.sim.condition(KIND, "leave", "Ready") == ("False", "TierAway"), turns=60)
+        assert "there is no route" in w.status["message"]
+
+    run(story, made)
+    assert made.server.looks == 0, "servers that are known to be away are not asked"
+
+
 def test_a_pod_that_still_holds_something_is_asked_again_and_its_reason_is_told() -> None:
     made = world()
     made.gates.holding = {"pod-1"}

@@ -27,7 +27,7 @@ from kvstrata.model.erasurefacts import Fact, ReceiptWritten, Rolled, Verdict
 from kvstrata.model.refs import Key
 from kvstrata.plan import erasuregather as gather
 from kvstrata.plan.deletion import ABANDON, FINALIZER
-from kvstrata.plan.erasure import LOOK_AGAIN_S, Conclude, IssueReceipt, next_step
+from kvstrata.plan.erasure import LOOK_AGAIN_S, Conclude, IssueReceipt, Step, next_step
 from kvstrata.plan.erasurefacts import tiers_at_hand, unreachable_at
 from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify, RevokeKeys, StartDeletion, VerifyTier
 from kvstrata.reconcile import metrics
@@ -138,7 +138,7 @@ class Course:
         unnamed = {order.tier for order in starts} - set(record.named_tiers)
         ready = [order for order in starts if order.tier not in unnamed]
         await self._hear(deletions.begun(record.erasure, ready, seen.tiers, self._crew.now()))
-        news = self._publish(seen)
+        news = self._publish(seen, step)
         self._order(record, step.orders, unnamed)
         self._patience_s = SHORTEST_PAUSE_S if news else min(LONGEST_PAUSE_S, 2 * self._patience_s)
         if step.again_s is None or step.again_s == LOOK_AGAIN_S:
@@ -327,14 +327,17 @@ class Course:
                 self._woken.set()
             await self._crew.sleep(JOB_EVERY_S)
 
-    def _publish(self, seen: Surroundings) -> bool:
-        """Have the invalidation planned if there is something new to say of it; return whether there is."""
+    def _publish(self, seen: Surroundings, step: Step) -> bool:
+        """Have the invalidation planned if there is something new to say of it; return whether there is.
+
+        That may be so by the time alone.
+        """
         record = self._stored.record
         troubles = tuple(sorted({text for text in self._troubles.values() if text}))
         now = ErasureNow(record, seen, troubles)
-        if now == self._told:
+        if (told := (now, step.phase, step.decision)) == self._told:
             return False
-        self._told = now
+        self._told = told
         self._crew.store.domain(self.namespace).erasures[self.uid] = now
         self._crew.queue.add(self._key)
         return True
