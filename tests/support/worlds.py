@@ -31,8 +31,8 @@ from kvstrata.objects.context import BuildContext
 from kvstrata.objects.redisusers import what_users_may
 from kvstrata.plan.types import (
     EnsureSecret,
-    IsolationQuestion,
     ErasureOrder,
+    IsolationQuestion,
     Order,
     Plan,
     PoolQuestion,
