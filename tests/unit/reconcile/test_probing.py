@@ -184,6 +184,15 @@ async def test_a_failure_that_status_tells_of_is_no_second_event() -> None:
 def test_a_failure_that_stands_is_shown_by_a_metric() -> None:
     scene = Simulation()
     probing = Probing(scene.kube, None, scene.store, scene.queue, lambda: True)  # type: ignore[arg-type]
-    for failed in (True, False):
+    for failed in (False, True, False):
         probing.ask(NAMESPACE, TellIsolation("told", failed))
-        assert metrics.ISOLATION_BROKEN.labels(NAMESPACE, "told")._value.get() == failed
+        (family,) = metrics.ISOLATION_BROKEN.collect()
+        told = {sample.labels["model"]: sample.value for sample in family.samples}
+        assert told.get("told") == (1 if failed else None)
+
+
+def test_a_model_that_is_gone_is_not_said_to_be_broken_any_more() -> None:
+    scene = Scene()
+    scene.simulation.delete("CachedModel", "tiny")
+    scene.simulation.settle()
+    assert scene.simulation.isolation_questions[-1] == TellIsolation("tiny", failed=False)

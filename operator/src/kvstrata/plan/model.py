@@ -32,14 +32,14 @@ from .ownership import no_longer_wanted, taken_by_someone_else
 from .pools import pools_of
 from .probing import isolation, probes_due
 from .tierorder import tiers_ordered
-from .types import Decision, EnsureSecret, Material, Plan
+from .types import Decision, EnsureSecret, Material, Plan, TellIsolation
 
 
 def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
     """Return the plan for one model. While a spec is stalled, the objects of the last good one stay as they are."""
     model = world.models.get(name)
     if model is None or model.metadata.deleting:
-        return Plan()
+        return Plan((TellIsolation(name, failed=False),))
     made = _plan(world, ctx, model, now)
     questions, probe_in_s = probes_due(world, model, now)
     wakes = (made.wake_after_s, _next_fence_s(world, model, now), probe_in_s)

@@ -7,6 +7,7 @@ the event that tells of a failure, and that only while this process leads.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from types import TracebackType
@@ -65,9 +66,16 @@ class Probing:
         """Begin with a probe, unless the pod is being probed."""
         match question:
             case TellIsolation():
-                metrics.ISOLATION_BROKEN.labels(namespace, question.model).set(question.failed)
+                self._show(namespace, question)
             case ProbePod():
                 self._begin(namespace, question)
+
+    def _show(self, namespace: str, question: TellIsolation) -> None:
+        if question.failed:
+            metrics.ISOLATION_BROKEN.labels(namespace, question.model).set(1)
+            return
+        with contextlib.suppress(KeyError):
+            metrics.ISOLATION_BROKEN.remove(namespace, question.model)
 
     def _begin(self, namespace: str, question: ProbePod) -> None:
         uid = question.pod.uid
