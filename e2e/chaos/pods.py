@@ -183,7 +183,9 @@ class Pods:
         if running.probe is not None:
             if not running.probe.done():
                 return
-            self.pods[uid] = replace(self.pods[uid], ready=running.probe.result())
+            ready = running.probe.result()
+            starting = running.process is None or (self.pods[uid].starting and not ready)
+            self.pods[uid] = replace(self.pods[uid], ready=ready, starting=starting)
         running.probe = asyncio.create_task(self._answers(running))
 
     async def _answers(self, running: Running) -> bool:

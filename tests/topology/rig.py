@@ -146,7 +146,7 @@ class Rig:
     def restart(self, pod: ServerPod) -> None:
         """Start a pod's server anew at its address: empty, under another identity."""
         self.kill(pod)
-        self.pods[pod.uid] = replace(pod, ready=False)
+        self.pods[pod.uid] = replace(pod, ready=False, starting=False)
         self._launch(pod)
 
     def freeze(self, pod: ServerPod) -> None:

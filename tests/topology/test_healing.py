@@ -144,6 +144,21 @@ class TestLosses:
         assert steps[0].reason is StepReason.TAKING_OVER
         assert (rig.read(), lost(steps)) == (values, 0)
 
+    async def test_the_replica_of_a_process_that_ended_takes_over_before_the_next_one_starts(self, rig: Rig) -> None:
+        values = await written(rig)
+        replica, primary = await rig.replica(0), await rig.primary(0)
+        rig.kill(primary)
+        rig.pods[primary.uid] = replace(primary, ready=False, starting=True)
+        patience = Patience()
+        while (found := await rig.act()) is None or found.waits:
+            patience.ask(found)
+        assert (found.reason, found.lost) == (StepReason.TAKING_OVER, ())
+        assert (await rig.server(replica)).itself.slots
+        assert rig.read() == values
+        rig.restart(primary)
+        await rig.settle(until=rig.is_up)
+        await assert_sound(rig)
+
     async def test_a_server_that_is_back_after_its_replica_was_promoted_joins_as_another(self, rig: Rig) -> None:
         values = await written(rig)
         replica, primary = await rig.replica(1), await rig.primary(1)

@@ -38,11 +38,11 @@ def pods(cluster: Cluster, **changed: Mapping[str, Any]) -> Cluster:
     return replace(cluster, pods=found)
 
 
-def silent(cluster: Cluster, *uids: str, ready: bool = True) -> Cluster:
+def silent(cluster: Cluster, *uids: str, why: str = "Timeout", **of_pod: Any) -> Cluster:
     """The same where some do not answer."""
-    changed = {uid.replace("-", "_"): {"ready": ready} for uid in uids}
+    changed = {uid.replace("-", "_"): of_pod for uid in uids}
     servers = {uid: server for uid, server in cluster.servers.items() if uid not in uids}
-    return replace(pods(cluster, **changed), servers=servers, silent=dict.fromkeys(uids, ("Timeout", "")))
+    return replace(pods(cluster, **changed), servers=servers, silent=dict.fromkeys(uids, (why, "")))
 
 
 def without(cluster: Cluster, *uids: str) -> Cluster:
@@ -141,6 +141,35 @@ class TestTakingOver:
     def test_a_replica_that_was_never_in_step_is_promoted_with_the_loss_told(self, cluster: Cluster) -> None:
         found = taken(told(without(cluster, "uid-0-0"), {"uid-0-1": {"ever_synced": False}}))
         assert (found.reason, count(found.lost)) == (StepReason.TAKING_OVER, 5461)
+
+    @pytest.mark.parametrize(
+        ("starting", "why", "at_once"),
+        [
+            (True, "ConnectionRefused", True),
+            (True, "Timeout", False),
+            (False, "ConnectionRefused", False),
+        ],
+    )
+    def test_a_process_that_ended_in_its_pod_is_followed_at_once(
+        self, cluster: Cluster, starting: bool, why: str, at_once: bool
+    ) -> None:
+        found = taken(silent(cluster, "uid-0-0", why=why, ready=False, starting=starting))
+        assert (found.reason is StepReason.TAKING_OVER) == at_once
+        assert found.waits != at_once
+
+    def test_slots_of_a_process_that_ended_without_replicas_wait_for_the_next_in_its_pod(self) -> None:
+        alone = silent(
+            looks.cluster(looks.even(3), replicas=0), "uid-0-0", why="ConnectionRefused", ready=False, starting=True
+        )
+        assert taken(alone, replicas=0).reason is StepReason.FORGETTING
+        forgotten = replace(
+            alone,
+            servers={
+                uid: replace(server, peers=tuple(peer for peer in server.peers if peer.node_id != looks.node(0)))
+                for uid, server in alone.servers.items()
+            },
+        )
+        assert taken(forgotten, replicas=0).waits
 
     def test_while_most_primaries_vote_a_silent_one_is_left_to_them(self, cluster: Cluster) -> None:
         lost = said(silent(cluster, "uid-0-0", ready=False), looks.node(0), suspected=True)

@@ -20,8 +20,9 @@ class ServerPod:
     """A pod of a managed tier as the API server shows it; that of a single server is the first of shard 0.
 
     `shard` and `ordinal` are its place by name, `revision` the template that it was made from, `started` how often its
-    server's container was started before (a server that was started anew has a new identity and no memory). `trouble`
-    is why it does not come up, as Kubernetes and the container say; empty while nothing is known to hinder it.
+    server's container was started before (a server that was started anew has a new identity and no memory). `starting`
+    is whether the server of its container's newest start has not answered the kubelet yet. `trouble` is why it does not
+    come up, as Kubernetes and the container say; empty while nothing is known to hinder it.
     """
 
     name: str
@@ -34,6 +35,7 @@ class ServerPod:
     revision: str
     node: str | None = None
     started: int = 0
+    starting: bool = False
     trouble: str = ""
 
 

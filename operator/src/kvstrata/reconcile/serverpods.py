@@ -40,6 +40,7 @@ def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
         revision=own.get(labels.STATEFULSET_REVISION, ""),
         node=(raw.get("spec") or {}).get("nodeName"),
         started=sum(int(container.get("restartCount") or 0) for container in containers),
+        starting=bool(containers) and not any(container.get("started") for container in containers),
         trouble="" if ready else trouble(status),
     )
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from kvstrata.api.tierreasons import TierReason
 from kvstrata.model.topology import SLOTS, Cluster, Command, Goal, Peer, Server, ServerPod, SlotRange
 
 
@@ -105,7 +106,7 @@ class View:
     @cached_property
     def away(self) -> Mapping[str, ServerPod]:
         """The nodes that a pod whose server does not answer may still be, by the address that others know of it."""
-        silent = {pod.ip: pod for pod in self.pods if pod.ip and pod.uid not in self.cluster.servers}
+        silent = {pod.ip: pod for pod in self.pods if pod.ip and self._may_be_known(pod)}
         found: dict[str, ServerPod] = {}
         for node_id, peers in self.known.items():
             pods = (silent[peer.ip] for peer in peers if not peer.no_address and peer.ip in silent)
@@ -113,9 +114,20 @@ class View:
                 found[node_id] = pod
         return found
 
+    def _may_be_known(self, pod: ServerPod) -> bool:
+        """Whether a pod whose server does not answer may still be a node that others know.
+
+        Not if nothing listens in it and its container was only just started: then whoever was there has ended. Either
+        alone is no proof. A server that is busy starts long for its kubelet, and who refuses may be something between.
+        """
+        if pod.uid in self.cluster.servers:
+            return False
+        reason, _ = self.cluster.silent.get(pod.uid, ("", ""))
+        return not (pod.starting and reason == TierReason.CONNECTION_REFUSED)
+
     @cached_property
     def gone(self) -> frozenset[str]:
-        """The identities that no pod has any more: their pod is gone, or another identity answers in it."""
+        """The identities that no pod has any more: their pod is gone, their process has ended, or another answers."""
         return frozenset(self.known) - self.servers.keys() - self.away.keys()
 
     def primary(self, shard: int) -> Server | None:
