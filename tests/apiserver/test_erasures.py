@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,10 @@ class Place:
         self.api = ApiServer(plane.kubeconfig)
         self.request = self.api._call
         self.operators = Operators(plane.kubeconfig, OPERATOR_NAMESPACE, REPOSITORY, folder)
+        # Gates have one port: addresses of this run's own keep it apart from others on the same machine.
+        own = f"127.{1 + os.getpid() % 200}.{os.getpid() // 200 % 250}"
         self.pods = [
-            InferencePod(self.request, plane.kubeconfig, NAMESPACE, f"tiny-{n}", f"127.0.0.{n + 2}") for n in (0, 1)
+            InferencePod(self.request, plane.kubeconfig, NAMESPACE, f"tiny-{n}", f"{own}.{n + 2}") for n in (0, 1)
         ]
 
     def get(self, plural: str, name: str) -> dict[str, Any]:
