@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 from kvstrata.adapters.gate_client import GateClient
 from kvstrata.contract.ack import PodState
@@ -46,7 +47,7 @@ class RestoredWorld:
         """Work until neither the operator nor any pod has anything to say."""
         quiet = 0
         for _ in range(60):
-            self.simulation.advance(1)
+            self._work()
             # What a pod told may move the operator, and that the pod.
             quiet = 0 if [pod for pod in self._pods() if self.speak(pod.name)] else quiet + 1
             if quiet > 1:
@@ -116,6 +117,18 @@ class RestoredWorld:
     def keyspaces(self) -> set[str]:
         """Return every keyspace of the bundles that the API server holds."""
         return {keyspace for one in self.simulation.world.bundles.values() for keyspace in one.bundle.keyspaces}
+
+    def _work(self) -> None:
+        """Let a second pass; pods read every bundle that is committed meanwhile."""
+        simulation = self.simulation
+        simulation.now += timedelta(seconds=1)
+        while (key := simulation._take()) is not None:
+            simulation.step(key)
+            bundles = simulation.world.bundles
+            for pod in self._pods():
+                held = self.held.get(pod.uid)
+                if pod.model in bundles and (held is None or bundles[pod.model].bundle.root != held.root):
+                    self._read(pod)
 
     def _pods(self) -> Iterator[Pod]:
         world = self.simulation.world

@@ -6,11 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from kvstrata.model.refs import Key
+from kvstrata.plan.bundle import plan_bundle
 from kvstrata.plan.restore import MARGIN, MAX_LEAD
-from tests.support.objects import cpu_tier, domain, group, invalidation, model, pod, policy
+from kvstrata.plan.types import CommitBundle
+from tests.support.objects import NAMESPACE, cpu_tier, domain, group, invalidation, model, pod, policy
 from tests.support.restores import RestoredWorld
 from tests.support.worlds import Killed
 
+DOMAIN = Key("CacheDomain", NAMESPACE, "default")
 OBJECTS = (
     domain(), cpu_tier(), model(tiers=("cpu",)), group("team", "red", "blue"), policy("acme"),
     policy("red", group="team"), policy("blue", group="team"), policy("open", isolation="Public"), pod("pod-0"),
@@ -222,6 +226,28 @@ def test_the_domains_key_is_drawn_once_for_a_restore() -> None:
     assert world.simulation.world.domain_key == key
 
 
+def commit(world: RestoredWorld) -> CommitBundle | None:
+    """What would be written of the model's bundle now."""
+    actions = plan_bundle(world.simulation.world, "tiny").actions
+    return next((action for action in actions if isinstance(action, CommitBundle)), None)
+
+
+def test_no_bundle_is_written_before_the_key_is_new() -> None:
+    world = at_rest()
+    backup = world.back_up()
+    world.simulation.edit("TenantCachePolicy", "acme", cacheGeneration=1)
+    world.rest()
+    world.restore(backup)
+    world.simulation.edit("TenantCachePolicy", "acme", suspended=True)
+    assert commit(world) is None, "a pod was heard, and nothing is recorded yet"
+    world.simulation.step(DOMAIN)
+    assert commit(world) is None, "the key is that of the backup"
+    world.simulation.step(DOMAIN)
+    written = commit(world)
+    assert written is not None
+    assert written.root.revision > world.simulation.status("CacheDomain", "default")["restored"]["revision"]
+
+
 def test_data_keys_that_came_back_are_used_no_more() -> None:
     sealed = cpu_tier("disk", medium="NVMe", capacityPerPod="1Gi", nvme={"emptyDir": {}}, encryption="Required")
     world = RestoredWorld.of(domain(), sealed, model(tiers=("disk",)), policy("acme"), pod("pod-0"))
@@ -231,6 +257,11 @@ def test_data_keys_that_came_back_are_used_no_more() -> None:
     world.simulation.put(invalidation("all", scope={"all": True}))
     world.rest()
     world.restore(backup)
+    world.simulation.step(DOMAIN)
+    world.simulation.step(DOMAIN)
+    written = commit(world)
+    assert written is not None
+    assert not [entry for entry in written.entries.values() if entry.keys], "those of the backup serve nobody"
     world.rest()
     keys = {key.secret for entry in world.simulation.bundle().entries.values() for key in entry.keys}
     assert keys
