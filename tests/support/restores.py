@@ -16,7 +16,7 @@ from kvstrata.reconcile.acks import AckListener
 from kvstrata.reconcile.bundles import read_bundle
 from tests.support.memory_api.objects import MemoryApi
 from tests.support.objects import NAMESPACE, Raw
-from tests.support.worlds import Simulation, finish
+from tests.support.worlds import MAX_STEPS, Simulation, finish
 
 
 @dataclass
@@ -122,13 +122,17 @@ class RestoredWorld:
         """Let a second pass; pods read every bundle that is committed meanwhile."""
         simulation = self.simulation
         simulation.now += timedelta(seconds=1)
-        while (key := simulation._take()) is not None:
+        for _ in range(MAX_STEPS):
+            key = simulation._take()
+            if key is None:
+                return
             simulation.step(key)
             bundles = simulation.world.bundles
             for pod in self._pods():
                 held = self.held.get(pod.uid)
                 if pod.model in bundles and (held is None or bundles[pod.model].bundle.root != held.root):
                     self._read(pod)
+        raise AssertionError(f"no fixed point after {MAX_STEPS} plans: {[key for key, _ in simulation.plans[-20:]]}")
 
     def _pods(self) -> Iterator[Pod]:
         world = self.simulation.world

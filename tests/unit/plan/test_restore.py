@@ -248,6 +248,19 @@ def test_no_bundle_is_written_before_the_key_is_new() -> None:
     assert written.root.revision > world.simulation.status("CacheDomain", "default")["restored"]["revision"]
 
 
+def test_a_bundle_that_was_deleted_while_no_operator_ran_is_written_anew_and_costs_no_cache() -> None:
+    world = at_rest()
+    world.simulation.edit("TenantCachePolicy", "acme", cacheGeneration=1)
+    world.rest()
+    cached, held = world.keyspaces(), world.simulation.bundle().root.revision
+    world.simulation.kube.remove("Secret", NAMESPACE, "kvs-tiny-bundle")
+    world.restart()
+    world.rest()
+    assert restored(world) == ("", "")
+    assert world.keyspaces() == cached
+    assert {bundle.root.revision for bundle in world.held.values()} == {held + 1}
+
+
 def test_data_keys_that_came_back_are_used_no_more() -> None:
     sealed = cpu_tier("disk", medium="NVMe", capacityPerPod="1Gi", nvme={"emptyDir": {}}, encryption="Required")
     world = RestoredWorld.of(domain(), sealed, model(tiers=("disk",)), policy("acme"), pod("pod-0"))

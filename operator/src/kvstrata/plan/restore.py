@@ -68,19 +68,26 @@ def contradicts(state: PodState, model_uid: str, root: Root | None, root_digest:
 
 
 def claims(world: World) -> tuple[Claim, ...]:
-    """Return what live pods hold beyond the bundles that there are, most first."""
+    """Return what live pods hold beyond the bundles that there are, most first.
+
+    Where the status of the CachedModel tells of a newer bundle than there is, only that was lost or replaced: epochs
+    are in statuses, so nothing came back with it.
+    """
     found = []
     for name, model in world.models.items():
         committed = world.bundles.get(name)
         root = committed.bundle.root if committed is not None else None
-        revision = max(root.revision if root is not None else 0, model.status.bundle_revision or 0)
+        reported = model.status.bundle_revision or 0
+        newest = root if root is not None and root.revision >= reported else None
+        revision = newest.revision if newest is not None else reported
         term = root.term if root is not None else 0
         for pod in world.live_pods(name):
             told = world.states.get(pod.uid)
             if told is None or not told.contradicted:
                 continue
             state = told.state
-            if state.revision >= revision or state.term > term:
+            other = newest is not None and (state.revision == newest.revision or state.term > newest.term)
+            if state.revision > revision or other:
                 found.append(Claim(pod.name, pod.uid, name, state.revision, state.term, revision, term))
     return tuple(sorted(found, key=lambda claim: (-claim.revision, claim.model, claim.pod)))
 
