@@ -64,3 +64,13 @@ def test_the_pod_of_a_single_server_is_known_and_others_of_the_tier_are_not() ->
     assert found is not None
     assert (found.shard, found.ordinal) == (0, 0)
     assert parse_server_pod(server_pod("kvs-shared-redis-x")) == ("shared", None)
+
+
+def test_a_pod_tells_how_much_memory_its_server_is_started_with() -> None:
+    raw = server_pod("kvs-shared-redis-2-1")
+    _, unknown = parse_server_pod(raw)
+    raw["spec"] = {"containers": [{"args": ["--port", "0"]}, {"args": ["--maxmemory", "1073741824", "--save", ""]}]}
+    _, found = parse_server_pod(raw)
+    assert unknown is not None
+    assert found is not None
+    assert (unknown.made_for_bytes, found.made_for_bytes) == (0, 1 << 30)

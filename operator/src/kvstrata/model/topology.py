@@ -22,7 +22,8 @@ class ServerPod:
     `shard` and `ordinal` are its place by name, `revision` the template that it was made from, `started` how often its
     server's container was started before (a server that was started anew has a new identity and no memory). `starting`
     is whether the server of its container's newest start has not answered the kubelet yet. `trouble` is why it does not
-    come up, as Kubernetes and the container say; empty while nothing is known to hinder it.
+    come up, as Kubernetes and the container say; empty while nothing is known to hinder it. `made_for_bytes` is the
+    memory that its server is started with, for which its container has room; 0 if unknown.
     """
 
     name: str
@@ -37,6 +38,7 @@ class ServerPod:
     started: int = 0
     starting: bool = False
     trouble: str = ""
+    made_for_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

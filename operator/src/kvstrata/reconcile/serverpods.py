@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from kvstrata.model.topology import ServerPod
@@ -20,7 +21,7 @@ _PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNev
 
 def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
     """Return the tier of a managed server's pod, and the pod; None for any other pod."""
-    metadata, status = raw["metadata"], raw.get("status") or {}
+    metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     own = metadata.get("labels") or {}
     tier = own.get(labels.TIER, "")
     place = _place(tier, metadata["name"]) if tier else None
@@ -38,10 +39,11 @@ def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
         ready=ready,
         deleting="deletionTimestamp" in metadata,
         revision=own.get(labels.STATEFULSET_REVISION, ""),
-        node=(raw.get("spec") or {}).get("nodeName"),
+        node=spec.get("nodeName"),
         started=sum(int(container.get("restartCount") or 0) for container in containers),
         starting=bool(containers) and not any(container.get("started") for container in containers),
         trouble="" if ready else trouble(status),
+        made_for_bytes=_made_for_bytes(spec),
     )
 
 
@@ -68,6 +70,12 @@ def trouble(status: Mapping[str, Any]) -> str:
 
 def _place(tier: str, pod: str) -> tuple[int, int] | None:
     return (0, 0) if names.is_single_server(tier, pod) else names.place_in_cluster(tier, pod)
+
+
+def _made_for_bytes(spec: Mapping[str, Any]) -> int:
+    arguments = [word for container in spec.get("containers") or () for word in container.get("args") or ()]
+    found = (int(size) for name, size in pairwise(arguments) if name == "--maxmemory" and size.isdecimal())
+    return next(found, 0)
 
 
 def _last_line(message: str | None) -> str:

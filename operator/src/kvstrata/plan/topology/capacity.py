@@ -29,5 +29,12 @@ def resize(view: View) -> Step | None:
 
 
 def _has_room(view: View, server: Server) -> bool:
-    within = view.goal.max_bytes_each * 100 <= server.max_bytes * (100 + SPARE_PERCENT)
-    return within or not outdated(view, view.pod(server))
+    """Whether a container has room for its server's part, by what its pod was made for.
+
+    Not by what the server has: that may have grown since. Nor by its template alone: which one is in force is not known
+    until Kubernetes has seen the newest, and a capacity counts from the moment at which it is declared.
+    """
+    pod = view.pod(server)
+    made_for_bytes = pod.made_for_bytes or server.max_bytes
+    within = view.goal.max_bytes_each * 100 <= made_for_bytes * (100 + SPARE_PERCENT)
+    return within or not (pod.made_for_bytes or outdated(view, pod))
