@@ -422,6 +422,20 @@ class TestRolling:
         replaced = pods(cluster, **{f"uid_{shard}_0": {"revision": "new"} for shard in range(3)})
         assert step(replaced, goal(**fewer)) is None
 
+    @pytest.mark.parametrize(("ip", "ready"), [(None, False), ("10.0.0.1", False), ("10.0.0.1", True)])
+    def test_replicas_that_never_came_up_go_when_they_are_no_longer_wanted(
+        self, cluster: Cluster, ip: str | None, ready: bool
+    ) -> None:
+        """As those that no node has room for, or whose node is dead."""
+        waiting = pods(silent(cluster, "uid-0-1", ready=ready), uid_0_1={"ip": ip, "ready": ready})
+        if ip is None:  # It was never met.
+            stranger = looks.node(0, 1)
+            met = {u: tuple(p for p in s.peers if p.node_id != stranger) for u, s in waiting.servers.items()}
+            waiting = told(waiting, {uid: {"peers": peers} for uid, peers in met.items()})
+        assert taken(waiting).waits
+        assert step(waiting, goal(replicas=0)) is None
+        assert verdict(waiting, goal(replicas=0)).replication_healthy
+
     def test_while_the_pod_that_stays_is_missing_the_one_too_many_is_not_let_go(self, cluster: Cluster) -> None:
         promoted = said(cluster, looks.node(0, 1), is_primary=True, primary=None, epoch=9, slots=((0, 5460),))
         alone = without(promoted, "uid-0-0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import permutations
 
-from kvstrata.model.topology import Server, SlotRange
+from kvstrata.model.topology import Server, ServerPod, SlotRange
 
 from .steps import Step, StepReason
 from .view import View, count
@@ -35,8 +35,11 @@ def covered(view: View) -> Step | None:
 
 
 def whole(view: View) -> Step | None:
-    """Wait until every shard has all its pods, all answer, are ready, and all replicas are in step."""
-    silent = [pod.name for pod in view.pods if pod.uid not in view.cluster.servers]
+    """Wait until every shard has all its pods, all answer, are ready, and all replicas are in step.
+
+    Of a pod that is one too many nothing is needed. It may be so because it never came up.
+    """
+    silent = [pod.name for pod in view.pods if pod.uid not in view.cluster.servers and not _is_idle_surplus(view, pod)]
     if silent:
         return Step(StepReason.WAITING_FOR_SERVERS, f"no answer from {', '.join(silent)}")
     wanted = 1 + view.goal.replicas
@@ -45,13 +48,20 @@ def whole(view: View) -> Step | None:
     short = [shard for shard in view.shards if len(staying[shard]) < wanted]
     if short:
         return Step(StepReason.WAITING_FOR_PODS, f"shards {_list(short)} have fewer than {wanted} servers")
-    unready = [pod.name for pod in view.pods if pod.deleting or not pod.ready]
+    unready = [pod.name for pod in view.pods if (pod.deleting or not pod.ready) and not _is_idle_surplus(view, pod)]
     if unready:
         return Step(StepReason.WAITING_FOR_PODS, f"not ready: {', '.join(unready)}")
     behind = [server for server in view.servers.values() if not _follows(view, server)]
     if behind:
         return Step(StepReason.WAITING_FOR_REPLICAS, f"not in step with their primary: {_names(view, behind)}")
     return None
+
+
+def _is_idle_surplus(view: View, pod: ServerPod) -> bool:
+    """Whether a pod is one too many in its shard, and no server in it has, or may have, slots."""
+    if view.stays(pod) or pod.shard not in view.shards or pod.uid in view.cluster.servers:
+        return False
+    return not any(where is pod and owner in view.slots for owner, where in view.away.items())
 
 
 def uncovered(view: View) -> tuple[SlotRange, ...]:

@@ -102,7 +102,9 @@ def roll(view: View) -> Step | None:
 def _fail_over(view: View, pods: Iterable[ServerPod], accepted: Callable[[ServerPod], bool], why: str) -> Step | None:
     """Have the first of these primaries hand over that has somebody to hand over to in an accepted pod."""
     for pod in pods:
-        server = view.cluster.servers[pod.uid]
+        server = view.cluster.servers.get(pod.uid)
+        if server is None:
+            continue  # A pod that is one too many need not answer.
         heirs = [heir for heir in in_step(view, server) if accepted(view.pod(heir))]
         if server.node_id in view.slots and heirs:
             heir = best_replica(view, heirs)
