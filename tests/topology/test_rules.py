@@ -388,6 +388,15 @@ class TestRolling:
         found = taken(broken, revisions=self.NEW)
         assert (found.reason, found.remove_pod, found.lost) == (StepReason.REPLACING, "uid-2-1", ())
 
+    def test_a_replica_whose_image_cannot_load_what_primaries_send_is_replaced_by_the_next_template(
+        self, cluster: Cluster
+    ) -> None:
+        useless = told(cluster, {"uid-2-1": {"link_up": False, "ever_synced": False}})
+        assert taken(useless).waits
+        found = taken(useless, revisions={2: "new"})
+        assert (found.reason, found.remove_pod, found.lost) == (StepReason.REPLACING, "uid-2-1", ())
+        assert taken(pods(useless, uid_1_1={"ready": False}), revisions={2: "new"}).waits
+
     def test_one_that_may_have_slots_goes_when_all_agree_that_it_failed_and_nobody_can_take_over(self) -> None:
         alone = silent(looks.cluster(looks.even(3)), "uid-2-0", ready=False)
         assert taken(alone, replicas=0, revisions=self.NEW).waits

@@ -16,7 +16,7 @@ from .forget import forget
 from .health import covered, whole
 from .meet import meet
 from .replicas import replace, replicate
-from .roll import hand_over, replace_broken, replace_locked_out, roll
+from .roll import hand_over, replace_broken, replace_locked_out, replace_useless, roll
 from .slots import assign, form, rejoin
 from .steps import MoveOrder, Rule, Step, StepReason
 from .verdict import Verdict, judge
@@ -52,6 +52,7 @@ RULES: tuple[Rule, ...] = (
     replace_broken,
     replace_locked_out,
     covered,
+    replace_useless,
     *moves.SCALE,
     whole,
     hand_over,

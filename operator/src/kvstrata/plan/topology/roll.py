@@ -35,6 +35,21 @@ def replace_broken(view: View) -> Step | None:
     return None
 
 
+def replace_useless(view: View) -> Step | None:
+    """Delete a pod of a former template whose server was never in step with its primary: it has nothing to lose.
+
+    It may never come to be, as when its image cannot load what the others' image sends: then only another template
+    helps, and everything waits for it. One at a time, when all others are ready.
+    """
+    for pod in view.pods:
+        server = view.cluster.servers.get(pod.uid)
+        if server is None or not outdated(view, pod) or server.itself.is_primary or server.ever_synced:
+            continue
+        if all((other.ready or other is pod) and not other.deleting for other in view.pods):
+            return Step(StepReason.REPLACING, f"{pod.name} was never in step with its primary", remove_pod=pod.uid)
+    return None
+
+
 def replace_locked_out(view: View) -> Step | None:
     """Delete the next pod whose server admits no password that anybody has, which is so after their Secret was lost.
 
