@@ -6,11 +6,13 @@ import asyncio
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from prometheus_client import REGISTRY
 
+from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.redis_nodes import NodeAccess, Sent
 from kvstrata.api.base import Resource
 from kvstrata.api.cachetier import CacheTier
@@ -205,6 +207,13 @@ class Nodes:
         pass
 
 
+class Formed(Nodes):
+    """Servers that are well."""
+
+    async def look(self, pods: Iterable[ServerPod]) -> Cluster:
+        return whole()
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110
@@ -244,3 +253,49 @@ def test_a_loss_of_everything_is_in_status_before_it_is_repaired_unless_status_c
             await until(lambda: bool(Nodes.sent))
 
     asyncio.run(scenario())
+
+
+def test_what_may_not_be_done_yet_is_tried_at_intervals_and_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a pod that a PodDisruptionBudget of somebody else keeps: for hours, perhaps."""
+    evictions: list[float] = []
+    monkeypatch.setattr(module, "RedisNodes", Formed)
+    monkeypatch.setattr(module, "RETRY_S", 0.2)
+
+    async def refused(_: MemoryKube, verb: str, path: str, **__: Any) -> Any:
+        assert (verb, path.rpartition("/")[2]) == ("POST", "eviction")
+        evictions.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(0.01)  # Meanwhile the tier is planned.
+        raise KubeError(429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.")
+
+    async def scenario() -> int:
+        plans = 0
+        store = Store(lambda: bytes(64), module.utc_now)
+        store.observe(tier(formedAt="2026-01-01T00:00:00Z"))
+        state = cluster_state(store.world(NAMESPACE), store.world(NAMESPACE).tiers["shared"])
+        assert state is not None
+        new = replace(state.order.goal, revisions=dict.fromkeys(range(3), "new"), max_bytes_each=1 << 30)
+        order = replace(state.order, goal=new)
+        name, key = order.password_secret
+        kube = MemoryKube()
+        monkeypatch.setattr(MemoryKube, "request", refused, raising=False)
+        secret = {"metadata": {"name": name, "namespace": NAMESPACE}, "data": {key: base64.b64encode(b"p").decode()}}
+        kube.put({"apiVersion": "v1", "kind": "Secret", **secret})
+        queue = WorkQueue(asyncio.get_running_loop().time)
+        async with Topologies(kube, store, queue, lambda: True) as topologies:
+            topologies.tend(NAMESPACE, order)
+
+            async def plan() -> None:
+                nonlocal plans
+                while True:
+                    queue.done(await queue.take())
+                    plans += 1
+                    topologies.tend(NAMESPACE, order)
+
+            planner = asyncio.create_task(plan())
+            await until(lambda: len(evictions) >= 5)
+            planner.cancel()
+        return plans
+
+    plans = asyncio.run(scenario())
+    assert plans <= 4
+    assert min(later - earlier for earlier, later in pairwise(evictions[-3:])) >= 0.2

@@ -149,7 +149,9 @@ class Topologies:
         if any(reason in _ACCESS_REFUSED for reason, _ in cluster.silent.values()):
             tending.access_refused()
         step, verdict = topology.look(cluster, order.goal)
-        self._report(tending, ClusterReport(cluster, utc_now()), verdict)
+        if step != tending.failed_step:
+            tending.failed_step, tending.failed = None, ""
+        self._report(tending, _looked(tending, cluster), verdict)
         await tending.events.looked(cluster, order.goal, verdict)
         if step is None:
             tending.waited = 0
@@ -168,8 +170,10 @@ class Topologies:
         # Nothing may cut this short: the same step taken twice would undo what the first began.
         await asyncio.sleep(step.pause_s)
         if failed:
-            failure = ClusterReport(cluster, utc_now(), TierReason.COMMAND_FAILED, failed)
-            self._report(tending, failure, verdict)
+            tending.failed_step, tending.failed = step, failed
+            # The plan that follows brings nothing new, and is no reason to try again at once.
+            tending.waited = 1
+            self._report(tending, _looked(tending, cluster), verdict)
             return RETRY_S
         return 0.0
 
@@ -180,7 +184,7 @@ class Topologies:
             now = utc_now()
             told = tending.loss_told = tending.lost = Loss(now.replace(microsecond=0), SLOTS)
             tending.tell_until_s = cluster.at_s + TELL_WITHIN_S
-            self._report(tending, ClusterReport(cluster, now), verdict)
+            self._report(tending, _looked(tending, cluster), verdict)
         tier = self._tier(tending.namespace, tending.order.tier)
         known = tier.status.last_loss if tier is not None else None
         return (known is not None and known.at >= told.at) or cluster.at_s >= tending.tell_until_s
@@ -265,7 +269,8 @@ class _Tending:
     """One cluster that is tended: the newest order, and what was told of it.
 
     `pods` are those of the last look, `lost` is the last loss, and `loss_told` the one of everything that status has
-    until `tell_until_s` to tell.
+    until `tell_until_s` to tell. `failed` is why the last step could not be carried out, which holds for as long as
+    looks lead to the same step: told with every other report only, it would have status written twice for each attempt.
     """
 
     def __init__(self, topologies: Topologies, events: TopologyEvents, namespace: str, order: TendCluster) -> None:
@@ -274,6 +279,8 @@ class _Tending:
         self.lost: Loss | None = None
         self.loss_told: Loss | None = None
         self.tell_until_s = 0.0
+        self.failed_step: Step | None = None
+        self.failed = ""
         self.waited = 0
         self.pods: dict[str, ServerPod] = {}
         self._access_read: tuple[TendCluster, float] | None = None
@@ -315,6 +322,11 @@ class _Tending:
         except TimeoutError:
             pass
         self._woken.clear()
+
+
+def _looked(tending: _Tending, cluster: Cluster) -> ClusterReport:
+    reason = TierReason.COMMAND_FAILED if tending.failed else ""
+    return ClusterReport(cluster, utc_now(), reason, tending.failed)
 
 
 def _backend(order: TendCluster, report: ClusterReport) -> BackendReport:
