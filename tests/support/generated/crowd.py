@@ -42,6 +42,9 @@ WAITS = {
 nobody makes tokens of a pool's prefixes, and the Redis of a tier does not answer, so that nothing can be erased there.
 Everything else must be Ready or Stalled."""
 
+WAITS_FOR_SERVERS = "slots wait for a server of shard"
+"""What a cluster says whose pods do not come."""
+
 
 @dataclass(slots=True)
 class Tally:
@@ -223,6 +226,8 @@ def unsettled(kind: str, obj: Raw) -> str | None:
     if stalled["status"] == "True" and ready["status"] == "False":
         return None if stalled["message"] else "Stalled without a message"
     if ready["reason"] in WAITS.get(kind, ()) and ready["message"]:
+        return None
+    if kind == "CacheTier" and WAITS_FOR_SERVERS in ready["message"]:
         return None
     return f"Ready is {ready['status']}/{ready['reason']}: {ready.get('message', '')}"
 

@@ -55,7 +55,7 @@ def open_slots(view: View) -> Step | None:
         return Step(StepReason.REPAIRING_SLOTS, f"closing slots that no longer move: {len(commands)}", tuple(commands))
     if slots:
         orders = tuple(_order(view, *pair, ranges(found), atomic=False) for pair, found in slots.items())
-        return Step(StepReason.REPAIRING_SLOTS, _finishing(view, slots), moves=orders)
+        return _behind(view, slots) or Step(StepReason.REPAIRING_SLOTS, _finishing(view, slots), moves=orders)
     if awaited:
         which = f"slot {awaited[0]}" if len(awaited) == 1 else f"{len(awaited)} slots"
         return Step(StepReason.WAITING_FOR_SERVERS, f"{which}: open towards a server that does not answer")
@@ -100,8 +100,11 @@ def spread(view: View) -> Step | None:
     refusing = sorted({view.name(one.target) for one in found if not view.servers[one.target].cluster_ok})
     if refusing:
         return Step(StepReason.WAITING_FOR_SERVERS, f"before slots go there: {', '.join(refusing)} does not serve yet")
+    chosen = tuple(side_by_side(found))
+    if behind := _behind(view, [(one.source, one.target) for one in chosen]):
+        return behind
     orders = []
-    for one in side_by_side(found):
+    for one in chosen:
         atomic = all(view.servers[node].moves_atomically for node in (one.source, one.target)) and not view.goal.drops
         slots = one.slots[: SLOTS_PER_JOB if atomic else SLOTS_AT_ONCE]
         orders.append(_order(view, one.source, one.target, ranges(sorted(slots)), atomic=atomic))
@@ -221,6 +224,22 @@ def _heir(view: View, node: str) -> str | None:
     if server is not None and not server.itself.is_primary:
         server = view.servers.get(server.itself.primary or "")
     return server.node_id if server is not None and server.itself.is_primary else None
+
+
+def _behind(view: View, pairs: Iterable[tuple[str, str]]) -> Step | None:
+    """Wait for servers that are to take slots and have not heard of the epoch under which their owner has them.
+
+    They would claim them under a lower one, lose them to the owner's last word of before, and nobody would have them.
+    """
+    found = [target for source, target in pairs if _epoch(view, source) > view.servers[target].current_epoch]
+    if not found:
+        return None
+    names = ", ".join(sorted({view.name(target) for target in found}))
+    return Step(StepReason.WAITING_FOR_GOSSIP, f"before slots go there: {names} has yet to hear of their owner's epoch")
+
+
+def _epoch(view: View, node: str) -> int:
+    return view.servers[node].itself.epoch
 
 
 def _order(view: View, source: str, target: str, slots: tuple[SlotRange, ...], *, atomic: bool) -> MoveOrder:
