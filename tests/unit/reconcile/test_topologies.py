@@ -299,3 +299,36 @@ def test_what_may_not_be_done_yet_is_tried_at_intervals_and_told_once(monkeypatc
     plans = asyncio.run(scenario())
     assert plans <= 4
     assert min(later - earlier for earlier, later in pairwise(evictions[-3:])) >= 0.2
+
+
+def test_a_defect_in_a_rule_is_not_told_as_a_secret_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise KeyError("uid-0-0")
+
+    def defects() -> float:
+        return (
+            REGISTRY.get_sample_value("kvstrata_reconcile_failures_total", {"kind": "CacheTier", "reason": "Bug"})
+            or 0.0
+        )
+
+    monkeypatch.setattr(module, "RedisNodes", Formed)
+    monkeypatch.setattr(module.topology, "look", broken)
+    before = defects()
+
+    async def scenario() -> None:
+        store = Store(lambda: bytes(64), module.utc_now)
+        store.observe(tier())
+        state = cluster_state(store.world(NAMESPACE), store.world(NAMESPACE).tiers["shared"])
+        assert state is not None
+        name, key = state.order.password_secret
+        kube = MemoryKube()
+        secret = {"metadata": {"name": name, "namespace": NAMESPACE}, "data": {key: base64.b64encode(b"p").decode()}}
+        kube.put({"apiVersion": "v1", "kind": "Secret", **secret})
+        queue = WorkQueue(asyncio.get_running_loop().time)
+        async with Topologies(kube, store, queue, lambda: True) as topologies:
+            topologies.tend(NAMESPACE, state.order)
+            await until(lambda: defects() > before or "shared" in store.world(NAMESPACE).clusters)
+        assert "shared" not in store.world(NAMESPACE).clusters
+
+    asyncio.run(scenario())
+    assert defects() > before

@@ -111,7 +111,7 @@ class Topologies:
                 except KubeError as error:
                     log.warning("a cluster cannot be tended", extra={"tier": tending.name, "error": str(error)})
                     pause_s = RETRY_S
-                except LookupError as error:
+                except _SecretMissingError as error:
                     tending.events.unasked()
                     self._report(tending, ClusterReport(None, utc_now(), TierReason.SECRET_NOT_FOUND, str(error)))
                     pause_s = RETRY_S
@@ -127,7 +127,7 @@ class Topologies:
     async def _reached(self, tending: _Tending, nodes: RedisNodes | None) -> RedisNodes:
         """Return connections that fit the order and its Secrets, which are read again from time to time.
 
-        Raises LookupError if a Secret or its key is missing.
+        Raises _SecretMissingError if a Secret or its key is missing.
         """
         if nodes is not None and not tending.access_is_stale():
             return nodes
@@ -252,7 +252,7 @@ class Topologies:
         return {name: pod for name, pod in pods.items() if names.place_in_cluster(tending.order.tier, name)}
 
     async def _access(self, namespace: str, order: TendCluster) -> NodeAccess:
-        """Return how the servers are reached. Raises LookupError if a Secret or its key is missing."""
+        """Return how the servers are reached. Raises _SecretMissingError if a Secret or its key is missing."""
         password = await self._secret(namespace, order.password_secret)
         authority = await self._secret(namespace, order.authority_secret) if order.authority_secret else None
         return NodeAccess(order.port, order.username, password.decode(), authority, order.server_name)
@@ -261,8 +261,12 @@ class Topologies:
         raw = await self._kube.get(SECRET, namespace, where[0])
         value = decode(raw).get(where[1]) if raw else None
         if value is None:
-            raise LookupError(f"Secret {where[0]} does not exist or has no key {where[1]}")
+            raise _SecretMissingError(f"Secret {where[0]} does not exist or has no key {where[1]}")
         return value
+
+
+class _SecretMissingError(Exception):
+    """A Secret that servers are asked with is not there. Not a LookupError: a defect in a rule may be one, too."""
 
 
 class _Tending:
