@@ -42,6 +42,25 @@ class TestScaling:
         )
         assert count(found.moves[0].slots) == SLOTS_AT_ONCE
 
+    def test_who_has_not_heard_of_the_owners_epoch_gets_no_slots_yet(self) -> None:
+        found = cluster([*even(3), ()])
+        ahead = {
+            "uid-0-0": replace(
+                found.servers["uid-0-0"],
+                peers=tuple(
+                    replace(peer, epoch=99) if peer.node_id == node(0) else peer
+                    for peer in found.servers["uid-0-0"].peers
+                ),
+            )
+        }
+        late = step(view(replace(found, servers={**found.servers, **ahead}), 4))
+        assert late is not None
+        assert (late.reason, late.moves) == (StepReason.WAITING_FOR_GOSSIP, ())
+        heard = {"uid-3-0": replace(found.servers["uid-3-0"], current_epoch=99)}
+        moved = step(view(replace(found, servers={**found.servers, **ahead, **heard}), 4))
+        assert moved is not None
+        assert moved.reason is StepReason.MOVING_SLOTS
+
     def test_progress_counts_what_a_new_shard_has(self) -> None:
         slots = [((0, 4226),), even(3)[1], even(3)[2], ((4227, 5460),)]
         found = step(view(cluster(slots), 4))
