@@ -5,28 +5,36 @@ Each part is a module with `async def measure(progress) -> Part`; its figures ca
 
 from __future__ import annotations
 
+import os
+
 from bench.result import OTHER_LOAD, Result
 from e2e.cluster.progress import Progress
 
 from . import external, in_pods, killed, rendered, scaled
 
 NAME = "tier"
-PARTS = (external, rendered, killed, scaled, in_pods)
+WHOLE = "KVSTRATA_BENCH_WHOLE"
+"""Set to measure also what takes minutes and gigabytes of memory: servers that are killed, and shards that are added."""
+
+PARTS = (external, rendered, in_pods)
+LONG_PARTS = (killed, scaled)
 
 
 async def measure() -> Result:
     """Measure every part; the ratio is that of the first."""
     progress = Progress()
-    parts = [await part.measure(progress) for part in PARTS]
+    whole = bool(os.environ.get(WHOLE))
+    parts = [await part.measure(progress) for part in (PARTS + LONG_PARTS if whole else PARTS)]
+    left_out = {} if whole else {f"{name}_": f"only with {WHOLE}=1" for name in ("killed", "scaled")}
     return Result(
         name=NAME,
         figures={name: figure for part in parts for name, figure in part.figures.items()},
         baseline={name: figure for part in parts for name, figure in part.baseline.items()},
         ratio=parts[0].ratio,
-        reproduce="make bench BENCH=tier",
+        reproduce=f"{WHOLE}=1 make bench BENCH=tier" if whole else "make bench BENCH=tier",
         conditions={
             **{name: value for part in parts for name, value in part.conditions.items()},
             OTHER_LOAD: round(max(part.others_percent for part in parts)),
         },
-        not_measured={name: why for part in parts for name, why in part.not_measured.items()},
+        not_measured=left_out | {name: why for part in parts for name, why in part.not_measured.items()},
     )
