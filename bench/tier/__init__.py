@@ -14,7 +14,7 @@ from . import external, in_pods, killed, rendered, scaled
 
 NAME = "tier"
 WHOLE = "KVSTRATA_BENCH_WHOLE"
-"""Set to measure also what takes minutes and gigabytes of memory: servers that are killed, and shards that are added."""
+"""Set to measure also what takes minutes and gigabytes of memory: servers killed, and shards added."""
 
 PARTS = (external, rendered, in_pods)
 LONG_PARTS = (killed, scaled)

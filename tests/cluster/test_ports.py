@@ -21,7 +21,7 @@ CLAIM = "import socket; socket.socket(socket.AF_UNIX).bind('\\0kvstrata-port-{po
 def listen(port: int) -> socket.socket:
     server = socket.socket()
     server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    server.bind(("0.0.0.0", port))  # noqa: S104: a server of a pod listens like this
+    server.bind(("0.0.0.0", port))  # as a server of a pod listens
     server.listen()
     return server
 
