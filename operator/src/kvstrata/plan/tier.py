@@ -91,7 +91,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
             findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
             return Plan(actions=actions, statuses=write_status(tier, now, findings, fields), wake_after_s=0.2)
         members = cluster.members if cluster is not None else None
-        children = redis_tier_children(ctx, tier, restart_token=restart_token(world, tier), members=members)
+        children = _children(world, ctx, tier, members)
         running = cluster.servers if cluster is not None else (_server(tier),)
         tended = tend_credentials(world, ctx, tier, world.domain_id, running, now, follows=cluster is not None)
     foreign = taken_by_someone_else(world, tier, children)
@@ -137,6 +137,18 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
         apply=children,
         statuses=write_status(tier, now, findings, fields),
         wake_after_s=min(interval_s, tended.wake_after_s) if tended else interval_s,
+    )
+
+
+def _children(
+    world: World, ctx: BuildContext, tier: CacheTier, members: Mapping[int, int] | None
+) -> tuple[dict[str, Any], ...]:
+    """Return the tier's objects, built anew only when something that they come from has changed."""
+    token = restart_token(world, tier)
+    return world.memo.get(
+        (redis_tier_children, tier.name),
+        (ctx, tier.uid, tier.spec, token, members),
+        lambda: redis_tier_children(ctx, tier, restart_token=token, members=members),
     )
 
 

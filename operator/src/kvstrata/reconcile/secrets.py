@@ -31,6 +31,8 @@ from .store import DomainStore
 log = logging.getLogger(__name__)
 
 AUTHORITY_SECRET = "kvstrata-ca"  # noqa: S105  (a name)
+_OF_SERVERS = frozenset({Material.REDIS_USERS, Material.SERVER_CERTIFICATE})
+"""What is drawn anew without harm if somebody else's turns out to be there: it is not used then."""
 
 
 class Keeper:
@@ -117,6 +119,8 @@ class Keeper:
 
         Raises KubeError if somebody else wrote a Secret of data keys meanwhile: its keys must be seen first.
         """
+        if order.name not in domain.secrets and order.material in _OF_SERVERS and await self._made(domain, order):
+            return
         stored = await self._kube.get(SECRET, domain.namespace, order.name)
         there = decode(stored or {})
         values: Mapping[str, bytes] | None
@@ -148,6 +152,21 @@ class Keeper:
             written = await self._kube.replace(SECRET, domain.namespace, body)
         log.info("secret written", extra={"secret": order.name, "material": str(order.material)})
         self.observe(domain, written)
+
+    async def _made(self, domain: DomainStore, order: EnsureSecret) -> bool:
+        """Create a Secret that nothing is known of; return False if there is one all the same."""
+        body = _secret(
+            order.name, self._material(order, {}), order.labels, order.owner, self._annotations(order, None, {})
+        )
+        try:
+            written = await self._kube.create(SECRET, domain.namespace, body)
+        except KubeError as error:
+            if not error.is_conflict:
+                raise
+            return False
+        log.info("secret written", extra={"secret": order.name, "material": str(order.material)})
+        self.observe(domain, written)
+        return True
 
     async def turn(self, domain: DomainStore, order: TurnSecret) -> None:
         """Take a Secret with credentials one step on, in one write, if nobody wrote it since the plan was made.

@@ -297,11 +297,12 @@ class _Tending:
         return f"{self.namespace}/{self.order.tier}"
 
     def access_is_stale(self) -> bool:
-        """Whether the Secrets of the order have to be read: another order, a refusal, or `LOOK_EVERY_S` ago."""
+        """Whether the Secrets of the order have to be read: others than before, a refusal, or `LOOK_EVERY_S` ago."""
         if self._access_read is None:
             return True
         order, at_s = self._access_read
-        return order != self.order or time.monotonic() - at_s > LOOK_EVERY_S
+        # What becomes of the servers says nothing of how they are entered.
+        return replace(order, goal=self.order.goal) != self.order or time.monotonic() - at_s > LOOK_EVERY_S
 
     def access_was_read(self) -> None:
         """Note that the Secrets of the order were read just now."""

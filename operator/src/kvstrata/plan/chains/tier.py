@@ -8,6 +8,7 @@ from __future__ import annotations
 from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
 from kvstrata.api.reasons import TierReason
 from kvstrata.model.world import World
+from kvstrata.objects.redisserver import managed_by_us
 from kvstrata.objects.tierlinks import servers
 from kvstrata.plan.backend import servers_held
 from kvstrata.plan.types import Decision
@@ -32,9 +33,11 @@ def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
     All adapters use database 0. The elder keeps its servers, whichever models list it.
     """
     own, age = servers(tier), seniority(tier)
-    for name in sorted(world.tiers):
+    for name, other in sorted(world.tiers.items()):
+        if name == tier.name or (managed_by_us(tier) and managed_by_us(other)):
+            continue  # Servers that the operator runs are named after their tier.
         held, others_age = _held(world, name)
-        if name != tier.name and others_age < age and (shared := own & held):
+        if others_age < age and (shared := own & held):
             named = sorted(".".join(host) + f":{port}" for host, port in shared)
             return Decision(
                 TierReason.TIERS_CONFLICT,
