@@ -41,6 +41,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .Values.watchNamespaces }}{{ .Values.watchNamespaces | sortAlpha | toJson }}{{ else }}{{ list .Release.Namespace | toJson }}{{ end }}
 {{- end }}
 
+{{- /* Where the operator's pods may run, as fields of a pod's spec in JSON; empty if anywhere. Its Jobs run there, too. */}}
+{{- define "kvstrata.placement" -}}
+{{- $placement := pick .Values "nodeSelector" "tolerations" "priorityClassName" }}
+{{- $_ := set $placement "affinity" (pick .Values.affinity "nodeAffinity") }}
+{{- range $name, $value := $placement }}
+{{- if not $value }}{{ $_ := unset $placement $name }}{{ end }}
+{{- end }}
+{{- if $placement }}{{ toJson $placement }}{{ end }}
+{{- end }}
+
 {{- define "kvstrata.subject" -}}
 kind: ServiceAccount
 name: {{ include "kvstrata.serviceAccountName" . }}

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+PLACEMENT = frozenset({"nodeSelector", "tolerations", "affinity", "priorityClassName"})
+"""Fields of a pod's spec that say where it may run."""
 
 
 class SettingsError(ValueError):
@@ -29,6 +34,7 @@ class Settings:
     watch_silence_s: float
     nodefs_reserve_percent: int
     image_pull_secrets: tuple[str, ...] = ()
+    job_placement: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def cluster_wide(self) -> bool:
@@ -61,6 +67,15 @@ class Settings:
         def listed(name: str) -> tuple[str, ...]:
             return tuple(sorted({one.strip() for one in env.get(name, "").split(",") if one.strip()}))
 
+        def placement(name: str) -> Mapping[str, Any]:
+            try:
+                value = json.loads(env.get(name) or "{}")
+            except ValueError as error:
+                raise SettingsError(f"{name} must be JSON: {error}") from error
+            if not isinstance(value, dict) or value.keys() - PLACEMENT:
+                raise SettingsError(f"{name} must be an object with no fields but {', '.join(sorted(PLACEMENT))}")
+            return value
+
         return cls(
             namespace=required("KVSTRATA_NAMESPACE"),
             pod_name=required("KVSTRATA_POD_NAME"),
@@ -76,4 +91,5 @@ class Settings:
             watch_silence_s=number("KVSTRATA_WATCH_SILENCE_SECONDS", "70"),
             nodefs_reserve_percent=percent("KVSTRATA_NODEFS_RESERVE_PERCENT", "11"),
             image_pull_secrets=listed("KVSTRATA_IMAGE_PULL_SECRETS"),
+            job_placement=placement("KVSTRATA_JOB_PLACEMENT"),
         )

@@ -14,7 +14,7 @@ import yaml
 from kvstrata.adapters.resources import CHILD_RESOURCES, OWN_RESOURCES
 from kvstrata.api import KINDS
 from kvstrata.objects.context import BuildContext
-from kvstrata.settings import Settings
+from kvstrata.settings import Settings, SettingsError
 
 from .rendering import NAMESPACE, OPERATOR_CHART, REPOSITORY, RefusedError, program, render, render_text
 
@@ -25,6 +25,8 @@ EVERYTHING: dict[str, Any] = {
     "imagePullSecrets": ["registry"],
     "image": {"digest": "sha256:" + "0" * 64},
     "priorityClassName": "system-cluster-critical",
+    "nodeSelector": {"pool": "control"},
+    "tolerations": [{"key": "control", "operator": "Exists"}],
     "networkPolicy": {"metricsFrom": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -144,6 +146,17 @@ def test_the_environment_that_the_chart_sets_is_one_that_the_settings_accept() -
     assert settings.log_level == "DEBUG"
     assert settings.resync_s == 600
     assert settings.watch_silence_s == 70
+
+
+def test_jobs_get_the_operators_placement_and_none_of_its_own_spreading() -> None:
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}, "podAntiAffinity": {}}
+    tolerations = [{"key": "control", "operator": "Exists", "tolerationSeconds": 300}]
+    placed = {"nodeSelector": {"pool": "control"}, "tolerations": tolerations, "priorityClassName": "control"}
+    settings = Settings.from_environment(environment({**placed, "affinity": affinity}))
+    assert settings.job_placement == {**placed, "affinity": {"nodeAffinity": affinity["nodeAffinity"]}}
+    assert Settings.from_environment(environment()).job_placement == {}
+    with pytest.raises(SettingsError, match="KVSTRATA_JOB_PLACEMENT must be an object with no fields but"):
+        Settings.from_environment({**environment(), "KVSTRATA_JOB_PLACEMENT": '{"hostNetwork": true}'})
 
 
 def test_probes_ask_the_port_that_the_operator_listens_on() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,15 @@ def test_the_image_of_the_sidecar_is_pulled_as_the_operators_own() -> None:
     pod = render("plain-text", ctx)[0]["spec"]["template"]["spec"]
     assert pod["imagePullSecrets"] == [{"name": "pull"}]
     assert "imagePullSecrets" not in render("plain-text")[0]["spec"]["template"]["spec"]
+
+
+def test_a_job_runs_where_the_operator_may_run() -> None:
+    placement: dict[str, Any] = {
+        "nodeSelector": {"pool": "control"},
+        "tolerations": [{"key": "control", "operator": "Exists"}],
+        "affinity": {"nodeAffinity": {}},
+        "priorityClassName": "control",
+    }
+    pod = render("plain-text", replace(CONTEXT, job_placement=placement))[0]["spec"]["template"]["spec"]
+    assert pod.items() >= placement.items()
+    assert not placement.keys() & render("plain-text")[0]["spec"]["template"]["spec"].keys()

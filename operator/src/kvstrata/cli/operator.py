@@ -297,6 +297,7 @@ class Operator:
             redis_image=self._settings.redis_image,
             image_pull_policy=self._settings.image_pull_policy,
             image_pull_secrets=self._settings.image_pull_secrets,
+            job_placement=self._settings.job_placement,
             operator_namespace=self._settings.namespace,
             cluster_domain=self._settings.cluster_domain,
             service_monitors=self._service_monitors,

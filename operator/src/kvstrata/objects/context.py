@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,8 @@ class BuildContext:
     gates' control port. `cluster_domain` is the suffix of the cluster's DNS names, `service_monitors` whether the
     cluster knows that kind. `nodefs_reserve_percent` of a node's own file system stay free of a tier's files: below its
     threshold, by default a tenth, the kubelet would evict the pod with all that it has. `image_pull_secrets` are
-    Secrets of the operator's namespace with which pods there pull their images.
+    Secrets of the operator's namespace with which pods there pull their images, `job_placement` are fields of a pod's
+    spec that say where Jobs there may run.
     """
 
     sidecar_image: str
@@ -28,3 +30,4 @@ class BuildContext:
     service_monitors: bool = False
     nodefs_reserve_percent: int = 11
     image_pull_secrets: tuple[str, ...] = ()
+    job_placement: Mapping[str, Any] = field(default_factory=dict)

@@ -99,6 +99,7 @@ def build_deletion_job(ctx: BuildContext, tier: CacheTier, erasure: str, round: 
         "terminationGracePeriodSeconds": 1,
         "securityContext": pod_security(),
         "imagePullSecrets": [{"name": secret} for secret in ctx.image_pull_secrets],
+        **ctx.job_placement,
         "containers": [container],
         "volumes": [{"name": "deletion", "secret": {"secretName": name, "defaultMode": SECRET_FILE_MODE}}],
     }
