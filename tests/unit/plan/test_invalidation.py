@@ -53,7 +53,7 @@ def test_past_its_deadline_it_fails_and_says_what_stays() -> None:
     [
         ({"scope": {"tenant": "acme"}, "mode": "Eager", "hbm": "ResetEngine"}, "ResetNotReconciled"),
         ({"scope": {"tenant": "acme"}, "hbm": "ResetEngine"}, "ResetNotReconciled"),
-        ({"scope": {"model": "tiny"}}, "ScopeNotReconciled"),
+        ({"scope": {"model": "nobody"}}, "ModelNotFound"),
         ({"scope": {"pool": "p"}}, "PoolNotFound"),
         ({"scope": {"prefix": {"modelRef": {"name": "tiny"}, "content": {"text": "x"}}}}, "ScopeNotReconciled"),
         ({"scope": {"tenant": "nobody"}}, "TenantNotFound"),

@@ -116,3 +116,46 @@ def test_a_scope_that_the_tenant_has_left_counts_as_shared(choice: str, rolled: 
     assert simulation.condition("CacheInvalidation", "unsaid", "Failed") == ("True", "SharedScopeChoiceRequired")
     assert simulation.status("CacheInvalidation", "said")["phase"] == "Complete"
     assert (simulation.status("TenantGroup", "lab")["scope"]["epoch"] != before) is rolled
+
+
+def test_a_models_invalidation_reaches_all_scopes_that_use_it_and_no_others() -> None:
+    simulation = at_rest(
+        model("other"), group("lab", "b"), group("away", "e"), policy("a"),
+        policy("b", group="lab", models={"names": ["tiny"]}), policy("c", models={"names": ["other"]}),
+        policy("d", isolation="Public"), policy("e", group="away", models={"names": ["other"]}),
+    )  # fmt: skip
+    tiny = simulation.bundle().keyspaces
+    others = {tenant: simulation.bundle("other").entries[tenant].keyspace for tenant in "ce"}
+    simulation.put(invalidation("now", scope={"model": "tiny"}))
+    simulation.come_to_rest()
+    assert phase(simulation) == "Complete"
+    assert simulation.status(KIND, "now")["scopeSummary"] == "model/tiny"
+    assert len(tiny) == len(simulation.bundle().keyspaces) == 3
+    assert not tiny & (simulation.bundle().keyspaces | simulation.bundle("other").keyspaces)
+    assert {tenant: simulation.bundle("other").entries[tenant].keyspace for tenant in "ce"} == others
+
+
+def test_a_models_invalidation_reaches_a_tenant_whose_new_spec_is_invalid_and_does_not_name_it_any_more() -> None:
+    simulation = at_rest(policy("a"), policy("b"))
+    simulation.edit("TenantCachePolicy", "a", models={"names": ["gone"]})
+    simulation.come_to_rest()
+    before = simulation.entry("a").keyspace
+    simulation.put(invalidation("now", scope={"model": "tiny"}))
+    simulation.come_to_rest()
+    assert phase(simulation) == "Complete"
+    assert before not in simulation.bundle().keyspaces
+    assert simulation.unsettled() == {}
+
+
+def test_a_models_invalidation_reaches_a_group_that_its_tenant_has_left() -> None:
+    elsewhere = {"names": ["other"]}
+    simulation = at_rest(
+        model("other"), group("lab", "a", "b"), policy("a", group="lab"), policy("b", group="lab", models=elsewhere)
+    )
+    simulation.edit("TenantGroup", "lab", members=["b"])
+    simulation.come_to_rest()
+    before = simulation.status("TenantGroup", "lab")["scope"]["epoch"]
+    simulation.put(invalidation("now", scope={"model": "tiny"}))
+    simulation.come_to_rest()
+    assert phase(simulation) == "Complete"
+    assert simulation.status("TenantGroup", "lab")["scope"]["epoch"] != before

@@ -125,6 +125,15 @@ class TestInvalidation:
         assert simulation.status(POOL, "other")["published"] is True
         assert simulation.entry("acme").keyspace == before
 
+    @pytest.mark.parametrize(("name", "reached"), [("elsewhere", True), ("tiny", False)])
+    def test_a_models_invalidation_reaches_its_own_pools(self, name: str, reached: bool) -> None:
+        simulation = at_rest(model("elsewhere"), holding(OLD, published=True))
+        before = simulation.status(POOL, "manual")["scope"]["epoch"]
+        simulation.put(invalidation("now", scope={"model": name}))
+        simulation.come_to_rest()
+        assert simulation.status(KIND, "now")["phase"] == "Complete"
+        assert (simulation.status(POOL, "manual")["scope"]["epoch"] != before) is reached
+
     def test_content_that_takes_over_meanwhile_is_reached_all_the_same(self) -> None:
         """What was computed before an invalidation may not survive it by being promoted between two of its writes."""
         simulation = at_rest(holding(OLD, NEW))

@@ -78,6 +78,24 @@ def test_an_erasure_ends_with_a_receipt_that_proves_all_of_it() -> None:
     assert made.sim.status("CacheDomain", "default")["receipts"] == {"count": 1, "head": f"{1:064x}"}
 
 
+def test_what_a_model_has_is_erased_of_all_its_tenants_whom_the_receipt_does_not_name() -> None:
+    made = world()
+    gone = {made.sim.entry(tenant).keyspace for tenant in ("acme", "globex")}
+
+    async def story(w: World) -> None:
+        order(w.sim, scope={"model": "tiny"})
+        await acked(w)
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert made.proven() == ALL
+    assert made.server.values == {}
+    assert {request.keyspace for _, request in made.gates.verified} == gone
+    (facts,) = made.chain.issued
+    assert (str(facts.subject.scope), facts.subject.scope_name) == ("model", "tiny")
+    assert [(str(one.kind), one.name) for one in facts.revoked] == [("Tenant", None)] * 2
+
+
 def test_nothing_is_kept_of_an_erasure_that_is_over_but_its_receipt() -> None:
     made = world()
 

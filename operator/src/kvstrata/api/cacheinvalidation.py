@@ -73,7 +73,8 @@ class InvalidationScope(ApiModel):
     """Everything of one PrefixPool."""
 
     model: ObjectName | None = None
-    """Everything of one CachedModel."""
+    """Everything of one CachedModel: the scopes of all tenants that use it, and its pools. An epoch of a scope is that
+    of all models, so what these tenants have cached under others goes, too."""
 
     prefix: PrefixScope | None = None
     """Everything that begins with one prefix."""

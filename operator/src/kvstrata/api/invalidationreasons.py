@@ -23,11 +23,15 @@ class InvalidationReason(Reason):
     TENANT_NOT_FOUND = "TenantNotFound", "No TenantCachePolicy of the namespace is for the tenant."
     GROUP_NOT_FOUND = "GroupNotFound", "The TenantGroup does not exist."
     POOL_NOT_FOUND = texts.POOL_NOT_FOUND
+    MODEL_NOT_FOUND = texts.MODEL_NOT_FOUND
     SHARED_SCOPE_CHOICE_REQUIRED = (
         "SharedScopeChoiceRequired",
         "The tenant shares a scope: sharedScopes must say whether that is rolled or left.",
     )
-    SCOPE_NOT_RECONCILED = "ScopeNotReconciled", "This version invalidates tenants, groups, pools and whole namespaces."
+    SCOPE_NOT_RECONCILED = (
+        "ScopeNotReconciled",
+        "This version invalidates tenants, groups, pools, models and whole namespaces, and no single prefix.",
+    )
     NOTHING_TO_ERASE = "NothingToErase", "What is named has no scope of its own with an epoch."
     RESET_NOT_RECONCILED = "ResetNotReconciled", "This version does not empty the engines' prefix caches."
     DEADLINE_EXCEEDED = "DeadlineExceeded", "The deadline passed before the invalidation was complete."

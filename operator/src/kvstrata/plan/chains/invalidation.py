@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kvstrata.api.cacheinvalidation import CacheInvalidation, HbmHandling, SharedScopes
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
@@ -24,14 +26,14 @@ def leaves_the_engine_running(world: World, invalidation: CacheInvalidation) -> 
 
 
 def has_a_scope_with_an_epoch(world: World, invalidation: CacheInvalidation) -> Decision | None:
-    """This version rolls the epochs of tenants, groups, pools and whole domains."""
+    """This version rolls the epochs of whole scopes; a prefix is a part of several."""
     scope = invalidation.spec.scope
-    if scope.tenant is not None or scope.group is not None or scope.pool is not None or scope.all:
+    if scope.prefix is None:
         return None
     return Decision(
         InvalidationReason.SCOPE_NOT_RECONCILED,
         f"scope {scope.summary} is not reconciled by this version: nothing was done; name a tenant, a group, a "
-        "pool or all",
+        "pool, a model or all",
     )
 
 
@@ -54,12 +56,18 @@ def names_something_that_exists(world: World, invalidation: CacheInvalidation) -
             InvalidationReason.POOL_NOT_FOUND,
             f"PrefixPool {scope.pool} does not exist in namespace {world.namespace}: correct the name",
         )
+    if scope.model is not None and scope.model not in world.models:
+        return Decision(
+            InvalidationReason.MODEL_NOT_FOUND,
+            f"CachedModel {scope.model} does not exist in namespace {world.namespace}: correct the name; of a model "
+            "that was deleted, name the tenants that used it",
+        )
     return None
 
 
 def says_what_becomes_of_shared_scopes(world: World, invalidation: CacheInvalidation) -> Decision | None:
     """What a sharing tenant wrote is read by others: the user must choose between their hits and its traces."""
-    shared = _shared_scopes(world, invalidation)
+    shared = _shared_with_others(world, invalidation)
     if not shared or invalidation.spec.shared_scopes is not None:
         return None
     return Decision(
@@ -92,15 +100,15 @@ def scopes_to_roll(world: World, invalidation: CacheInvalidation) -> tuple[Scope
     if scope.pool is not None:
         return tuple(pools & {pool_scope(scope.pool)})
     if scope.all:
-        tenants = {tenant_scope(policy) for policy in world.policies.values() if _has_own_scope(world, policy)}
+        tenants = _own_scopes(world, world.policies.values())
         return tuple(sorted({*tenants, *pools, *(group_scope(name) for name in world.groups), PUBLIC_SCOPE}))
-    chosen = {
-        tenant_scope(world.policies[name])
-        for name in world.policies_of_tenant.get(scope.tenant or "", ())
-        if _has_own_scope(world, world.policies[name])
-    }
+    if scope.model is not None:
+        users = _policies_of_model(world, scope.model)
+        pools = {one for one in pools if world.pools[one.name].spec.model_ref.name == scope.model}
+        return tuple(sorted({*_own_scopes(world, users), *_shared_scopes(world, users), *pools}))
+    chosen = _own_scopes(world, _policies_of_tenant(world, invalidation))
     if invalidation.spec.shared_scopes is SharedScopes.ROLL:
-        chosen |= set(_shared_scopes(world, invalidation))
+        chosen |= set(_shared_with_others(world, invalidation))
     return tuple(sorted(chosen))
 
 
@@ -108,12 +116,16 @@ def scopes_to_leave(world: World, invalidation: CacheInvalidation) -> tuple[Scop
     """Return the scopes that the tenant may have written to and that the user chose to leave."""
     if invalidation.spec.shared_scopes is not SharedScopes.EXCLUDE:
         return ()
-    return _shared_scopes(world, invalidation)
+    return _shared_with_others(world, invalidation)
 
 
 def residue(invalidation: CacheInvalidation) -> str:
     """Return what the user chose to leave, in words, or nothing."""
     return "scopes shared with others" if invalidation.spec.shared_scopes is SharedScopes.EXCLUDE else ""
+
+
+def _own_scopes(world: World, policies: Iterable[TenantCachePolicy]) -> set[Scope]:
+    return {tenant_scope(policy) for policy in policies if _has_own_scope(world, policy)}
 
 
 def _has_own_scope(world: World, policy: TenantCachePolicy) -> bool:
@@ -122,11 +134,29 @@ def _has_own_scope(world: World, policy: TenantCachePolicy) -> bool:
     return scope_in_force(world, policy) == own or held(policy.status.scope, own) is not None
 
 
-def _shared_scopes(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
+def _policies_of_tenant(world: World, invalidation: CacheInvalidation) -> list[TenantCachePolicy]:
     tenant = invalidation.spec.scope.tenant
-    if tenant is None:
-        return ()
-    policies = [world.policies[name] for name in world.policies_of_tenant.get(tenant, ())]
-    scopes = {scope_in_force(world, policy) for policy in policies}
-    scopes |= {Scope(ScopeKind(f.kind), f.name) for policy in policies for f in former_scopes(world, policy)}
-    return tuple(sorted(scope for scope in scopes if scope.kind is not ScopeKind.TENANT))
+    return [world.policies[name] for name in world.policies_of_tenant.get(tenant or "", ())]
+
+
+def _policies_of_model(world: World, name: str) -> list[TenantCachePolicy]:
+    """Return the policies that are for a model, or of which its bundle still has what they said before."""
+    model, committed = world.models[name], world.bundles.get(name)
+    served = {entry.policy for entry in committed.bundle.entries.values()} if committed else set()
+    return [
+        policy
+        for policy in world.policies.values()
+        if policy.uid in served or policy.spec.covers(model.name, model.metadata.labels)
+    ]
+
+
+def _shared_with_others(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
+    return tuple(sorted(_shared_scopes(world, _policies_of_tenant(world, invalidation))))
+
+
+def _shared_scopes(world: World, policies: Iterable[TenantCachePolicy]) -> set[Scope]:
+    """Return the scopes that these share with others, and those that they have left and may have written to."""
+    listed = list(policies)
+    scopes = {scope_in_force(world, policy) for policy in listed}
+    scopes |= {Scope(ScopeKind(f.kind), f.name) for policy in listed for f in former_scopes(world, policy)}
+    return {scope for scope in scopes if scope.kind is not ScopeKind.TENANT}
