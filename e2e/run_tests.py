@@ -1,6 +1,7 @@
 """`make test`: prepares the real parts, then runs every test that this machine can run, and says what it could not.
 
-With KVSTRATA_NO_SKIPS=1 a skipped test is a failure, because a real part that was not tested is not proven.
+With KVSTRATA_NO_SKIPS=1 a skipped test is a failure, because a real part that was not tested is not proven, and
+property tests draw the same examples each time.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def _stories() -> list[str]:
 
 
 def _pytest(*arguments: str) -> tuple[str, ...]:
-    strict = ("-p", "e2e.no_skips") if os.environ.get("KVSTRATA_NO_SKIPS") else ()
+    strict = ("-p", "e2e.no_skips", "-p", "e2e.same_examples") if os.environ.get("KVSTRATA_NO_SKIPS") else ()
     return (sys.executable, "-m", "pytest", *strict, "--durations=15", *arguments)
 
 

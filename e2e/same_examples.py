@@ -1,0 +1,14 @@
+"""A pytest plugin for CI: property tests draw the same examples in every run, so that a failure is the change's.
+
+Whoever runs the tests without it draws new ones each time; an example that failed then is pinned beside its test.
+"""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+# A machine that others use, too, is no reason to fail.
+settings.register_profile(
+    "same examples", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("same examples")
