@@ -1,4 +1,5 @@
-"""A managed cluster of 3 shards with a replica each, in pods of the local cluster: formed, and a primary's pod deleted.
+"""A managed cluster of 3 shards with a replica each, in pods of the local cluster: formed, a primary's pod deleted, a
+primary killed.
 
 Needs a local cluster with the product, as `make demo` leaves it: its pods are processes of this machine, so a caller
 can use the cluster from within the network of a pod. Times are those at which a watch shows something.
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -26,10 +29,12 @@ from e2e.cluster.progress import Progress
 from e2e.cluster.settings import Paths
 from e2e.product.cluster_caller import cluster_caller
 from e2e.product.direct import pods_run_here
+from e2e.product.faults import Victim
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl
 from kvstrata.adapters.resources import BY_KIND, POD
 from kvstrata.objects import labels, paths
+from kvstrata.objects.rediscluster import NODE_TIMEOUT_MS
 
 TIER = "bench-cluster"
 SHARDS, REPLICAS = 3, 1
@@ -54,7 +59,7 @@ class _Formed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Replaced:
+class _Outage:
     stopped_s: float
     ready_again_s: float
     failed: int
@@ -72,7 +77,8 @@ async def measure(progress: Progress) -> Part:
         pods = await stack.enter_async_context(Watch(api, POD, DEMO_NAMESPACE))
         world = _World(tiers, pods)
         formed: list[_Formed] = []
-        replaced: list[_Replaced] = []
+        replaced: list[_Outage] = []
+        killed: list[_Outage] = []
         # While it works, the cluster's own programs, which are not this one's children, would count as others.
         with progress.step("see how busy the machine is"), Busyness() as busyness:
             await asyncio.sleep(REST_S)
@@ -83,6 +89,9 @@ async def measure(progress: Progress) -> Part:
                 for shard in range(SHARDS):
                     with progress.step(f"delete the pod of the primary of shard {shard}"):
                         replaced.append(await _replace(api, kubectl, world, shard))
+                for shard in range(SHARDS):
+                    with progress.step(f"kill the primary of shard {shard}"):
+                        killed.append(await _kill(kubectl, world, shard))
             with progress.step("delete it"):
                 await _delete(api, world)
     return Part(
@@ -97,6 +106,12 @@ async def measure(progress: Progress) -> Part:
                 max(one.ready_again_s for one in replaced), "s", baseline=PEER_READY_AGAIN_S
             ),
             "pods_deleted_requests_failed": Figure(sum(one.failed for one in replaced), "1"),
+            "pods_killed_until_served": Figure(
+                max(one.stopped_s for one in killed), "s", baseline=NODE_TIMEOUT_MS / 1000
+            ),
+            "pods_killed_until_served_p50": Figure(median(one.stopped_s for one in killed), "s"),
+            "pods_killed_until_ready": Figure(max(one.ready_again_s for one in killed), "s"),
+            "pods_killed_requests_failed": Figure(sum(one.failed for one in killed), "1"),
         },
         baseline={
             "pods_valkey_operator_apply_to_ready": Figure(PEER_FORMED_S, "s"),
@@ -107,6 +122,8 @@ async def measure(progress: Progress) -> Part:
         conditions={
             "pods_formed": FORMATIONS,
             "pods_deleted": SHARDS,
+            "pods_killed": SHARDS,
+            "pods_node_timeout_s": NODE_TIMEOUT_MS / 1000,
             "pods_valkey_operator": "measured once, elsewhere",
         },
         others_percent=busyness.others_percent,
@@ -123,6 +140,11 @@ class _World:
         """The tier's pods by name."""
         found = self._pods.objects.items()
         return {name: pod for name, pod in found if (pod["metadata"].get("labels") or {}).get(labels.TIER) == TIER}
+
+    def restarts(self, name: str) -> int:
+        """How often a pod's containers were started anew."""
+        found = (self.pods()[name].get("status") or {}).get("containerStatuses") or ()
+        return sum(int(one["restartCount"]) for one in found)
 
     def uids(self) -> set[str]:
         """The identities of the tier's pods."""
@@ -175,7 +197,7 @@ async def _form(api: ApiAccess, world: _World) -> _Formed:
     return _Formed(ready_s - applied_s, ready_s - pods_s)
 
 
-async def _replace(api: ApiAccess, kubectl: Kubectl, world: _World, shard: int) -> _Replaced:
+async def _replace(api: ApiAccess, kubectl: Kubectl, world: _World, shard: int) -> _Outage:
     """Delete the pod of a shard's primary while somebody writes and reads."""
     name = await asyncio.to_thread(_primary, kubectl, world, shard)
     uid = world.pods()[name]["metadata"]["uid"]
@@ -189,13 +211,31 @@ async def _replace(api: ApiAccess, kubectl: Kubectl, world: _World, shard: int) 
         ready_s = await world.until("the tier is ready again", world.tier_is_ready)
         hits = requests.hits
         await world.until("requests are served", lambda: requests.hits > hits + WARM_REQUESTS)
-        return _Replaced(requests.longest_s, ready_s - deleted_s, requests.failed)
+        return _Outage(requests.longest_s, ready_s - deleted_s, requests.failed)
+
+
+async def _kill(kubectl: Kubectl, world: _World, shard: int) -> _Outage:
+    """Kill the server of a shard's primary (SIGKILL) while somebody writes and reads; the pod stays."""
+    name = await asyncio.to_thread(_primary, kubectl, world, shard)
+    victim = Victim(kubectl, DEMO_NAMESPACE, name, "redis")
+    restarts = world.restarts(name)
+    async with _caller(kubectl) as requests:
+        await world.until("requests are served", lambda: requests.hits > WARM_REQUESTS)
+        requests.longest_s = 0.0
+        server = await asyncio.to_thread(victim.first_pid)
+        killed_s = time.monotonic()
+        os.kill(server, signal.SIGKILL)
+        await world.until("the pod starts it anew", lambda: world.restarts(name) > restarts and world.pods_are_ready())
+        ready_s = await world.until("the tier is ready again", world.tier_is_ready)
+        hits = requests.hits
+        await world.until("requests are served", lambda: requests.hits > hits + WARM_REQUESTS)
+        return _Outage(requests.longest_s, ready_s - killed_s, requests.failed)
 
 
 @asynccontextmanager
 async def _caller(kubectl: Kubectl) -> AsyncIterator[Any]:
     """Somebody who writes and reads; what starts and ends it waits for other programs."""
-    caller = cluster_caller(kubectl, TIER)
+    caller = cluster_caller(kubectl, TIER, deadline_s=TIMEOUT_S)
     requests = await asyncio.to_thread(caller.__enter__)
     try:
         yield requests

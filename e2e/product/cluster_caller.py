@@ -55,8 +55,8 @@ class Requests:
 
 
 @contextmanager
-def cluster_caller(kubectl: Kubectl, tier: str) -> Iterator[Requests]:
-    """Write and read in a loop while the block runs."""
+def cluster_caller(kubectl: Kubectl, tier: str, deadline_s: float = DEADLINE_S) -> Iterator[Requests]:
+    """Write and read in a loop while the block runs; a request is tried for `deadline_s`, and counts as failed then."""
     auth = kubectl.get("secret", f"kvs-{tier}-redis-auth", DEMO_NAMESPACE)["data"]
     authority = base64.b64decode(kubectl.get("secret", f"kvs-{tier}-redis-tls", DEMO_NAMESPACE)["data"]["ca.crt"])
     domain = str(kubectl.get("cachedomain", "default", DEMO_NAMESPACE)["status"]["domainID"])
@@ -66,7 +66,7 @@ def cluster_caller(kubectl: Kubectl, tier: str) -> Iterator[Requests]:
     with TemporaryDirectory() as folder:
         ca = Path(folder, "ca.crt")
         ca.write_bytes(authority)
-        caller = _Caller(kubectl, tier, domain, base64.b64decode(auth["password"]).decode(), ca)
+        caller = _Caller(kubectl, tier, domain, base64.b64decode(auth["password"]).decode(), ca, deadline_s)
         caller.learn_addresses()
         threads = [
             threading.Thread(target=caller.call, args=(pid, ended), daemon=True),
@@ -83,8 +83,11 @@ def cluster_caller(kubectl: Kubectl, tier: str) -> Iterator[Requests]:
 
 
 class _Caller:
-    def __init__(self, kubectl: Kubectl, tier: str, domain: str, password: str, authority: Path) -> None:
+    def __init__(
+        self, kubectl: Kubectl, tier: str, domain: str, password: str, authority: Path, deadline_s: float
+    ) -> None:
         self._kubectl, self._tier, self._password, self._authority = kubectl, tier, password, authority
+        self._deadline_s = deadline_s
         self._prefix = f"{KEY_PREFIX}:{domain}:"
         self._addresses: dict[str, str] = {}
         self._clients: dict[str, redis.Redis] = {}
@@ -129,14 +132,14 @@ class _Caller:
         self.requests.wrong += found not in (value, None)
 
     def _request(self, *words: Any) -> Any:
-        """Ask whoever has the slot of a key. Raises _FailedError if there is no answer in `DEADLINE_S`."""
+        """Ask whoever has the slot of a key. Raises _FailedError if there is no answer in time."""
         slot, began = key_slot(words[1].encode()), time.monotonic()
         try:
             while True:
                 try:
                     return self._ask(slot, *words)
                 except (redis.RedisError, OSError) as error:
-                    if time.monotonic() - began > DEADLINE_S:
+                    if time.monotonic() - began > self._deadline_s:
                         raise _FailedError(f"{words[0]}: {type(error).__name__}: {error}") from error
                 time.sleep(RETRY_S)
         finally:
