@@ -137,22 +137,22 @@ def look(port: int, *keyspaces: str, cluster: bool = False, access: Access | Non
     return asyncio.run(verifier.look(DOMAIN, keyspaces or (KEYSPACE_A,)))
 
 
-def name_of(keyspace: str, number: int) -> tuple[bytes, bytes]:
+def name_of(keyspace: str, number: int, domain: str = DOMAIN) -> tuple[bytes, bytes]:
     """Return bucket and member of the block of a number."""
     chunk = bytes([number * 16 % 256]) + number.to_bytes(31, "big")
-    return bucket_prefix(DOMAIN, keyspace, bucket_of(chunk)).encode(), (MEMBER + chunk.hex()).encode()
+    return bucket_prefix(domain, keyspace, bucket_of(chunk)).encode(), (MEMBER + chunk.hex()).encode()
 
 
-def reserve(keyspace: str, number: int, window_ms: int = 30_000) -> Command:
+def reserve(keyspace: str, number: int, window_ms: int = 30_000, domain: str = DOMAIN) -> Command:
     """What a writer sends first."""
-    base, member = name_of(keyspace, number)
+    base, member = name_of(keyspace, number, domain)
     words = (member, len(VALUE), b"t", window_ms, KEEP_MS, LIFE_MS, b"0", 0)
     return call("reserve", state_key(base), *words, read=lambda reply: reply)
 
 
-def write(connection: Connection, keyspace: str, number: int, window_ms: int = 30_000) -> str:
+def write(connection: Connection, keyspace: str, number: int, window_ms: int = 30_000, domain: str = DOMAIN) -> str:
     """Send what a writer sends then: the value, and its commit; return what came of it."""
-    base, member = name_of(keyspace, number)
+    base, member = name_of(keyspace, number, domain)
     commit = call("commit", state_key(base), member, b"t", LIFE_MS, 0, KEEP_MS, read=read_text)
     return str(connection.set(base + b":" + member, [VALUE], window_ms, commit))
 

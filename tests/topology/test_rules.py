@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -329,6 +329,44 @@ class TestRejoining:
         for shard in (1, 2):
             alone = said(alone, looks.node(shard), "uid-0-0", suspected=True)
         assert not taken(alone).commands
+
+
+class TestStandingStill:
+    """While somebody erases from it."""
+
+    ERASED: ClassVar[dict[str, Any]] = {"erased_by": ("leave", "other")}
+
+    def test_nothing_is_rolled_scaled_or_removed_and_it_is_said_why(self, cluster: Cluster) -> None:
+        four = told(looks.cluster([*looks.even(3), ()], replicas=1))
+        emptied = told(looks.cluster([*looks.even(3), ()], replicas=1))
+        wanted = {"revisions": dict.fromkeys(range(3), "new")}
+        for found, others, what in (
+            (cluster, wanted, "redis-0-1 is replaced; 6 to go"),
+            (four, {"shards": 4}, "moving slots: 0 of 4,096"),
+            (emptied, {}, "shard 3 without slots: to be removed"),
+        ):
+            step_of = {**others, **self.ERASED}
+            still = step(found, replace(goal(), **step_of))
+            assert step(found, replace(goal(), **others)) != still
+            assert still is not None
+            assert (still.reason, still.waits) == (StepReason.STANDING_STILL, True)
+            assert f"{what}: begins when CacheInvalidation leave and 1 more has erased" in still.message
+
+    def test_a_cluster_that_is_as_it_is_meant_to_be_waits_for_nothing(self, cluster: Cluster) -> None:
+        assert step(cluster, goal(**self.ERASED)) is None
+
+    def test_what_is_lost_is_repaired_and_a_move_that_was_begun_goes_on(self, cluster: Cluster) -> None:
+        lost = without(cluster, "uid-1-0")
+        assert taken(lost, **self.ERASED).reason is StepReason.TAKING_OVER
+        opened = told(
+            looks.cluster(looks.even(3), migrating={0: {7: looks.node(1)}}, importing={1: {7: looks.node(0)}})
+        )
+        assert taken(opened, replicas=0, **self.ERASED).reason is StepReason.REPAIRING_SLOTS
+
+    def test_what_would_be_waited_for_anyway_is_told_as_ever(self, cluster: Cluster) -> None:
+        unready = pods(cluster, uid_2_1={"ready": False})
+        wanted = {"revisions": dict.fromkeys(range(3), "new")}
+        assert taken(unready, **wanted, **self.ERASED) == taken(unready, **wanted)
 
 
 class TestMemory:

@@ -23,7 +23,16 @@ from kvstrata.model.erasurefacts import (
     TierLost,
     Verdict,
 )
-from kvstrata.plan.erasure import PATIENCE_S, RESIDUE_PATIENCE_S, Conclude, ErasurePhase, IssueReceipt, Step, next_step
+from kvstrata.plan.erasure import (
+    PATIENCE_S,
+    RESIDUE_PATIENCE_S,
+    STILL_S,
+    Conclude,
+    ErasurePhase,
+    IssueReceipt,
+    Step,
+    next_step,
+)
 from kvstrata.plan.erasureorders import (
     MAX_DELETIONS_AT_ONCE,
     MAX_ROUNDS,
@@ -131,6 +140,18 @@ def test_every_primary_and_every_pod_is_told_and_slots_stand_still() -> None:
     assert [one.uid for one in ordered(step, AskPodToErase)] == ["p1", "p2"]  # type: ignore[attr-defined]
     assert step.still == {"redis"}
     assert ordered(step, ResetEngine) == []
+
+
+def test_slots_stand_still_from_the_write_window_to_the_verdict_and_for_an_hour_at_most() -> None:
+    settled = (rolled(), acked("p1"), acked("p2", 4))
+    assert step_of(*settled).still == set(), "keys go first"
+    facts = (*settled, *removed())
+    assert step_of(*facts, now_s=5).still == {"redis"}
+    assert step_of(*facts, now_s=4 + STILL_S - 1).still == {"redis"}
+    assert step_of(*facts, now_s=4 + STILL_S).still == set(), "what waits for ever holds up nobody"
+    done = (*until_erased(), looked(), probed("p1"), probed("p2"))
+    assert verdict_of(step_of(*done)) is not None
+    assert step_of(*done).still == set()
 
 
 def test_no_more_deletions_run_at_a_time_than_servers_bear() -> None:

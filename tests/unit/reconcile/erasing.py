@@ -128,16 +128,17 @@ class Jobs:
             self.fails -= 1
             return replace(run, state=JobState.FAILED, problem="the Job's pod was evicted")
         order, server, lines = self.ran[-1], self.server, []
+        node = server.node
         for keyspace in order.keyspaces:
             gone = len(server.values.pop(keyspace, ()))
             # Tombstones remember what runs before deleted.
             total = server.deleted[keyspace] = server.deleted.get(keyspace, 0) + gone
             amount = Amount(total, SIZE * total)
-            lines.append(ErasedLine(keyspace_digest(keyspace), server.node, amount, amount, Amount(0, 0)))
+            lines.append(ErasedLine(keyspace_digest(keyspace), node, amount, amount, Amount(0, 0)))
         if self.late:
             self.late.pop(0)()
         end = End(Outcome.ERASED, StopReason.NONE, "", SLOTS, 30_000)
-        report: tuple[Line, ...] = (*lines, PrimaryEnd(server.node, 1, 1, 0), end)
+        report: tuple[Line, ...] = (*lines, PrimaryEnd(node, 1, 1, 0), end)
         return replace(run, state=JobState.DONE, lines=report)
 
     async def remove(self, erasure: str) -> None:

@@ -65,7 +65,7 @@ class NodeLook:
 
     `values` are blocks, `index` is everything else but `tombstones`, which a deletion leaves for a week. `names` are
     those of values, MAX_NAMES at most, and `value_bytes` is their size on a primary. `walked` is whether all of its
-    names were gone through.
+    names were gone through, `idle` whether it is a primary that has no slots, as one that joined just now.
     """
 
     node: str
@@ -77,6 +77,7 @@ class NodeLook:
     tombstones: int = 0
     names: tuple[str, ...] = ()
     walked: bool = False
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +107,11 @@ class Standing:
     slots: tuple[tuple[int, int], ...] = ()
     moving: bool = False
 
+    @property
+    def idle(self) -> bool:
+        """Whether it is a primary that has no slots."""
+        return self.primary is None and not self.slots
+
 
 class TierVerifier:
     """Looks at one tier, entered at `endpoint`, whose certificate names `server_name`, as the operator's user."""
@@ -133,7 +139,7 @@ class TierVerifier:
         Nothing is counted. Never raises, but for the cancellation of the caller.
         """
         standings, problems = await self._standings(Names(domain, frozenset(keyspaces)))
-        nodes = tuple(NodeLook(one.node, one.address, one.primary is None) for one in standings)
+        nodes = tuple(NodeLook(one.node, one.address, one.primary is None, idle=one.idle) for one in standings)
         return TierLook(nodes, tuple(dict.fromkeys(problems)), _digest(standings), _digest(standings))
 
     async def look(self, domain: str, keyspaces: Sequence[str]) -> TierLook:
@@ -297,6 +303,7 @@ async def _look(server: _Server, standing: Standing, found: Sorted, walked: bool
         tombstones,
         told,
         walked,
+        standing.idle,
     )
 
 

@@ -175,9 +175,11 @@ class ErasureRecord:
 class ErasureNow:
     """An erasure as the leading process has it: what is kept, and what is so at this moment.
 
-    `troubles` says what orders have come to that are not carried out yet and are given again.
+    `troubles` says what orders have come to that are not carried out yet and are given again, `still` names the tiers
+    whose slots are not to move meanwhile.
     """
 
     record: ErasureRecord
     seen: Surroundings
     troubles: tuple[str, ...] = ()
+    still: frozenset[str] = frozenset()

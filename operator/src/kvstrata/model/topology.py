@@ -152,7 +152,8 @@ class Goal:
     `max_bytes_each` is a server's memory. `node_timeout_ms` is the silence after which servers suspect each other.
     `locked_out` are uids of pods whose servers admit no password that any Secret holds.
     `drops` is whether slots move without what they hold; `movable_bytes` the largest value that is moved key by key,
-    larger ones are dropped as misses.
+    larger ones are dropped as misses. `erased_by` names the CacheInvalidations that erase here, and for which slots are
+    to stay where they are.
     """
 
     shards: int
@@ -163,6 +164,7 @@ class Goal:
     drops: bool = False
     movable_bytes: int = 8 << 20
     locked_out: frozenset[str] = frozenset()
+    erased_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,7 @@ def _goal(world: World, tier: CacheTier, managed: RedisManaged) -> Goal:
         drops=managed.drops_moved_blocks,
         movable_bytes=managed.movable_bytes,
         locked_out=_locked_out(world, tier),
+        erased_by=tuple(sorted(one.record.invalidation for one in world.erasures.values() if tier.name in one.still)),
     )
 
 

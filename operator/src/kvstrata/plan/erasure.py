@@ -47,6 +47,10 @@ PATIENCE_S = 600
 RESIDUE_PATIENCE_S = 60
 """The same where the order allows residue: a pod that starts anew has time to come back."""
 
+STILL_S = 3600
+"""For how long the slots of a tier stand still for one erasure, counted from when nobody reuses anything any more: one
+that waits longer, for a server or for ever, has its deletions and looks made again if slots move."""
+
 LOOK_AGAIN_S = 5.0
 """When to look again at what others do, if they do not say so themselves."""
 
@@ -168,7 +172,7 @@ def wait_out_writes(case: ErasureCase) -> Step | None:
         return None
     left_s = (end - case.now).total_seconds()
     why = Decision(R.WAITING_OUT_WRITES, "writes that had begun before may arrive in shared tiers for 30 s")
-    return Step(ErasurePhase.WAITING_OUT_WRITES, why, again_s=left_s, still=_tiers(case))
+    return Step(ErasurePhase.WAITING_OUT_WRITES, why, again_s=left_s, still=_still(case))
 
 
 def finish_verified(case: ErasureCase) -> Step | None:
@@ -212,7 +216,7 @@ def finish_short(case: ErasureCase) -> Step:
         return _judged(case, False, why.reason, message)
     until = f"{message}; it is waited for until {format_timestamp(ends)}"
     left_s = min((ends - case.now).total_seconds(), LOOK_AGAIN_S)
-    return Step(ErasurePhase.ERASING, Decision(why.reason, until), again_s=left_s, still=_tiers(case))
+    return Step(ErasurePhase.ERASING, Decision(why.reason, until), again_s=left_s, still=_still(case))
 
 
 RULES: tuple[Callable[[ErasureCase], Step | None], ...] = (
@@ -242,7 +246,7 @@ def _step(case: ErasureCase, phase: ErasurePhase, reason: R, owed: Owed) -> Step
     shown = list(dict.fromkeys(why.message for why in whys))
     more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
     why = Decision(whys[0].reason, "; ".join(shown[:3]) + more)
-    return Step(phase, why, owed.orders, LOOK_AGAIN_S, _tiers(case))
+    return Step(phase, why, owed.orders, LOOK_AGAIN_S, _still(case))
 
 
 def _engines_owed(case: ErasureCase) -> bool:
@@ -290,7 +294,10 @@ def _cut_short(case: ErasureCase, step: Step) -> Step:
     return Step(step.phase, step.decision, step.orders, again_s, step.still)
 
 
-def _tiers(case: ErasureCase) -> frozenset[str]:
+def _still(case: ErasureCase) -> frozenset[str]:
+    since = unreachable_at(case.erasure)
+    if since is None or case.now >= since + timedelta(seconds=STILL_S):
+        return frozenset()
     return frozenset(tier.name for tier in tiers_at_hand(case.erasure))
 
 

@@ -125,6 +125,12 @@ def look_at(erasure: Erasure, tier: str) -> Look | None:
     return next((one for one in erasure.of(Look) if one.tier == tier), None)
 
 
+def found_again(erasure: Erasure, tier: str) -> bool:
+    """Whether the newest look at a tier found something there."""
+    look = look_at(erasure, tier)
+    return look is not None and any(left != NOTHING for left in look.left.values())
+
+
 def answer_of(erasure: Erasure, uid: str) -> PodErased | None:
     """Return a witness's newest answer to the order to erase, by processes that had acknowledged."""
     own = [one for one in erasure.of(PodErased) if one.uid == uid]

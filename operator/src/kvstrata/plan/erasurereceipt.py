@@ -197,7 +197,8 @@ def _newest(erasure: Erasure, tier: str) -> list[Deletion]:
 def _tier(erasure: Erasure, tier: SharedTier) -> TierFact:
     """Return a tier's row. Its primaries are those of the last look, else those of the deletions.
 
-    What was deleted from a primary that has lost that role since is not in the row.
+    What was deleted from a primary that has lost that role since is counted by who took over from it: tombstones, which
+    count, are replicated. It is in no row if nobody did.
     """
     look = look_at(erasure, tier.name)
     look = look if look and counts(erasure, look) else None

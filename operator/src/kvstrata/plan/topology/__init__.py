@@ -18,6 +18,7 @@ from .meet import meet
 from .replicas import replace, replicate
 from .roll import hand_over, replace_broken, replace_locked_out, replace_useless, roll
 from .slots import assign, form, rejoin
+from .standstill import stand_still
 from .steps import MoveOrder, Rule, Step, StepReason
 from .verdict import Verdict, judge
 from .view import View
@@ -37,6 +38,8 @@ __all__ = [
     "verdict",
 ]
 
+_HAS_TIME: tuple[Rule, ...] = (*moves.SCALE, whole, hand_over, roll)
+
 RULES: tuple[Rule, ...] = (
     take_over,
     *moves.RESCUE,
@@ -53,13 +56,11 @@ RULES: tuple[Rule, ...] = (
     replace_locked_out,
     covered,
     replace_useless,
-    *moves.SCALE,
-    whole,
-    hand_over,
-    roll,
+    stand_still(_HAS_TIME),
+    *_HAS_TIME,
 )
 """In their order. What repairs comes before what is waited for, and what disrupts comes last: only a cluster to which
-no rule before objects is scaled or rolled."""
+no rule before objects is scaled or rolled, and not while somebody erases from it."""
 
 
 def step(cluster: Cluster, goal: Goal) -> Step | None:

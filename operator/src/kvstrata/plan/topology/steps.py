@@ -33,6 +33,7 @@ class StepReason(StrEnum):
     FAILING_OVER = "FailingOver"
     ROLLING = "Rolling"
     REPLACING = "Replacing"
+    STANDING_STILL = "StandingStill"
 
 
 @dataclass(frozen=True, slots=True)

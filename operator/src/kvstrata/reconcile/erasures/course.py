@@ -21,6 +21,7 @@ from typing import Any
 from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.resources import BY_KIND
 from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract import ContractError
 from kvstrata.model.erasure import ErasureNow, ErasureRecord, Surroundings, TierNow
 from kvstrata.model.erasurefacts import Fact, ReceiptWritten, Rolled, Verdict
@@ -28,7 +29,7 @@ from kvstrata.model.refs import Key
 from kvstrata.plan import erasuregather as gather
 from kvstrata.plan.deletion import ABANDON, FINALIZER
 from kvstrata.plan.erasure import LOOK_AGAIN_S, Conclude, IssueReceipt, Step, next_step
-from kvstrata.plan.erasurefacts import tiers_at_hand, unreachable_at
+from kvstrata.plan.erasurefacts import found_again, tiers_at_hand, unreachable_at
 from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify, RevokeKeys, StartDeletion, VerifyTier
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.writer import NotLeadingError
@@ -135,11 +136,11 @@ class Course:
             await self._tell(verdict)
             return 0.0
         starts = [order for order in step.orders if isinstance(order, StartDeletion)]
-        unnamed = {order.tier for order in starts} - set(record.named_tiers)
-        ready = [order for order in starts if order.tier not in unnamed]
+        unseen = {order.tier for order in starts if not self._has_seen(order.tier)}
+        ready = [order for order in starts if order.tier not in unseen]
         await self._hear(deletions.begun(record.erasure, ready, seen.tiers, self._crew.now()))
         news = self._publish(seen, step)
-        self._order(record, step.orders, unnamed)
+        self._order(record, step.orders, unseen)
         self._patience_s = SHORTEST_PAUSE_S if news else min(LONGEST_PAUSE_S, 2 * self._patience_s)
         if step.again_s is None or step.again_s == LOOK_AGAIN_S:
             return self._patience_s  # something may have changed that nobody tells
@@ -220,7 +221,12 @@ class Course:
             abandoned=abandoned,
         )
 
-    def _order(self, record: ErasureRecord, orders: Iterable[object], unnamed: Iterable[str]) -> None:
+    def _has_seen(self, tier: str) -> bool:
+        """Whether names in a tier are known that a deletion there needs: what a look found that was somebody else's."""
+        record = self._stored.record
+        return tier in record.named_tiers and (tier in self._strays or not found_again(record.erasure, tier))
+
+    def _order(self, record: ErasureRecord, orders: Iterable[object], unseen: Iterable[str]) -> None:
         """Begin with what is not under way."""
         for order in orders:
             match order:
@@ -232,7 +238,7 @@ class Course:
                     self._begin(order, self._verify, record, order)
                 case IssueReceipt():
                     self._begin("receipt", self._hear_of, self._orders.issue, record, order)
-        for tier in unnamed:
+        for tier in unseen:
             self._begin(("names", tier), self._name_chunks, record, tier)
         for tier, round in sorted(deletions.running(self._stored.record.erasure)):
             self._begin(("deletion", tier, round), self._see_deleted, tier, round)
@@ -301,6 +307,8 @@ class Course:
     async def _name_chunks(self, record: ErasureRecord, tier: str) -> None:
         found = await self._orders.look(record, tier)
         self._named[tier] = dict(chunks_of(found.names))
+        if tier in record.named_tiers:
+            self._strays[tier] = found.names
 
     async def _look_at_servers(self, record: ErasureRecord, tier: str) -> None:
         """Ask which primaries a tier has, if its servers answer those who ask them all the time."""
@@ -334,12 +342,16 @@ class Course:
         """
         record = self._stored.record
         troubles = tuple(sorted({text for text in self._troubles.values() if text}))
-        now = ErasureNow(record, seen, troubles)
+        now = ErasureNow(record, seen, troubles, step.still)
         if (told := (now, step.phase, step.decision)) == self._told:
             return False
         self._told = told
-        self._crew.store.domain(self.namespace).erasures[self.uid] = now
+        erasures = self._crew.store.domain(self.namespace).erasures
+        before = erasures.get(self.uid)
+        erasures[self.uid] = now
         self._crew.queue.add(self._key)
+        for tier in now.still ^ (before.still if before is not None else frozenset()):
+            self._crew.queue.add(Key(CacheTier.INFO.kind, self.namespace, tier))
         return True
 
     async def _tell(self, verdict: Verdict) -> None:

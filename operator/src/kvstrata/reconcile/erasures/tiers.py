@@ -13,7 +13,7 @@ from datetime import datetime
 from kvstrata.adapters.kube import Kube
 from kvstrata.adapters.redis_probe import Access
 from kvstrata.adapters.resources import SECRET
-from kvstrata.adapters.tier_verifier import SLOT_MAP_CHANGED, TierLook, TierVerifier
+from kvstrata.adapters.tier_verifier import SLOT_MAP_CHANGED, NodeLook, TierLook, TierVerifier
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.keys import parse_block_key
 from kvstrata.contract.receiptfacts import Amount
@@ -58,7 +58,7 @@ class Looks:
         except LookError as error:
             return TierNow((), "", False, str(error))
         found = await verifier.servers(domain, tuple(keyspaces))
-        primaries = tuple(sorted(one.node for one in found.nodes if one.primary))
+        primaries = tuple(sorted(one.node for one in found.nodes if _serves(one)))
         told = "; ".join(one.message for one in found.problems[:3])
         return TierNow(primaries, found.slots_before, bool(primaries) and not found.problems, told)
 
@@ -71,11 +71,12 @@ class Looks:
         others = [one for one in found.problems if not (moved and one.reason == SLOT_MAP_CHANGED)]
         if others:
             raise LookError("; ".join(one.message for one in others[:3]))
-        primaries = {one.node: Amount(one.values + one.index, one.value_bytes) for one in found.nodes if one.primary}
-        behind = [one for one in found.nodes if not one.primary and (one.values or one.index)]
+        primaries = {one.node: Amount(one.values + one.index, one.value_bytes) for one in found.nodes if _serves(one)}
+        behind = [one for one in found.nodes if not _serves(one) and (one.values or one.index)]
         if behind and not any(amount.keys for amount in primaries.values()):
             # Its primary has nothing: the replica has not heard of that yet, or has lost its primary.
-            raise LookError(f"replica {behind[0].address} still has {behind[0].values + behind[0].index} keys")
+            what = "server without slots" if behind[0].primary else "replica"
+            raise LookError(f"{what} {behind[0].address} still has {behind[0].values + behind[0].index} keys")
         look = Look(
             tier.name, self._operator, began, self._now(), found.slots_before, found.slots_after,
             len(primaries), primaries,
@@ -120,5 +121,10 @@ def chunks_of(names: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
     return {keyspace: tuple(sorted(chunks)[:MAX_NAMED]) for keyspace, chunks in found.items()}
 
 
+def _serves(one: NodeLook) -> bool:
+    """Whether a server has slots, so that it can be told to delete: what has none is looked at as a replica is."""
+    return one.primary and not one.idle
+
+
 def _names(found: TierLook) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for one in found.nodes if one.primary for name in one.names))
+    return tuple(dict.fromkeys(name for one in found.nodes if _serves(one) for name in one.names))
