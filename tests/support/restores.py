@@ -47,13 +47,32 @@ class RestoredWorld:
         """Work until neither the operator nor any pod has anything to say."""
         quiet = 0
         for _ in range(60):
-            self._work()
+            self.work()
             # What a pod told may move the operator, and that the pod.
             quiet = 0 if [pod for pod in self._pods() if self.speak(pod.name)] else quiet + 1
             if quiet > 1:
                 self.simulation.settle()
                 return
         raise AssertionError("pods and operator go on for ever")
+
+    def work(self, plans: int | None = None) -> None:
+        """Let a second pass, or in it only so many plans; pods read every bundle that is committed meanwhile."""
+        simulation = self.simulation
+        simulation.now += timedelta(seconds=1)
+        for _ in range(MAX_STEPS if plans is None else plans):
+            key = simulation._take()
+            if key is None:
+                return
+            simulation.step(key)
+            bundles = simulation.world.bundles
+            for pod in self._pods():
+                held = self.held.get(pod.uid)
+                if pod.model in bundles and (held is None or bundles[pod.model].bundle.root != held.root):
+                    self._read(pod)
+        if plans is None:
+            raise AssertionError(
+                f"no fixed point after {MAX_STEPS} plans: {[key for key, _ in simulation.plans[-20:]]}"
+            )
 
     def speak(self, name: str, *, lie: PodState | None = None) -> bool:
         """Let a pod read the bundle and tell what it serves under; return whether it serves under something new."""
@@ -117,22 +136,6 @@ class RestoredWorld:
     def keyspaces(self) -> set[str]:
         """Return every keyspace of the bundles that the API server holds."""
         return {keyspace for one in self.simulation.world.bundles.values() for keyspace in one.bundle.keyspaces}
-
-    def _work(self) -> None:
-        """Let a second pass; pods read every bundle that is committed meanwhile."""
-        simulation = self.simulation
-        simulation.now += timedelta(seconds=1)
-        for _ in range(MAX_STEPS):
-            key = simulation._take()
-            if key is None:
-                return
-            simulation.step(key)
-            bundles = simulation.world.bundles
-            for pod in self._pods():
-                held = self.held.get(pod.uid)
-                if pod.model in bundles and (held is None or bundles[pod.model].bundle.root != held.root):
-                    self._read(pod)
-        raise AssertionError(f"no fixed point after {MAX_STEPS} plans: {[key for key, _ in simulation.plans[-20:]]}")
 
     def _pods(self) -> Iterator[Pod]:
         world = self.simulation.world
