@@ -58,3 +58,26 @@ def test_a_public_budget_that_is_put_right_lets_the_domain_be_ready() -> None:
     simulation.come_to_rest()
     assert simulation.condition("CacheDomain", "default", "Ready")[0] == "True"
     assert simulation.condition("CacheDomain", "default", "WithinBudget") == ("Unknown", "NoLivePods")
+
+
+@pytest.mark.parametrize("tier", ["cpu", "shared"])
+def test_a_tier_that_begins_to_keep_less_is_obeyed_at_once_by_a_policy_that_asked_for_more(tier: str) -> None:
+    simulation = at_rest(domain(), policy("a", tiers=[{"name": tier, "retention": "30m"}]))
+    assert {budget.tier: budget.retention_s for budget in simulation.entry("a").budgets} == {tier: 1800}
+    simulation.edit("CacheTier", tier, maxRetention="10m")
+    simulation.come_to_rest()
+    assert {budget.tier: budget.retention_s for budget in simulation.entry("a").budgets} == {tier: 600}
+    assert simulation.condition("TenantCachePolicy", "a", "Stalled") == ("True", "RetentionExceedsTier")
+    simulation.edit("TenantCachePolicy", "a", tiers=[{"name": tier, "retention": "10m"}])
+    simulation.come_to_rest()
+    assert simulation.condition("TenantCachePolicy", "a", "Stalled")[0] == "False"
+    assert simulation.unsettled() == {}
+
+
+def test_a_memory_that_begins_to_keep_less_is_obeyed_by_a_policy_that_is_invalid_and_never_named_it() -> None:
+    simulation = at_rest(domain(), policy("a"))
+    simulation.edit("TenantCachePolicy", "a", tiers=[{"name": "gone", "limit": "1Mi"}])
+    simulation.edit("CacheTier", "cpu", maxRetention="10m")
+    simulation.come_to_rest()
+    assert simulation.condition("TenantCachePolicy", "a", "Stalled") == ("True", "TierNotFound")
+    assert {budget.tier: budget.retention_s for budget in simulation.entry("a").budgets} == {"cpu": 600}

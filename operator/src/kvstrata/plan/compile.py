@@ -109,10 +109,12 @@ def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry
 
     An invalid spec may not shield its tenant from an invalidation, or from a group, a pool or a tier that admits it no
     more: the entry follows its scope's epoch, and what the tenant may no longer use or read is not reused. Nor does it
-    open a tier that was closed: the classification that it names may be part of what is wrong with it.
+    open a tier that was closed: the classification that it names may be part of what is wrong with it. And nothing is
+    kept for longer than its tier keeps anything: that the tier keeps less now may be what the spec is invalid for.
     """
     holder = _holder(world, policy, kept.scope)
     budgets = admitted_part(world, key_of(holder), kept.budgets) if holder is not None else kept.budgets
+    budgets = _shortened(world, budgets)
     kept = replace(kept, budgets=_without(budgets, denied_tiers(world, policy, kept.scope)))
     epoch = epoch_of(world, policy, kept.scope)
     pools = may_read(world, kept.tenant, kept.pools)
@@ -135,14 +137,13 @@ def budgets_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[T
             tier=budget.name,
             limit_bytes=budget.limit_bytes,
             guaranteed_bytes=budget.guaranteed_bytes or None,
-            retention_s=_shorter(budget.retention_s, world, budget.name),
+            retention_s=budget.retention_s,
         )
         for budget in declared
     )
     holder = _holder(world, policy, scope)
-    named = {budget.tier: budget for budget in (admitted_part(world, key_of(holder), budgets) if holder else budgets)}
-    capped = {name: TierBudget(tier=name, retention_s=longest_s) for name, longest_s in _caps(world)}
-    return _without(tuple(budget for _, budget in sorted((capped | named).items())), denied_tiers(world, policy, scope))
+    admitted = admitted_part(world, key_of(holder), budgets) if holder else budgets
+    return _without(_shortened(world, admitted), denied_tiers(world, policy, scope))
 
 
 def _holder(world: World, policy: TenantCachePolicy, scope: Scope) -> Holder | None:
@@ -203,8 +204,15 @@ def selects(policy: TenantCachePolicy, model: CachedModel) -> bool:
     return policy.spec.covers(model.name, model.metadata.labels)
 
 
-def _shorter(retention_s: int | None, world: World, tier_name: str) -> int | None:
-    tier = world.tiers.get(tier_name)
+def _shortened(world: World, budgets: tuple[TierBudget, ...]) -> tuple[TierBudget, ...]:
+    """Return budgets, by tier, that keep nothing for longer than their tiers do, nor what no budget is about."""
+    capped = {name: TierBudget(tier=name, retention_s=longest_s) for name, longest_s in _caps(world)}
+    named = {budget.tier: replace(budget, retention_s=_shorter(budget, world)) for budget in budgets}
+    return tuple(budget for _, budget in sorted((capped | named).items()))
+
+
+def _shorter(budget: TierBudget, world: World) -> int | None:
+    tier = world.tiers.get(budget.tier)
     longest_s = tier.spec.max_retention_s if tier else None
-    bounds = [bound for bound in (retention_s, longest_s) if bound is not None]
+    bounds = [bound for bound in (budget.retention_s, longest_s) if bound is not None]
     return min(bounds) if bounds else None
