@@ -194,6 +194,13 @@ POLICY = [
 OTHERS = [
     Row("member_twice", "TenantGroup", {"spec.members": ["a", "a"]}, "spec.members[1]", "Duplicate value"),
     Row("member_form", "TenantGroup", {"spec.members": ["a", "b "]}, "spec.members[1]", "should match"),
+    Row(
+        "guarantee_of_group",
+        "TenantGroup",
+        {"spec.tiers": [{"name": "shared", "guaranteed": "2Gi", "limit": "1Gi"}]},
+        "spec.tiers[0].guaranteed",
+        "guaranteed must not be above limit",
+    ),
     Row("sharing", "TenantGroup", {"spec.sharing": "Some"}, "spec.sharing", '"Full", "PoolsOnly"'),
     Row("no_readers", "PrefixPool", {"spec.readers": {}}, "spec.readers", "readers must name at least one of"),
     Row(
@@ -258,6 +265,9 @@ OTHERS = [
         "allowResidue is only for mode Eager",
     ),
     Row("deadline", "CacheInvalidation", {"spec.deadline": "1s"}, "spec.deadline", "must be between 10s and 168h"),
+    Row("deadline_at_once", "CacheInvalidation", {"spec.deadline": "0s"}, "spec.deadline", "must be between 10s and"),
+    Row("deadline_past", "CacheInvalidation", {"spec.deadline": "-10m"}, "spec.deadline", "should match"),
+    Row("deadline_date", "CacheInvalidation", {"spec.deadline": "2020-01-01"}, "spec.deadline", "should match"),
     Row(
         "prefix_content",
         "CacheInvalidation",

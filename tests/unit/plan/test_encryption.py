@@ -118,6 +118,25 @@ class TestDrawing:
         assert not set(stored(simulation).values()) & set(keys.values())
         assert simulation.entry("acme").keys[0].secret == stored(simulation)[epoch(simulation, "acme")]
 
+    def test_keys_that_were_deleted_and_cannot_be_drawn_are_named_and_pods_keep_theirs(self) -> None:
+        simulation = at_rest(SEALED, *OBJECTS)
+        held = simulation.entry("acme").keys
+
+        def refuse(verb: str, kind: str, name: str) -> None:
+            if name.startswith(names.DATA_KEYS_PREFIX) and verb != "delete":
+                raise KubeError(403, "Forbidden", name)
+
+        simulation.kube.before_write = refuse
+        simulation.delete("Secret", names.data_keys_secret(epoch(simulation, "acme")))
+        simulation.come_to_rest()
+        assert simulation.condition(TCP, "acme", "Enforced") == ("False", "AwaitingKeys")
+        assert simulation.entry("acme").keys in ((), held)
+        simulation.kube.before_write = lambda verb, kind, name: None
+        simulation.advance(120)
+        simulation.come_to_rest()
+        assert simulation.entry("acme").keys not in ((), held)
+        assert simulation.condition(TCP, "acme", "Enforced")[0] == "True"
+
     def test_a_secret_that_lost_its_labels_gets_them_back_and_keeps_its_keys(self) -> None:
         simulation = at_rest(SEALED, *OBJECTS)
         keys, name = stored(simulation), names.data_keys_secret(epoch(simulation, "acme"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -46,6 +47,20 @@ def test_past_its_deadline_it_fails_and_says_what_stays() -> None:
     assert phase(simulation) == "Failed"
     assert simulation.condition(KIND, "now", "Failed") == ("True", "DeadlineExceeded")
     assert simulation.entry("acme").keyspace != before
+
+
+def test_a_deadline_that_passed_while_no_operator_ran_fails_by_name_and_brings_no_epoch_back() -> None:
+    simulation = at_rest(policy("acme"), onStale="ServeStale")
+    before = simulation.entry("acme").keyspace
+    simulation.put(invalidation("now", scope={"tenant": "acme"}, deadline="1m"))
+    simulation.settle()
+    assert phase(simulation) == "AwaitingAcks"
+    simulation.now += timedelta(hours=1)
+    simulation.restart()
+    simulation.settle()
+    assert simulation.condition(KIND, "now", "Failed") == ("True", "DeadlineExceeded")
+    assert before not in simulation.bundle().keyspaces
+    assert simulation.unsettled() == {}
 
 
 @pytest.mark.parametrize(

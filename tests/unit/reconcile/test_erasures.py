@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any
 
 import pytest
 
@@ -14,49 +11,10 @@ from kvstrata.contract.receiptresidue import Claim, Residue
 from kvstrata.plan.deletion import ABANDON, FINALIZER
 from kvstrata.plan.erasurefacts import found_again
 from kvstrata.reconcile.erasures.keep import PREFIX, Keep
-from tests.support.objects import NAMESPACE, invalidation, model, own, policy, redis_tier
-from tests.support.worlds import Simulation, finish
-from tests.unit.plan.invalidations import at_rest
+from tests.support.objects import NAMESPACE, model, own
+from tests.support.worlds import finish
 from tests.unit.reconcile.erasing import KIND, OPERATOR_NAMESPACE, World
-
-ALL = {Claim.UNREACHABLE, Claim.KEYS_REVOKED, Claim.ERASED, Claim.VERIFIED}
-
-
-def world(*, encrypted: bool = True, pods: int = 2) -> World:
-    """A tenant with blocks in a Redis tier and in two pods."""
-    plain = {"managed": {"tls": {"mode": "Disabled"}}}
-    tier = redis_tier(encryption="Required" if encrypted else "Disabled", redis=plain)
-    sim = at_rest(tier, policy("acme"), policy("globex"), pods=pods)
-    listing = model(tiers=("cpu", "shared"))
-    sim.put(listing)
-    sim.come_to_rest()
-    made = World(sim)
-    sim.come_to_rest()
-    domain = sim.world.domain_id or ""
-    made.server.fill(domain, sim.entry("acme").keyspace, sim.entry("globex").keyspace)
-    return made
-
-
-def order(sim: Simulation, **spec: Any) -> None:
-    """Order the erasure of acme."""
-    sim.put(invalidation("leave", **{"scope": {"tenant": "acme"}, "mode": "Eager", **spec}))
-
-
-def run(story: Callable[[World], Coroutine[Any, Any, None]], made: World) -> None:
-    """Let a story happen while an operator leads."""
-
-    async def told() -> None:
-        async with made.leading_operator():
-            await story(made)
-
-    asyncio.run(told())
-
-
-async def acked(made: World) -> None:
-    """Wait for the new bundles, and let every pod acknowledge."""
-    await made.until(lambda: made.status.get("rolledTime"))
-    for pod in made.addresses:
-        made.sim.ack(pod)
+from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
 
 
 def test_an_erasure_ends_with_a_receipt_that_proves_all_of_it() -> None:
