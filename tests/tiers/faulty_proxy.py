@@ -1,4 +1,4 @@
-"""Stands between a client and a server and, when told to, breaks what the server says."""
+"""Between a client and a server: breaks what the server says, or holds back what clients say, when it is told to."""
 
 from __future__ import annotations
 
@@ -9,21 +9,33 @@ from collections.abc import Callable
 
 Fault = Callable[[bytes], bytes | None]
 """Returns what becomes of bytes on their way to the client; None closes the connection in place of them."""
+Trigger = Callable[[bytes], bool]
+"""Whether these bytes of a client, and all that any client sends after them, stay here until `release`."""
 
 
 class FaultyProxy:
-    """Forwards both ways on loopback; `fault` changes what clients get."""
+    """Forwards both ways on loopback; `fault` changes what clients get, `hold_from` what reaches the server when."""
 
     def __init__(self, target_port: int) -> None:
         self.fault: Fault | None = None
+        self.hold_from: Trigger | None = None
+        self.holding = threading.Event()
+        self._flowing = threading.Event()
+        self._flowing.set()
         self._target_port = target_port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._sockets: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
+    def release(self) -> None:
+        """Let go on what was held back, though its client may be gone."""
+        self.hold_from = None
+        self._flowing.set()
+
     def close(self) -> None:
         """Drop everything."""
+        self.release()
         for one in (self._listener, *self._sockets):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -45,7 +57,15 @@ class FaultyProxy:
                 said = data if fault is None else fault(data)
                 if said is None:
                     break
+                if not to_client:
+                    self._hold(data)
                 target.sendall(said)
         for one in (source, target):
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
+
+    def _hold(self, data: bytes) -> None:
+        if self.hold_from is not None and self.hold_from(data):
+            self._flowing.clear()
+            self.holding.set()
+        self._flowing.wait()

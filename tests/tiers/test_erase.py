@@ -36,13 +36,11 @@ from tests.tiers.eraser import (
     report_of,
     reserve,
     start_program,
-    write,
 )
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.server_kinds import on_every_server
 from tests.tiers.tier_driver import Driver, block, spread
-from tests.tiers.writers import Writer
 
 pytestmark = needs_redis
 COUNT = 20
@@ -234,62 +232,6 @@ class TestAKill:
         report = erase(order(redis_server.port, window_ms=100), sleeps=sleeps)
         assert max(sleeps) < 0.1
         assert report.end.since_revoked_ms >= 100
-
-
-class TestLateWriters:
-    def test_one_that_had_reserved_writes_for_nothing(self, redis_server: RedisProcess, connection: Connection) -> None:
-        connection.ask([reserve(KEYSPACE_A, 5)])
-        erase(order(redis_server.port))
-        assert write(connection, KEYSPACE_A, 5) == "gone"
-        assert look(redis_server.port).empty
-
-    def test_one_that_comes_only_now_is_refused(self, redis_server: RedisProcess, connection: Connection) -> None:
-        erase(order(redis_server.port))
-        assert connection.ask([reserve(KEYSPACE_A, 5)]) == [[b"tombstone"]]
-        assert look(redis_server.port).empty
-
-    def test_one_in_the_middle_of_a_value_loses_it_and_it_is_counted(
-        self, redis_server: RedisProcess, connection: Connection
-    ) -> None:
-        connection.ask([reserve(KEYSPACE_A, 5)])
-        connection.set(b":".join(name_of(KEYSPACE_A, 5)), [VALUE], 30_000)
-        assert erase(order(redis_server.port)).sums[1] == Amount(1, len(VALUE))
-        assert look(redis_server.port).empty
-
-    def test_what_one_leaves_that_dies_between_value_and_commit_is_seen_and_goes_by_itself(
-        self, redis_server: RedisProcess, connection: Connection
-    ) -> None:
-        connection.ask([reserve(KEYSPACE_A, 5)])
-        erase(order(redis_server.port))
-        connection.set(b":".join(name_of(KEYSPACE_A, 5)), [VALUE], 1_000)
-        seen = look(redis_server.port)
-        assert not seen.empty
-        assert seen.nodes[0].names == (b":".join(name_of(KEYSPACE_A, 5)).decode(),)
-        give_up_at_s = time.monotonic() + 10
-        while not look(redis_server.port).empty:
-            assert time.monotonic() < give_up_at_s
-            time.sleep(0.05)
-
-    def test_a_process_that_is_frozen_before_and_thawed_after_leaves_nothing(self, redis_server: RedisProcess) -> None:
-        writer = Writer(redis_server.port, KEYSPACE_A, limit=0, window_ms=1_000, seed=3, scale=200)
-        try:
-            writer.first_line()
-            writer.freeze()
-            report = erase(order(redis_server.port))
-            assert report.sums[1].keys > 0
-            assert report.end.outcome is Outcome.ERASED
-            writer.thaw()
-            redis_server.admin().config_resetstat()
-            give_up_at_s = time.monotonic() + 20
-            while redis_server.admin().info("commandstats").get("cmdstat_evalsha", {}).get("calls", 0) < 20:
-                assert time.monotonic() < give_up_at_s, "it does not store any more"
-                time.sleep(0.02)
-            while not look(redis_server.port).empty:
-                assert time.monotonic() < give_up_at_s, look(redis_server.port)
-                time.sleep(0.05)
-        finally:
-            writer.kill()
-        assert left(redis_server) == {"#s"}
 
 
 class TestStrays:
