@@ -9,7 +9,7 @@ from typing import Any
 
 from kvstrata.contract.cacheview import reads_of
 from kvstrata.contract.keyspace import derive_keyspace
-from kvstrata.model.facts import secrets_in
+from kvstrata.model.facts import keys_in
 from kvstrata.objects import labels, names
 from tests.support.memory_api.objects import Event, Raw, Slot
 from tests.support.objects import NAMESPACE
@@ -128,7 +128,7 @@ def _check_keys(objects: Mapping[Slot, Any], raw: Raw, *, by_hand: bool) -> None
     stored = set(data_keys(objects).values())
     for kind, _, name in objects:
         found = read_bundle(objects, name) if kind == "CachedModel" else None
-        used = secrets_in(found.entries, found.pools) if found else set()
+        used = keys_in(found.entries, found.pools) if found else set()
         assert used <= stored, f"a key of the bundle of {name} is in no Secret any more"
 
 

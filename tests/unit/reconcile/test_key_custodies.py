@@ -8,8 +8,8 @@ import pytest
 
 from kvstrata.adapters.kube import KubeError
 from kvstrata.contract import ContractError
-from kvstrata.contract.datakey import DATA_KEY_BYTES
-from kvstrata.contract.keydelivery import KeysHeld, key_id, pack_keys, unpack_keys
+from kvstrata.contract.datakey import DATA_KEY_BYTES, key_id
+from kvstrata.contract.keydelivery import KeysHeld, pack_keys, unpack_keys
 from kvstrata.contract.receiptresidue import Residue
 from kvstrata.contract.receiptwords import Party
 from kvstrata.model.keycustody import Undestroyed

@@ -30,6 +30,14 @@ from kvstrata.contract.erase import (
     Verified,
     VerifyRequest,
 )
+from kvstrata.contract.keydelivery import (
+    CONTENT_TYPE,
+    KEYS_BACK_PATH,
+    KEYS_PATH,
+    MAX_KEYS_BYTES,
+    KeysHeld,
+    KeysWanted,
+)
 from kvstrata.contract.prefix import PrefixSource
 from kvstrata.contract.probe import MAX_PROBED_BYTES, PROBE_PATH, Probed, ProbeRequest
 from kvstrata.contract.warm import (
@@ -57,6 +65,9 @@ LOOK_TIMEOUT_S = 40.0
 
 PROBE_TIMEOUT_S = 180.0
 """How long a pod may take over a probe: its engine computes four prompts of one chunk, and may be busy."""
+
+KEYS_TIMEOUT_S = 20.0
+"""How long a pod may take over data keys: it reads or writes small files in memory."""
 
 MAX_WORK_PER_POD = 8
 """Requests for pools to one pod at a time; others wait."""
@@ -111,7 +122,8 @@ class _Question:
     max_answer_bytes: int
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes | None = None
+    body: bytes | bytearray | None = None
+    content_type: str = "application/json"
     newer: bool = False
 
 
@@ -123,7 +135,7 @@ class _Answer(Generic[T]):
 
 
 class GateClient:
-    """Asks gates for their state, to work for prefix pools, to erase, and to probe isolation.
+    """Asks gates for their state, to work for prefix pools, to erase, to probe isolation, and brings them data keys.
 
     Use it as a context manager, within one event loop.
 
@@ -230,13 +242,42 @@ class GateClient:
         answer = await self._ask(pod_ip, server_name, question, Probed.decode)
         return answer.body, answer.token
 
+    async def keys(self, pod_ip: str, server_name: str) -> tuple[KeysHeld, str]:
+        """Return which data keys that its bundle names a pod has, and the token that came with it, unchecked.
+
+        Raises GateError.
+        """
+        question = _Question("GET", KEYS_PATH, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, newer=True)
+        answer = await self._ask(pod_ip, server_name, question, KeysHeld.decode)
+        return answer.body, answer.token
+
+    async def bring_keys(self, pod_ip: str, server_name: str, message: bytearray) -> tuple[KeysHeld, str]:
+        """Bring a pod data keys (`pack_keys`); return its word after it, and the token that came with it, unchecked.
+
+        The caller overwrites the message. Raises GateError, after which the keys may have arrived.
+        """
+        question = _Question(
+            "POST", KEYS_PATH, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, body=message, content_type=CONTENT_TYPE, newer=True
+        )
+        answer = await self._ask(pod_ip, server_name, question, KeysHeld.decode)
+        return answer.body, answer.token
+
+    async def keys_back(self, pod_ip: str, server_name: str, wanted: KeysWanted) -> tuple[bytearray, str]:
+        """Return a message with those of the wanted keys that a pod has, and the token that came with it, unchecked.
+
+        The caller overwrites the message. Raises GateError, and ContractError for a question that no gate would take.
+        """
+        question = _Question("POST", KEYS_BACK_PATH, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, body=wanted.encode(), newer=True)
+        answer = await self._ask(pod_ip, server_name, question, bytearray)
+        return answer.body, answer.token
+
     async def _ask(
         self, pod_ip: str, server_name: str, question: _Question, decode: Callable[[bytes], T]
     ) -> _Answer[T]:
         host = f"[{pod_ip}]" if ":" in pod_ip else pod_ip
         headers = dict(question.headers)
         if question.body is not None:
-            headers["Content-Type"] = "application/json"
+            headers["Content-Type"] = question.content_type
         try:
             async with self._open_session(states=question.path == STATE_PATH).request(
                 question.method,

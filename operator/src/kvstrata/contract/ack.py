@@ -56,6 +56,8 @@ class PodState:
     `revision` of `term` is what new requests are served under, `root` the digest of the root's bytes that said so, and
     `model_uid` the CachedModel that it was for: they tell an API server that was restored from a backup what it has
     forgotten. Without a policy in force, and from a gate of the version before, they say nothing.
+
+    `keys_lacking` is how many data keys that policy names which the pod has not been brought (`keydelivery`).
     """
 
     pod: str
@@ -79,6 +81,7 @@ class PodState:
     revision: int = 0
     root: str = ""
     model_uid: str = ""
+    keys_lacking: int = 0
 
     def encode(self) -> bytes:
         """Return the wire form, canonical JSON."""
@@ -104,6 +107,7 @@ class PodState:
                 "revision": 0,
                 "root": "",
                 "model_uid": "",
+                "keys_lacking": 0,
                 **raw,
             }
             fields = {name: raw[name] for name in cls.__dataclass_fields__ if name not in _ROWS}

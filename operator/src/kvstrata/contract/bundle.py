@@ -18,7 +18,7 @@ from typing import Any
 from . import CONTRACT_VERSION, ContractError, contract_errors, require_version
 from .budget import TierBudget as TierBudget
 from .canonical import canonical_json, digest, digest_bytes
-from .datakey import DataKey, require_distinct
+from .datakey import BundledKey, keys_from_json, keys_to_json
 from .keyspace import Scope, ScopeKind, is_keyspace
 from .pools import MAX_ENTRY_POOLS, MAX_POOLS, PoolRef, PoolShard
 from .slots import SLOTS, other_slot
@@ -34,8 +34,9 @@ class Entry:
 
     `policy` is the UID of the TenantCachePolicy that it was compiled from, `since` the bundle revision in which it
     last changed: the policy is enforced once every live pod has acknowledged that revision. `keys` are the data keys of
-    the keyspace: the first encrypts, the others only decrypt; none where nothing is encrypted. `pools` names the pools
-    of this model that the tenant may read, in its policy's order; a name that the bundle has no pool for means nothing.
+    the keyspace, or their names: the first encrypts, the others only decrypt; none where nothing is encrypted. `pools`
+    names the pools of this model that the tenant may read, in its policy's order; a name that the bundle has no pool
+    for means nothing.
     """
 
     tenant: str
@@ -45,7 +46,7 @@ class Entry:
     since: int = 0
     suspended: bool = False
     budgets: tuple[TierBudget, ...] = ()
-    keys: tuple[DataKey, ...] = ()
+    keys: tuple[BundledKey, ...] = ()
     pools: tuple[str, ...] = ()
 
     def enforces_the_same_as(self, other: Entry) -> bool:
@@ -72,10 +73,9 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """Return the wire form, which holds data keys: it belongs into Secrets only."""
-        keys: dict[str, Any] = {"keys": [key.to_json() for key in self.keys]} if self.keys else {}
         pools = {"pools": list(self.pools)} if self.pools else {}
         return (
-            keys
+            keys_to_json(self.keys)
             | pools
             | {
                 "tenant": self.tenant,
@@ -101,9 +101,8 @@ class Entry:
             since=int(raw["since"]),
             suspended=bool(raw.get("suspended", False)),
             budgets=tuple(TierBudget.from_json(budget) for budget in raw.get("budgets", ())),
-            # An operator of the version before draws none, and a gate of that version reads none.
-            keys=require_distinct(tuple(DataKey.from_json(key) for key in raw.get("keys", ()))),
-            # Nor does it know pools: its tenants read none.
+            keys=keys_from_json(raw),
+            # An operator of the version before knows no pools: its tenants read none.
             pools=_pool_names(raw.get("pools", [])),
         )
 

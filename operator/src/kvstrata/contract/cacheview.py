@@ -22,7 +22,7 @@ from . import CONTRACT_VERSION, MALFORMED, ContractError, require_version
 from .budget import TierBudget
 from .bundle import Bundle, Entry, Rules
 from .canonical import canonical_json
-from .datakey import MAX_GENERATION, DataKey
+from .datakey import MAX_GENERATION, BundledKey
 from .keyspace import is_keyspace
 from .pools import MAX_POOLS, MAX_VERSIONS
 
@@ -150,8 +150,8 @@ class CacheView:
             raise ContractError(f"the cache view is malformed: {error!r}") from error
 
 
-def data_keys(bundle: Bundle) -> dict[str, tuple[DataKey, ...]]:
-    """Return the data keys of each keyspace that `bundle` allows and has keys for, pools' among them."""
+def data_keys(bundle: Bundle) -> dict[str, tuple[BundledKey, ...]]:
+    """Return the data keys of each keyspace that `bundle` allows and has or names keys for, pools' among them."""
     if bundle.root.rules.reuse == "Off":
         return {}
     keys = {entry.keyspace: entry.keys for entry in bundle.entries.values() if entry.keys and not entry.suspended}

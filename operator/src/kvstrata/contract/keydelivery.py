@@ -12,75 +12,45 @@ keys: an operator that was started anew finds them in pods that still hold them.
 Keys travel as bytes, never in JSON, so that each side reads them into a buffer that it can overwrite. They need no
 names: a key's id is its own digest, so a side takes those keys that it knows the id of, and nobody can put another in
 their place.
-
-Nothing serves or asks this yet.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from . import CONTRACT_VERSION, ContractError, contract_errors, require_version
 from .canonical import canonical_json
-from .datakey import DATA_KEY_BYTES, MAX_GENERATION
-from .receiptwords import key_fingerprint
+from .datakey import DATA_KEY_BYTES, key_id, require_key_id
 
 KEYS_PATH = "/v1/keys"
 KEYS_BACK_PATH = "/v1/keys/back"
 
-KEY_ID_DIGITS = 32
-"""Digits of a key's id: 128 bits of its digest. Nobody finds a second key with the id of a random one."""
+MAX_KEYS = 32_768
+"""How many keys a pod's word may name: no bundle of the size that this version is made for has as many."""
 
-MAX_KEYS = 8192
-"""How many keys one message may bring or name."""
+MAX_CARRIED = 4096
+"""How many keys one message brings, or one question asks for; whoever has more sends several."""
 
-MAX_KEYS_BYTES = 512 * 1024
-"""How large a message about keys may be."""
+MAX_KEYS_BYTES = 4 * 1024 * 1024
+"""How large a pod's word on keys may be."""
+
+CONTENT_TYPE = "application/octet-stream"
+"""Of messages that hold keys."""
 
 _MAGIC = b"KVSK\x01"
-_ID = re.compile(rf"[0-9a-f]{{{KEY_ID_DIGITS}}}")
 _BOOT = re.compile(r"[0-9A-Za-z._:-]{0,128}")
-
-
-def key_id(secret: bytes | bytearray) -> str:
-    """Return a data key's id: the beginning of what a receipt says of it."""
-    return key_fingerprint(secret)[:KEY_ID_DIGITS]
-
-
-@dataclass(frozen=True, slots=True)
-class KeyReference:
-    """What a bundle says of a data key that it does not hold. `generation`, 0 to 255, is what values name it by."""
-
-    generation: int
-    id: str
-
-    def __post_init__(self) -> None:
-        """Raise ContractError for a reference that cannot be one."""
-        if type(self.generation) is not int or not 0 <= self.generation <= MAX_GENERATION:
-            raise ContractError(f"the generation of a data key is a number from 0 to {MAX_GENERATION}")
-        _require_id(self.id)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the wire form."""
-        return {"generation": self.generation, "id": self.id}
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> KeyReference:
-        """Read the wire form. Raises ContractError for anything malformed."""
-        with contract_errors("a reference to a data key"):
-            return cls(raw["generation"], raw["id"])
 
 
 def pack_keys(secrets: Iterable[bytes | bytearray]) -> bytearray:
     """Return the message that holds these keys; overwrite it when it is sent. Raises ContractError for too many."""
     body = bytearray(_MAGIC)
     for count, secret in enumerate(secrets, start=1):
-        if count > MAX_KEYS:
-            raise ContractError(f"a message brings {MAX_KEYS} data keys at most")
+        if count > MAX_CARRIED:
+            raise ContractError(f"a message brings {MAX_CARRIED} data keys at most")
         if len(secret) != DATA_KEY_BYTES or not any(secret):
             raise ContractError(f"a data key has {DATA_KEY_BYTES} random bytes")
         body += secret
@@ -95,8 +65,8 @@ def unpack_keys(body: bytes | bytearray, known: Iterable[str]) -> tuple[dict[str
     if not body.startswith(_MAGIC):
         raise ContractError("a message of data keys begins with other bytes than those of this version")
     size, left = len(body) - len(_MAGIC), frozenset(known)
-    if size % DATA_KEY_BYTES or size > MAX_KEYS * DATA_KEY_BYTES:
-        raise ContractError(f"a message of data keys holds {MAX_KEYS} whole keys at most")
+    if size % DATA_KEY_BYTES or size > MAX_CARRIED * DATA_KEY_BYTES:
+        raise ContractError(f"a message of data keys holds {MAX_CARRIED} whole keys at most")
     taken: dict[str, bytearray] = {}
     strange = 0
     with memoryview(body) as view:
@@ -165,7 +135,7 @@ class KeysWanted:
 
     def encode(self) -> bytes:
         """Return the body. Raises ContractError for too many."""
-        return canonical_json({"contract": CONTRACT_VERSION, "ids": sorted(_ids(list(self.ids)))})
+        return canonical_json({"contract": CONTRACT_VERSION, "ids": sorted(_ids(list(self.ids), MAX_CARRIED))})
 
     @classmethod
     def decode(cls, data: bytes) -> KeysWanted:
@@ -173,19 +143,14 @@ class KeysWanted:
         with contract_errors("a question for keys"):
             raw = json.loads(data)
             require_version(raw, "a question for keys")
-            return cls(_ids(raw["ids"]))
+            return cls(_ids(raw["ids"], MAX_CARRIED))
 
 
-def _ids(raw: Any) -> tuple[str, ...]:
-    if type(raw) is not list or len(raw) > MAX_KEYS:
-        raise ContractError(f"a message names {MAX_KEYS} data keys at most, in a list")
+def _ids(raw: Any, most: int = MAX_KEYS) -> tuple[str, ...]:
+    if type(raw) is not list or len(raw) > most:
+        raise ContractError(f"a message names {most} data keys at most, in a list")
     for one in raw:
-        _require_id(one)
+        require_key_id(one)
     if len({*raw}) != len(raw):
         raise ContractError("a message names a data key twice")
     return tuple(raw)
-
-
-def _require_id(raw: Any) -> None:
-    if not isinstance(raw, str) or _ID.fullmatch(raw) is None:
-        raise ContractError(f"the id of a data key has {KEY_ID_DIGITS} hexadecimal digits")

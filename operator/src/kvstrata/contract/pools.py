@@ -19,7 +19,7 @@ from typing import Any
 from . import CONTRACT_VERSION, ContractError, contract_errors, require_version
 from .budget import TierBudget
 from .canonical import canonical_json, digest_bytes
-from .datakey import DataKey, require_distinct
+from .datakey import BundledKey, keys_from_json, keys_to_json, require_distinct
 from .keyspace import is_keyspace
 from .slots import SLOTS, other_slot
 
@@ -63,7 +63,7 @@ class PoolVersion:
     hashes: bytes = field(repr=False)
     tiers: tuple[str, ...] = ()
     budgets: tuple[TierBudget, ...] = ()
-    keys: tuple[DataKey, ...] = ()
+    keys: tuple[BundledKey, ...] = ()
     before_ready_s: int = 0
 
     def __post_init__(self) -> None:
@@ -96,11 +96,10 @@ class PoolVersion:
 
     def to_json(self) -> dict[str, Any]:
         """Return the wire form, which holds data keys."""
-        keys = {"keys": [key.to_json() for key in self.keys]} if self.keys else {}
         waits: dict[str, Any] = {"beforeReadySeconds": self.before_ready_s} if self.before_ready_s else {}
         return (
             waits
-            | keys
+            | keys_to_json(self.keys)
             | {
                 "keyspace": self.keyspace,
                 "renderID": self.render_id,
@@ -122,7 +121,7 @@ class PoolVersion:
                 base64.b64decode(raw["hashes"], validate=True),
                 tuple(raw["tiers"]),
                 tuple(TierBudget.from_json(budget) for budget in raw["budgets"]),
-                tuple(DataKey.from_json(key) for key in raw.get("keys", ())),
+                keys_from_json(raw),
                 raw.get("beforeReadySeconds", 0),
             )
 

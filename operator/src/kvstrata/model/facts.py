@@ -9,6 +9,7 @@ from itertools import chain
 
 from kvstrata.contract.ack import PodState
 from kvstrata.contract.bundle import Bundle, Entry
+from kvstrata.contract.datakey import what_is_kept
 from kvstrata.contract.pools import PoolShard
 
 from .credentials import PasswordFacts, TlsFacts
@@ -101,9 +102,9 @@ class CommittedBundle:
         return known[1] if known and known[0] == generation else self.bundle.root.revision
 
     @property
-    def data_keys(self) -> frozenset[bytes]:
-        """The data keys that its entries and its pools have."""
-        return secrets_in(self.bundle.entries, self.bundle.pools)
+    def data_keys(self) -> frozenset[bytes | str]:
+        """The data keys that its entries and its pools have, or the ids of those that they name."""
+        return keys_in(self.bundle.entries, self.bundle.pools)
 
     def keyless_since(self, epoch: str) -> int:
         """Return a revision that came without an epoch's data key, of a bundle that has it no more.
@@ -113,11 +114,11 @@ class CommittedBundle:
         return self.keyless.get(epoch, self.bundle.root.revision)
 
 
-def secrets_in(entries: Mapping[str, Entry], pools: Mapping[str, PoolShard]) -> frozenset[bytes]:
-    """Return the data keys of entries and pools."""
+def keys_in(entries: Mapping[str, Entry], pools: Mapping[str, PoolShard]) -> frozenset[bytes | str]:
+    """Return the data keys of entries and pools, or the ids of those that are only named."""
     versions = (version for shard in pools.values() for version in shard.versions)
     keys = chain((entry.keys for entry in entries.values()), (version.keys for version in versions))
-    return frozenset(key.secret for held in keys for key in held)
+    return frozenset(what_is_kept(key) for held in keys for key in held)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from kvstrata.contract.bundle import (
 )
 from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.pools import PoolShard
-from kvstrata.model.facts import CommittedBundle, secrets_in
+from kvstrata.model.facts import CommittedBundle, keys_in
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
@@ -118,7 +118,7 @@ class _Share:
     """What one policy brings to a model's bundle.
 
     `entry` is set if that follows from the policy alone; `absent` says that it brings nothing, whatever is committed.
-    `secret` is the data key of its `epoch` that was there when it was compiled.
+    `secret` is the data key of its `epoch`, or its id, that was there when it was compiled.
     """
 
     policy: TenantCachePolicy
@@ -127,7 +127,7 @@ class _Share:
     entry: Entry | None
     absent: bool
     epoch: str = ""
-    secret: bytes | None = field(default=None, repr=False)
+    secret: bytes | str | None = field(default=None, repr=False)
     _same: Entry | None = None
 
     def stands(self, world: World, policy: TenantCachePolicy) -> bool:
@@ -295,7 +295,7 @@ def _commit(
         resource_version=committed.resource_version if committed else None,
         owner=model.owner_reference(),
         compiled=_compiled(world, committed, entries, revision),
-        keyless=_keyless(world, committed, secrets_in(by_tenant, pools), revision),
+        keyless=_keyless(world, committed, keys_in(by_tenant, pools), revision),
         pools=pools,
         pool_shards=placed.changed,
         pool_indexes=placed.indexes,
@@ -321,7 +321,9 @@ def _compiled(
     return known
 
 
-def _keyless(world: World, committed: CommittedBundle | None, held: frozenset[bytes], revision: int) -> dict[str, int]:
+def _keyless(
+    world: World, committed: CommittedBundle | None, held: frozenset[bytes | str], revision: int
+) -> dict[str, int]:
     """Return since which revision a bundle has not the data key of an epoch, for the epochs whose key is not `held`."""
     if not world.data_keys:
         return {}

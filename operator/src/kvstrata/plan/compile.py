@@ -10,7 +10,7 @@ from kvstrata.api.cachetier import Medium
 from kvstrata.api.common import TierBudget as ApiBudget
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
 from kvstrata.contract.bundle import Entry, Rules, TierBudget
-from kvstrata.contract.datakey import DataKey
+from kvstrata.contract.datakey import BundledKey
 from kvstrata.contract.keyspace import Scope, ScopeKind
 from kvstrata.model.claims import Holder
 from kvstrata.model.world import World
@@ -73,7 +73,7 @@ def _inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
     )
 
 
-def _keys_now(world: World, policy: TenantCachePolicy) -> tuple[DataKey, ...]:
+def _keys_now(world: World, policy: TenantCachePolicy) -> tuple[BundledKey, ...]:
     epoch = current_epoch(world, policy) if encrypts(world) else None
     return keys_of(world, epoch) if epoch is not None else ()
 

@@ -3,7 +3,8 @@
 The answer to `GET /v1/state?after=<acked revision>&wait=<seconds>` comes at once when the acknowledged revision is not
 `after`; otherwise when anything in it changes, and after `wait` seconds at the latest. It carries an entity tag: a
 caller that sends it back as `If-None-Match` is also told at once of what changed between two of its polls. What is
-posted (`contract.warm`, `contract.erase`) is answered when it is done; a caller that leaves ends the work.
+posted (`contract.warm`, `contract.erase`, `contract.keydelivery`) is answered when it is done; a caller that leaves
+ends the work.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qs
 
 from kvstrata.contract.ack import ACK_TOKEN_HEADER, OPERATOR_COMMON_NAME, STATE_PATH, PodState
+from kvstrata.contract.keydelivery import CONTENT_TYPE, overwrite
 from kvstrata.contract.warm import MAX_REQUEST_BYTES
 
 from . import log
@@ -28,12 +31,20 @@ LIMITS = Limits(body_bytes=MAX_REQUEST_BYTES, buffered_bytes=16 * MAX_REQUEST_BY
 
 _TICK_S = 1.0
 
-Work = Callable[[bytes], Awaitable[bytes]]
-"""Answers what was posted, or the query of what is got, with a body. May raise Refusal."""
+Work = Callable[[bytes], Awaitable[bytes | bytearray]]
+"""Answers what was posted, or the query of what is got, with a body; one that can be overwritten is, once it is sent.
+May raise Refusal."""
+
+KeyWork = Callable[[bytearray], Awaitable[bytes]]
+"""Answers what was posted as bytes of data keys, and overwrites it. May raise Refusal."""
+
+_Begun = Callable[[], Awaitable[bytes | bytearray]]
 
 
 class ControlService:
-    """Serves the operator and nobody else. `work` is what it may ask for beside the state, by method and path."""
+    """Serves the operator and nobody else. `work` is what it may ask for beside the state, by method and path, and
+    `carrying`, by path, where it posts data keys.
+    """
 
     def __init__(
         self,
@@ -41,10 +52,13 @@ class ControlService:
         token_file: Path,
         loop: asyncio.AbstractEventLoop,
         work: Mapping[tuple[bytes, str], Work],
+        carrying: Mapping[str, KeyWork],
     ) -> None:
         self._state = state
-        self._work = {path: work for (_, path), work in work.items()}
-        self._methods = {STATE_PATH: b"GET", **{path: method for method, path in work}}
+        self._work, self._carrying = dict(work), dict(carrying)
+        self._methods: dict[str, tuple[bytes, ...]] = {STATE_PATH: (b"GET",)}
+        for method, path in (*work, *((b"POST", path) for path in carrying)):
+            self._methods[path] = (*self._methods.get(path, ()), method)
         self._jobs: set[_Job] = set()
         self._token_file = token_file
         self._loop = loop
@@ -56,24 +70,28 @@ class ControlService:
         if request.peer != OPERATOR_COMMON_NAME:
             raise Refusal(403, Reason.UNAUTHENTICATED, "this port is the operator's")
         request.subject = request.peer
-        method = self._methods.get(request.path.decode("latin-1"))
-        if method is None:
+        path, method = request.path.decode("latin-1"), request.method
+        methods = self._methods.get(path)
+        if methods is None:
             raise Refusal(404, Reason.NOT_FOUND, f"the paths here are {', '.join(self._methods)}")
-        if request.method != method:
-            raise Refusal(405, Reason.METHOD, f"use {method.decode()} here", allow=method.decode())
-        if method == b"POST" and request.headers.get(b"content-type") != b"application/json":
-            raise Refusal(415, Reason.ENCODING, "send 'Content-Type: application/json'")
+        if method not in methods:
+            allowed = b", ".join(methods).decode()
+            raise Refusal(405, Reason.METHOD, f"use {allowed} here", allow=allowed)
+        wanted = CONTENT_TYPE if path in self._carrying else "application/json"
+        if method == b"POST" and request.headers.get(b"content-type") != wanted.encode():
+            raise Refusal(415, Reason.ENCODING, f"send 'Content-Type: {wanted}'")
         if method == b"GET" and (request.headers.get(b"content-length", b"0") != b"0" or _is_chunked(request)):
             raise Refusal(413, Reason.TOO_LARGE, "a question without a body is asked here")
 
     def serve(self, request: Request, connection: Connection) -> None:
         """Answer now, hold the poll, or begin with the work."""
-        work = self._work.get(request.path.decode("latin-1"))
+        path = request.path.decode("latin-1")
+        if request.method == b"POST" and path in self._carrying:
+            self._begin(connection, partial(self._carrying[path], request.body))
+            return
+        work = self._work.get((request.method, path))
         if work is not None:
-            said = bytes(request.body) if request.method == b"POST" else request.query
-            job = _Job(self, connection, work, said, self._loop)
-            self._jobs.add(job)
-            connection.hold(job)
+            self._begin(connection, partial(work, bytes(request.body) if request.method == b"POST" else request.query))
             return
         query = parse_qs(request.query.decode("latin-1"))
         try:
@@ -115,17 +133,24 @@ class ControlService:
         for job in tuple(self._jobs):
             job.client_gone()
 
-    def done(self, job: _Job, answer: bytes | Refusal) -> None:
+    def done(self, job: _Job, answer: bytes | bytearray | Refusal) -> None:
         """Answer whoever waits for a job."""
         self._jobs.discard(job)
         if isinstance(answer, Refusal):
             job.connection.refuse(answer)
-        else:
-            self._reply(job.connection, answer, b"")
+            return
+        self._reply(job.connection, bytes(answer), b"")
+        if isinstance(answer, bytearray):
+            overwrite(answer)
 
     def drop(self, job: _Job) -> None:
         """The job's caller has gone."""
         self._jobs.discard(job)
+
+    def _begin(self, connection: Connection, work: _Begun) -> None:
+        job = _Job(self, connection, work, self._loop)
+        self._jobs.add(job)
+        connection.hold(job)
 
     def _tick(self) -> None:
         # Freshness ends without an event, so the state is also looked at by the clock.
@@ -162,18 +187,17 @@ class _Job:
         self,
         service: ControlService,
         connection: Connection,
-        work: Work,
-        said: bytes,
+        work: _Begun,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._service = service
         self.connection = connection
-        self._task = loop.create_task(self._run(work, said))
+        self._task = loop.create_task(self._run(work))
 
-    async def _run(self, work: Work, said: bytes) -> None:
-        answer: bytes | Refusal
+    async def _run(self, work: _Begun) -> None:
+        answer: bytes | bytearray | Refusal
         try:
-            answer = await work(said)
+            answer = await work()
         except Refusal as refusal:
             answer = refusal
         except Exception as error:

@@ -55,7 +55,9 @@ class Enforcement:
         self.changed: list[Callable[[], None]] = []
         """Called after anything that the operator may want to hear of; must not raise."""
         self.revision_wanted = asyncio.Event()
-        """Set when there is a revision that the adapter has not been asked to apply."""
+        """Set when there is a revision, or data keys, that the adapter has not been asked to apply."""
+        self.keys_brought = False
+        """Whether files of data keys were written since the adapter was asked to apply a revision."""
         self._volume = volume
         self._freshness = freshness
         self._loop = loop
@@ -126,6 +128,12 @@ class Enforcement:
         self.revision_wanted.set()
         self._arm_reaper()
         self._advance()
+        self._notify()
+
+    def keys_came(self) -> None:
+        """Have the adapter read data keys that were brought for the revision in force."""
+        self.keys_brought = True
+        self.revision_wanted.set()
         self._notify()
 
     def requests_on(self, keyspaces: Collection[str]) -> int:

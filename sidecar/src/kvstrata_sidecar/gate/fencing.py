@@ -67,7 +67,7 @@ class PolicyVolume:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._keys = KeyFiles(directory)
+        self.keys = KeyFiles(directory)
         self._manifests = ManifestFiles(directory)
         self._named: frozenset[str] = frozenset()
         path = directory / FRESHNESS_FILE
@@ -87,7 +87,7 @@ class PolicyVolume:
         """Put what `bundle` allows, and its data keys and manifests, where the adapter reads them."""
         named = manifests(bundle)
         self._manifests.add(named)
-        self._keys.write(data_keys(bundle))
+        self.keys.write(data_keys(bundle))
         target = self._directory / POLICY_FILE
         draft = target.with_suffix(".tmp")
         draft.write_bytes(CacheView.of(bundle).encode())
@@ -97,10 +97,12 @@ class PolicyVolume:
 
     def keys_left(self, keyspaces: Collection[str]) -> LeftKeys:
         """Return what data keys of these keyspaces there are here, as files and held to be written."""
-        return self._keys.left(keyspaces)
+        return self.keys.left(keyspaces)
 
     def policy_applied(self) -> None:
-        """The adapter applied the policy that was written last: manifests that it does not name may go."""
+        """The adapter applied the policy that was written last: what that does not name it has no more, and manifests
+        may go."""
+        self.keys.applied()
         try:
             self._manifests.retain(self._named)
         except OSError as error:

@@ -1,7 +1,8 @@
 """The data keys' files: one for each keyspace and generation that the policy in force names, for the cache server.
 
 They are in the memory volume of the pod, readable by the pod's own user alone. What is there is exactly what the
-policy names before the cache server is asked to apply it.
+policy names before the cache server is asked to apply it, but for keys that the bundle only names: their files are
+written when the operator brings them, and the gate keeps no copy besides.
 """
 
 from __future__ import annotations
@@ -10,8 +11,17 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey, file_name, parse_file_name
+from kvstrata.contract.datakey import (
+    DATA_KEY_BYTES,
+    KEYS_DIRECTORY,
+    BundledKey,
+    DataKey,
+    file_name,
+    key_id,
+    parse_file_name,
+)
 from kvstrata.contract.erase import LeftKeys
+from kvstrata.contract.keydelivery import overwrite
 
 _DRAFT = ".draft"
 
@@ -19,26 +29,70 @@ _DRAFT = ".draft"
 class KeyFiles:
     """Keeps the files in `directory` / keys. Raises OSError where it cannot: a policy without its keys is not applied.
 
-    What a predecessor in this pod left is replaced.
+    What a predecessor in this pod left is replaced, but for a named key that is the right one.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / KEYS_DIRECTORY
         self._written: dict[str, DataKey] = {}
+        self._brought: dict[str, str] = {}
+        """By file, the ids of named keys that are there."""
+        self._lacking: dict[str, str] = {}
+        """By file, the ids of named keys that are not."""
+        self._dropped: set[str] = set()
+        """Ids of keys whose files are removed, and which the cache server may still have."""
 
-    def write(self, keys: Mapping[str, tuple[DataKey, ...]]) -> None:
+    @property
+    def held(self) -> frozenset[str]:
+        """The ids of named keys that are here, or that the cache server may have."""
+        return frozenset(self._brought.values()) | self._dropped
+
+    @property
+    def lacking(self) -> frozenset[str]:
+        """The ids of keys that the policy names and that have not been brought."""
+        return frozenset(self._lacking.values())
+
+    def write(self, keys: Mapping[str, tuple[BundledKey, ...]]) -> None:
         """Write the keys of each keyspace that are not there as they should be, and remove all other files."""
         wanted = {file_name(keyspace, key.generation): key for keyspace, own in keys.items() for key in own}
         if not wanted and not self._directory.exists():
             return
         self._directory.mkdir(mode=0o700, exist_ok=True)
         there = set(os.listdir(self._directory))
+        self._lacking = {}
+        for name in self._brought.keys() - wanted.keys():
+            self._dropped.add(self._brought.pop(name))
         for name in there - wanted.keys():
             (self._directory / name).unlink(missing_ok=True)
         self._written = {name: key for name, key in self._written.items() if name in wanted and name in there}
         for name, key in wanted.items():
-            if self._written.get(name) != key:
-                self._write(name, key)
+            if isinstance(key, DataKey):
+                if self._written.get(name) != key:
+                    self._write(name, key.secret)
+                    self._written[name] = key
+            elif name not in there or not self._is(name, key.id):
+                self._lack(name, key.id)
+
+    def bring(self, secrets: Mapping[str, bytearray]) -> int:
+        """Write those of these keys, by id, that lack; return how many files that were."""
+        fitting = [(name, one) for name, one in self._lacking.items() if one in secrets]
+        for name, one in fitting:
+            self._write(name, secrets[one])
+            self._brought[name] = one
+            del self._lacking[name]
+        return len(fitting)
+
+    def read(self, ids: Collection[str]) -> list[bytearray]:
+        """Return those named keys of these ids that are here; overwrite them when they are sent."""
+        found = []
+        for name, one in self._brought.items():
+            if one in ids and (secret := self._read(name)) is not None:
+                found.append(secret)
+        return found
+
+    def applied(self) -> None:
+        """The cache server has overwritten every key that the policy does not name."""
+        self._dropped.clear()
 
     def left(self, keyspaces: Collection[str]) -> LeftKeys:
         """Return how many keys of these keyspaces are held to be written, and how many files there are, unfinished
@@ -50,14 +104,43 @@ class KeyFiles:
         files = sum((one := parse_file_name(name)) is None or one[0] in keyspaces for name in there)
         return LeftKeys(gate=held, volume=files)
 
-    def _write(self, name: str, key: DataKey) -> None:
+    def _is(self, name: str, wanted: str) -> bool:
+        """Whether a file that is there holds the key of this id."""
+        if self._brought.get(name) == wanted:
+            return True
+        secret = self._read(name)
+        if secret is None:
+            return False
+        found = key_id(secret)
+        overwrite(secret)
+        if found == wanted:
+            self._brought[name] = wanted
+        return found == wanted
+
+    def _lack(self, name: str, wanted: str) -> None:
+        """Remove whatever is there instead of a named key, and note that it lacks."""
+        if (before := self._brought.pop(name, None)) is not None:
+            self._dropped.add(before)
+        self._written.pop(name, None)
+        (self._directory / name).unlink(missing_ok=True)
+        self._lacking[name] = wanted
+
+    def _read(self, name: str) -> bytearray | None:
+        secret = bytearray(DATA_KEY_BYTES)
+        try:
+            with open(self._directory / name, "rb", buffering=0) as file:
+                count = file.readinto(secret)
+        except FileNotFoundError:
+            return None
+        return secret if count == DATA_KEY_BYTES else None
+
+    def _write(self, name: str, secret: bytes | bytearray) -> None:
         draft = self._directory / _DRAFT
         draft.unlink(missing_ok=True)
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o400)
         try:
-            if os.write(descriptor, key.secret) != len(key.secret):
+            if os.write(descriptor, secret) != len(secret):
                 raise OSError("a data key's file was not written in full")
         finally:
             os.close(descriptor)
         draft.replace(self._directory / name)
-        self._written[name] = key

@@ -214,9 +214,12 @@ class AdapterLink:
         boot = await self._governed(reader, writer)
         applied = 0
         while True:
-            if applied < enforcement.revision:
+            if applied < enforcement.revision or enforcement.keys_brought:
+                brought, enforcement.keys_brought = enforcement.keys_brought, False
                 enforcement.revision_wanted.clear()
-                applied = await self._apply(reader, writer, boot) or applied
+                done = await self._apply(reader, writer, boot)
+                applied = done or applied
+                enforcement.keys_brought |= brought and not done
                 continue
             try:
                 async with asyncio.timeout(self._poll_s):

@@ -14,6 +14,7 @@ from typing import Any
 
 from kvstrata.contract.ack import PodState
 from kvstrata.contract.erase import ERASE_PATH, VERIFY_PATH
+from kvstrata.contract.keydelivery import KEYS_BACK_PATH, KEYS_PATH
 from kvstrata.contract.probe import PROBE_PATH
 from kvstrata.contract.warm import POOL_PATH, RENDER_PATH, WARM_PATH
 
@@ -31,6 +32,7 @@ from .kubeapi import KubeApi, in_cluster_tls
 from .link import AdapterLink
 from .messages import Limits
 from .metrics import Metrics
+from .podkeys import PodKeys
 from .poolwait import PoolWait
 from .probing import Prober
 from .proxy import TenantService, random_salt
@@ -123,6 +125,7 @@ class Gate:
             random_salt=random_salt,
             draining=lambda: self._stopping.is_set() or self.drain.active,
         )
+        self.data_keys = PodKeys(boot=self.boot, enforcement=self.enforcement, volume=self.volume)
         work: dict[tuple[bytes, str], control.Work] = {
             (b"POST", RENDER_PATH): self.warming.render,
             (b"POST", WARM_PATH): self.warmer.warm,
@@ -130,8 +133,11 @@ class Gate:
             (b"POST", ERASE_PATH): self.eraser.erase,
             (b"POST", VERIFY_PATH): self.eraser.verify,
             (b"POST", PROBE_PATH): self.prober.probe,
+            (b"GET", KEYS_PATH): self.data_keys.tell,
+            (b"POST", KEYS_BACK_PATH): self.data_keys.give_back,
         }
-        self.control = ControlService(self.state, settings.ack_token_file, loop, work)
+        carrying = {KEYS_PATH: self.data_keys.take}
+        self.control = ControlService(self.state, settings.ack_token_file, loop, work, carrying)
         self.control_server = HttpServer(self.control, control.LIMITS, loop)
         self.health_server = HttpServer(HealthService(self.not_ready, self.metrics_page), health.LIMITS, loop)
         self.health_server.closing_after_response = True  # probes and scrapes ask once
@@ -168,6 +174,7 @@ class Gate:
             revision=enforcement.revision,
             root=self.bundles.root_digest,
             model_uid=enforcement.bundle.root.model_uid if enforcement.bundle is not None else "",
+            keys_lacking=len(self.volume.keys.lacking),
         )
 
     def not_ready(self) -> str:

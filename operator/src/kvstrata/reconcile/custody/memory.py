@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.datakey import DATA_KEY_BYTES
-from kvstrata.contract.keydelivery import KeysHeld, key_id, overwrite, pack_keys, unpack_keys
+from kvstrata.contract.datakey import DATA_KEY_BYTES, key_id
+from kvstrata.contract.keydelivery import KeysHeld, overwrite, pack_keys, unpack_keys
 from kvstrata.contract.receiptfacts import Word
 from kvstrata.contract.receiptwords import KeyCustody as Kind
 from kvstrata.contract.receiptwords import Party
@@ -71,6 +71,28 @@ class MemoryCustody:
     def ids(self, epochs: Iterable[str]) -> Mapping[str, str]:
         """Return what bundles say of the keys of these epochs."""
         return {epoch: kept.id for epoch in epochs if (kept := self._live(epoch)) is not None}
+
+    def epochs_of(self, ids: Iterable[str]) -> list[str]:
+        """Return the epochs whose keys have these ids, of those that are given to anybody."""
+        wanted = frozenset(ids)
+        return [epoch for epoch, kept in self._keys.items() if kept.id in wanted and self._live(epoch) is not None]
+
+    def knows(self, epoch: str) -> bool:
+        """Whether this process ever had the key of an epoch."""
+        return epoch in self._keys
+
+    def holders(self, epochs: Iterable[str]) -> frozenset[str]:
+        """Return the uids of the pods that have not let go of these keys."""
+        kept = [self._keys[epoch] for epoch in epochs if epoch in self._keys]
+        return frozenset(pod for one in kept for pod in one.holders if pod not in one.releases)
+
+    def seen(self, pod: str, ids: Iterable[str]) -> None:
+        """Take note that a pod has keys with these ids, however they came there."""
+        wanted = frozenset(ids)
+        for kept in self._keys.values():
+            if kept.id in wanted:
+                kept.holders.add(pod)
+                kept.releases.pop(pod, None)
 
     def pack(self, pod: str, epochs: Iterable[str]) -> bytearray:
         """Return the message that brings these keys to the pod with this uid, and note that it has them from now on.
