@@ -118,7 +118,9 @@ class Operator:
         )
 
     def _take_note(self, report: ClusterReport) -> None:
-        """Tell what follows from a look, and do what plans do about it."""
+        """Tell what follows from a look, and do what plans do about it. One that is told again brings nothing new."""
+        if report.moved:
+            return
         # Looks follow one another: each was begun after the one before was told.
         began_s, self.told_at_s = self.told_at_s, time.monotonic()
         if report.cluster is None:

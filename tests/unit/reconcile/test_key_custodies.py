@@ -19,6 +19,7 @@ from kvstrata.reconcile.custody.memory import MemoryCustody
 from kvstrata.reconcile.custody.secret import SecretCustody
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.store import DomainStore
+from kvstrata.reconcile.versions import Versions
 from tests.support.memory_kube import MemoryKube
 from tests.support.worlds import MemoryKeeper
 
@@ -60,7 +61,7 @@ class TestSecrets:
     def custody(self, kube: MemoryKube) -> SecretCustody:
         drawn, clock = iter(range(1, 256)), Clock()
         keeper = MemoryKeeper(kube, "kvstrata-system", lambda n: bytes([next(drawn)]) * n, clock)
-        return SecretCustody(keeper, DomainStore(NAMESPACE), OWNER, OPERATOR, clock)
+        return SecretCustody(keeper, DomainStore(NAMESPACE, Versions(clock)), OWNER, OPERATOR, clock)
 
     async def test_keys_are_drawn_once_into_the_secrets_of_today(self, custody: KeyCustody, kube: MemoryKube) -> None:
         await custody.draw([ACME, GLOBEX])

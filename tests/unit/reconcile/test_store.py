@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.reconcile.store import Store
+from kvstrata.reconcile.versions import REMEMBERED_S
 from tests.support.objects import NAMESPACE, Raw, group, model, pod, policy
 from tests.support.worlds import Simulation
 
@@ -44,6 +45,23 @@ def test_an_answer_that_arrives_after_the_deletion_does_not_bring_the_object_bac
     assert "acme" not in known.world(NAMESPACE).policies
     known.observe(at(12, policy("acme"), uid="another"))
     assert known.world(NAMESPACE).policies["acme"].uid == "another"
+
+
+def test_what_is_gone_for_long_is_forgotten_and_what_was_made_anew_is_not() -> None:
+    clock = [NOW]
+    known = Store(lambda: bytes(64), lambda: clock[0])
+    for number in range(100):
+        known.observe(at(2 * number + 1, policy(f"t{number}")))
+        known.forget("TenantCachePolicy", NAMESPACE, f"t{number}", at(2 * number + 2, policy(f"t{number}")))
+    known.observe(at(300, policy("t7"), uid="another"))
+    versions = known.domain(NAMESPACE).versions
+    assert len(versions) == 100
+    clock[0] += timedelta(seconds=REMEMBERED_S + 1)
+    known.observe(at(400, policy("last")))
+    known.forget("TenantCachePolicy", NAMESPACE, "last", at(401, policy("last")))
+    assert len(versions) == 2
+    assert known.observe(at(299, policy("t7"), uid="another")) == frozenset()
+    assert known.observe(at(400, policy("last"))) == frozenset()
 
 
 def test_the_deletion_of_a_predecessor_does_not_remove_its_successor() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -13,14 +14,16 @@ import pytest
 from prometheus_client import REGISTRY
 
 from kvstrata.adapters.kube import KubeError
-from kvstrata.adapters.redis_nodes import NodeAccess, Sent
+from kvstrata.adapters.redis_nodes import REFUSED, NodeAccess, Sent
 from kvstrata.api.base import Resource
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.model.facts import Loss
 from kvstrata.model.refs import Key
 from kvstrata.model.topology import SLOTS, Cluster, Command, Peer, ServerPod
 from kvstrata.plan import topology as rules
 from kvstrata.plan.cluster import cluster_state
 from kvstrata.plan.topology import Step, StepReason
+from kvstrata.reconcile import metrics
 from kvstrata.reconcile import topology as module
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.queue import WorkQueue
@@ -102,12 +105,44 @@ def test_the_first_formation_is_no_loss_and_any_other_is() -> None:
 
 def test_slots_are_lost_once_although_their_pod_is_replaced_before() -> None:
     told = Told()
-    events = teller("once", told)
+    events = teller("once", told, formedAt="2026-01-01T00:00:00Z")
     asyncio.run(events.done(Step(StepReason.ROLLING, "a is replaced", remove_pod="uid", lost=((0, 9),))))
     asyncio.run(events.done(Step(StepReason.SLOTS_LOST, "given", (), lost=((0, 9),))))
     assert told.all == [("Replaced", False), ("SlotsLost", True)]
     assert counted("tier_slots_lost_total", "once") == 10
     assert counted("tier_replacements_total", "once") == 1
+
+
+def test_what_a_formation_that_was_cut_off_gives_later_is_no_loss() -> None:
+    told = Told()
+    rest = Step(StepReason.SLOTS_LOST, "given", (), lost=((0, 9),))
+
+    async def scenario() -> None:
+        events = teller("cut off", told)
+        assert events.lost_with(rest) == 0
+        await events.done(rest)
+        assert told.all == [], "a shard may wait for its server still"
+        await look(events, whole())
+        assert events.lost_with(rest) == 10, "from then on it has served"
+        await look(events, whole())
+
+    asyncio.run(scenario())
+    assert told.all == [("Formed", False)]
+    assert counted("tier_slots_lost_total", "cut off") == 0
+    assert counted("tier_formations_total", "cut off") == 1
+
+
+def test_what_is_formed_anew_after_everything_was_lost_is_not_lost_once_more() -> None:
+    rest = Step(StepReason.SLOTS_LOST, "given", (), lost=((0, 9),))
+    lost = {"at": "2026-01-01T01:00:00Z", "slots": SLOTS}
+    events = teller("twice", Told(), formedAt="2026-01-01T00:00:00Z", lastLoss=lost)
+    assert events.lost_with(rest) == 0
+    served = teller("twice", Told(), formedAt="2026-01-01T02:00:00Z", lastLoss=lost)
+    assert served.lost_with(rest) == 10
+    asyncio.run(look(events, whole()))
+    assert events.lost_with(rest) == 10
+    asyncio.run(look(events, empty()))
+    assert events.lost_with(rest) == 0
 
 
 def test_a_failover_of_the_servers_own_is_told_from_one_that_was_ordered() -> None:
@@ -182,8 +217,14 @@ def test_a_cluster_that_is_forgotten_is_shown_no_more() -> None:
     assert counted("backend_up", "gone") == 0
     assert counted("backend_slots_uncovered", "gone") == 5461
     assert counted("tier_replicas_missing", "gone") == 1
-    events.forget()
+    events.sent(forming())
+    metrics.TOPOLOGY_STEPS.labels(NAMESPACE, "gone", "Forming").inc()
+    events.leave()
     assert counted("backend_slots_uncovered", "gone") is None
+    assert counted("tier_steps_total", "gone", step="Forming") == 1
+    events.forget()
+    told = (sample for metric in REGISTRY.collect() for sample in metric.samples)
+    assert not [sample.name for sample in told if sample.labels.get("tier") == "gone"]
 
 
 class Nodes:
@@ -299,6 +340,116 @@ def test_what_may_not_be_done_yet_is_tried_at_intervals_and_told_once(monkeypatc
     plans = asyncio.run(scenario())
     assert plans <= 4
     assert min(later - earlier for earlier, later in pairwise(evictions[-3:])) >= 0.2
+
+
+def test_of_a_tier_that_was_made_again_nothing_is_told_that_befell_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its deletion and creation may be seen as one change."""
+    monkeypatch.setattr(module, "RedisNodes", Formed)
+
+    async def scenario() -> None:
+        store = Store(lambda: bytes(64), module.utc_now)
+        store.observe(tier("again"))
+        state = cluster_state(store.world(NAMESPACE), store.world(NAMESPACE).tiers["again"])
+        assert state is not None
+        name, key = state.order.password_secret
+        kube = MemoryKube()
+        secret = {"metadata": {"name": name, "namespace": NAMESPACE}, "data": {key: base64.b64encode(b"p").decode()}}
+        kube.put({"apiVersion": "v1", "kind": "Secret", **secret})
+        queue = WorkQueue(asyncio.get_running_loop().time)
+        async with Topologies(kube, store, queue, lambda: True) as topologies:
+            topologies.tend(NAMESPACE, state.order)
+            first = topologies._tended[NAMESPACE, "again"]
+            first.lost = Loss(module.utc_now(), SLOTS)
+            await until(lambda: counted("tier_replicas_missing", "again") is not None)
+            second = tier("again")
+            second["metadata"] |= {"uid": "uid-second", "resourceVersion": "9"}
+            store.observe(second)
+            topologies.forget_untended(NAMESPACE, "again")
+            assert "again" not in store.world(NAMESPACE).clusters
+            assert counted("tier_formations_total", "again") is None
+            topologies.tend(NAMESPACE, state.order)
+            await until(lambda: "again" in store.world(NAMESPACE).clusters)
+            assert store.world(NAMESPACE).clusters["again"].lost is None
+            with pytest.raises(asyncio.CancelledError):
+                await first.task
+
+    asyncio.run(scenario())
+
+
+class Refusing(Nodes):
+    """Servers of which those of the newest template are replicas, and will not take over."""
+
+    asked = 0
+
+    async def look(self, pods: Iterable[ServerPod]) -> Cluster:
+        found = whole()
+        newest = {uid: replace(pod, revision="new") if pod.ordinal else pod for uid, pod in found.pods.items()}
+        fits = {uid: replace(one, max_bytes=GOAL.max_bytes_each) for uid, one in found.servers.items()}
+        return replace(found, pods=newest, servers=fits)
+
+    async def send(
+        self, commands: Sequence[Command], pods: Mapping[str, ServerPod], permitted: Callable[[], bool]
+    ) -> tuple[Sent, ...]:
+        assert [command.words for command in commands] == [("CLUSTER", "FAILOVER")]
+        Refusing.asked += 1
+        return tuple(Sent(command, REFUSED, "ERR Master is down or failed") for command in commands)
+
+
+def test_a_refused_failover_is_told_and_tried_again_and_a_later_one_is_the_servers_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "RedisNodes", Refusing)
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.setattr(import_module("kvstrata.plan.topology.roll"), "FAILOVER_PAUSE_S", 0.0)
+    told = Told()
+
+    async def scenario() -> None:
+        store = Store(lambda: bytes(64), module.utc_now)
+        store.observe(tier("refused", formedAt="2026-01-01T00:00:00Z"))
+        state = cluster_state(store.world(NAMESPACE), store.world(NAMESPACE).tiers["refused"])
+        assert state is not None
+        order = replace(state.order, goal=replace(GOAL, revisions=dict.fromkeys(range(3), "new")))
+        name, key = order.password_secret
+        kube = MemoryKube()
+        secret = {"metadata": {"name": name, "namespace": NAMESPACE}, "data": {key: base64.b64encode(b"p").decode()}}
+        kube.put({"apiVersion": "v1", "kind": "Secret", **secret})
+        queue = WorkQueue(asyncio.get_running_loop().time)
+        async with Topologies(kube, store, queue, lambda: True) as topologies:
+            topologies.tend(NAMESPACE, order)
+            events = topologies._tended[NAMESPACE, "refused"].events
+            monkeypatch.setattr(events, "_events", told)
+            await until(lambda: Refusing.asked >= 3)
+            report = store.world(NAMESPACE).clusters["refused"]
+            assert (report.reason, report.message) == (
+                "CommandFailed", "kvs-t-redis-0-1 refuses CLUSTER FAILOVER: ERR Master is down or failed"
+            )  # fmt: skip
+            planned = cluster_state(store.world(NAMESPACE), store.world(NAMESPACE).tiers["refused"])
+            assert planned is not None
+            assert str(planned.fields["progress"]).endswith(report.message)
+        heir, slots = looks.node(0, 1), looks.even(3)[0]
+        before = whole()
+        after = replace(before, servers={uid: _claimed(one, heir, slots) for uid, one in before.servers.items()})
+        await look(events, after)
+
+    asyncio.run(scenario())
+    assert told.all[:2] == [("ReplacementStarted", False), ("FailedOver", True)]
+    assert counted("tier_failovers_total", "refused", by="servers") == 1
+
+
+def test_a_failover_long_after_it_was_ordered_is_the_servers_own() -> None:
+    told = Told()
+    before = whole()
+    heir, slots = looks.node(0, 1), looks.even(3)[0]
+    after = replace(before, servers={uid: _claimed(one, heir, slots) for uid, one in before.servers.items()})
+
+    async def scenario() -> None:
+        events = teller("late", told)
+        await look(events, before)
+        events.sent(Step(StepReason.FAILING_OVER, "", (Command("uid-0-1", heir, ("CLUSTER", "FAILOVER")),)))
+        await look(events, replace(after, at_s=60.0))
+
+    asyncio.run(scenario())
+    assert told.all == [("FailedOver", True)]
 
 
 def test_a_defect_in_a_rule_is_not_told_as_a_secret_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,10 @@ class TierReason(Reason):
         "The engine's own memory holds every request, so that no data can be kept off it by its classification.",
     )
     NAME_CONFLICT = "NameConflict", "An object that would belong to this one exists and belongs to someone else."
+    PREDECESSOR_REMAINS = (
+        "PredecessorRemains",
+        "Something is left of a deleted CacheTier of the same name, which Kubernetes removes; then this one's is made.",
+    )
     CHILD_REFUSED = texts.CHILD_REFUSED
     BUDGETS_NOT_ENFORCED = texts.BUDGETS_NOT_ENFORCED
     GUARANTEES_FIT = "GuaranteesFit", "All declared guarantees together fit into what blocks may take of the capacity."
@@ -55,6 +59,11 @@ class TierReason(Reason):
         "ServersDoNotStart",
         "A server's pod does not come up: it cannot be scheduled or pulled, or its container ends; the message is what "
         "Kubernetes and the container say.",
+    )
+    POD_STUCK = (
+        "PodStuckTerminating",
+        "A server's pod that is being deleted is still there long after its grace period, as on a node that is lost; "
+        "the message says what to do.",
     )
     REACHABLE = "Reachable", "The tier's servers answer, or pods use its files."
     PODS_DISCONNECTED = "PodsDisconnected", "Pods do not reach the tier's server, or do not use its files."

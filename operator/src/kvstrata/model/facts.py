@@ -162,7 +162,8 @@ class ClusterReport:
     """The last look at the servers of a managed cluster; `cluster` is None if nobody could be asked.
 
     `reason` and `message` tell why not, or why the last step could not be carried out; both are empty if all went well.
-    `lost` is the last loss that this process caused or met, None if there was none.
+    `lost` is the last loss that this process caused or met, None if there was none. `moved` counts the slots that have
+    gone to another shard since the look.
     """
 
     cluster: Cluster | None
@@ -170,6 +171,7 @@ class ClusterReport:
     reason: str = ""
     message: str = ""
     lost: Loss | None = None
+    moved: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class SecretFacts:
 
     `users` is what the users of a Redis server may, without their passwords' digests. `passwords` and `tls` are known
     of Secrets with passwords of managed servers and with a certificate. `drawn_for` is the restore after which the
-    domain's key or its data keys were drawn, empty for none.
+    domain's key or its data keys were drawn, empty for none. `owners` are the UIDs of the objects that it belongs to.
     """
 
     name: str
@@ -190,6 +192,7 @@ class SecretFacts:
     passwords: PasswordFacts | None = None
     tls: TlsFacts | None = None
     drawn_for: str = ""
+    owners: frozenset[str] = frozenset()
 
     def tells_the_same_as(self, other: SecretFacts) -> bool:
         """Whether nothing but the version differs."""

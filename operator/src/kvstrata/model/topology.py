@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 
 SLOTS = 16_384
 
@@ -23,7 +24,8 @@ class ServerPod:
     server's container was started before (a server that was started anew has a new identity and no memory). `starting`
     is whether the server of its container's newest start has not answered the kubelet yet. `trouble` is why it does not
     come up, as Kubernetes and the container say; empty while nothing is known to hinder it. `made_for_bytes` is the
-    memory that its server is started with, for which its container has room; 0 if unknown.
+    memory that its server is started with, for which its container has room; 0 if unknown. `ends_by` is when a pod that
+    is being deleted has had all the time that it was given, None for any other.
     """
 
     name: str
@@ -39,6 +41,7 @@ class ServerPod:
     starting: bool = False
     trouble: str = ""
     made_for_bytes: int = 0
+    ends_by: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

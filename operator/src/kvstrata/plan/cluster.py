@@ -23,7 +23,7 @@ from kvstrata.objects.tierlinks import redis_link
 from . import topology
 from .backend import addresses, asked_as, is_external, said_before
 from .conditions import Finding, false, true, unknown
-from .serverpods import hindrance, server_pods
+from .serverpods import hindrance, server_pods, stuck_pod
 from .topology import Step, Verdict
 from .types import Decision, ManagedServer, TendCluster
 
@@ -60,22 +60,26 @@ def cluster_state(world: World, tier: CacheTier) -> ClusterState | None:
     report = world.clusters.get(tier.name)
     cluster = report.cluster if report is not None else None
     pods = server_pods(world, tier)
-    step, judged = _judged(world, tier.name, cluster, goal) if cluster is not None else (None, None)
-    verdict = _hindered(judged, hindrance(world, tier)) if judged is not None else None
+    step, judged = _judged(world, tier.name, report, goal)
+    stuck = stuck_pod(world, tier, report.at) if report is not None else None
+    verdict = _hindered(judged, hindrance(world, tier), stuck) if judged is not None else None
     locked = _why_locked(goal, len(pods))
     return ClusterState(
         members=_members(goal, pods, step, cluster),
-        findings=(_slots(tier, report, verdict, locked), _replication(tier, verdict, goal, locked)),
+        findings=(_slots(tier, report, verdict, locked, stuck), _replication(tier, verdict, goal, locked, stuck)),
         fields={**_fields(goal, verdict, report), **_history(tier, report, verdict)},
-        pending=_pending(tier, report, verdict, locked),
+        pending=_pending(tier, report, verdict, locked, stuck),
         servers=_servers(tier, pods),
         order=_order(tier, goal),
     )
 
 
-def _judged(world: World, tier: str, cluster: Cluster, goal: Goal) -> tuple[Step | None, Verdict]:
+def _judged(world: World, tier: str, report: ClusterReport | None, goal: Goal) -> tuple[Step | None, Verdict | None]:
     """Return what follows from the last look. A tier is planned more often than its servers are looked at."""
-    return world.memo.get((Cluster, tier), (cluster, goal), lambda: topology.look(cluster, goal))
+    if report is None or report.cluster is None:
+        return None, None
+    cluster, moved = report.cluster, report.moved
+    return world.memo.get((Cluster, tier), (cluster, goal, moved), lambda: topology.look(cluster, goal, moved))
 
 
 def _goal(world: World, tier: CacheTier, managed: RedisManaged) -> Goal:
@@ -159,9 +163,11 @@ def known_as(pod: ServerPod) -> str:
     return f"{pod.name} ({pod.uid[:8]})"
 
 
-def _hindered(verdict: Verdict, why: str) -> Verdict:
-    """Return the verdict with why servers do not come up, in what it says of what is missing."""
-    if not why or verdict.replication_healthy:
+def _hindered(verdict: Verdict, why: str, stuck: Decision | None) -> Verdict:
+    """Return the verdict with why servers do not come up, in what it says of what is missing, or do not go."""
+    told = ("" if verdict.replication_healthy else why, stuck.message if stuck is not None else "")
+    why = "; ".join(filter(None, told))
+    if not why or verdict.settled:
         return verdict
     return replace(
         verdict,
@@ -182,7 +188,13 @@ def _why_locked(goal: Goal, pods: int) -> Decision | None:
     )
 
 
-def _slots(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | None, locked: Decision | None) -> Finding:
+def _slots(
+    tier: CacheTier,
+    report: ClusterReport | None,
+    verdict: Verdict | None,
+    locked: Decision | None,
+    stuck: Decision | None,
+) -> Finding:
     kind = ConditionType.SLOTS_COVERED
     if verdict is None:
         return _unasked(tier, kind)
@@ -193,7 +205,8 @@ def _slots(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | Non
     if locked is not None:
         return unknown(kind, locked.reason, locked.message)
     lost = _everything_lost(tier, report, verdict)
-    return false(kind, lost.reason, lost.message) if lost else false(kind, _why(tier, verdict), verdict.slots_message)
+    why = lost or Decision(stuck.reason if stuck else _why(tier, verdict), verdict.slots_message)
+    return false(kind, why.reason, why.message)
 
 
 def without_cluster(tier: CacheTier, reachable: Finding) -> tuple[Finding, ...]:
@@ -224,6 +237,12 @@ def _why(tier: CacheTier, verdict: Verdict) -> TierReason:
 def was_formed(tier: CacheTier) -> bool:
     """Whether the tier's cluster has served all slots before, so that to form it again is to have lost everything."""
     return tier.status.formed_at is not None
+
+
+def holds_anything(tier: CacheTier) -> bool:
+    """Whether the tier's cluster has served since it lost everything last, so that its slots may hold blocks."""
+    formed, loss = tier.status.formed_at, tier.status.last_loss
+    return formed is not None and not (loss is not None and loss.slots == SLOTS and loss.at > formed)
 
 
 def _newest_loss(tier: CacheTier, report: ClusterReport | None) -> Loss | None:
@@ -263,12 +282,14 @@ def _history(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | N
     return fields
 
 
-def _replication(tier: CacheTier, verdict: Verdict | None, goal: Goal, locked: Decision | None) -> Finding:
+def _replication(
+    tier: CacheTier, verdict: Verdict | None, goal: Goal, locked: Decision | None, stuck: Decision | None
+) -> Finding:
     kind = ConditionType.REPLICATION_HEALTHY
     if verdict is None:
         return _unasked(tier, kind)
     if not verdict.replication_healthy:
-        why = locked or Decision(TierReason.REPLICAS_MISSING, verdict.replication_message)
+        why = locked or Decision(stuck.reason if stuck else TierReason.REPLICAS_MISSING, verdict.replication_message)
         return false(kind, why.reason, why.message)
     if not goal.replicas:
         return true(kind, TierReason.NO_REPLICAS, "the spec asks for no replicas: what a lost server held are misses")
@@ -283,7 +304,11 @@ def _unasked(tier: CacheTier, kind: ConditionType) -> Finding:
 
 
 def _pending(
-    tier: CacheTier, report: ClusterReport | None, verdict: Verdict | None, locked: Decision | None
+    tier: CacheTier,
+    report: ClusterReport | None,
+    verdict: Verdict | None,
+    locked: Decision | None,
+    stuck: Decision | None,
 ) -> Decision | None:
     if report is None or verdict is None:
         before = said_before(tier, ConditionType.READY)
@@ -293,9 +318,10 @@ def _pending(
             return Decision(report.reason, report.message)
         return Decision(TierReason.PROGRESSING, "the servers are being started")
     if not verdict.slots_covered:
-        return locked or _everything_lost(tier, report, verdict) or Decision(_why(tier, verdict), verdict.progress)
+        why = stuck.reason if stuck else _why(tier, verdict)
+        return locked or _everything_lost(tier, report, verdict) or Decision(why, verdict.progress)
     if not verdict.replication_healthy:
-        return locked or Decision(TierReason.REPLICAS_MISSING, verdict.progress)
+        return locked or Decision(stuck.reason if stuck else TierReason.REPLICAS_MISSING, verdict.progress)
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -112,6 +112,18 @@ def write_status(
         return ()
     key = Key(resource.INFO.kind, resource.namespace, resource.name)
     return (StatusWrite(key, resource.metadata.resource_version, changed, can_wait),)
+
+
+def tells_only(resource: Resource, write: StatusWrite, fields: Collection[str]) -> bool:
+    """Whether a write changes nothing of a status but these fields, in API form, and messages of conditions."""
+    status: Any = getattr(resource, "status")  # noqa: B009  (declared by each kind)
+    before = [_without_message(condition.to_kubernetes()) for condition in status.conditions]
+    now = [_without_message(condition) for condition in write.status.get("conditions", ())]
+    return write.status.keys() <= {*fields, "conditions"} and ("conditions" not in write.status or now == before)
+
+
+def _without_message(condition: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in condition.items() if name != "message"}
 
 
 def status_from_nothing(

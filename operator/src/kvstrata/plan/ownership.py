@@ -20,6 +20,17 @@ def taken_by_someone_else(world: World, owner: Resource, wanted: Iterable[Mappin
     return None
 
 
+def left_by_predecessor(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return kind and name of the first wanted object that a deleted object of `owner`'s name controls, or None."""
+    of_its_name = (owner.INFO.kind, owner.name)
+    for child in wanted:
+        live = world.children.get((child["kind"], child["metadata"]["name"])) or {"metadata": {}}
+        for one in live["metadata"].get("ownerReferences") or ():
+            if one.get("controller") and (one["kind"], one["name"]) == of_its_name and one["uid"] != owner.uid:
+                return f"{child['kind']} {child['metadata']['name']}"
+    return None
+
+
 def no_longer_wanted(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]]) -> tuple[Remove, ...]:
     """Return the deletion of every object that `owner` controls and that is not among `wanted`."""
     keep = {(child["kind"], child["metadata"]["name"]) for child in wanted}

@@ -50,6 +50,18 @@ def has_secrets(world: World, tier: CacheTier) -> bool:
     return all(name in world.secrets for name in _own_secrets(tier))
 
 
+def predecessors_secret(world: World, tier: CacheTier) -> str | None:
+    """Return a Secret of this tier's name that belongs to others only, as to a tier that was deleted; None if not.
+
+    Servers must not be made with it: Kubernetes removes it, with passwords that they would then wait for in vain.
+    """
+    for name in _own_secrets(tier):
+        found = world.secrets.get(name)
+        if found is not None and found.owners and tier.uid not in found.owners:
+            return f"Secret {name}"
+    return None
+
+
 def restart_token(world: World, tier: CacheTier) -> str:
     """Return what changes when servers must start anew: with a new line of passwords, because the old one was lost.
 

@@ -25,22 +25,27 @@ from .capacity import BUDGETED, guaranteed_bytes
 from .chains import first
 from .chains import tier as chain
 from .cluster import cluster_state, managed_cluster, without_cluster
-from .conditions import Finding, false, kstatus, true, unknown, write_status
+from .conditions import Finding, false, kstatus, tells_only, true, unknown, write_status
 from .filetier import USED_STEPS, file_findings, used_share
-from .ownership import no_longer_wanted, taken_by_someone_else
+from .ownership import left_by_predecessor, no_longer_wanted, taken_by_someone_else
 from .promises import promises
-from .serverpods import hindrance
-from .tending import Tending, has_secrets, missing_secrets, restart_token, tend_credentials
-from .types import Action, Decision, ManagedServer, Plan, ProbeBackend
+from .serverpods import hindrance, stuck_pod
+from .tending import Tending, has_secrets, missing_secrets, predecessors_secret, restart_token, tend_credentials
+from .types import Action, Decision, ManagedServer, Plan, ProbeBackend, StatusWrite
 
 PROBE_EVERY_S = 15.0
 PROBE_WHILE_DOWN_S = 3.0
+PREDECESSOR_S = 2.0
 FULL_PERCENT = 90
 """From here on a pod's word that its block was refused counts, although the server's own figure is below its bound:
 what a write needs on its way in counts for the server, too. Below it, the pod has not tried since there is room."""
 
 _UNKNOWN_USE: Mapping[str, Any] = {"shardsReady": None, "used": None, "guaranteed": None}
 """What a stalled tier says of its servers, which nobody asks, and of its use by pods, which there is none of."""
+
+
+_PROGRESS = ("progress", "shardsReady", "replicas", "used")
+"""What of status counts how far a cluster is on its way, whose conditions say what it has reached."""
 
 
 def plan_tier(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
@@ -85,6 +90,8 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
         findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
         return Plan(statuses=write_status(tier, now, findings, fields), wake_after_s=1)
     if tier.spec.redis and tier.spec.redis.managed:
+        if secret := predecessors_secret(world, tier):
+            return _after_predecessor(world, tier, now, fields, secret)
         actions = missing_secrets(world, ctx, tier, world.domain_id)
         if not has_secrets(world, tier):
             waiting = Decision(TierReason.PROGRESSING, "the server's users and certificate are being made")
@@ -94,6 +101,8 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
         children = _children(world, ctx, tier, members)
         running = cluster.servers if cluster is not None else (_server(tier),)
         tended = tend_credentials(world, ctx, tier, world.domain_id, running, now, follows=cluster is not None)
+    if left := left_by_predecessor(world, tier, children):
+        return _after_predecessor(world, tier, now, fields, left)
     foreign = taken_by_someone_else(world, tier, children)
     if foreign:
         conflict = Decision(
@@ -135,7 +144,7 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
             *no_longer_wanted(world, tier, children),
         ),
         apply=children,
-        statuses=write_status(tier, now, findings, fields),
+        statuses=_paced(tier, write_status(tier, now, findings, fields)),
         wake_after_s=min(interval_s, tended.wake_after_s) if tended else interval_s,
     )
 
@@ -149,6 +158,27 @@ def _children(
         (redis_tier_children, tier.name),
         (ctx, tier.uid, tier.spec, token, members),
         lambda: redis_tier_children(ctx, tier, restart_token=token, members=members),
+    )
+
+
+def _after_predecessor(world: World, tier: CacheTier, now: datetime, fields: Mapping[str, Any], left: str) -> Plan:
+    """Make nothing while anything is left of a tier of this name that was deleted."""
+    waiting = Decision(
+        TierReason.PREDECESSOR_REMAINS,
+        f"{left} belongs to a CacheTier {tier.name} that was deleted: Kubernetes removes it, and then this one's is "
+        "made. If it stays, delete it",
+    )
+    findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
+    statuses = write_status(tier, now, findings, {**fields, **_UNKNOWN_USE})
+    return Plan(statuses=statuses, wake_after_s=PREDECESSOR_S)
+
+
+def _paced(tier: CacheTier, writes: tuple[StatusWrite, ...]) -> tuple[StatusWrite, ...]:
+    """Have what only tells how far a cluster has come wait: it changes with every look, begins and ends once."""
+    under_way = tier.status.progress is not None
+    return tuple(
+        replace(one, can_wait=under_way and bool(one.status.get("progress", True)) and tells_only(tier, one, _PROGRESS))
+        for one in writes
     )
 
 
@@ -286,6 +316,8 @@ def _why_away(world: World, tier: CacheTier, report: BackendReport) -> Decision:
     """
     if why := hindrance(world, tier):
         return Decision(TierReason.SERVERS_DO_NOT_START, why)
+    if stuck := stuck_pod(world, tier, report.at):
+        return stuck
     link, before = redis_link(tier), said_before(tier)
     asked_first = link is None or report.endpoint == addresses(link)[0]
     if asked_first or before is None or before.status != "False" or before.reason == TierReason.PODS_DISCONNECTED:

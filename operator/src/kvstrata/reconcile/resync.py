@@ -100,7 +100,7 @@ class Resync:
 
     def _versions(self, kind: str, namespace: str) -> dict[str, int]:
         versions = self._store.domain(namespace).versions
-        return {name: versions.get((kind, name), 0) for name in self._store.names(kind, namespace)}
+        return {name: versions.of((kind, name)) for name in self._store.names(kind, namespace)}
 
     def _namespaces(self, scope: str | None) -> tuple[str, ...]:
         return self._store.namespaces if scope is None else (scope,)

@@ -86,11 +86,12 @@ class Keeper:
         An answer may come after the event that the Secret was deleted.
         """
         name, slot, version = raw["metadata"]["name"], (SECRET.kind, raw["metadata"]["name"]), resource_version(raw)
-        if version and version < domain.versions.get(slot, 0):
+        if version and version < domain.versions.of(slot):
             return
-        domain.versions[slot] = version
+        domain.versions.seen(slot, version)
         values = decode(raw)
-        domain.secrets[name] = replace(self._facts(raw, values), drawn_for=_drawn_for(raw))
+        owners = frozenset(owner["uid"] for owner in raw["metadata"].get("ownerReferences") or ())
+        domain.secrets[name] = replace(self._facts(raw, values), drawn_for=_drawn_for(raw), owners=owners)
         if name == names.DOMAIN_KEY_SECRET:
             key = values.get(names.DOMAIN_KEY_DATA_KEY, b"")
             domain.domain_key = key if len(key) >= DOMAIN_KEY_BYTES else None
@@ -103,10 +104,9 @@ class Keeper:
         Return False, and change nothing, if it was made anew since.
         """
         slot = (SECRET.kind, name)
-        known = domain.versions.get(slot, 0)
-        if version and version < known:
+        if version and version < domain.versions.of(slot):
             return False
-        domain.versions[slot] = max(known, version)
+        domain.versions.gone(slot, version)
         domain.secrets.pop(name, None)
         if name == names.DOMAIN_KEY_SECRET:
             domain.domain_key = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -44,7 +45,14 @@ def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
         starting=bool(containers) and not any(container.get("started") for container in containers),
         trouble="" if ready else trouble(status),
         made_for_bytes=_made_for_bytes(spec),
+        ends_by=_ends_by(metadata),
     )
+
+
+def _ends_by(metadata: Mapping[str, Any]) -> datetime | None:
+    """Return when a pod that is being deleted should be gone: the API server has added its grace period."""
+    told = metadata.get("deletionTimestamp")
+    return datetime.fromisoformat(told) if told else None
 
 
 def trouble(status: Mapping[str, Any]) -> str:

@@ -48,6 +48,7 @@ from kvstrata.plan.ownership import controllers
 from .fanout import concerned_by_object, concerned_by_pod, concerned_by_state
 from .parse import OWN_KINDS, parse_pod, resource_version, unreadable
 from .serverpods import parse_server_pod
+from .versions import Versions
 
 MAX_DEPARTURES = 1000
 """How many departed pods a model remembers; the oldest are forgotten, and count as unaccounted for."""
@@ -58,9 +59,9 @@ class DomainStore:
     """Everything about one namespace. Read it through `Store.world`."""
 
     namespace: str
+    versions: Versions
     objects: dict[str, dict[str, Any]] = field(default_factory=lambda: {kind: {} for kind in OWN_KINDS})
     unreadable: dict[Key, Unreadable] = field(default_factory=dict)
-    versions: dict[tuple[str, str], int] = field(default_factory=dict)
     policies_of_tenant: dict[str, tuple[str, ...]] = field(default_factory=dict)
     contested: dict[str, tuple[str, ...]] = field(default_factory=dict)
     policy_names: dict[str, str] = field(default_factory=dict)
@@ -118,7 +119,7 @@ class Store:
         found = self._domains.get(namespace)
         if found is None:
             # Not setdefault, which makes a store of thirty containers at each of millions of calls.
-            found = self._domains[namespace] = DomainStore(namespace)
+            found = self._domains[namespace] = DomainStore(namespace, Versions(self._now))
         return found
 
     @property
@@ -176,9 +177,9 @@ class Store:
         kind, metadata = raw["kind"], raw["metadata"]
         d = self.domain(metadata["namespace"])
         version, slot = resource_version(raw), (kind, metadata["name"])
-        if version and version <= d.versions.get(slot, 0):
+        if version and version <= d.versions.of(slot):
             return frozenset()
-        d.versions[slot] = version
+        d.versions.seen(slot, version)
         if kind in OWN_KINDS:
             return self._observe_own(d, kind, raw)
         if kind == "Pod":
@@ -192,15 +193,14 @@ class Store:
     def forget(self, kind: str, namespace: str, name: str, last: Mapping[str, Any] | None = None) -> frozenset[Key]:
         """Take note that an object is gone; `last` is its final state where it is known."""
         d = self.domain(namespace)
-        known = d.versions.get((kind, name), 0)
         version = resource_version(last) if last else 0
-        if version and version < known:
+        if version and version < d.versions.of((kind, name)):
             return frozenset()
         if kind == "Pod":
-            d.versions.pop((kind, name), None)
+            d.versions.drop((kind, name))
         else:
             # The answer to a write of ours may arrive after the deletion: it must not bring the object back.
-            d.versions[(kind, name)] = max(known, version)
+            d.versions.gone((kind, name), version)
         if kind in OWN_KINDS:
             before = d.objects[kind].pop(name, None)
             _note_epoch_left(d, before, None)

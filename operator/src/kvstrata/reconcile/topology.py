@@ -17,10 +17,11 @@ from dataclasses import replace
 from types import TracebackType
 
 from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.redis_nodes import NodeAccess, RedisNodes, Sent
+from kvstrata.adapters.redis_nodes import REFUSED, NodeAccess, RedisNodes, Sent
 from kvstrata.adapters.redis_probe import RedisReason
 from kvstrata.adapters.resources import POD, SECRET
 from kvstrata.adapters.slot_mover import SlotMover
+from kvstrata.adapters.slot_moves import MoveReport
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.reasons import TierReason
 from kvstrata.model.facts import BackendReport, ClusterReport, Loss
@@ -29,7 +30,7 @@ from kvstrata.model.topology import SLOTS, Cluster, ServerPod
 from kvstrata.objects import names
 from kvstrata.plan import topology
 from kvstrata.plan.cluster import managed_cluster
-from kvstrata.plan.topology import Step, Verdict
+from kvstrata.plan.topology import MoveOrder, Step, Verdict
 from kvstrata.plan.types import TendCluster
 
 from . import metrics
@@ -38,7 +39,8 @@ from .events import Events
 from .queue import WorkQueue
 from .secrets import decode
 from .store import Store
-from .topology_events import TopologyEvents, lost_with
+from .topology_events import TopologyEvents
+from .topology_moves import MoveCount
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,9 @@ WAIT_S = 0.1
 LONGEST_WAIT_S = 2.0
 """What that grows to while nothing changes: a pod that is being pulled takes its time."""
 RETRY_S = 1.0
+
+TELL_MOVES_S = 0.25
+"""How long a tier is planned after slots have moved: more of them do meanwhile."""
 
 TELL_WITHIN_S = 5.0
 """How long a cluster that lost everything waits, before it is formed anew, for its status to tell of it: an operator
@@ -76,15 +81,17 @@ class Topologies:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for tending in self._tended.values():
-            tending.events.forget()
+            tending.events.leave()
 
     def tend(self, namespace: str, order: TendCluster) -> None:
         """Tend a cluster from now on, or tell whoever tends it of a new order."""
         slot = (namespace, order.tier)
+        self._forget_predecessor(*slot)
         tending = self._tended.get(slot)
         if tending is None or tending.task.done():
             events = TopologyEvents(self._events, namespace, order.tier, lambda: self._tier(*slot))
-            tending = self._tended[slot] = _Tending(self, events, namespace, order)
+            found = self._tier(*slot)
+            tending = self._tended[slot] = _Tending(self, events, namespace, order, found.uid if found else "")
         # While something is waited for the next look is near anyway, and one at every plan would find nothing new.
         if not tending.waited or order != tending.order or self._pods(tending) != tending.pods:
             tending.told(order)
@@ -93,7 +100,17 @@ class Topologies:
         """Leave a cluster alone whose tier is gone, or is none any more."""
         found = self._tier(namespace, tier)
         if found is not None and managed_cluster(found) is not None and not found.metadata.deleting:
+            self._forget_predecessor(namespace, tier)
             return
+        self._forget(namespace, tier)
+
+    def _forget_predecessor(self, namespace: str, tier: str) -> None:
+        """Leave a cluster alone whose tier was deleted, although there is another of its name by now."""
+        tending, found = self._tended.get((namespace, tier)), self._tier(namespace, tier)
+        if tending is not None and found is not None and found.uid != tending.tier_uid:
+            self._forget(namespace, tier)
+
+    def _forget(self, namespace: str, tier: str) -> None:
         tending = self._tended.pop((namespace, tier), None)
         if tending is not None:
             tending.task.cancel()
@@ -195,7 +212,8 @@ class Topologies:
         metrics.TOPOLOGY_STEPS.labels(namespace, tier, str(step.reason)).inc()
         tending.events.sent(step)
         sent = await nodes.send(step.commands, cluster.pods, self._may_write)
-        failed = "; ".join(_failure(one) for one in sent if one.failure)
+        tending.events.not_done(sent)
+        failed = "; ".join(_failure(one, cluster) for one in sent if one.failure)
         if not failed and step.moves:
             failed = await self._move(tending, nodes, cluster, step)
         if not failed and step.remove_pod is not None:
@@ -203,7 +221,7 @@ class Topologies:
             failed = await self._evict(namespace, pod) if self._may_write() else f"{pod.name} is another leader's"
         if not failed:
             tending.loss_told = None
-            if lost := lost_with(step):
+            if lost := tending.events.lost_with(step):
                 tending.lost = Loss(utc_now().replace(microsecond=0), lost)
             await tending.events.done(step)
         return failed
@@ -212,11 +230,25 @@ class Topologies:
         """Carry out all of a step's orders beside each other; what ends early goes on after the next look."""
         access = nodes.access
         mover = SlotMover(nodes.dial, lambda: (access.username or "default", access.password or ""), self._may_write)
-        reports = await asyncio.gather(*(mover.carry_out(order, cluster) for order in step.moves))
-        for report in reports:
-            metrics.SLOTS_MOVED.labels(tending.namespace, tending.order.tier).inc(report.tally.slots)
-            metrics.MOVE_DROPPED.labels(tending.namespace, tending.order.tier).inc(report.tally.dropped)
+        count = MoveCount((tending.namespace, tending.order.tier), lambda slots: self._note_moved(tending, slots))
+
+        async def carry_out(order: MoveOrder) -> MoveReport:
+            told = count.of(order)
+            report = await mover.carry_out(order, cluster, told)
+            told(report.tally)
+            return report
+
+        reports = await asyncio.gather(*map(carry_out, step.moves))
         return "; ".join(report.message for report in reports if not report.done)
+
+    def _note_moved(self, tending: _Tending, slots: int) -> None:
+        """Note how many slots have moved since the look, and have the tier planned soon."""
+        namespace, tier = tending.namespace, tending.order.tier
+        tending.events.moved(slots)
+        clusters = self._store.domain(namespace).clusters
+        if (known := clusters.get(tier)) is not None:
+            clusters[tier] = replace(known, moved=slots)
+            self._queue.add(Key("CacheTier", namespace, tier), TELL_MOVES_S)
 
     async def _evict(self, namespace: str, pod: ServerPod) -> str:
         """Ask for a pod to go, as `kubectl drain` does: a PodDisruptionBudget may say not now."""
@@ -270,15 +302,17 @@ class _SecretMissingError(Exception):
 
 
 class _Tending:
-    """One cluster that is tended: the newest order, and what was told of it.
+    """One cluster that is tended: the newest order, and what was told of it. `tier_uid` is its tier's.
 
     `pods` are those of the last look, `lost` is the last loss, and `loss_told` the one of everything that status has
     until `tell_until_s` to tell. `failed` is why the last step could not be carried out, which holds for as long as
     looks lead to the same step: told with every other report only, it would have status written twice for each attempt.
     """
 
-    def __init__(self, topologies: Topologies, events: TopologyEvents, namespace: str, order: TendCluster) -> None:
-        self.namespace, self.order, self.events = namespace, order, events
+    def __init__(
+        self, topologies: Topologies, events: TopologyEvents, namespace: str, order: TendCluster, tier_uid: str
+    ) -> None:
+        self.namespace, self.order, self.events, self.tier_uid = namespace, order, events, tier_uid
         self.reported: object = None
         self.lost: Loss | None = None
         self.loss_told: Loss | None = None
@@ -359,5 +393,6 @@ def _backend(order: TendCluster, report: ClusterReport) -> BackendReport:
     )
 
 
-def _failure(sent: Sent) -> str:
-    return f"{' '.join(sent.command.words[:2])}: {sent.answer or sent.failure}"
+def _failure(sent: Sent, cluster: Cluster) -> str:
+    said = f"{' '.join(sent.command.words[:2])}: {sent.answer or sent.failure}"
+    return f"{cluster.pods[sent.command.pod_uid].name} refuses {said}" if sent.failure == REFUSED else said

@@ -74,11 +74,11 @@ def verdict(cluster: Cluster, goal: Goal) -> Verdict:
     return judge(view, _first(view))
 
 
-def look(cluster: Cluster, goal: Goal) -> tuple[Step | None, Verdict]:
-    """Return both of one look."""
+def look(cluster: Cluster, goal: Goal, moved: int = 0) -> tuple[Step | None, Verdict]:
+    """Return both of one look, since which so many slots have moved as the step says."""
     view = View(cluster, goal)
     found = _first(view)
-    return found, judge(view, found)
+    return found, judge(view, found, moved)
 
 
 def _first(view: View) -> Step | None:

@@ -135,9 +135,12 @@ SCALE: tuple[Rule, ...] = (spread, removal)
 """Slots where the goal wants them, and shards that are drained. After the capacity, before a roll."""
 
 
-def progress(view: View) -> str:
+def progress(view: View, moved: int = 0) -> str:
     """How far the slots have come: of shards that are being filled what they have of their part, of shards that are
-    being drained what they gave of the part that they had while all shards were there."""
+    being drained what they gave of the part that they had while all shards were there.
+
+    `moved` have gone since the look.
+    """
     leaders = _leaders(view)
     sizes = {node: count(found) for node, found in view.slots.items()}
     total = done = 0
@@ -152,7 +155,7 @@ def progress(view: View) -> str:
         else:
             total = sum(wanted[node] for node in lacking)
             done = sum(sizes.get(node, 0) for node in lacking)
-    return f"moving slots: {done:,} of {total:,}" if total else "moving slots"
+    return f"moving slots: {min(total, done + moved):,} of {total:,}" if total else "moving slots"
 
 
 def left_to_move(view: View) -> int:

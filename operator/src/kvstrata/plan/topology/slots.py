@@ -55,7 +55,7 @@ def assign(view: View) -> Step | None:
     commands = tuple(command for shard, server in given.items() for command in _give(server, shares[shard]))
     lost = tuple(piece for shard in given for piece in shares[shard])
     names = ", ".join(view.name(server.node_id) for server in given.values())
-    message = f"{count(lost)} slots that nobody has any more are given, empty, to {names}"
+    message = f"{count(lost)} slots that nobody has are given, empty, to {names}"
     return Step(StepReason.SLOTS_LOST, message, commands, lost=lost)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .health import covered, replicas_missing, shards_ready, uncovered, whole
-from .moves import left_to_move
+from .moves import left_to_move, progress
 from .roll import outdated
-from .steps import Step
+from .steps import Step, StepReason
 from .view import View, count
 
 
@@ -39,8 +39,8 @@ class Verdict:
     progress: str
 
 
-def judge(view: View, found: Step | None) -> Verdict:
-    """Judge a look and the step that follows from it."""
+def judge(view: View, found: Step | None, moved: int = 0) -> Verdict:
+    """Judge a look and the step that follows from it, of which `moved` slots have gone to their shard meanwhile."""
     slots, replication = covered(view), whole(view)
     shards, ready = view.goal.shards, shards_ready(view)
     return Verdict(
@@ -52,13 +52,17 @@ def judge(view: View, found: Step | None) -> Verdict:
         shards=shards,
         shards_ready=ready,
         empty=not view.slots and all(pod.uid in view.cluster.servers or pod.ip is None for pod in view.pods),
-        slots_to_move=left_to_move(view),
+        slots_to_move=max(0, left_to_move(view) - moved),
         pods_to_replace=sum(outdated(view, pod) and view.stays(pod) for pod in view.pods),
         replicas_missing=replicas_missing(view),
         settled=found is None,
         reason=found.reason if found else "",
-        progress=f"{ready} of {shards} shards ready" + (f"; {found.message}" if found else ""),
+        progress=f"{ready} of {shards} shards ready" + (f"; {_told(view, found, moved)}" if found else ""),
     )
+
+
+def _told(view: View, found: Step, moved: int) -> str:
+    return progress(view, moved) if found.reason is StepReason.MOVING_SLOTS else found.message
 
 
 def _why(waiting: Step | None) -> str:
