@@ -1,13 +1,16 @@
 """A model's pod where no kubelet runs: its object, a gate process with the pod's own tokens, the policy adapter over
-a real Redis. LMCache and the engine are stand-ins."""
+a real Redis. LMCache is a stand-in, and so is the engine, which knows how to forget and nothing else."""
 
 from __future__ import annotations
 
 import base64
 import os
+import socketserver
 import subprocess
 import sys
 import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +19,7 @@ import yaml
 
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.runtime import Runtime
+from kvstrata_sidecar.connector.reset import ENGINE_RESET_PATH
 from tests.apiserver.kubelet import NODE
 from tests.tiers.memory_server import Server as Memory
 from tests.tiers.memory_stand_in import Key
@@ -23,6 +27,42 @@ from tests.tiers.tier_driver import Driver, block
 
 ROOT = Path(__file__).resolve().parents[2]
 MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+class Engine(socketserver.ThreadingUnixStreamServer):
+    """Answers on the engine's socket: how often it was told to forget is all that there is of it."""
+
+    daemon_threads = True
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path), _EngineRequest)
+        self.resets = 0
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Name the caller, whose unix address is empty."""
+        connection, _ = super().get_request()
+        return connection, ("gate", 0)
+
+
+class _EngineRequest(BaseHTTPRequestHandler):
+    server: Engine
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        knows = self.path == ENGINE_RESET_PATH
+        self.server.resets += knows
+        body = b'{"success":true}' if knows else b"{}"
+        self.send_response(200 if knows else 503)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        self.send_error(503)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
 
 
 class InferencePod:
@@ -39,6 +79,7 @@ class InferencePod:
         self._gate: subprocess.Popen[bytes] | None = None
         self._runtime: Runtime | None = None
         self.memory = Memory(tier="cpu")
+        self.engine = Engine(self.directory / "engine" / "engine.sock")
         self.uid = ""
 
     def start(self, domain: str, redis_port: int) -> None:
@@ -84,6 +125,8 @@ class InferencePod:
 
     def stop(self) -> None:
         """End it, without a word."""
+        self.engine.shutdown()
+        self.engine.server_close()
         if self._gate is not None:
             self._gate.kill()
             self._gate.wait(10)

@@ -14,6 +14,7 @@ import pytest
 
 from e2e.cluster.control_plane import ControlPlane
 from kvstrata.cli import plugin
+from kvstrata.contract.keys import BlockKey
 from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.apiserver.conftest import REPOSITORY, install_crds
@@ -164,21 +165,38 @@ def place(tmp_path: Path) -> Iterator[Place]:
     redis.kill()
 
 
+def start_pods(place: Place) -> str:
+    """Start the pods once they have all that they need, wait until they enforce, and return the domain's id."""
+    place.wait(
+        "what pods need", lambda: place.has("secrets/kvs-tiny-gate-tls") and place.has("serviceaccounts/kvs-tiny")
+    )
+    domain: str = place.wait(
+        "the domain's id", lambda: place.get("cachedomains", "default").get("status", {}).get("domainID")
+    )
+    for pod in place.pods:
+        pod.start(domain, place.redis.port)
+    place.wait("policies in force", lambda: place.enforced("acme") and place.enforced("globex"))
+    return domain
+
+
+def receipt_of(place: Place, folder: Path) -> list[str]:
+    """Write the only receipt and the key into files; return the words that verify them."""
+    stored = place.config_maps()
+    (receipt,) = (data["receipt.json"] for name, data in stored.items() if name.startswith("kvstrata-receipt-"))
+    (public_key,) = stored["kvstrata-receipts-keys"].values()
+    (folder / "receipt.json").write_text(receipt)
+    (folder / "key.pem").write_text(public_key)
+    needed = [word for claim in ("Unreachable", "KeysRevoked", "Erased", "Verified") for word in ("--require", claim)]
+    return ["receipt", "verify", str(folder / "receipt.json"), "--public-key", str(folder / "key.pem"), *needed]
+
+
 def test_what_a_tenant_has_is_erased_and_a_receipt_proves_it_although_the_operator_is_killed(
     place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = place.operators.start("operator-a")
     first.wait_until_leading()
     place.operators.start("operator-b")
-    place.wait(
-        "what pods need", lambda: place.has("secrets/kvs-tiny-gate-tls") and place.has("serviceaccounts/kvs-tiny")
-    )
-    domain = place.wait(
-        "the domain's id", lambda: place.get("cachedomains", "default").get("status", {}).get("domainID")
-    )
-    for pod in place.pods:
-        pod.start(domain, place.redis.port)
-    place.wait("policies in force", lambda: place.enforced("acme") and place.enforced("globex"))
+    start_pods(place)
     leaving, staying = place.keyspace("acme"), place.keyspace("globex")
     for number, pod in enumerate(place.pods):
         pod.store(leaving, 1 + number, 3 + number)
@@ -200,16 +218,42 @@ def test_what_a_tenant_has_is_erased_and_a_receipt_proves_it_although_the_operat
     assert (place.status["keys"], place.status["tiers"][0]["deleted"]) == (4, 4)
     assert place.copies(data_key) == 0
 
-    stored = place.config_maps()
-    (receipt,) = (data["receipt.json"] for name, data in stored.items() if name.startswith("kvstrata-receipt-"))
-    (public_key,) = stored["kvstrata-receipts-keys"].values()
-    (tmp_path / "receipt.json").write_text(receipt)
-    (tmp_path / "key.pem").write_text(public_key)
-    needed = [word for claim in ("Unreachable", "KeysRevoked", "Erased", "Verified") for word in ("--require", claim)]
-    files = ["receipt", "verify", str(tmp_path / "receipt.json"), "--public-key", str(tmp_path / "key.pem"), *needed]
-    assert plugin.main(files) == 0, capsys.readouterr()
+    assert plugin.main(receipt_of(place, tmp_path)) == 0, capsys.readouterr()
+    receipt = (tmp_path / "receipt.json").read_text()
     assert not any(secret in receipt for secret in (leaving, staying))
     told = place.get("cachedomains", "default")["status"]["receipts"]
     assert told == {"count": 1, "head": place.status["receiptDigest"]}
     place.wait("nothing to be kept of it", lambda: not place.kept())
     assert not place.get("cacheinvalidations", "leave")["metadata"].get("finalizers")
+
+
+def test_what_a_model_has_is_erased_engines_forget_and_a_tenant_of_another_model_keeps_its_own(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.operators.start("operator-a").wait_until_leading()
+    for raw in (model("other"), policy("initech", models={"names": ["other"]})):
+        place.server.apply(raw)
+    domain = start_pods(place)
+    going = {tenant: place.keyspace(tenant) for tenant in ("acme", "globex")}
+    for number, keyspace in enumerate(going.values()):
+        place.pods[number].store(keyspace, 1, 2 + number)
+    place.wait("an epoch", lambda: place.get("tenantcachepolicies", "initech").get("status", {}).get("scope"))
+    staying = place.keyspace("initech")
+    kept = str(BlockKey(domain, staying, "1" * 16, 0, 0, bytes(32)))
+    place.redis.admin().set(kept, b"a block under another model")
+
+    place.server.apply(invalidation("leave", scope={"model": "tiny"}, mode="Eager", hbm="ResetEngine"))
+    place.wait("the end", lambda: place.status.get("phase") in ("Complete", "Failed"))
+
+    assert place.status["phase"] == "Complete", place.tails()
+    assert place.holds() >= {"LogicallyInvalid", "KeysRevoked", "Erased", "Verified", "Complete", "Ready"}
+    assert [place.names_with(keyspace) for keyspace in going.values()] == [[], []]
+    assert place.names_with(staying) == [kept.encode()]
+    assert place.keyspace("initech") == staying
+    assert not set(going.values()) & {place.keyspace(tenant) for tenant in going}
+    assert [pod.engine.resets for pod in place.pods] == [1, 1]
+    assert plugin.main(receipt_of(place, tmp_path)) == 0, capsys.readouterr()
+    facts = json.loads((tmp_path / "receipt.json").read_text())["record"]["erasure"]
+    assert [bool(pod["engineReset"]) for pod in facts["pods"]] == [True, True]
+    assert "EngineMemory" not in {item["kind"] for item in facts["residue"]}
+    assert [one["name"] for one in facts["revoked"]] == [None, None]

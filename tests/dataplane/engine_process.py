@@ -90,6 +90,7 @@ class EngineProcess:
             "--max-num-seqs": "8",
             "--block-size": "32",
             "--kv-transfer-config": json.dumps(transfer),
+            "--middleware": "kvstrata_sidecar.connector.reset.EngineReset",
         }
         if socket_path is not None:
             flags["--uds"] = str(socket_path)

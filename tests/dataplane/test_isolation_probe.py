@@ -1,4 +1,5 @@
-"""The isolation probe by the real engine, cache server, Redis and files, through the gate's own port."""
+"""The isolation probe by the real engine, cache server, Redis and files, through the gate's own port; and that engine's
+prefix cache, emptied at the same port."""
 
 from __future__ import annotations
 
@@ -15,9 +16,11 @@ import pytest
 
 from kvstrata.contract.bundle import Entry
 from kvstrata.contract.datakey import DataKey
+from kvstrata.contract.enginereset import RESET_PATH, EngineSaid, ResetOutcome, ResetRequest
 from kvstrata.contract.keyspace import Scope, ScopeKind
 from kvstrata.contract.pools import PoolShard, PoolState, PoolVersion, pack_hashes
 from kvstrata.contract.probe import PROBE_PATH, Probed, ProbeOutcome, ProbeRequest
+from kvstrata_sidecar.gate.enginecalls import WholeAnswer, judged, request_bytes
 from tests.dataplane.conftest import StartServer, file_tier, tier
 from tests.dataplane.engine_process import CHUNK_TOKENS, MODEL, EngineProcess, engine_python
 from tests.dataplane.test_pool_engine import Folders, posted, say
@@ -29,6 +32,9 @@ from tests.tiers.redis_process import RedisProcess
 pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
 
 TIERS = ("Engine", "disk", "dram", "shared")
+LONG = 800
+"""Tokens of an answer that is still being computed when requests that run are told to make way."""
+
 _KEYS: dict[str, tuple[DataKey, ...]] = {}
 
 
@@ -146,3 +152,36 @@ async def test_a_tier_that_is_away_is_not_said_to_be_isolated(gate: World, pod: 
         await asyncio.to_thread(pod.redis.start)
     assert said.outcome is ProbeOutcome.ISOLATED
     assert (said.proven, said.unproven) == (("Engine", "disk", "dram"), ("shared",))
+
+
+async def completion(world: World, prompt: str, salt: str, tokens: int) -> tuple[str, int]:
+    """Have the engine answer, without a cache server that knows the salt; return the text, and how many tokens of the
+    prompt the engine had in its own memory."""
+    answer = WholeAnswer(asyncio.get_running_loop())
+    body = {
+        "model": MODEL, "prompt": prompt, "cache_salt": salt, "max_tokens": tokens, "temperature": 0,
+        "ignore_eos": True,
+    }  # fmt: skip
+    answer.call = world.gate.engine.send(request_bytes("/v1/completions", body), answer)
+    said = judged(*await answer.future)
+    details = said["usage"]["prompt_tokens_details"] or {}
+    assert said["usage"]["completion_tokens"] == tokens
+    return str(said["choices"][0]["text"]), int(details.get("cached_tokens") or 0)
+
+
+async def reset(world: World, wait_s: float = 0.0) -> ResetOutcome:
+    return EngineSaid.decode(await say(world, posted(RESET_PATH, ResetRequest(wait_s).encode()))).outcome
+
+
+async def test_an_engine_that_is_told_to_forget_finds_nothing_of_before_and_answers_what_runs(gate: World) -> None:
+    await publish(gate, keyed("acme"))
+    salt, prompt = keyspace("in no policy"), "a prompt that is long enough for some blocks " * 8
+    alone, _ = await completion(gate, "tell me more", keyspace("alone"), LONG)
+    running = asyncio.create_task(completion(gate, "tell me more", keyspace("beside"), LONG))
+    while await reset(gate) is not ResetOutcome.BUSY:
+        assert not running.done()
+    first, _ = await completion(gate, prompt, salt, 4)
+    assert (await completion(gate, prompt, salt, 4))[1] > 0
+    assert await reset(gate, wait_s=60) is ResetOutcome.RESET
+    assert await completion(gate, prompt, salt, 4) == (first, 0)
+    assert (await running)[0] == alone

@@ -22,6 +22,7 @@ from kvstrata.adapters.gate_client import (
 )
 from kvstrata.contract import ContractError
 from kvstrata.contract.ack import ACK_TOKEN_HEADER, OPERATOR_COMMON_NAME, STATE_PATH, PodState, gate_server_name
+from kvstrata.contract.enginereset import RESET_PATH, EngineSaid, ResetOutcome, ResetRequest
 from kvstrata.contract.erase import ERASE_PATH, VERIFY_PATH, Erased, EraseRequest, Verified, VerifyRequest
 from kvstrata.contract.erasing import AdapterVerified, EraseOutcome
 from kvstrata.contract.link import TierState
@@ -300,6 +301,7 @@ async def test_an_answer_beyond_its_bound_is_not_read_on(certificates: Pki) -> N
 
 ERASED = Erased("g", "c", 7, 3, 7, EraseOutcome.REMAINING, requests=2)
 VERIFIED = Verified("g", 7, False, AdapterVerified("c", 7, 3, True, False))
+RESET = EngineSaid("g", ResetOutcome.BUSY)
 OLD = "0" * 32
 
 
@@ -308,14 +310,15 @@ async def test_an_erasure_is_posted_and_answered_with_the_pods_token(certificate
 
     async def work(request: web.Request) -> web.Response:
         said[request.path] = await request.read()
-        body = ERASED.encode() if request.path == ERASE_PATH else VERIFIED.encode()
-        return web.Response(body=body, headers={ACK_TOKEN_HEADER: "token"})
+        answers = {ERASE_PATH: ERASED.encode(), VERIFY_PATH: VERIFIED.encode(), RESET_PATH: RESET.encode()}
+        return web.Response(body=answers[request.path], headers={ACK_TOKEN_HEADER: "token"})
 
-    erase, verify = EraseRequest((OLD,), ("dram",), 30.0), VerifyRequest(OLD, bytes(32))
+    erase, verify, reset = EraseRequest((OLD,), ("dram",), 30.0), VerifyRequest(OLD, bytes(32)), ResetRequest(30.0)
     async with _gate(certificates, work=work) as (client, _):
         assert await client.erase("127.0.0.1", NAME, erase) == (ERASED, "token")
         assert await client.verify("127.0.0.1", NAME, verify) == (VERIFIED, "token")
-    assert said == {ERASE_PATH: erase.encode(), VERIFY_PATH: verify.encode()}
+        assert await client.reset("127.0.0.1", NAME, reset) == (RESET, "token")
+    assert said == {ERASE_PATH: erase.encode(), VERIFY_PATH: verify.encode(), RESET_PATH: reset.encode()}
 
 
 @pytest.mark.parametrize("status", [404, 501])
@@ -328,9 +331,11 @@ async def test_a_pod_of_a_version_that_cannot_erase_is_told_by_name(certificates
             await client.erase("127.0.0.1", NAME, EraseRequest((OLD,)))
         with pytest.raises(GateError) as verifying:
             await client.verify("127.0.0.1", NAME, VerifyRequest(OLD))
+        with pytest.raises(GateError) as resetting:
+            await client.reset("127.0.0.1", NAME, ResetRequest())
         with pytest.raises(GateError) as pools:
             await client.pool("127.0.0.1", NAME, "uid")
-    assert {erasing.value.reason, verifying.value.reason} == {GateFailure.UNSUPPORTED}
+    assert {one.value.reason for one in (erasing, verifying, resetting)} == {GateFailure.UNSUPPORTED}
     assert pools.value.reason is GateFailure.REFUSED
 
 

@@ -14,6 +14,7 @@ from kvstrata.contract.receiptresidue import Claim, Residue
 from kvstrata.contract.receiptwords import Hbm, KeyCustody, ScopeForm
 from kvstrata.model.erasure import DenyList, Erasure, PodNow, TierNow
 from kvstrata.model.erasurefacts import (
+    EngineKept,
     EngineReset,
     Fact,
     FilesErased,
@@ -463,6 +464,25 @@ def test_engines_are_emptied_where_the_order_says_so() -> None:
     assert verdict_of(step_of(*done, subject=reset)) is not None
     kept = facts_of(Erasure(order()).hearing(*until_verified()))
     assert Residue.ENGINE_MEMORY in {item.kind for item in kept.residue}
+
+
+def test_an_engine_that_cannot_forget_is_named_waited_for_and_left_only_where_residue_is_allowed() -> None:
+    reset = subject(hbm=Hbm.RESET_ENGINE)
+    facts = (*until_verified(), EngineReset("p1", at(50)), EngineKept("p2", at(50)))
+    step = step_of(*facts, subject=reset)
+    assert (step.orders, step.decision.reason) == ((), R.ENGINE_NOT_RESET)
+    assert "chat-p2" in step.decision.message
+    failed = verdict_of(step_of(*facts, subject=reset, now_s=2000))
+    assert failed is not None
+    assert (failed.complete, failed.reason) == (False, R.ENGINE_NOT_RESET)
+    left = verdict_of(step_of(*facts, subject=reset, allow_residue=True, now_s=2000))
+    assert left is not None
+    assert (left.complete, left.reason) == (True, R.COMPLETE_WITH_RESIDUE)
+    kept = facts_of(Erasure(order(subject=reset)).hearing(*facts))
+    assert Residue.ENGINE_MEMORY in {item.kind for item in kept.residue}
+    gone = verdict_of(step_of(*facts, ended("p2", 60), subject=reset, now_s=70))
+    assert gone is not None
+    assert gone.complete
 
 
 def test_what_the_order_leaves_out_is_named_and_denies_nothing() -> None:

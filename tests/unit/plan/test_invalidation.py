@@ -66,7 +66,6 @@ def test_a_deadline_that_passed_while_no_operator_ran_fails_by_name_and_brings_n
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"scope": {"tenant": "acme"}, "mode": "Eager", "hbm": "ResetEngine"}, "ResetNotReconciled"),
         ({"scope": {"tenant": "acme"}, "hbm": "ResetEngine"}, "ResetNotReconciled"),
         ({"scope": {"model": "nobody"}}, "ModelNotFound"),
         ({"scope": {"pool": "p"}}, "PoolNotFound"),

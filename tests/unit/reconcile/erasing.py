@@ -15,6 +15,7 @@ from kvstrata.adapters.kube import KubeError, TokenIdentity
 from kvstrata.adapters.redis_probe import Access
 from kvstrata.adapters.tier_verifier import NodeLook, Problem, TierLook
 from kvstrata.api.cachedomain import ReceiptChain
+from kvstrata.contract.enginereset import EngineSaid, ResetOutcome, ResetRequest
 from kvstrata.contract.erase import Erased, EraseRequest, Verified, VerifyRequest
 from kvstrata.contract.erasereport import End, Line, Outcome, PrimaryEnd, StopReason, keyspace_digest
 from kvstrata.contract.erasereport import Erased as ErasedLine
@@ -182,6 +183,8 @@ class Gates:
         self.away: set[str] = set()
         self.holding: set[str] = set()
         self.finding: set[str] = set()
+        self.resets: list[str] = []
+        self.engines: dict[str, list[ResetOutcome]] = {}
         self.token = ""
 
     def _pod(self, ip: str) -> str:
@@ -220,6 +223,15 @@ class Gates:
         tier = VerifiedTier("cpu", "CPU", asked, asked if pod in self.finding else 0, kept=0)
         found = AdapterVerified(state.cache_boot, state.acked, 1, True, False, asked, (tier,))
         return Verified(state.gate_boot, state.acked, False, found), token
+
+    async def reset(self, pod_ip: str, server_name: str, request: ResetRequest) -> tuple[EngineSaid, str]:
+        """Have the engine forget, if it is idle and knows how."""
+        await asyncio.sleep(0)
+        pod, token = self._answering(pod_ip)
+        self.resets.append(pod)
+        state = self._world.sim.acks[self._world.sim.pod(pod).uid]
+        outcome = self.engines.get(pod, [ResetOutcome.RESET])
+        return EngineSaid(state.gate_boot, outcome.pop(0) if len(outcome) > 1 else outcome[0]), token
 
 
 class World:

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from kvstrata.contract.enginereset import ResetOutcome
 from kvstrata.contract.receiptresidue import Claim, Residue
 from kvstrata.plan.deletion import ABANDON, FINALIZER
 from kvstrata.plan.erasurefacts import found_again
@@ -54,6 +55,47 @@ def test_what_a_model_has_is_erased_of_all_its_tenants_whom_the_receipt_does_not
     (facts,) = made.chain.issued
     assert (str(facts.subject.scope), facts.subject.scope_name) == ("model", "tiny")
     assert [(str(one.kind), one.name) for one in facts.revoked] == [("Tenant", None)] * 2
+
+
+def test_engines_forget_where_the_order_says_so_and_each_is_asked_until_it_did() -> None:
+    made = world()
+    made.gates.engines = {"pod-0": [ResetOutcome.AWAY, ResetOutcome.BUSY, ResetOutcome.RESET]}
+
+    async def story(w: World) -> None:
+        order(w.sim, hbm="ResetEngine")
+        await w.until(lambda: w.status.get("rolledTime"))
+        w.sim.ack("pod-0")
+        for _ in range(50):
+            await w.turn(1)
+        assert w.gates.resets == [], "a pod that has not let go may still fill its engine"
+        await acked(w)
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert sorted(made.gates.resets) == ["pod-0"] * 3 + ["pod-1"]
+    assert made.proven() == ALL
+    (facts,) = made.chain.issued
+    assert all(pod.engine_reset for pod in facts.pods)
+    assert Residue.ENGINE_MEMORY not in {item.kind for item in facts.residue}
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_an_engine_that_cannot_forget_is_told_by_its_pods_name(allowed: bool) -> None:
+    made = world()
+    made.gates.engines = {"pod-1": [ResetOutcome.CANNOT]}
+
+    async def story(w: World) -> None:
+        order(w.sim, hbm="ResetEngine", allowResidue=allowed)
+        await acked(w)
+        await w.until(lambda: "engine of pod pod-1 cannot" in w.status.get("message", ""))
+        await w.until(lambda: w.phase in ("Complete", "Failed"), tick_s=20)
+
+    run(story, made)
+    ended = ("Complete", "CompleteWithResidue") if allowed else ("Failed", "EngineNotReset")
+    assert (made.phase, made.sim.condition(KIND, "leave", made.phase)) == (ended[0], ("True", ended[1]))
+    assert made.gates.resets.count("pod-1") == 1
+    (facts,) = made.chain.issued
+    assert Residue.ENGINE_MEMORY in {item.kind for item in facts.residue}
 
 
 def test_nothing_is_kept_of_an_erasure_that_is_over_but_its_receipt() -> None:

@@ -21,6 +21,7 @@ import aiohttp
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.ack import ACK_TOKEN_HEADER, CONTROL_PORT, STATE_PATH, PodState
+from kvstrata.contract.enginereset import MAX_RESET_BYTES, RESET_PATH, EngineSaid, ResetRequest
 from kvstrata.contract.erase import (
     ERASE_PATH,
     MAX_ERASED_BYTES,
@@ -135,7 +136,8 @@ class _Answer(Generic[T]):
 
 
 class GateClient:
-    """Asks gates for their state, to work for prefix pools, to erase, to probe isolation, and brings them data keys.
+    """Asks gates for their state, to work for prefix pools, to erase, to reset engines, to probe isolation, and brings
+    them data keys.
 
     Use it as a context manager, within one event loop.
 
@@ -230,6 +232,17 @@ class GateClient:
         body = request.encode()
         question = _Question("POST", VERIFY_PATH, LOOK_TIMEOUT_S, MAX_ERASED_BYTES, body=body, newer=True)
         answer = await self._ask(pod_ip, server_name, question, Verified.decode)
+        return answer.body, answer.token
+
+    async def reset(self, pod_ip: str, server_name: str, request: ResetRequest) -> tuple[EngineSaid, str]:
+        """Have a pod's engine empty its prefix cache; return what became of it and the token that came with it,
+        unchecked.
+
+        Raises GateError, and ContractError for a request that no gate would take.
+        """
+        timeout_s = request.wait_s + LOOK_TIMEOUT_S
+        question = _Question("POST", RESET_PATH, timeout_s, MAX_RESET_BYTES, body=request.encode(), newer=True)
+        answer = await self._ask(pod_ip, server_name, question, EngineSaid.decode)
         return answer.body, answer.token
 
     async def probe(self, pod_ip: str, server_name: str, request: ProbeRequest) -> tuple[Probed, str]:

@@ -141,8 +141,9 @@ class CacheInvalidationSpec(ApiModel):
     """CacheTiers from which data is deleted; with mode Eager only. Absent means all."""
 
     hbm: HbmHandling | None = None
-    """RollScopes: blocks in the engines' memory become unreachable. ResetEngine: the engines' prefix caches are
-    emptied, for all tenants. Absent means RollScopes."""
+    """RollScopes: blocks in the engines' memory become unreachable. ResetEngine, with mode Eager only: the engines'
+    prefix caches are emptied, for all tenants, and requests that run for more than two seconds are computed anew.
+    Absent means RollScopes."""
 
     reason: Annotated[str, StringConstraints(max_length=1024)] | None = None
     """Why; it is recorded in the receipt."""

@@ -15,7 +15,7 @@ OWNED_FLAGS: dict[str, str] = {
     "--grpc-port": "the engine listens only for the gate",
     "--headless": "the engine listens for the gate",
     "--root-path": "the gate chooses the paths that it forwards",
-    "--middleware": "the gate is the only middleware",
+    "--middleware": "the operator's is the only middleware",
     "--ssl-keyfile": "TLS ends at the gate: set gate.tls",
     "--ssl-certfile": "TLS ends at the gate: set gate.tls",
     "--ssl-ca-certs": "TLS ends at the gate: set gate.tls",

@@ -33,7 +33,10 @@ class InvalidationReason(Reason):
         "This version invalidates tenants, groups, pools, models and whole namespaces, and no single prefix.",
     )
     NOTHING_TO_ERASE = "NothingToErase", "What is named has no scope of its own with an epoch."
-    RESET_NOT_RECONCILED = "ResetNotReconciled", "This version does not empty the engines' prefix caches."
+    RESET_NOT_RECONCILED = (
+        "ResetNotReconciled",
+        "Engines' prefix caches are emptied with mode Eager only, which waits for what engines say.",
+    )
     DEADLINE_EXCEEDED = "DeadlineExceeded", "The deadline passed before the invalidation was complete."
     REVOKING_KEYS = "RevokingKeys", "Data keys are being removed from their custody."
     CUSTODY_AWAY = "CustodyAway", "The custody of the data keys does not answer; it is waited for."
@@ -47,6 +50,10 @@ class InvalidationReason(Reason):
     TIER_AWAY = "TierAway", "Servers of a tier do not answer; they are waited for."
     POD_GONE_MID_ERASE = "PodGoneMidErase", "A pod that acknowledged cannot be asked any more, or started anew."
     COPY_UNREACHABLE = "CopyUnreachable", "Copies are where nobody can reach them."
+    ENGINE_NOT_RESET = (
+        "EngineNotReset",
+        "An engine has no way to empty its prefix cache: its pod has to end, or to be replaced.",
+    )
     ERASED = "Erased", "Every tier and every pod was emptied, and said so."
     VERIFYING = "Verifying", "The operator looks at every server and asks every pod."
     SLOT_MAP_CHANGED = "SlotMapChanged", "Slots moved while a tier was looked at; it is looked at again."

@@ -196,7 +196,7 @@ class PodFact:
     """The tiers inside it."""
 
     engine_reset: Moment | None
-    """When its engine's prefix cache was emptied; null if it was not."""
+    """When its engine said that it finds no block of before any more; null if it did not."""
 
     probes: Probes | None
     """What it was asked for at verification."""

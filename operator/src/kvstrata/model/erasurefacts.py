@@ -162,6 +162,16 @@ class EngineReset(_Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class EngineKept(_Fact):
+    """A pod's engine has no way to empty its prefix cache."""
+
+    ABOUT: ClassVar[tuple[str, ...]] = ("uid",)
+
+    uid: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class PodProbed(_OfProcesses):
     """What a pod said when it was asked for keys that it could have read before, after its answer of that round."""
 
@@ -300,6 +310,7 @@ Fact = (
     | PodErased
     | FilesErased
     | EngineReset
+    | EngineKept
     | PodProbed
     | KeyRemoved
     | KeyDestroyed

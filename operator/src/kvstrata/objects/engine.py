@@ -29,6 +29,7 @@ so the shell stays first, passes the signal on and ends as the engine ends."""
 COMMAND = ("sh", "-c", START_SCRIPT, paths.ENGINE_SOCKET, "python3", "-m", "vllm.entrypoints.openai.api_server")
 CONNECTOR = "GuardedConnector"
 CONNECTOR_MODULE = "kvstrata_sidecar.connector.guard"
+MIDDLEWARE = "kvstrata_sidecar.connector.reset.EngineReset"
 
 DRAIN_TIMEOUT_S = 120
 """How long a pod that is going away lets requests run on."""
@@ -93,6 +94,7 @@ def arguments(model: CachedModel, tiers: Sequence[CacheTier]) -> list[str]:
         *("--uds", paths.ENGINE_SOCKET),
         *("--prefix-caching-hash-algo", "sha256"),
         "--enable-prompt-tokens-details",
+        *("--middleware", MIDDLEWARE),
     ]
     if spec.effective_dtype is not DType.AUTO:
         flags += ["--dtype", str(spec.effective_dtype)]

@@ -14,6 +14,7 @@ from kvstrata.model.erasure import Erasure, SharedTier
 from kvstrata.model.erasurefacts import (
     NOTHING,
     Deletion,
+    EngineKept,
     EngineReset,
     FilesErased,
     HeldTier,
@@ -151,6 +152,11 @@ def is_empty(erasure: Erasure, witness: Witness) -> bool:
 def is_reset(erasure: Erasure, uid: str) -> bool:
     """Whether a witness's engine emptied its prefix cache."""
     return any(one.uid == uid for one in erasure.of(EngineReset))
+
+
+def cannot_reset(erasure: Erasure, uid: str) -> bool:
+    """Whether a witness's engine has no way to empty its prefix cache."""
+    return any(one.uid == uid for one in erasure.of(EngineKept))
 
 
 def files_left(erasure: Erasure, witness: Witness) -> tuple[HeldTier, ...]:

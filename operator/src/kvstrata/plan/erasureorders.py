@@ -17,6 +17,7 @@ from kvstrata.model.erasurefacts import Deletion, JobState, Witness
 
 from .erasurefacts import (
     answer_of,
+    cannot_reset,
     counts,
     files_left,
     has_acknowledged,
@@ -168,6 +169,9 @@ def reset_owed(erasure: Erasure, seen: Surroundings, witness: Witness) -> Owed:
     """Where the order says so, the engine of every pod that acknowledged is emptied."""
     if erasure.order.subject.hbm is not Hbm.RESET_ENGINE or is_reset(erasure, witness.uid):
         return Owed()
+    if cannot_reset(erasure, witness.uid):
+        why = f"the engine of pod {witness.name} cannot empty its prefix cache: the pod has to end"
+        return Owed(stuck=(Decision(R.ENGINE_NOT_RESET, why),))
     return _ask(erasure, seen, witness, ResetEngine(erasure.order.uid, witness.uid))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstrata.contract.ack import PodState
+from kvstrata.contract.enginereset import RESET_PATH
 from kvstrata.contract.erase import ERASE_PATH, VERIFY_PATH
 from kvstrata.contract.keydelivery import KEYS_BACK_PATH, KEYS_PATH
 from kvstrata.contract.probe import PROBE_PATH
@@ -24,6 +25,7 @@ from .bundle_watch import BundleWatch, KeyWatch
 from .control import ControlService
 from .drain import POLL_S, Drain
 from .enforcement import Enforcement
+from .enginereset import EngineResetter
 from .erasing import PodEraser
 from .fencing import Freshness, PolicyVolume
 from .health import HealthService
@@ -116,6 +118,7 @@ class Gate:
         self.eraser = PodEraser(
             boot=self.boot, enforcement=self.enforcement, link=self.link, key_files=self.volume.keys_left
         )
+        self.resetter = EngineResetter(boot=self.boot, engine=self.engine)
         self.prober = Prober(
             model=settings.served_model,
             boot=self.boot,
@@ -132,6 +135,7 @@ class Gate:
             (b"GET", POOL_PATH): self.warmer.inspect,
             (b"POST", ERASE_PATH): self.eraser.erase,
             (b"POST", VERIFY_PATH): self.eraser.verify,
+            (b"POST", RESET_PATH): self.resetter.reset,
             (b"POST", PROBE_PATH): self.prober.probe,
             (b"GET", KEYS_PATH): self.data_keys.tell,
             (b"POST", KEYS_BACK_PATH): self.data_keys.give_back,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstrata.api.cacheinvalidation import CacheInvalidation, HbmHandling, SharedScopes
+from kvstrata.api.cacheinvalidation import CacheInvalidation, HbmHandling, InvalidationMode, SharedScopes
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
@@ -15,13 +15,13 @@ from kvstrata.plan.types import Decision
 from . import first
 
 
-def leaves_the_engine_running(world: World, invalidation: CacheInvalidation) -> Decision | None:
-    """Only new epochs take blocks in the engine's memory out of reach."""
-    if invalidation.spec.effective_hbm is HbmHandling.ROLL_SCOPES:
+def resets_engines_only_to_erase(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """Whether engines emptied their memory is a part of what an erasure waits for."""
+    if invalidation.spec.effective_hbm is HbmHandling.ROLL_SCOPES or invalidation.spec.mode is InvalidationMode.EAGER:
         return None
     return Decision(
         InvalidationReason.RESET_NOT_RECONCILED,
-        "hbm ResetEngine is not reconciled by this version: nothing was done; create one with hbm RollScopes",
+        "hbm ResetEngine is for mode Eager: nothing was done; create one with mode Eager or with hbm RollScopes",
     )
 
 
@@ -78,7 +78,7 @@ def says_what_becomes_of_shared_scopes(world: World, invalidation: CacheInvalida
 
 
 RULES = (
-    leaves_the_engine_running,
+    resets_engines_only_to_erase,
     has_a_scope_with_an_epoch,
     names_something_that_exists,
     says_what_becomes_of_shared_scopes,

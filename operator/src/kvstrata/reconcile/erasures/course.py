@@ -30,7 +30,14 @@ from kvstrata.plan import erasuregather as gather
 from kvstrata.plan.deletion import ABANDON, FINALIZER
 from kvstrata.plan.erasure import LOOK_AGAIN_S, Conclude, IssueReceipt, Step, next_step
 from kvstrata.plan.erasurefacts import found_again, tiers_at_hand, unreachable_at
-from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify, RevokeKeys, StartDeletion, VerifyTier
+from kvstrata.plan.erasureorders import (
+    AskPodToErase,
+    AskPodToVerify,
+    ResetEngine,
+    RevokeKeys,
+    StartDeletion,
+    VerifyTier,
+)
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.writer import NotLeadingError
 
@@ -53,7 +60,7 @@ LONGEST_PAUSE_S = 15.0
 
 REMOVED = "its CacheInvalidation was removed"
 
-_MANY = frozenset({"AskPodToErase", "AskPodToVerify", "VerifyTier", "names", "servers"})
+_MANY = frozenset({"AskPodToErase", "AskPodToVerify", "ResetEngine", "VerifyTier", "names", "servers"})
 """Orders of which there may be hundreds, and those that cost servers something."""
 
 
@@ -232,7 +239,7 @@ class Course:
             match order:
                 case RevokeKeys():
                     self._begin(order, self._hear_of, self._orders.revoke, record, order)
-                case AskPodToErase() | AskPodToVerify():
+                case AskPodToErase() | AskPodToVerify() | ResetEngine():
                     self._begin(order, self._hear_of, self._orders.ask, record, order)
                 case VerifyTier():
                     self._begin(order, self._verify, record, order)

@@ -17,7 +17,7 @@ from kvstrata.model.erasure import ErasureRecord
 from kvstrata.model.erasurefacts import Fact, JobState, ReceiptWritten, Rolled
 from kvstrata.model.facts import Pod
 from kvstrata.plan.erasure import IssueReceipt
-from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify, RevokeKeys
+from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify, ResetEngine, RevokeKeys
 from kvstrata.plan.receipts import ChainConflict
 from kvstrata.reconcile.custody import CustodyError
 
@@ -53,12 +53,14 @@ class Orders:
         except CustodyError as error:
             raise CustodyAwayError(str(error)) from error
 
-    async def ask(self, record: ErasureRecord, order: AskPodToErase | AskPodToVerify) -> tuple[Fact, ...]:
-        """Ask a pod to erase or to verify."""
+    async def ask(self, record: ErasureRecord, order: AskPodToErase | AskPodToVerify | ResetEngine) -> tuple[Fact, ...]:
+        """Ask a pod to erase, to verify, or to have its engine forget."""
         pod = self._pod(record.namespace, order.uid)
         try:
             if isinstance(order, AskPodToErase):
                 return (await self._crew.pods.erase(record.namespace, pod, order),)
+            if isinstance(order, ResetEngine):
+                return (await self._crew.pods.reset(record.namespace, pod, order),)
             return (await self._crew.pods.verify(record.namespace, pod, order, record.named),)
         except PodError as error:
             raise TroubleError(str(error)) from error

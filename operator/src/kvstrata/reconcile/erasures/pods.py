@@ -10,13 +10,14 @@ from kvstrata.adapters.gate_client import GateError
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.contract import ContractError
 from kvstrata.contract.ack import gate_server_name
+from kvstrata.contract.enginereset import EngineSaid, ResetOutcome, ResetRequest
 from kvstrata.contract.erase import Erased, EraseRequest, Verified, VerifyRequest
 from kvstrata.contract.erasing import MAX_ERASED_KEYSPACES, ErasedTier, EraseOutcome
 from kvstrata.contract.receiptfacts import Copies
-from kvstrata.model.erasurefacts import FilesErased, PodErased, PodProbed
+from kvstrata.model.erasurefacts import EngineKept, EngineReset, FilesErased, PodErased, PodProbed
 from kvstrata.model.facts import Pod
 from kvstrata.plan.erasuregather import OWN_MEMORY
-from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify
+from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify, ResetEngine
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.podtokens import PodTokens
 
@@ -34,6 +35,9 @@ class Gates(Protocol):
 
     async def verify(self, pod_ip: str, server_name: str, request: VerifyRequest) -> tuple[Verified, str]:
         """Ask what a pod finds."""
+
+    async def reset(self, pod_ip: str, server_name: str, request: ResetRequest) -> tuple[EngineSaid, str]:
+        """Have a pod's engine empty its prefix cache."""
 
 
 class PodError(Exception):
@@ -87,6 +91,19 @@ class Pods:
             raise PodError(f"pod {pod.name} started anew while it was asked")
         ((gate_boot, cache_boot),) = boots
         return PodProbed(order.uid, order.round, gate_boot, cache_boot, self._now(), known, asked, missed)
+
+    async def reset(self, namespace: str, pod: Pod, order: ResetEngine) -> EngineReset | EngineKept:
+        """Have a pod's engine empty its prefix cache, or be told that it cannot. Raises PodError to be tried again."""
+        asked = self._gates.reset(pod.ip or "", gate_server_name(pod.model, namespace), ResetRequest(WAIT_S))
+        said = await self._believed(namespace, pod, asked)
+        match said.outcome:
+            case ResetOutcome.RESET:
+                return EngineReset(order.uid, self._now())
+            case ResetOutcome.CANNOT:
+                return EngineKept(order.uid, self._now())
+            case ResetOutcome.BUSY:
+                raise PodError(f"the engine of pod {pod.name} has not emptied its prefix cache: requests hold blocks")
+        raise PodError(f"the engine of pod {pod.name} does not answer")
 
     async def _believed(self, namespace: str, pod: Pod, asked: Awaitable[tuple[T, str]]) -> T:
         """Return a pod's answer if its token is that of the pod. Raises PodError."""

@@ -1,0 +1,64 @@
+"""One path of the engine that is ours: it empties the prefix cache.
+
+    --middleware kvstrata_sidecar.connector.reset.EngineReset
+
+`POST /kvstrata/reset` is answered by 200 with `{"success": …}`, by 501 where this engine cannot; with the query
+`preempt` requests that run are computed anew.
+
+vLLM has such a path, and with it those by which whoever reaches the engine runs code in it: only in development mode.
+This one does that and nothing else. The engine listens on a socket that only the gate mounts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from .failures import logger
+
+ENGINE_RESET_PATH = "/kvstrata/reset"
+PREEMPT = "preempt"
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class EngineReset:
+    """ASGI middleware of vLLM's API server; whatever is not for its path passes through untouched."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a reset, or pass on."""
+        if scope["type"] != "http" or scope["path"] != ENGINE_RESET_PATH:
+            await self._app(scope, receive, send)
+            return
+        status, said = (405, {}) if scope["method"] != "POST" else await _reset(scope)
+        body = json.dumps(said).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+async def _reset(scope: Scope) -> tuple[int, dict[str, Any]]:
+    """Return status and answer: 200 if the engine says whether it did it, 501 if it cannot say, 503 if it failed."""
+    client = getattr(scope["app"].state, "engine_client", None)
+    reset = getattr(client, "reset_prefix_cache", None)
+    if reset is None:
+        return 501, {"error": "this engine has no prefix cache to reset"}
+    preempt = scope.get("query_string") == PREEMPT.encode()
+    try:
+        done = await reset(reset_running_requests=preempt)
+    except TypeError:
+        return 501, {"error": "this engine's version resets its prefix cache in another way"}
+    except Exception as error:
+        # With requests that wait for blocks from elsewhere the engine raises, and goes on.
+        logger.warning("The prefix cache was not reset: %s", type(error).__name__)
+        return 503, {"error": "the engine failed to reset its prefix cache"}
+    if not isinstance(done, bool):
+        return 501, {"error": "this engine's version does not say whether it reset its prefix cache"}
+    return 200, {"success": done}
