@@ -105,6 +105,10 @@ class Gossip:
         """Delete a pod. Nothing replaces it."""
         del self.pods[uid], self.nodes[uid]
 
+    def terminate(self, uid: str) -> None:
+        """Tell a pod to go whose shard is no more."""
+        self.delete(uid)
+
     def want(self, **changes: object) -> None:
         """Edit the tier: pods that are missing are added at once, others go when the operator says so."""
         self.goal = replace(self.goal, **changes)  # type: ignore[arg-type]

@@ -109,5 +109,5 @@ class Tended(Gossip):
         if found.remove_pod is not None:
             acts.append(partial(remove, [found.remove_pod], self.replace))
         for shard in found.drained:
-            acts.append(partial(remove, [uid for uid, pod in self.pods.items() if pod.shard == shard], self.delete))
+            acts.append(partial(remove, [uid for uid, pod in self.pods.items() if pod.shard == shard], self.terminate))
         return acts

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from itertools import cycle
 
@@ -202,6 +203,65 @@ def held(model: Tended, acts: int) -> list[Callable[[], None]]:
 def lost(model: Tended) -> set[int]:
     """The slots whose values nobody has any more."""
     return set(range(SLOTS)) - {slot for node in model.nodes.values() for slot in node.keys}
+
+
+class Lingering(Tended):
+    """Pods of a shard that is removed still serve for a while; its StatefulSet has others only when they are gone."""
+
+    marked = True
+    """Whether the API server shows them as being deleted already; before that only their StatefulSet is gone."""
+
+    def terminate(self, uid: str) -> None:
+        if self.marked:
+            self.pods[uid] = replace(self.pods[uid], deleting=True)
+        else:
+            self.goal = replace(self.goal, doomed=self.goal.doomed | {uid})
+
+    def collect(self) -> None:
+        """The pods that were told to go do, and a shard that is wanted again gets new ones."""
+        for uid in [uid for uid, pod in self.pods.items() if pod.deleting or uid in self.goal.doomed]:
+            self.delete(uid)
+        self.want()
+
+
+@cache
+def four_shards() -> bytes:
+    model = Lingering(shards=4)
+    settle(model)
+    model.write()
+    return pickle.dumps(model)
+
+
+def want_shards(model: Tended, shards: int) -> None:
+    model.want(shards=shards, revisions=dict.fromkeys(range(shards), "a"))
+
+
+def drained(acts: int) -> tuple[Lingering, int]:
+    """Four shards that are to be three, after at most so many acts on the way, and how many there were."""
+    model: Lingering = pickle.loads(four_shards())  # noqa: S301  (made here)
+    want_shards(model, 3)
+    return model, run(model, acts)
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["pods that are being deleted", "pods without a StatefulSet"])
+def test_a_shard_that_is_wanted_again_while_it_goes_loses_nothing(
+    marked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Lingering, "marked", marked)
+    _, acts = drained(40)
+    went = 0
+    for back_after, meanwhile in zip(range(acts + 1), cycle((0, 1, 3, 20))):
+        model, _ = drained(back_after)
+        went += any(pod.deleting for pod in model.pods.values()) or bool(model.goal.doomed)
+        want_shards(model, 4)
+        for _ in range(meanwhile):
+            model.gossip()
+            model.operate()
+        model.collect()
+        settle(model)
+        assert not lost(model), (back_after, meanwhile)
+        assert not [taken for taken in model.steps if taken.lost], (back_after, meanwhile)
+    assert went, "some were told to go before the shard was wanted again"
 
 
 def test_an_operator_that_dies_after_any_command_of_forming_is_continued() -> None:

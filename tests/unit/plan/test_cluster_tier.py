@@ -11,8 +11,9 @@ from kvstrata.api.cachetier import CacheTier, CacheTierStatus, SlotLoss
 from kvstrata.api.conditions import ConditionType
 from kvstrata.model.credentials import CredentialLook, ServerCredentials
 from kvstrata.model.facts import ClusterReport, Loss
-from kvstrata.model.topology import SLOTS, Cluster, Peer
+from kvstrata.model.topology import SLOTS, Cluster, Peer, ServerPod
 from kvstrata.model.world import World
+from kvstrata.objects import names
 from kvstrata.plan.cluster import ClusterState, cluster_state, known_as
 from tests.topology.looks import Slots, cluster, even
 from tests.unit.objects.builders import redis_tier
@@ -129,6 +130,23 @@ def test_replicas_that_are_too_many_go_when_nothing_else_is_left_to_do() -> None
 def test_what_a_server_refused_is_told_with_the_progress() -> None:
     state = state_of(look([*even(2), ()]), tier(), failed=("CommandFailed", "CLUSTER MEET: no"))
     assert str(state.fields["progress"]).endswith("; CLUSTER MEET: no")
+
+
+def test_pods_whose_statefulset_is_gone_are_about_to_go_though_one_of_its_name_is_there() -> None:
+    of = tier()
+    pods = {
+        f"kvs-{of.name}-redis-{shard}-0": ServerPod(
+            f"kvs-{of.name}-redis-{shard}-0", f"uid-{shard}", shard, 0, None, True, False, "r", controller=controller
+        )
+        for shard, controller in enumerate(("first", "first", "second", ""))
+    }
+    live = {
+        ("StatefulSet", names.redis_shard(of.name, shard)): {"metadata": {"uid": "second", "generation": 1}}
+        for shard in (1, 2, 3)
+    }
+    state = cluster_state(World("demo", 1, bytes(64), servers={of.name: pods}, children=live), of)
+    assert state is not None
+    assert state.order.goal.doomed == {"uid-0", "uid-1"}
 
 
 class TestLosses:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -64,6 +65,18 @@ def test_the_pod_of_a_single_server_is_known_and_others_of_the_tier_are_not() ->
     assert found is not None
     assert (found.shard, found.ordinal) == (0, 0)
     assert parse_server_pod(server_pod("kvs-shared-redis-x")) == ("shared", None)
+
+
+def test_a_pod_tells_who_made_it_and_until_when_it_had_to_end() -> None:
+    raw = server_pod("kvs-shared-redis-2-1")
+    _, plain = parse_server_pod(raw)
+    assert plain is not None
+    assert (plain.controller, plain.ends_by) == ("", None)
+    owners = [{"kind": "StatefulSet", "uid": "set", "controller": True}, {"kind": "Other", "uid": "x"}]
+    raw["metadata"] |= {"ownerReferences": owners, "deletionTimestamp": "2026-01-01T00:00:30Z"}
+    _, going = parse_server_pod(raw)
+    assert going is not None
+    assert (going.controller, going.ends_by) == ("set", datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC))
 
 
 def test_a_pod_tells_how_much_memory_its_server_is_started_with() -> None:

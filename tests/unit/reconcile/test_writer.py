@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from kvstrata.adapters.kube import KubeError
 from kvstrata.contract.bundle import ROOT_DATA_KEY, Root
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.plan.types import ProbeBackend
+from kvstrata.plan.types import Plan, ProbeBackend, Remove
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.bundles import read_bundle
 from kvstrata.reconcile.controllers import plan
@@ -181,6 +181,20 @@ def test_what_belongs_to_someone_else_is_not_taken_over() -> None:
     simulation.come_to_rest()
     assert simulation.condition("CachedModel", "tiny", "Stalled") == ("True", "NameConflict")
     assert simulation.kube.objects[("Service", NAMESPACE, "kvs-tiny")]["spec"] == {}
+
+
+def test_what_was_removed_is_known_to_be_gone_before_any_watch_tells() -> None:
+    simulation = Simulation(redis_tier())
+    simulation.come_to_rest()
+    key = Key("CacheTier", NAMESPACE, "shared")
+    slot = ("Service", "kvs-shared-redis")
+    uid = simulation.world.children[slot]["metadata"]["uid"]
+    finish(simulation.writer.carry_out(key, Plan(actions=(Remove(*slot, "another"),))))
+    assert slot in simulation.world.children
+    finish(simulation.writer.carry_out(key, Plan(actions=(Remove(*slot, uid),))))
+    assert slot not in simulation.world.children
+    simulation.settle()
+    assert simulation.world.children[slot]["metadata"]["uid"] != uid
 
 
 def backend_up(tier: str) -> float | None:

@@ -25,7 +25,8 @@ class ServerPod:
     is whether the server of its container's newest start has not answered the kubelet yet. `trouble` is why it does not
     come up, as Kubernetes and the container say; empty while nothing is known to hinder it. `made_for_bytes` is the
     memory that its server is started with, for which its container has room; 0 if unknown. `ends_by` is when a pod that
-    is being deleted has had all the time that it was given, None for any other.
+    is being deleted has had all the time that it was given, None for any other. `controller` is the UID of the
+    StatefulSet that made it, empty if unknown.
     """
 
     name: str
@@ -42,6 +43,7 @@ class ServerPod:
     trouble: str = ""
     made_for_bytes: int = 0
     ends_by: datetime | None = None
+    controller: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,8 @@ class Goal:
     """What a managed cluster is meant to be. `revision` is the pod template in force, by shard.
 
     `max_bytes_each` is a server's memory. `node_timeout_ms` is the silence after which servers suspect each other.
-    `locked_out` are uids of pods whose servers admit no password that any Secret holds.
+    `doomed` are uids of pods whose StatefulSet is no more, so that they are about to be deleted, `locked_out` those of
+    pods whose servers admit no password that any Secret holds.
     `drops` is whether slots move without what they hold; `movable_bytes` the largest value that is moved key by key,
     larger ones are dropped as misses. `erased_by` names the CacheInvalidations that erase here, and for which slots are
     to stay where they are.
@@ -168,6 +171,7 @@ class Goal:
     movable_bytes: int = 8 << 20
     locked_out: frozenset[str] = frozenset()
     erased_by: tuple[str, ...] = ()
+    doomed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

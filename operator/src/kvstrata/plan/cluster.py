@@ -92,8 +92,19 @@ def _goal(world: World, tier: CacheTier, managed: RedisManaged) -> Goal:
         drops=managed.drops_moved_blocks,
         movable_bytes=managed.movable_bytes,
         locked_out=_locked_out(world, tier),
+        doomed=_doomed(world, tier),
         erased_by=tuple(sorted(one.record.invalidation for one in world.erasures.values() if tier.name in one.still)),
     )
+
+
+def _doomed(world: World, tier: CacheTier) -> frozenset[str]:
+    """Return the pods that are deleted next, because their StatefulSet is gone; one of its name may be there again."""
+
+    def is_there(pod: ServerPod) -> bool:
+        live = world.children.get(("StatefulSet", names.redis_shard(tier.name, pod.shard)))
+        return live is not None and live["metadata"]["uid"] == pod.controller
+
+    return frozenset(pod.uid for pod in server_pods(world, tier) if pod.controller and not is_there(pod))
 
 
 def _locked_out(world: World, tier: CacheTier) -> frozenset[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvstrata.model.topology import ServerPod
 from kvstrata.objects import labels, names
+from kvstrata.plan.ownership import controllers
 
 MAX_WORDS = 200
 """How many characters of others' words are repeated."""
@@ -46,6 +47,7 @@ def parse_server_pod(raw: Mapping[str, Any]) -> tuple[str, ServerPod | None]:
         trouble="" if ready else trouble(status),
         made_for_bytes=_made_for_bytes(spec),
         ends_by=_ends_by(metadata),
+        controller=next(iter(controllers(raw)), ""),
     )
 
 

@@ -143,6 +143,8 @@ class Writer:
             case Remove():
                 self._may_write()
                 await self._kube.delete(BY_KIND[action.kind], key.namespace, action.name, action.uid)
+                if (action.kind, action.name) in self._store.domain(key.namespace).children:
+                    await self._note_removed(key.namespace, action)
 
     async def _create(self, key: Key, body: Mapping[str, Any]) -> None:
         self._may_write()
@@ -153,6 +155,17 @@ class Writer:
                 return
             raise
         self._enqueue(self._store.observe(_typed(created, body)))
+
+    async def _note_removed(self, namespace: str, removed: Remove) -> None:
+        """Know at once what became of a child: the next plan must not count on it until a watch tells."""
+        resource = BY_KIND[removed.kind]
+        left = await self._kube.get(resource, namespace, removed.name)
+        if left is None:
+            self._enqueue(self._store.forget(removed.kind, namespace, removed.name))
+        else:
+            self._enqueue(
+                self._store.observe(_typed(left, {"apiVersion": resource.api_version, "kind": resource.kind}))
+            )
 
     async def _apply_all(self, key: Key, children: Iterable[Mapping[str, Any]]) -> None:
         try:

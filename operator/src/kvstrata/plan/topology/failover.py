@@ -40,7 +40,7 @@ def best_replica(view: View, replicas: Iterable[Server]) -> Server:
     """The replica that read furthest, rather one whose pod stays; among equals the same one each time."""
 
     def merit(server: Server) -> tuple[bool, bool, int, str]:
-        return server.ever_synced, not view.pod(server).deleting, server.offset, server.node_id
+        return server.ever_synced, not view.leaves(view.pod(server)), server.offset, server.node_id
 
     return max(replicas, key=merit)
 

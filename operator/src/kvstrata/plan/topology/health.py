@@ -48,7 +48,7 @@ def whole(view: View) -> Step | None:
     short = [shard for shard in view.shards if len(staying[shard]) < wanted]
     if short:
         return Step(StepReason.WAITING_FOR_PODS, f"shards {_list(short)} have fewer than {wanted} servers")
-    unready = [pod.name for pod in view.pods if (pod.deleting or not pod.ready) and not _is_idle_surplus(view, pod)]
+    unready = [pod.name for pod in view.pods if (view.leaves(pod) or not pod.ready) and not _is_idle_surplus(view, pod)]
     if unready:
         return Step(StepReason.WAITING_FOR_PODS, f"not ready: {', '.join(unready)}")
     behind = [server for server in view.servers.values() if not _follows(view, server)]

@@ -96,6 +96,9 @@ def spread(view: View) -> Step | None:
     found = _transfers(view)
     if not found:
         return None
+    going = sorted({view.name(one.target) for one in found if view.leaves(view.pod(view.servers[one.target]))})
+    if going:
+        return Step(StepReason.WAITING_FOR_PODS, f"before slots go there: {', '.join(going)} is being deleted")
     # A server that joined refuses everything until it has been with the majority for a while.
     refusing = sorted({view.name(one.target) for one in found if not view.servers[one.target].cluster_ok})
     if refusing:

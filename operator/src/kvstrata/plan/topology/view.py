@@ -44,6 +44,10 @@ class View:
         """Whether a shard is to have as many pods as to have this one."""
         return pod.ordinal <= self.goal.replicas
 
+    def leaves(self, pod: ServerPod) -> bool:
+        """Whether a pod is being deleted, or is about to be because its StatefulSet is no more."""
+        return pod.deleting or pod.uid in self.goal.doomed
+
     @cached_property
     def owners(self) -> Sequence[str | None]:
         """Who has each slot: a node id, of a server that may be away or gone; None if nobody has it."""
@@ -141,7 +145,7 @@ class View:
         A replica leads nobody; None if there are none but replicas.
         """
         candidates = [server for server in self.in_shard(shard) if server.itself.is_primary]
-        staying = (server for server in candidates if not self.pod(server).deleting)
+        staying = (server for server in candidates if not self.leaves(self.pod(server)))
         return self.primary(shard) or next(staying, candidates[0] if candidates else None)
 
     def replicas(self, primary: str) -> list[Server]:
