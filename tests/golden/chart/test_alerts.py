@@ -46,6 +46,8 @@ def documented_metrics() -> set[str]:
         "kvstrata_gate_cache_linked",
         "kvstrata_cache_tier_servers",
         "kvstrata_gate_acked_revision",
+        "kvstrata_audit_dropped_total",
+        "kvstrata_gate_audit_dropped_total",
     ],
 )
 def test_there_is_an_alert_on(needed: str) -> None:

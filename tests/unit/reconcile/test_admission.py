@@ -9,7 +9,9 @@ import pytest
 from prometheus_client import REGISTRY
 
 from kvstrata.adapters.kube import KubeError
+from kvstrata.contract.audit import Action, Event
 from kvstrata.model.refs import Key
+from tests.support.audit import lines
 from tests.support.objects import NAMESPACE, Raw, cpu_tier, domain, model, pod, policy
 from tests.support.worlds import Simulation
 
@@ -26,13 +28,6 @@ def simulation() -> Simulation:
     made = Simulation(domain(), cpu_tier(capacityPerPod="100Mi"), model(tiers=("cpu",)), pod("pod-0"))
     made.come_to_rest()
     return made
-
-
-def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """Return what the audit log says, without what every record has."""
-    plain = vars(logging.makeLogRecord({})).keys() | {"message", "asctime", "taskName"}
-    own = [record for record in caplog.records if record.name == "kvstrata.audit"]
-    return [{name: value for name, value in vars(record).items() if name not in plain} for record in own]
 
 
 def counted(outcome: str) -> float:
@@ -73,18 +68,16 @@ def test_each_decision_is_logged_and_counted_once_and_names_no_tenant(
     simulation.come_to_rest()
     simulation.edit("CacheTier", "cpu", capacityPerPod="70Mi")
     simulation.come_to_rest()
-    told = lines(caplog)
-    assert [(line["key"], line["outcome"], line.get("bytes")) for line in told] == [
-        (f"{TCP}/{NAMESPACE}/acme-policy", "admitted", 40 << 20),
-        (f"{TCP}/{NAMESPACE}/other-policy", "denied", None),
-        (f"{TCP}/{NAMESPACE}/acme-policy", "released", 20 << 20),
-        (f"{TCP}/{NAMESPACE}/other-policy", "admitted", 60 << 20),
-        (f"{TCP}/{NAMESPACE}/other-policy", "withdrawn", 0),
-        (f"{TCP}/{NAMESPACE}/other-policy", "denied", None),
+    told = [line for line in lines(caplog) if line.action.event in (Event.ADMISSION, Event.DENIAL)]
+    assert [(line.object, line.action, line.bytes) for line in told] == [
+        (f"{TCP}/acme-policy", Action.GUARANTEE_ADMITTED, 40 << 20),
+        (f"{TCP}/other-policy", Action.GUARANTEE_DENIED, None),
+        (f"{TCP}/acme-policy", Action.GUARANTEE_RELEASED, 20 << 20),
+        (f"{TCP}/other-policy", Action.GUARANTEE_ADMITTED, 60 << 20),
+        (f"{TCP}/other-policy", Action.GUARANTEE_WITHDRAWN, 0),
+        (f"{TCP}/other-policy", Action.GUARANTEE_DENIED, None),
     ]
-    assert "acme-policy" in told[1]["why"]
-    assert not any(
-        f"'{tenant}'" in str(line) or f" {tenant} " in str(line) for line in told for tenant in ("acme", "globex")
-    )
+    assert told[1].reason == "InsufficientCapacity"
+    assert {(line.namespace, line.tenant) for line in told} == {(NAMESPACE, None)}
     after = {outcome: counted(outcome) - before[outcome] for outcome in before}
     assert after == {"admitted": 2, "denied": 2, "withdrawn": 1, "released": 1}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import logging
 from functools import partial
 
 import pytest
 
+from kvstrata.contract.audit import Action
 from kvstrata.contract.enginereset import ResetOutcome
 from kvstrata.contract.receiptresidue import Claim, Residue
 from kvstrata.plan.deletion import ABANDON, FINALIZER
 from kvstrata.plan.erasurefacts import found_again
 from kvstrata.reconcile.erasures.keep import PREFIX, Keep
+from tests.support.audit import lines
 from tests.support.objects import NAMESPACE, model, own
 from tests.support.worlds import finish
 from tests.unit.reconcile.erasing import KIND, OPERATOR_NAMESPACE, World
@@ -542,3 +545,39 @@ def test_what_has_no_scope_of_its_own_is_refused_before_anything_is_kept() -> No
     run(story, made)
     assert made.sim.condition(KIND, "leave", "Failed") == ("True", "NothingToErase")
     assert made.kept() == []
+
+
+def test_the_audit_log_tells_each_step_once_whoever_leads(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kvstrata.audit")
+    made = world()
+    caplog.clear()
+
+    async def begun(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: w.phase not in ("", "Pending", "Rolling", "AwaitingAcks"))
+
+    async def ended(w: World) -> None:
+        await w.until(lambda: w.phase == "Complete")
+
+    run(begun, made)
+    made.sim.restart()
+    run(ended, made)
+    told = [line for line in lines(caplog) if line.object == f"{KIND}/leave"]
+    steps = [line for line in told if line.action is not Action.INVALIDATION_MOVED]
+    assert {line.action for line in steps} == {
+        Action.SCOPES_ROLLED,
+        Action.POD_STANDS,
+        Action.KEY_REVOKED,
+        Action.POD_ERASED,
+        Action.SERVER_DELETED,
+        Action.TIER_VERIFIED,
+        Action.POD_PROBED,
+        Action.ERASURE_JUDGED,
+        Action.RECEIPT_WRITTEN,
+    }
+    assert len({str(line).replace(str(line.sequence), "") for line in steps}) == len(steps)
+    (deleted,) = [line for line in steps if line.action is Action.SERVER_DELETED]
+    assert (deleted.tier, deleted.blocks, deleted.remaining, deleted.reason) == ("shared", 3, 0, "Done")
+    assert [line.receipt for line in steps if line.receipt] == [f"{1:064x}"]
+    assert [line.phase for line in told if line.phase][-1] == "Complete"

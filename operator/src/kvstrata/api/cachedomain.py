@@ -51,6 +51,13 @@ class UnknownTenants(StrEnum):
     REFUSE = "Refuse"
 
 
+class AuditNames(StrEnum):
+    """How lines of the audit log speak of tenants."""
+
+    SCOPES = "Scopes"
+    TENANTS = "Tenants"
+
+
 class CacheDomainSpec(ApiModel):
     """Settings of the whole namespace. Every field may be absent."""
 
@@ -74,6 +81,10 @@ class CacheDomainSpec(ApiModel):
     unknown_tenants: UnknownTenants | None = None
     """NoReuse: callers without a policy are answered, without reuse and without stores. Refuse: they get 403.
     Absent means NoReuse."""
+
+    audit_names: AuditNames | None = None
+    """How the audit log of operator and gates speaks of tenants. Scopes: by objects and the first digits of keyspaces.
+    Tenants: by their names, too. Absent means Scopes."""
 
     @property
     def stale_after_s(self) -> int:
@@ -99,6 +110,11 @@ class CacheDomainSpec(ApiModel):
     def effective_unknown_tenants(self) -> UnknownTenants:
         """unknownTenants, or its default."""
         return self.unknown_tenants or UnknownTenants.NO_REUSE
+
+    @property
+    def effective_audit_names(self) -> AuditNames:
+        """auditNames, or its default."""
+        return self.audit_names or AuditNames.SCOPES
 
     @property
     def public_tiers(self) -> tuple[TierBudget, ...]:

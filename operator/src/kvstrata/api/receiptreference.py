@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
-from enum import StrEnum
-from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
-
 from kvstrata.contract.receipt import RECEIPT_VERSION, Fault, HandOver, Head
 from kvstrata.contract.receiptfacts import Erasure
 from kvstrata.contract.receiptresidue import Claim, Residue
-from kvstrata.contract.strict import camel
 
-from .docstrings import field_docstrings
+from .fieldtable import table
 
 HEADER = "<!-- Generated from operator/src/kvstrata/contract/receipt*.py by `make generate`. Do not edit. -->"
-_PLAIN: dict[Any, str] = {str: "text", int: "number", bool: "true or false"}
 
 
 def build_receipt_reference() -> str:
@@ -30,10 +22,10 @@ def build_receipt_reference() -> str:
         "nothing.",
         "",
     ]
-    lines += ["## Record", "", *_table(Head)]
+    lines += ["## Record", "", *table(Head)]
     lines += ["`receipt` is the version. Beside these a record has `erasure` and `claims`, or `handOver`.", ""]
-    lines += ["## handOver", "", *_table(HandOver)]
-    lines += ["## erasure", "", *_table(Erasure)]
+    lines += ["## handOver", "", *table(HandOver)]
+    lines += ["## erasure", "", *table(Erasure)]
     lines += ["## Claims", "", "Derived from the facts, in this order.", "", "| Claim | It says that |", "|---|---|"]
     lines += [f"| {claim.value} | {claim.meaning} |" for claim in Claim]
     lines += ["", "## Residue", "", "| Residue | What is left | Beside it nobody can claim |", "|---|---|---|"]
@@ -43,45 +35,3 @@ def build_receipt_reference() -> str:
     lines += ["", "## Why a receipt or a chain is refused", "", "| Word | Meaning |", "|---|---|"]
     lines += [f"| {fault.value} | {fault.meaning} |" for fault in Fault]
     return "\n".join([*lines, ""])
-
-
-def _table(kind: Any) -> list[str]:
-    return ["| Field | Type | Meaning |", "|---|---|---|", *_rows(kind, ""), ""]
-
-
-def _rows(kind: Any, path: str) -> Iterator[str]:
-    hints, meanings = get_type_hints(kind, include_extras=True), field_docstrings(kind)
-    for field in fields(kind):
-        here, hint = path + camel(field.name), hints[field.name]
-        meaning = " ".join(meanings[field.name].split()).replace("|", "\\|")
-        yield f"| `{here}` | {_type(hint)} | {meaning} |"
-        inner, suffix = _inside(hint)
-        if _is_rows(inner):
-            yield from _rows(inner, f"{here}{suffix}.")
-
-
-def _is_rows(kind: Any) -> bool:
-    return isinstance(kind, type) and is_dataclass(kind)
-
-
-def _inside(hint: Any) -> tuple[Any, str]:
-    """Return what a list or an optional value holds, and how that is written behind its name."""
-    arguments = get_args(hint)
-    if get_origin(hint) is tuple:
-        return arguments[0], "[]"
-    return next((one for one in arguments if _is_rows(one)), hint), ""
-
-
-def _type(hint: Any) -> str:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return str(arguments[1].meaning)
-    if NoneType in arguments:
-        return f"{_type(next(one for one in arguments if one is not NoneType))}, or null"
-    if origin is tuple:
-        return f"list of {_type(arguments[0])}"
-    if is_dataclass(hint):
-        return "object"
-    if isinstance(hint, type) and issubclass(hint, StrEnum):
-        return " \\| ".join(f"`{member.value}`" for member in hint) if len(hint) < 8 else "word, see below"
-    return _PLAIN[hint]

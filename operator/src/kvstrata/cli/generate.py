@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from kvstrata.api.auditreference import build_audit_reference
 from kvstrata.api.base import GROUP
 from kvstrata.api.crd import build_crds
 from kvstrata.api.receiptreference import build_receipt_reference
@@ -53,7 +54,10 @@ def generated_files() -> dict[Path, str]:
     # A chart can read only its own folder, so it holds a copy.
     files = {folder / name: text for folder in (CRD_FOLDER, CHART_FOLDER) for name, text in crds.items()}
     files |= {REFERENCE_FOLDER / name: page for name, page in build_reference().items()}
-    return files | {REFERENCE_FOLDER / "receipt.md": build_receipt_reference()}
+    return files | {
+        REFERENCE_FOLDER / "receipt.md": build_receipt_reference(),
+        REFERENCE_FOLDER / "audit.md": build_audit_reference(),
+    }
 
 
 def leftovers(root: Path, wanted: Mapping[Path, str]) -> Iterator[Path]:

@@ -30,7 +30,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str) -> None:
-    """Send all logs to standard error; libraries speak from WARNING on."""
+    """Send all logs but the audit log to standard error; libraries speak from WARNING on."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

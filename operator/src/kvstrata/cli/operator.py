@@ -40,6 +40,7 @@ from kvstrata.reconcile.writer import NotLeadingError, Writer
 from kvstrata.settings import Settings, SettingsError
 
 from . import garbage
+from .auditlog import configure_audit
 from .logs import configure
 
 log = logging.getLogger(__name__)
@@ -351,6 +352,7 @@ def main() -> None:
     except SettingsError as error:
         sys.exit(str(error))
     configure(settings.log_level)
+    configure_audit(settings.pod_name)
     garbage.rest()
     try:
         uvloop.run(_run(settings))

@@ -111,7 +111,8 @@ class Entry:
 class Rules:
     """What holds for all tenants of a model; durations in whole seconds.
 
-    `on_stale` is `Fence` or `ServeStale`, `unknown_tenants` `NoReuse` or `Refuse`, `reuse` `Prefix` or `Off`.
+    `on_stale` is `Fence` or `ServeStale`, `unknown_tenants` `NoReuse` or `Refuse`, `reuse` `Prefix` or `Off`;
+    `audit_tenants` is whether the audit log may have tenants' names.
     """
 
     stale_after_s: int = 300
@@ -119,6 +120,7 @@ class Rules:
     on_stale: str = "Fence"
     unknown_tenants: str = "NoReuse"
     reuse: str = "Prefix"
+    audit_tenants: bool = False
 
     def __post_init__(self) -> None:
         """Refuse modes that readers do not know: neither side may guess. Raises ContractError."""
@@ -137,6 +139,7 @@ class Rules:
             "onStale": self.on_stale,
             "unknownTenants": self.unknown_tenants,
             "reuse": self.reuse,
+            **({"auditTenants": True} if self.audit_tenants else {}),
         }
 
     @classmethod
@@ -148,6 +151,8 @@ class Rules:
             raw["onStale"],
             raw["unknownTenants"],
             raw["reuse"],
+            # An operator of the version before allows no names.
+            raw.get("auditTenants") is True,
         )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel, ReuseMode
+from kvstrata.api.cachedomain import AuditNames
 from kvstrata.api.cachetier import Medium
 from kvstrata.api.common import TierBudget as ApiBudget
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
@@ -196,6 +197,7 @@ def rules_of(world: World, model: CachedModel) -> Rules:
         on_stale=str(domain.effective_on_stale),
         unknown_tenants=str(domain.effective_unknown_tenants),
         reuse=reuse,
+        audit_tenants=domain.effective_audit_names is AuditNames.TENANTS,
     )
 
 

@@ -20,6 +20,7 @@ from kvstrata.objects import names
 from kvstrata.plan.restore import contradicts
 
 from . import metrics
+from .audit import tell_refused
 from .clock import utc_now
 from .podtokens import PodTokens
 from .queue import WorkQueue
@@ -114,7 +115,7 @@ class AckListener:
                     continue
                 failures += 1
                 self._store.lose_contact(namespace, pod.uid)
-                metrics.ACKS_REFUSED.labels(refusal).inc()
+                tell_refused(namespace, pod, refusal)
                 log.warning("an acknowledgement was refused", extra={"pod": pod.name, "reason": refusal})
             delay_s = RETRY_S[min(failures, len(RETRY_S)) - 1]
             await asyncio.sleep(delay_s * (0.75 + 0.5 * self._jitter()))

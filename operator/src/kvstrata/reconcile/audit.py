@@ -1,22 +1,38 @@
-"""What became of guarantees, one line of the log for each decision, and a count: after the status that says so was
-written. It names objects and tiers, never tenants."""
+"""The audit log of the operator: what was written to the API server, or known for certain, told once.
+
+Telling is a call of the logger `kvstrata.audit`, whose records carry a `Happened`; how lines get out is not known here.
+Everything is told after it was written, and by the process that wrote it: one that dies between the two leaves no line.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import Any
 
 from kvstrata.api.base import Resource
-from kvstrata.api.cachedomain import CacheDomain
+from kvstrata.api.cachedomain import DOMAIN_NAME, AuditNames, CacheDomain
+from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.api.common import Status
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.contract.audit import LOGGER, Action, Happened
+from kvstrata.contract.bundle import Entry
+from kvstrata.contract.keyspace import ScopeKind
+from kvstrata.contract.link import SCOPE_DIGITS
 from kvstrata.model.claims import HOLDERS, Holder
+from kvstrata.model.facts import Pod
 from kvstrata.model.refs import Key
 from kvstrata.plan.restore import story_of
+from kvstrata.plan.types import CommitBundle
 
 from . import metrics
+from .store import DomainStore
 
-log = logging.getLogger("kvstrata.audit")
+log = logging.getLogger(LOGGER)
+own_log = logging.getLogger(__name__)
 
 
 class Outcome(StrEnum):
@@ -28,23 +44,111 @@ class Outcome(StrEnum):
     RELEASED = "released"
 
 
-def tell_admission(key: Key, before: Resource | None, after: Resource | None) -> None:
-    """Log and count what the status of `after` says of guarantees and that of `before` did not."""
+_ACTIONS = {
+    Outcome.ADMITTED: Action.GUARANTEE_ADMITTED,
+    Outcome.DENIED: Action.GUARANTEE_DENIED,
+    Outcome.WITHDRAWN: Action.GUARANTEE_WITHDRAWN,
+    Outcome.RELEASED: Action.GUARANTEE_RELEASED,
+}
+
+
+def tell(happened: Happened) -> None:
+    """Count something that happened, and hand it to the audit log."""
+    metrics.AUDIT_EVENTS.labels(str(happened.action.event)).inc()
+    log.info("%s", happened.action, extra={"audit": happened})
+
+
+def tell_status(key: Key, before: Resource | None, after: Resource | None, domain: DomainStore) -> None:
+    """Tell what the written status of `after` says and that of `before` did not."""
+    if after is None:
+        return
+    known = before if before is not None and before.uid == after.uid else None
+    about: dict[str, Any] = {"namespace": key.namespace, "object": f"{key.kind}/{key.name}", "uid": after.uid}
+    named = about | {"tenant": _tenant(after, domain)}
+    _tell_admission(key, named, known, after)
+    stalled = _stalled(after)
+    if stalled is not None and stalled != _stalled(known):
+        tell(Happened(action=Action.OBJECT_STALLED, reason=stalled, **named))
+    if isinstance(after, CacheInvalidation) and after.status.phase is not None:
+        passed = known.status.phase if isinstance(known, CacheInvalidation) else None
+        if after.status.phase is not passed:
+            tell(Happened(action=Action.INVALIDATION_MOVED, phase=after.status.phase, **about))
+
+
+def _tell_admission(key: Key, about: Mapping[str, Any], before: Resource | None, after: Resource) -> None:
     if not isinstance(after, HOLDERS):
         return
-    known = before if isinstance(before, HOLDERS) and before.uid == after.uid else None
+    known = before if isinstance(before, HOLDERS) else None
     old, new = known.status.admission if known is not None else None, after.status.admission
     had, has = old.by_tier if old is not None else {}, new.by_tier if new is not None else {}
-    waits = _waits(after)
     for tier in sorted({*had, *has}):
         was, size = had.get(tier, 0), has.get(tier, 0)
+        sizes = {"tier": tier, "bytes": size, "bytes_before": was}
         if size > was:
-            _tell(key, Outcome.ADMITTED, tier=tier, bytes=size, bytes_before=was)
+            _tell_guarantee(key, Outcome.ADMITTED, **about, **sizes)
         elif size < was:
-            outcome = Outcome.WITHDRAWN if waits is not None else Outcome.RELEASED
-            _tell(key, outcome, tier=tier, bytes=size, bytes_before=was)
-    if waits is not None and (known is None or _waits(known) is None or _told_of(known) != _told_of(after)):
-        _tell(key, Outcome.DENIED, why=waits)
+            _tell_guarantee(key, Outcome.WITHDRAWN if _waits(after) else Outcome.RELEASED, **about, **sizes)
+    if _waits(after) and (known is None or not _waits(known) or _told_of(known) != _told_of(after)):
+        _tell_guarantee(key, Outcome.DENIED, reason=str(PolicyReason.INSUFFICIENT_CAPACITY), **about)
+
+
+def _tell_guarantee(key: Key, outcome: Outcome, **facts: Any) -> None:
+    metrics.ADMISSIONS.labels(key.kind, outcome).inc()
+    tell(Happened(action=_ACTIONS[outcome], **facts))
+
+
+def tell_sharing(namespace: str, commit: CommitBundle, before: Mapping[str, Entry], domain: DomainStore) -> None:
+    """Tell with whom tenants share a model's blocks by a bundle that was committed, and did not by its entries
+    `before`, and the other way round."""
+    for tenant in sorted(before.keys() | commit.entries.keys()):
+        old, new = before.get(tenant), commit.entries.get(tenant)
+        if old is new:
+            continue
+        had, has = _shared_with(old), _shared_with(new)
+        if old is not None:
+            _tell_sharing(namespace, Action.SHARING_ENDED, commit, old, had - has, domain)
+        if new is not None:
+            _tell_sharing(namespace, Action.SHARING_BEGAN, commit, new, has - had, domain)
+
+
+def _tell_sharing(
+    namespace: str, action: Action, commit: CommitBundle, entry: Entry, parties: Iterable[str], domain: DomainStore
+) -> None:
+    policy = domain.policy_names.get(entry.policy)
+    for party in sorted(parties):
+        tell(
+            Happened(
+                action=action,
+                namespace=namespace,
+                model=commit.model,
+                object=f"{TenantCachePolicy.INFO.kind}/{policy}" if policy is not None else None,
+                uid=entry.policy,
+                tenant=entry.tenant if names_tenants(domain) else None,
+                scope=entry.keyspace[:SCOPE_DIGITS],
+                shared_with=party,
+                revision=commit.root.revision,
+            )
+        )
+
+
+def tell_refused(namespace: str, pod: Pod, doubt: str) -> None:
+    """Count and tell that a word that came from a pod's address was not believed to be the pod's."""
+    metrics.ACKS_REFUSED.labels(doubt).inc()
+    tell(Happened(action=Action.WORD_REFUSED, namespace=namespace, model=pod.model, pod_uid=pod.uid, reason=doubt))
+
+
+def tell_secret(namespace: str, name: str, material: str, *, made: int, removed: int = 0) -> None:
+    """Tell how many keys were made in a Secret, and how many went; other material counts as one."""
+    about: dict[str, Any] = {"namespace": namespace, "object": f"Secret/{name}", "material": material}
+    if made:
+        tell(Happened(action=Action.KEYS_MADE, count=made, **about))
+    if removed:
+        tell(Happened(action=Action.KEYS_REMOVED, count=removed, **about))
+
+
+def tell_turn(namespace: str, name: str, turn: str) -> None:
+    """Tell a step of rotating a Secret's passwords or certificate."""
+    tell(Happened(action=Action.CREDENTIALS_TURNED, namespace=namespace, object=f"Secret/{name}", reason=turn))
 
 
 def tell_restore(key: Key, before: Resource | None, after: Resource | None) -> str | None:
@@ -56,22 +160,47 @@ def tell_restore(key: Key, before: Resource | None, after: Resource | None) -> s
         return None
     story = story_of(after.status.restored)
     metrics.RESTORES.labels(key.namespace).inc()
-    log.error("the API server went back", extra={"key": str(key), "story": story})
+    own_log.error("the API server went back", extra={"key": str(key), "story": story})
     return story
 
 
-def _waits(resource: Holder) -> str | None:
-    """Return what its status says of the room that it waits for, None if it waits for none."""
+def names_tenants(domain: DomainStore) -> bool:
+    """Whether a domain lets the audit log have tenants' names."""
+    found: CacheDomain | None = domain.objects["CacheDomain"].get(DOMAIN_NAME)
+    return found is not None and found.spec.effective_audit_names is AuditNames.TENANTS
+
+
+def _tenant(resource: Resource, domain: DomainStore) -> str | None:
+    return resource.spec.tenant if isinstance(resource, TenantCachePolicy) and names_tenants(domain) else None
+
+
+def _shared_with(entry: Entry | None) -> frozenset[str]:
+    """Return with whom an entry shares, and the pools that it reads; a suspended one has nothing in common."""
+    if entry is None or entry.suspended:
+        return frozenset()
+    pools = frozenset(f"PrefixPool/{pool}" for pool in entry.pools)
+    match entry.scope.kind:
+        case ScopeKind.GROUP:
+            return pools | {f"TenantGroup/{entry.scope.name}"}
+        case ScopeKind.PUBLIC:
+            return pools | {"Public"}
+        case _:
+            return pools
+
+
+def _stalled(resource: Resource | None) -> str | None:
+    status: Status | None = getattr(resource, "status", None)
+    told = status.condition(ConditionType.STALLED) if status is not None else None
+    return told.reason if told is not None and told.status == "True" else None
+
+
+def _waits(resource: Holder) -> bool:
+    """Whether its status says that it waits for room."""
     told = resource.status.condition(ConditionType.ADMITTED)
-    return told.message if told is not None and told.reason == PolicyReason.INSUFFICIENT_CAPACITY else None
+    return told is not None and told.reason == PolicyReason.INSUFFICIENT_CAPACITY
 
 
 def _told_of(resource: Holder) -> int | None:
     """Return the generation that its condition Admitted speaks of."""
     told = resource.status.condition(ConditionType.ADMITTED)
     return told.observed_generation if told is not None else None
-
-
-def _tell(key: Key, outcome: Outcome, **facts: object) -> None:
-    metrics.ADMISSIONS.labels(key.kind, outcome).inc()
-    log.info("guarantee %s", outcome, extra={"key": str(key), "outcome": str(outcome), **facts})

@@ -21,6 +21,8 @@ ACKS_REFUSED = Counter("kvstrata_acks_refused_total", "Acknowledgements that wer
 GATE_ERRORS = Counter("kvstrata_gate_errors_total", "Failed requests to gates", ["reason"])
 BACKEND_UP = Gauge("kvstrata_backend_up", "1 while a Redis tier answers the operator", ["namespace", "tier"])
 ADMISSIONS = Counter("kvstrata_admissions_total", "What became of declared guarantees", ["kind", "outcome"])
+AUDIT_EVENTS = Counter("kvstrata_audit_events_total", "Events for the audit log", ["event"])
+AUDIT_DROPPED = Counter("kvstrata_audit_dropped_total", "Events that have no line, because lines were not taken")
 BACKEND_SUITABLE = Gauge(
     "kvstrata_backend_suitable",
     "1 while the external servers of a Redis tier pass the checks that are required, as they last answered",

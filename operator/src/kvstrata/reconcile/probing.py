@@ -23,6 +23,7 @@ from kvstrata.plan.probing import failure_message, failure_stands
 from kvstrata.plan.types import IsolationQuestion, ProbePod, TellIsolation
 
 from . import metrics
+from .audit import tell_refused
 from .clock import utc_now
 from .events import Events
 from .podtokens import PodTokens
@@ -127,7 +128,7 @@ class Probing:
             log.warning("a token could not be reviewed", extra={"pod": pod.name, "error": str(error)})
             return NoProbe.UNANSWERED
         if doubt is not None:
-            metrics.ACKS_REFUSED.labels(doubt).inc()
+            tell_refused(namespace, pod, doubt)
             log.warning("a probe's answer was refused", extra={"pod": pod.name, "reason": doubt})
             return NoProbe.UNANSWERED
         return answer

@@ -25,6 +25,7 @@ from kvstrata.objects import labels, names, passwords
 from kvstrata.objects.redisusers import ADMIN_USER, what_users_may
 from kvstrata.plan.types import EnsureSecret, Material, Turn, TurnSecret
 
+from .audit import tell_secret, tell_turn
 from .parse import resource_version
 from .store import DomainStore
 
@@ -72,6 +73,7 @@ class Keeper:
             )
             try:
                 stored = await self._kube.create(SECRET, self._namespace, body)
+                tell_secret(self._namespace, AUTHORITY_SECRET, "Authority", made=1)
             except KubeError as error:
                 if not error.is_conflict:
                     raise
@@ -151,6 +153,8 @@ class Keeper:
             body["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
             written = await self._kube.replace(SECRET, domain.namespace, body)
         log.info("secret written", extra={"secret": order.name, "material": str(order.material)})
+        if decode(written) == values:  # else somebody else was faster, and tells
+            _tell(domain.namespace, order, there, values)
         self.observe(domain, written)
 
     async def _made(self, domain: DomainStore, order: EnsureSecret) -> bool:
@@ -190,6 +194,7 @@ class Keeper:
         body["metadata"]["resourceVersion"] = order.resource_version
         written = await self._kube.replace(SECRET, domain.namespace, body)
         log.info("secret turned", extra={"secret": order.name, "turn": str(order.turn)})
+        tell_turn(domain.namespace, order.name, str(order.turn))
         self.observe(domain, written)
 
     def _turned(self, order: TurnSecret, there: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -277,6 +282,16 @@ class Keeper:
                 return passwords.made(order.domain, there, self._password)
             case Material.SERVER_CERTIFICATE:
                 return self._issued(order) | {names.AUTHORITY_KEY: self.authority.certificate_pem}
+
+
+def _tell(namespace: str, order: EnsureSecret, before: Mapping[str, bytes], after: Mapping[str, bytes]) -> None:
+    """Have the audit log say what became of the keys of a Secret, which were `before` and are `after`."""
+    made = sum(before.get(name) != value for name, value in after.items())
+    gone = sum(after.get(name) != value for name, value in before.items())
+    if order.material is Material.DATA_KEYS:
+        tell_secret(namespace, order.name, order.material, made=made, removed=gone)
+    else:
+        tell_secret(namespace, order.name, order.material, made=int(bool(made)))
 
 
 def _drawn_already(order: EnsureSecret, stored: Mapping[str, Any] | None, there: Mapping[str, bytes]) -> bool:

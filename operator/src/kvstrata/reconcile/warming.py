@@ -31,6 +31,7 @@ from kvstrata.plan.rendering import RENDER_AGAIN_S
 from kvstrata.plan.types import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
 
 from . import metrics
+from .audit import tell_refused
 from .clock import utc_now
 from .podtokens import PodTokens
 from .queue import WorkQueue
@@ -236,7 +237,7 @@ class Warming:
             log.warning("a token could not be reviewed", extra={"pod": pod.name, "error": str(error)})
             raise _NoAnswerError(NoRendering.UNANSWERED) from error
         if doubt is not None:
-            metrics.ACKS_REFUSED.labels(doubt).inc()
+            tell_refused(namespace, pod, doubt)
             log.warning("an answer about a pool was refused", extra={"pod": pod.name, "reason": doubt})
             raise _NoAnswerError(NoRendering.UNANSWERED)
         return answer

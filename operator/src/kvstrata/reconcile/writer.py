@@ -45,7 +45,7 @@ from kvstrata.plan.types import (
 )
 
 from . import metrics
-from .audit import tell_admission, tell_restore
+from .audit import tell_restore, tell_sharing, tell_status
 from .backends import Backends
 from .bundles import bundle_secret, read_bundle, shards_of, take
 from .clock import utc_now
@@ -219,7 +219,7 @@ class Writer:
         before = objects.get(key.name)
         concerned = self._store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
         after = objects.get(key.name)
-        tell_admission(key, before, after)
+        tell_status(key, before, after, self._store.domain(key.namespace))
         story = tell_restore(key, before, after)
         if story is not None and after is not None:
             await self._events.tell(after, DomainReason.RESTORE_DETECTED, story, warning=True)
@@ -272,6 +272,7 @@ class Writer:
         )
         domain.committed_at[commit.model] = (commit.root.revision, time.monotonic())
         metrics.COMMITS.observe(time.monotonic() - started)
+        tell_sharing(key.namespace, commit, entries_before, domain)
         for other in ("TenantCachePolicy", "TenantGroup"):
             self._enqueue(
                 {Key(other, key.namespace, name) for name in self._concerned(key.namespace, other, commit, others)}

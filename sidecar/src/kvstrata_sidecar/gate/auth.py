@@ -35,6 +35,10 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._tenants)
 
+    def is_as(self, other: KeyRing) -> bool:
+        """Whether it has the same keys for the same tenants."""
+        return self._tenants == other._tenants
+
     @classmethod
     def decode(cls, data: bytes) -> KeyRing:
         """Read `keys.json`. Raises MalformedKeysError; a hash given to two tenants is malformed too."""

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstrata.contract import ContractError
+from kvstrata.contract.audit import Action
 from kvstrata.contract.bundle import (
     ROOT_DATA_KEY,
     SHARD_DATA_KEY,
@@ -28,6 +29,7 @@ from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.pools import PoolRef, PoolShard, shard_name
 
 from . import log
+from .audit import Audit
 from .auth import KEYS_DATA_KEY, KeyRing, Keys, MalformedKeysError
 from .enforcement import Enforcement
 from .fencing import Freshness
@@ -184,13 +186,14 @@ class BundleWatch:
 class KeyWatch:
     """Keeps the API keys up to date, by watch and by period."""
 
-    def __init__(self, api: KubeApi, keys: Keys, *, secret_name: str, period_s: float = 30.0) -> None:
+    def __init__(self, api: KubeApi, keys: Keys, *, secret_name: str, audit: Audit, period_s: float = 30.0) -> None:
         self.problem = "the API keys have not been read yet"
         self.loaded = False
         """Whether the keys were read once, or found to be missing."""
         self._api = api
         self._keys = keys
         self._secret_name = secret_name
+        self._audit = audit
         self._period_s = period_s
         self._version = ""
 
@@ -213,7 +216,7 @@ class KeyWatch:
 
     async def refresh(self) -> None:
         """Read the keys. A Secret that is gone revokes all keys; a malformed one leaves the last good ring in force."""
-        problem = ""
+        problem, before = "", self._keys.ring
         try:
             secret = await self._api.get_secret(self._secret_name) if self._secret_name else None
             if secret is None:
@@ -228,6 +231,8 @@ class KeyWatch:
                 self.loaded = True
         except (*_READ_ERRORS, MalformedKeysError, KeyError, TypeError) as error:
             problem = f"the API keys cannot be read: {error or type(error).__name__}"
+        if not self._keys.ring.is_as(before):
+            self._audit.tell(Action.API_KEYS_HELD, count=len(self._keys.ring))
         if problem != self.problem:
             log.event("warning" if problem else "info", "API keys", problem=problem, keys=len(self._keys.ring))
         self.problem = problem

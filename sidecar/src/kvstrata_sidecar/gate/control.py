@@ -18,10 +18,12 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 from kvstrata.contract.ack import ACK_TOKEN_HEADER, OPERATOR_COMMON_NAME, STATE_PATH, PodState
+from kvstrata.contract.audit import Action
 from kvstrata.contract.keydelivery import CONTENT_TYPE, overwrite
 from kvstrata.contract.warm import MAX_REQUEST_BYTES
 
 from . import log
+from .audit import Audit
 from .errors import Reason, Refusal, bad_request
 from .messages import Connection, Limits, Request
 
@@ -53,6 +55,7 @@ class ControlService:
         loop: asyncio.AbstractEventLoop,
         work: Mapping[tuple[bytes, str], Work],
         carrying: Mapping[str, KeyWork],
+        audit: Audit,
     ) -> None:
         self._state = state
         self._work, self._carrying = dict(work), dict(carrying)
@@ -60,6 +63,7 @@ class ControlService:
         for method, path in (*work, *((b"POST", path) for path in carrying)):
             self._methods[path] = (*self._methods.get(path, ()), method)
         self._jobs: set[_Job] = set()
+        self._audit = audit
         self._token_file = token_file
         self._loop = loop
         self._polls: set[_LongPoll] = set()
@@ -111,8 +115,10 @@ class ControlService:
         if self._ticker is None:
             self._ticker = self._loop.call_later(_TICK_S, self._tick)
 
-    def refused(self, request: Request, refusal: Refusal) -> None:
-        """Nothing to note: the operator's mistakes are in its own log."""
+    def refused(self, request: Request, _: Refusal) -> None:
+        """Note who is not the operator; the operator's mistakes are in its own log."""
+        if request.peer != OPERATOR_COMMON_NAME:
+            self._audit.request(Action.REQUESTS_REFUSED, "not_the_operator")
 
     def changed(self) -> None:
         """Answer every poll whose state is no longer what it was."""

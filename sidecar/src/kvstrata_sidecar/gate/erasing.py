@@ -11,12 +11,14 @@ import asyncio
 from collections.abc import Callable, Collection
 
 from kvstrata.contract import ContractError
+from kvstrata.contract.audit import Action
 from kvstrata.contract.cacheview import data_keys
 from kvstrata.contract.erase import Erased, EraseRequest, LeftKeys, Verified, VerifyRequest
 from kvstrata.contract.erasing import AdapterErased, EraseOutcome, EraseQuestion, VerifyQuestion
 from kvstrata.contract.link import UNKNOWN_QUESTION
 
 from . import log
+from .audit import Audit
 from .enforcement import Enforcement
 from .errors import Reason, Refusal, bad_request
 from .link import AdapterLink
@@ -34,11 +36,13 @@ class PodEraser:
         boot: str,
         enforcement: Enforcement,
         link: AdapterLink,
+        audit: Audit,
         key_files: Callable[[Collection[str]], LeftKeys],
     ) -> None:
         self._boot = boot
         self._enforcement = enforcement
         self._link = link
+        self._audit = audit
         self._key_files = key_files
 
     async def erase(self, body: bytes) -> bytes:
@@ -57,6 +61,7 @@ class PodEraser:
             final = said.outcome in (EraseOutcome.COMPLETE, EraseOutcome.IN_FORCE)
             if final or loop.time() >= give_up_at_s:
                 log.info("copies in this pod were erased", outcome=str(said.outcome), keyspaces=len(request.keyspaces))
+                self._audit.tell(Action.COPIES_ERASED, count=len(request.keyspaces), reason=str(said.outcome))
                 return said.encode()
             await asyncio.sleep(min(LOOK_S, max(0.0, give_up_at_s - loop.time())))
 

@@ -16,10 +16,13 @@ from .errors import Reason, Refusal
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The salt of one request. `keyspace` is False for a random salt, which nothing else will ever use."""
+    """The salt of one request. `keyspace` is False for a random salt, which nothing else will ever use; `withheld` says
+    why, in the words of the audit log.
+    """
 
     salt: str
     keyspace: bool
+    withheld: str = ""
 
 
 def decide(bundle: Bundle | None, tenant: str, fresh: bool, random_salt: Callable[[], str]) -> Grant:
@@ -34,9 +37,13 @@ def decide(bundle: Bundle | None, tenant: str, fresh: bool, random_salt: Callabl
     if entry is None:
         if rules.unknown_tenants == "Refuse":
             raise Refusal(403, Reason.UNKNOWN_TENANT, "no cache policy names this tenant, and the domain requires one")
-        return Grant(random_salt(), False)
-    if entry.suspended or rules.reuse == "Off" or (rules.on_stale == "Fence" and not fresh):
-        return Grant(random_salt(), False)
+        return Grant(random_salt(), False, "unknown_tenant")
+    if entry.suspended:
+        return Grant(random_salt(), False, "suspended")
+    if rules.reuse == "Off":
+        return Grant(random_salt(), False, "reuse_off")
+    if rules.on_stale == "Fence" and not fresh:
+        return Grant(random_salt(), False, "stale")
     return Grant(entry.keyspace, True)
 
 

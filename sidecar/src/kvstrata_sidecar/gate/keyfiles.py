@@ -41,6 +41,11 @@ class KeyFiles:
         """By file, the ids of named keys that are not."""
         self._dropped: set[str] = set()
         """Ids of keys whose files are removed, and which the cache server may still have."""
+        self.changes = 0
+        """How often files were written or removed."""
+
+    def __len__(self) -> int:
+        return len(self._written) + len(self._brought)
 
     @property
     def held(self) -> frozenset[str]:
@@ -62,6 +67,7 @@ class KeyFiles:
         self._lacking = {}
         for name in self._brought.keys() - wanted.keys():
             self._dropped.add(self._brought.pop(name))
+        self.changes += bool(there - wanted.keys())
         for name in there - wanted.keys():
             (self._directory / name).unlink(missing_ok=True)
         self._written = {name: key for name, key in self._written.items() if name in wanted and name in there}
@@ -122,7 +128,9 @@ class KeyFiles:
         if (before := self._brought.pop(name, None)) is not None:
             self._dropped.add(before)
         self._written.pop(name, None)
-        (self._directory / name).unlink(missing_ok=True)
+        if (self._directory / name).exists():
+            (self._directory / name).unlink(missing_ok=True)
+            self.changes += 1
         self._lacking[name] = wanted
 
     def _read(self, name: str) -> bytearray | None:
@@ -144,3 +152,4 @@ class KeyFiles:
         finally:
             os.close(descriptor)
         draft.replace(self._directory / name)
+        self.changes += 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstrata.contract.ack import PodState
+from kvstrata.contract.audit import Action, Source, Teller
 from kvstrata.contract.enginereset import RESET_PATH
 from kvstrata.contract.erase import ERASE_PATH, VERIFY_PATH
 from kvstrata.contract.keydelivery import KEYS_BACK_PATH, KEYS_PATH
@@ -20,6 +21,7 @@ from kvstrata.contract.probe import PROBE_PATH
 from kvstrata.contract.warm import POOL_PATH, RENDER_PATH, WARM_PATH
 
 from . import control, health, log
+from .audit import Audit, write_whole
 from .auth import KeyRing, Keys
 from .bundle_watch import BundleWatch, KeyWatch
 from .control import ControlService
@@ -65,6 +67,13 @@ class Gate:
         self.volume = PolicyVolume(settings.policy_dir)
         self.enforcement = Enforcement(self.volume, self.freshness, loop)
         self.metrics = Metrics(settings.metrics_tenants)
+        self.audit = Audit(
+            Teller(Source.GATE, settings.pod_name, self.boot),
+            namespace=settings.pod_namespace,
+            model=settings.model,
+            write=write_whole,
+        )
+        self._keys_noted = self.volume.keys_held
         self.engine = EnginePool(str(settings.engine_socket), loop)
         self.keys = Keys(KeyRing())
         tls = in_cluster_tls(settings.kube_ca_file) if settings.kube_tls else None
@@ -79,7 +88,7 @@ class Gate:
             model=settings.model,
             floor=self.volume.enforced_before(),
         )
-        self.key_watch = KeyWatch(self.api, self.keys, secret_name=settings.api_keys_secret)
+        self.key_watch = KeyWatch(self.api, self.keys, secret_name=settings.api_keys_secret, audit=self.audit)
         self.link = AdapterLink(settings.adapter_socket, self.enforcement, memory_patience_s=settings.memory_patience_s)
         self.drain = Drain(settings.engine_socket, grace_s=settings.drain_grace_s, clock=loop.time)
         self.tenants = TenantService(
@@ -88,6 +97,7 @@ class Gate:
             enforcement=self.enforcement,
             engine=self.engine,
             metrics=self.metrics,
+            audit=self.audit,
             clock=loop.time,
             max_in_flight=settings.max_in_flight,
             max_in_flight_per_tenant=settings.max_in_flight_per_tenant,
@@ -116,7 +126,11 @@ class Gate:
         )
         self.pools = PoolWait(render_id=settings.render_id, enforcement=self.enforcement, link=self.link)
         self.eraser = PodEraser(
-            boot=self.boot, enforcement=self.enforcement, link=self.link, key_files=self.volume.keys_left
+            boot=self.boot,
+            enforcement=self.enforcement,
+            link=self.link,
+            audit=self.audit,
+            key_files=self.volume.keys_left,
         )
         self.resetter = EngineResetter(boot=self.boot, engine=self.engine)
         self.prober = Prober(
@@ -141,7 +155,7 @@ class Gate:
             (b"POST", KEYS_BACK_PATH): self.data_keys.give_back,
         }
         carrying = {KEYS_PATH: self.data_keys.take}
-        self.control = ControlService(self.state, settings.ack_token_file, loop, work, carrying)
+        self.control = ControlService(self.state, settings.ack_token_file, loop, work, carrying, self.audit)
         self.control_server = HttpServer(self.control, control.LIMITS, loop)
         self.health_server = HttpServer(HealthService(self.not_ready, self.metrics_page), health.LIMITS, loop)
         self.health_server.closing_after_response = True  # probes and scrapes ask once
@@ -216,6 +230,9 @@ class Gate:
             kvstrata_gate_api_keys=len(self.keys.ring),
             kvstrata_gate_api_keys_current=not self.key_watch.problem,
         )
+        self.metrics.counters.update(
+            kvstrata_gate_audit_events_total=self.audit.events, kvstrata_gate_audit_dropped_total=self.audit.dropped
+        )
         self.metrics.usage, self.metrics.usage_left_out = self.link.usage, self.link.usage_left_out
         return self.metrics.page() + self.link.metrics.encode()
 
@@ -224,7 +241,8 @@ class Gate:
         await self._listen()
         background: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = (
             self.bundles.run, self.bundles.watch, self.key_watch.run, self.link.run,
-            self.link.watch_metrics, self.pools.run, self._watch_engine, self._watch_drain, self._watch_certificates,
+            self.link.watch_metrics, self.pools.run, self.audit.run,
+            self._watch_engine, self._watch_drain, self._watch_certificates,
         )  # fmt: skip
         tasks = [self.loop.create_task(start(), name=start.__qualname__) for start in background]
         stopping = self.loop.create_task(self._stopping.wait())
@@ -274,8 +292,15 @@ class Gate:
                 self.control.changed()
             await asyncio.sleep(_ENGINE_POLL_S)
 
+    def _note_keys(self) -> None:
+        held = self.volume.keys_held
+        if held != self._keys_noted:
+            self._keys_noted = held
+            self.audit.tell(Action.DATA_KEYS_HELD, count=held[1], revision=self.enforcement.revision)
+
     async def _watch_drain(self) -> None:
         while True:
+            self._note_keys()
             self.enforcement.fence()
             self.drain.poll(in_flight=len(self.enforcement.in_flight), engine_ready=self.engine_ready)
             self.tenant_server.closing_after_response = self.drain.active
@@ -307,6 +332,7 @@ class Gate:
         self.engine.close()
         self.api.close()
         self.volume.close()
+        self.audit.close()
 
 
 async def _run(settings: Settings) -> None:

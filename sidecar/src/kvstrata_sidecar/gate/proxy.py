@@ -11,7 +11,11 @@ from collections.abc import Callable
 
 import orjson
 
+from kvstrata.contract.audit import NO_SCOPE, Action
+from kvstrata.contract.link import SCOPE_DIGITS
+
 from . import bodies, strictjson
+from .audit import Audit
 from .auth import Keys, credential, unauthenticated
 from .enforcement import Enforcement
 from .errors import Reason, Refusal
@@ -42,6 +46,7 @@ class TenantService:
         enforcement: Enforcement,
         engine: EnginePool,
         metrics: Metrics,
+        audit: Audit,
         clock: Callable[[], float],
         max_in_flight: int,
         max_in_flight_per_tenant: int,
@@ -52,6 +57,7 @@ class TenantService:
         self.enforcement = enforcement
         self.engine = engine
         self.metrics = metrics
+        self.audit = audit
         self.clock = clock
         self.max_in_flight = max_in_flight
         self.max_in_flight_per_tenant = max_in_flight_per_tenant
@@ -110,6 +116,7 @@ class TenantService:
         self.enforcement.admit(relay, tenant, grant.salt if grant.keyspace else "")
         if not grant.keyspace:
             numbers.no_reuse += 1
+        self._tell(Action.REQUESTS_SERVED if grant.keyspace else Action.REUSE_REFUSED, tenant, grant.withheld)
         connection.release_body(held_bytes=len(payload))
         connection.hold(relay)
 
@@ -122,8 +129,21 @@ class TenantService:
 
     def refused(self, request: Request, refusal: Refusal) -> None:
         """Count a refusal for its reason and its tenant."""
-        self.metrics.refused(str(refusal.reason))
+        self.denied(refusal.reason, request.subject or "")
         self._count(request, refusal.status)
+
+    def denied(self, reason: Reason, tenant: str) -> None:
+        """Count a request that the gate refused or ended, for its reason; an engine that fails denies nothing."""
+        self.metrics.refused(str(reason))
+        if reason is not Reason.ENGINE:
+            self._tell(Action.REQUESTS_REFUSED, tenant, str(reason))
+
+    def _tell(self, action: Action, tenant: str, reason: str) -> None:
+        bundle = self.enforcement.bundle
+        entry = bundle.entries.get(tenant) if bundle is not None else None
+        scope = entry.keyspace[:SCOPE_DIGITS] if entry is not None else NO_SCOPE
+        named = bundle is not None and bundle.root.rules.audit_tenants
+        self.audit.request(action, reason, scope, tenant if named else "")
 
     def _count(self, request: Request, status: int) -> None:
         known = request.path in _POST_PATHS or request.path == bodies.MODELS_PATH
@@ -287,7 +307,7 @@ class Relay:
         if self._over:
             return
         self._finish(refusal.status)
-        self._service.metrics.refused(str(refusal.reason))
+        self._service.denied(refusal.reason, self._tenant)
         if not self._begun:
             self._connection.reply(refusal.status, refusal.body(), extra=refusal.headers())
             return

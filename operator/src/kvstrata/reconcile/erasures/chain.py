@@ -27,6 +27,7 @@ from kvstrata.objects import labels, names
 from kvstrata.objects.receipts import build_public_keys, build_receipt, read_receipt_objects
 from kvstrata.objects.secret import build_signing_key
 from kvstrata.plan.receipts import ChainConflict, ChainState, IssueReceipt, KeysInUse, Receipted, plan_receipt
+from kvstrata.reconcile.audit import tell_secret
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import NotLeadingError
 
@@ -111,13 +112,15 @@ class Chains:
     async def _make_key(self) -> dict[str, Any]:
         keys = generate(format_timestamp(self._now()))
         self._require_lead()
+        body = build_signing_key(self._namespace, keys.secret_data())
         try:
-            return await self._kube.create(
-                SECRET, self._namespace, build_signing_key(self._namespace, keys.secret_data())
-            )
+            made = await self._kube.create(SECRET, self._namespace, body)
         except KubeError as error:
             if not error.is_conflict:
                 raise
+        else:
+            tell_secret(self._namespace, names.RECEIPTS_KEY_SECRET, "ReceiptsKey", made=1)
+            return made
         return await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET) or {}
 
     async def _publish(self, keys: SigningKeys, public: Mapping[str, Any] | None) -> frozenset[str]:

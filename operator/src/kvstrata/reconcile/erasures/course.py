@@ -38,10 +38,11 @@ from kvstrata.plan.erasureorders import (
     StartDeletion,
     VerifyTier,
 )
-from kvstrata.reconcile import metrics
+from kvstrata.reconcile import audit, metrics
 from kvstrata.reconcile.writer import NotLeadingError
 
 from . import deletions
+from .audit import news
 from .crew import Crew
 from .keep import Kept
 from .orders import CustodyAwayError, Orders, ReceiptConflictError, TroubleError, with_names
@@ -210,6 +211,8 @@ class Course:
             raise
         for tier in named:
             del self._named[tier]
+        for happened in news(kept.record, self._kept.record):
+            audit.tell(happened)
 
     def _surroundings(self, record: ErasureRecord, elsewhere: int) -> Surroundings:
         world = self._crew.store.world(self.namespace)

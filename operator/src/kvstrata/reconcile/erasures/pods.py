@@ -19,6 +19,7 @@ from kvstrata.model.facts import Pod
 from kvstrata.plan.erasuregather import OWN_MEMORY
 from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify, ResetEngine
 from kvstrata.reconcile import metrics
+from kvstrata.reconcile.audit import tell_refused
 from kvstrata.reconcile.podtokens import PodTokens
 
 T = TypeVar("T")
@@ -118,7 +119,7 @@ class Pods:
         except KubeError as error:
             raise PodError(f"the token of pod {pod.name} could not be reviewed: {error.reason}") from error
         if doubt is not None:
-            metrics.ACKS_REFUSED.labels(doubt).inc()
+            tell_refused(namespace, pod, doubt)
             raise PodError(f"the answer of pod {pod.name} is not believed: {doubt}")
         return answer
 

@@ -1,0 +1,362 @@
+"""The audit log: one line of JSON for each decision about who may use, share and keep what, and what became of keys.
+
+Lines are made to leave the cluster. None has free text: a line consists of words of fixed lists, numbers, times,
+digests and Kubernetes' names. So no prompt, no API key, no data key, no whole keyspace and no epoch can be in one,
+whatever happens; a tenant's name is there only where its CacheDomain says so (`spec.auditNames`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from . import ContractError, contract_errors
+from .link import SCOPE_DIGITS
+from .strict import Form, HexDigest, camel, read, write
+
+AUDIT_VERSION = 1
+LOGGER = "kvstrata.audit"
+"""What the field `logger` of every line says, and of no other line."""
+
+NO_SCOPE = "_none"
+
+Instant = Annotated[str, Form(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", "time in UTC, in milliseconds")]
+KubeName = Annotated[str, Form("[0-9A-Za-z._:/-]{1,256}", "name")]
+Word = Annotated[str, Form("[0-9A-Za-z_]{1,64}", "word")]
+ScopeRef = Annotated[str, Form(f"[0-9a-f]{{{SCOPE_DIGITS}}}|{NO_SCOPE}", f"{SCOPE_DIGITS} digits, or `{NO_SCOPE}`")]
+
+
+class Source(StrEnum):
+    """Which program tells."""
+
+    OPERATOR = "operator"
+    GATE = "gate"
+
+
+class Event(StrEnum):
+    """What a line is about, coarsely: what a platform routes by."""
+
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> Self:
+        """Make a member from its word and its meaning."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.meaning = meaning
+        return member
+
+    ADMISSION = "Admission", "something was let in: a guarantee on a tier, callers' requests"
+    DENIAL = "Denial", "something was not let in, or no longer: a guarantee, an object, a pod's word, requests"
+    SHARE = "Share", "who may reuse blocks with whom"
+    ERASE = "Erase", "an invalidation, and each step of an erasure"
+    KEY = "Key", "keys, passwords and certificates: made, in use, turned, gone"
+    LOG = "Log", "the audit log itself"
+
+
+_OPERATOR, _GATE, _BOTH = (Source.OPERATOR,), (Source.GATE,), (Source.OPERATOR, Source.GATE)
+_OBJECT = ("namespace", "object", "uid")
+_POLICY = (*_OBJECT, "tenant")
+_GUARANTEE = (*_POLICY, "tier", "bytes", "bytes_before")
+_SHARED = (*_POLICY, "model", "scope", "shared_with", "revision")
+_REQUESTS = ("namespace", "model", "tenant", "scope", "count", "since")
+_COPIES = ("pod_uid", "blocks", "bytes", "remaining")
+_SECRET = ("namespace", "object", "material")
+
+
+class Action(StrEnum):
+    """What happened. `told` are the fields that its lines may have beside those of every line."""
+
+    event: Event
+    sources: tuple[Source, ...]
+    meaning: str
+    told: tuple[str, ...]
+
+    def __new__(cls, value: str, event: Event, by: tuple[Source, ...], meaning: str, told: tuple[str, ...]) -> Self:
+        """Make a member from its word, what it is about, who tells it, its meaning and its fields."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.event, member.sources, member.meaning, member.told = event, by, meaning, told
+        return member
+
+    GUARANTEE_ADMITTED = (
+        "GuaranteeAdmitted", Event.ADMISSION, _OPERATOR, "a guarantee got room on a tier, or more of it", _GUARANTEE,
+    )  # fmt: skip
+    GUARANTEE_RELEASED = (
+        "GuaranteeReleased", Event.ADMISSION, _OPERATOR, "a guarantee gave room back, as its object asks",
+        _GUARANTEE,
+    )  # fmt: skip
+    REQUESTS_SERVED = (
+        "RequestsServed", Event.ADMISSION, _GATE,
+        "requests went to the engine under the keyspace of their tenant's scope", _REQUESTS,
+    )  # fmt: skip
+    GUARANTEE_DENIED = (
+        "GuaranteeDenied", Event.DENIAL, _OPERATOR, "a guarantee waits for room", (*_POLICY, "reason"),
+    )  # fmt: skip
+    GUARANTEE_WITHDRAWN = (
+        "GuaranteeWithdrawn", Event.DENIAL, _OPERATOR, "a guarantee lost room, because a tier has less", _GUARANTEE,
+    )  # fmt: skip
+    OBJECT_STALLED = (
+        "ObjectStalled", Event.DENIAL, _OPERATOR,
+        "an object is not carried out as it is; `reason` is that of its condition Stalled", (*_POLICY, "reason"),
+    )  # fmt: skip
+    WORD_REFUSED = (
+        "WordRefused", Event.DENIAL, _OPERATOR, "a pod's word was not believed to be its own",
+        ("namespace", "model", "pod_uid", "reason"),
+    )  # fmt: skip
+    REQUESTS_REFUSED = (
+        "RequestsRefused", Event.DENIAL, _GATE, "requests were refused, or ended by the gate; `reason` is that of "
+        "the metric `kvstrata_gate_refusals_total`", (*_REQUESTS, "reason"),
+    )  # fmt: skip
+    REUSE_REFUSED = (
+        "ReuseRefused", Event.DENIAL, _GATE,
+        "requests went to the engine under random salts: they found nothing and left nothing. `reason` is "
+        "`unknown_tenant`, `suspended`, `reuse_off` or `stale`", (*_REQUESTS, "reason"),
+    )  # fmt: skip
+    SHARING_BEGAN = (
+        "SharingBegan", Event.SHARE, _OPERATOR,
+        "a bundle was committed by which a tenant shares a scope, or reads a pool", _SHARED,
+    )  # fmt: skip
+    SHARING_ENDED = (
+        "SharingEnded", Event.SHARE, _OPERATOR,
+        "a bundle was committed by which it no longer does; pods follow when they acknowledge `revision`", _SHARED,
+    )  # fmt: skip
+    INVALIDATION_MOVED = (
+        "InvalidationMoved", Event.ERASE, _OPERATOR, "the status of a CacheInvalidation came to another phase",
+        (*_OBJECT, "phase"),
+    )  # fmt: skip
+    SCOPES_ROLLED = (
+        "ScopesRolled", Event.ERASE, _OPERATOR,
+        "every bundle has new epochs in place of those that are erased; `count` of them", (*_OBJECT, "count"),
+    )  # fmt: skip
+    POD_STANDS = (
+        "PodStands", Event.ERASE, _OPERATOR,
+        "what is known of a pod that may have used it: `Acked`, `Fenced`, `Ended` or `Open`",
+        (*_OBJECT, "pod_uid", "revision", "reason"),
+    )  # fmt: skip
+    POD_ERASED = (
+        "PodErased", Event.ERASE, _OPERATOR, "a pod said what it erased of its own memory and files",
+        (*_OBJECT, *_COPIES),
+    )  # fmt: skip
+    FILES_ERASED = (
+        "FilesErased", Event.ERASE, _OPERATOR, "files of a pod that is gone were erased by another",
+        (*_OBJECT, *_COPIES, "tier"),
+    )  # fmt: skip
+    ENGINE_RESET = (
+        "EngineReset", Event.ERASE, _OPERATOR, "a pod's engine emptied its prefix cache", (*_OBJECT, "pod_uid"),
+    )  # fmt: skip
+    POD_PROBED = (
+        "PodProbed", Event.ERASE, _OPERATOR,
+        "a pod was asked for `count` keys that it could have read before, and found `remaining` of them",
+        (*_OBJECT, "pod_uid", "count", "remaining"),
+    )  # fmt: skip
+    SERVER_DELETED = (
+        "ServerDeleted", Event.ERASE, _OPERATOR,
+        "a Job deleted from a server of a shared tier, and is `Done`, or `Failed`",
+        (*_OBJECT, "tier", "server", "reason", "blocks", "bytes", "remaining"),
+    )  # fmt: skip
+    TIER_VERIFIED = (
+        "TierVerified", Event.ERASE, _OPERATOR,
+        "the operator looked at `count` servers of a shared tier, and `remaining` blocks were left",
+        (*_OBJECT, "tier", "count", "remaining"),
+    )  # fmt: skip
+    TIER_LOST = (
+        "TierLost", Event.ERASE, _OPERATOR, "a tier was removed or replaced before it was erased",
+        (*_OBJECT, "tier"),
+    )  # fmt: skip
+    ERASURE_JUDGED = (
+        "ErasureJudged", Event.ERASE, _OPERATOR, "an erasure is over; `reason` is that of its condition",
+        (*_OBJECT, "reason"),
+    )  # fmt: skip
+    RECEIPT_WRITTEN = (
+        "ReceiptWritten", Event.ERASE, _OPERATOR, "the signed receipt is in the domain's chain",
+        (*_OBJECT, "receipt"),
+    )  # fmt: skip
+    COPIES_ERASED = (
+        "CopiesErased", Event.ERASE, _GATE,
+        "this pod was asked to erase `count` keyspaces; `reason` is the outcome that it told",
+        ("namespace", "model", "count", "reason"),
+    )  # fmt: skip
+    KEYS_MADE = (
+        "KeysMade", Event.KEY, _OPERATOR,
+        "keys, users or a certificate were written to a Secret: `count` that were not there before",
+        (*_SECRET, "count"),
+    )  # fmt: skip
+    KEYS_REMOVED = (
+        "KeysRemoved", Event.KEY, _OPERATOR, "data keys left a Secret", (*_SECRET, "count"),
+    )  # fmt: skip
+    CREDENTIALS_TURNED = (
+        "CredentialsTurned", Event.KEY, _OPERATOR,
+        "a step of rotating the passwords or the certificate of a managed tier's servers",
+        ("namespace", "object", "reason"),
+    )  # fmt: skip
+    KEY_REVOKED = (
+        "KeyRevoked", Event.KEY, _OPERATOR, "a data key of what is erased is gone from its custody and every bundle",
+        (*_OBJECT, "fingerprint"),
+    )  # fmt: skip
+    KEY_DESTROYED = (
+        "KeyDestroyed", Event.KEY, _OPERATOR, "the custody of a data key says that no copy of it exists",
+        (*_OBJECT, "fingerprint"),
+    )  # fmt: skip
+    DATA_KEYS_HELD = (
+        "DataKeysHeld", Event.KEY, _GATE,
+        "files of data keys changed in the pod: `count` are there now, with policy revision `revision` in force",
+        ("namespace", "model", "revision", "count"),
+    )  # fmt: skip
+    API_KEYS_HELD = (
+        "ApiKeysHeld", Event.KEY, _GATE, "other API keys are in force than before: `count`",
+        ("namespace", "model", "count"),
+    )  # fmt: skip
+    EVENTS_DROPPED = (
+        "EventsDropped", Event.LOG, _BOTH,
+        "`count` events of this process have no line, because lines were not taken fast enough", ("count",),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Happened:
+    """Something that happened, without who tells it. What does not apply is None, and not in the line."""
+
+    action: Action
+    """What happened, see below."""
+
+    namespace: KubeName | None = None
+    """The domain's namespace; of the operator's own keys that of the operator."""
+
+    object: KubeName | None = None
+    """The object that it is about, as `Kind/name`."""
+
+    uid: KubeName | None = None
+    """Its uid."""
+
+    tenant: str | None = None
+    """The tenant's name, where the domain's `auditNames` is `Tenants`."""
+
+    model: KubeName | None = None
+    """The CachedModel."""
+
+    scope: ScopeRef | None = None
+    """The first digits of the keyspace, as in metrics; `_none` for callers without one."""
+
+    shared_with: KubeName | None = None
+    """With whom: `TenantGroup/name`, `PrefixPool/name`, or `Public`."""
+
+    tier: KubeName | None = None
+    """The CacheTier."""
+
+    server: KubeName | None = None
+    """The id that a server of the tier has by itself."""
+
+    pod_uid: KubeName | None = None
+    """The uid of the pod that it is about."""
+
+    material: Word | None = None
+    """What a Secret holds."""
+
+    fingerprint: HexDigest | None = None
+    """SHA-256 that stands for a data key, as in receipts."""
+
+    receipt: HexDigest | None = None
+    """Digest of the receipt."""
+
+    phase: Word | None = None
+    """The phase that was reached."""
+
+    reason: Word | None = None
+    """Why, or with which outcome."""
+
+    revision: int | None = None
+    """A bundle's revision."""
+
+    bytes: int | None = None
+    """Bytes: of a guarantee now; that were erased."""
+
+    bytes_before: int | None = None
+    """Bytes of a guarantee before."""
+
+    blocks: int | None = None
+    """Blocks that were erased."""
+
+    remaining: int | None = None
+    """Blocks that were left."""
+
+    count: int | None = None
+    """How many."""
+
+    since: Instant | None = None
+    """The first of them did not happen before, the last not after `time`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line(Happened):
+    """One line."""
+
+    logger: KubeName = LOGGER
+    """Always `kvstrata.audit`."""
+
+    version: int = AUDIT_VERSION
+    """Version of this format. A new field or action does not change it."""
+
+    time: Instant
+    """When it was told."""
+
+    source: Source
+    """Which program tells it."""
+
+    pod: KubeName
+    """The pod that tells it."""
+
+    boot: KubeName
+    """Random for each start of the process."""
+
+    sequence: int
+    """Number of the line of this process, from 1: a number that is missing was lost on its way."""
+
+    event: Event
+    """What the action is about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Teller:
+    """A process that tells."""
+
+    source: Source
+    pod: str
+    boot: str
+
+    def line(self, sequence: int, at_s: float, happened: Happened) -> bytes:
+        """Return the line of something that was told at `at_s`, in seconds since 1970."""
+        head: dict[str, Any] = {
+            "logger": LOGGER,
+            "version": AUDIT_VERSION,
+            "time": instant(at_s),
+            "source": self.source,
+            "pod": self.pod,
+            "boot": self.boot,
+            "sequence": sequence,
+            "event": happened.action.event,
+        }
+        return json.dumps(head | _told(happened), separators=(",", ":")).encode() + b"\n"
+
+
+def instant(at_s: float) -> str:
+    """Return a moment as lines have it."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def read_line(data: bytes) -> Line:
+    """Return a line. Raises ContractError for what this version does not write."""
+    with contract_errors("a line of the audit log"):
+        raw = json.loads(data)
+        optional = dict.fromkeys(camel(field.name) for field in fields(Happened))
+        line = read(Line, optional | raw, "line")
+        told = {camel(name) for name in (*line.action.told, "action")}
+        if None in raw.values() or line.event is not line.action.event or not optional.keys() & raw.keys() <= told:
+            raise ContractError(f"{line.action} is not told like this")
+        return line
+
+
+def _told(happened: Happened) -> dict[str, Any]:
+    return {name: value for name, value in write(happened).items() if value is not None}

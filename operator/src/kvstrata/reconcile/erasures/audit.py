@@ -1,0 +1,98 @@
+"""What is heard of an erasure, as events of the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.contract.audit import Action, Happened
+from kvstrata.model.erasure import ErasureRecord
+from kvstrata.model.erasurefacts import (
+    Deletion,
+    EngineReset,
+    Fact,
+    FilesErased,
+    JobState,
+    KeyDestroyed,
+    KeyRemoved,
+    Look,
+    PodErased,
+    PodProbed,
+    PodSeen,
+    ReceiptWritten,
+    Rolled,
+    TierLost,
+    Verdict,
+)
+
+
+def news(before: ErasureRecord, after: ErasureRecord) -> Iterator[Happened]:
+    """Yield what a record says and did not before, in an order that does not depend on chance."""
+    subject = after.erasure.order.subject
+    name = f"{CacheInvalidation.INFO.kind}/{after.invalidation}"
+    for key, fact in sorted(after.erasure.facts.items()):
+        if before.erasure.facts.get(key) != fact and (told := _told(fact)) is not None:
+            yield replace(told, namespace=after.namespace, object=name, uid=subject.uid)
+
+
+def _told(fact: Fact) -> Happened | None:
+    match fact:
+        case Rolled():
+            return Happened(action=Action.SCOPES_ROLLED, count=len(fact.revoked))
+        case PodSeen():
+            return Happened(
+                action=Action.POD_STANDS, pod_uid=fact.uid, revision=fact.revision, reason=str(fact.standing)
+            )
+        case PodErased():
+            copies = fact.copies.values()
+            return Happened(
+                action=Action.POD_ERASED,
+                pod_uid=fact.uid,
+                blocks=sum(one.erased for one in copies),
+                bytes=sum(one.bytes for one in copies),
+                remaining=sum(one.remaining for one in copies),
+            )
+        case FilesErased():
+            return Happened(
+                action=Action.FILES_ERASED,
+                pod_uid=fact.uid,
+                tier=fact.tier,
+                blocks=fact.copies.erased,
+                bytes=fact.copies.bytes,
+                remaining=fact.copies.remaining,
+            )
+        case EngineReset():
+            return Happened(action=Action.ENGINE_RESET, pod_uid=fact.uid)
+        case PodProbed():
+            left = fact.asked - fact.missed
+            return Happened(action=Action.POD_PROBED, pod_uid=fact.uid, count=fact.asked, remaining=left)
+        case KeyDestroyed():
+            return Happened(action=Action.KEY_DESTROYED, fingerprint=fact.fingerprint)
+        case KeyRemoved():
+            return Happened(action=Action.KEY_REVOKED, fingerprint=fact.fingerprint)
+        case Deletion():
+            return _deleted(fact)
+        case Look():
+            left = sum(amount.keys for amount in fact.left.values())
+            return Happened(action=Action.TIER_VERIFIED, tier=fact.tier, count=len(fact.left), remaining=left)
+        case TierLost():
+            return Happened(action=Action.TIER_LOST, tier=fact.tier)
+        case Verdict():
+            return Happened(action=Action.ERASURE_JUDGED, reason=fact.reason)
+        case ReceiptWritten():
+            return Happened(action=Action.RECEIPT_WRITTEN, receipt=fact.digest)
+
+
+def _deleted(fact: Deletion) -> Happened | None:
+    if fact.state is JobState.RUNNING:
+        return None
+    return Happened(
+        action=Action.SERVER_DELETED,
+        tier=fact.tier,
+        server=fact.node or None,
+        reason=str(fact.state),
+        blocks=fact.deleted.keys,
+        bytes=fact.deleted.bytes,
+        remaining=fact.remaining.keys,
+    )

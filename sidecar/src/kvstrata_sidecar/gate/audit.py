@@ -1,0 +1,179 @@
+"""The audit log of the gate: who was served under which scope, who was not, what became of keys and copies.
+
+Nothing that answers callers waits for a line. Requests are counted by what happened to them, for whom and why, in a
+table that is bounded; about once a second the table goes to a thread, which writes a line for each row to standard
+output. While that thread is stuck, because nobody takes its lines, the table goes on counting; what it has no row for
+is counted as dropped, and a line says how many those were as soon as lines are taken again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
+
+from kvstrata.contract.audit import NO_SCOPE, Action, Happened, Teller, instant
+
+TURN_S = 1.0
+"""How long an event waits for its line."""
+
+SERVED_EVERY_S = 60.0
+"""How long requests that were served are counted together; there are many, and nobody is waiting to hear of them."""
+
+MOST_ROWS = 4096
+END_WITHIN_S = 1.0
+
+Row = tuple[Action, str, str, str]
+"""What happened to a request, why, the scope, and the tenant's name if it may be told; empty for what there is not."""
+
+
+@dataclass(slots=True)
+class _Batch:
+    """What the thread is given: rows with their counts and since when, other events, and how many were dropped."""
+
+    at_s: float
+    dropped: int
+    rows: list[tuple[float, dict[Row, int]]]
+    others: list[Happened] = field(default_factory=list)
+
+
+class Audit:
+    """Takes events on the event loop's thread, in a few steps each. `write` takes a whole line, on another thread."""
+
+    def __init__(
+        self,
+        teller: Teller,
+        *,
+        namespace: str,
+        model: str,
+        write: Callable[[bytes], None],
+        now: Callable[[], float] = time.time,
+        most_rows: int = MOST_ROWS,
+    ) -> None:
+        self.events = 0
+        """How many events there were, dropped ones included."""
+        self._now, self._most = now, most_rows
+        self._about = Happened(action=Action.EVENTS_DROPPED, namespace=namespace, model=model)
+        self._dropped = 0
+        self._rows: dict[Row, int] = {}
+        self._served: dict[Row, int] = {}
+        self._others: list[Happened] = []
+        self._since_s = self._served_since_s = now()
+        self._scribe = _Scribe(teller, self._about, write)
+        self._scribe.start()
+
+    @property
+    def dropped(self) -> int:
+        """How many events have no line and will have none."""
+        return self._dropped + self._scribe.lost
+
+    def request(self, action: Action, reason: str = "", scope: str = NO_SCOPE, tenant: str = "") -> None:
+        """Count what happened to one request."""
+        self.events += 1
+        table = self._served if action is Action.REQUESTS_SERVED else self._rows
+        row = (action, reason, scope, tenant)
+        count = table.get(row, 0)
+        if not count and len(table) >= self._most:
+            self._dropped += 1
+            return
+        table[row] = count + 1
+
+    def tell(self, action: Action, *, count: int, reason: str | None = None, revision: int | None = None) -> None:
+        """Take an event that is no request."""
+        self.events += 1
+        if len(self._others) >= self._most:
+            self._dropped += 1
+            return
+        self._others.append(replace(self._about, action=action, count=count, reason=reason, revision=revision))
+
+    async def run(self) -> None:
+        """Have lines written until cancelled."""
+        while True:
+            await asyncio.sleep(TURN_S)
+            self.turn()
+
+    def turn(self, *, last: bool = False) -> None:
+        """Hand over what there is, if what was handed over before is written; `last` includes what could still wait."""
+        if not self._scribe.idle:
+            return
+        at_s = self._now()
+        batch = _Batch(at_s, self._dropped, [(self._since_s, self._rows)], self._others)
+        self._rows, self._others, self._since_s = {}, [], at_s
+        if last or not 0 <= at_s - self._served_since_s < SERVED_EVERY_S:
+            batch.rows.append((self._served_since_s, self._served))
+            self._served, self._served_since_s = {}, at_s
+        self._scribe.take(batch)
+
+    def close(self) -> None:
+        """Hand over the rest, and wait a moment for it."""
+        self.turn(last=True)
+        self._scribe.end()
+
+
+class _Scribe(threading.Thread):
+    """Writes lines, one batch after the other. `lost` counts events whose line could not be written."""
+
+    def __init__(self, teller: Teller, about: Happened, write: Callable[[bytes], None]) -> None:
+        super().__init__(name="audit", daemon=True)
+        self.idle = True
+        self.lost = 0
+        self._teller, self._about, self._write = teller, about, write
+        self._batches: SimpleQueue[_Batch | None] = SimpleQueue()
+        self._sequence = 0
+        self._told_dropped = 0
+
+    def take(self, batch: _Batch) -> None:
+        """Write a batch; not to be called again before `idle`."""
+        self.idle = False
+        self._batches.put(batch)
+
+    def end(self) -> None:
+        """End after what was taken, and wait a moment for it."""
+        self._batches.put(None)
+        self.join(END_WITHIN_S)
+
+    def run(self) -> None:
+        """Write until told to end."""
+        while (batch := self._batches.get()) is not None:
+            dropped = batch.dropped + self.lost
+            happened = Happened(action=Action.EVENTS_DROPPED, count=dropped - self._told_dropped)
+            if dropped > self._told_dropped and self._line(batch.at_s, happened):
+                self._told_dropped = dropped
+            for since_s, rows in batch.rows:
+                for row, count in rows.items():
+                    if not self._line(batch.at_s, self._of(row, count, since_s)):
+                        self.lost += count
+            for one in batch.others:
+                self.lost += not self._line(batch.at_s, one)
+            self.idle = True
+
+    def _of(self, row: Row, count: int, since_s: float) -> Happened:
+        action, reason, scope, tenant = row
+        return replace(
+            self._about,
+            action=action,
+            reason=reason or None,
+            scope=scope,
+            tenant=tenant or None,
+            count=count,
+            since=instant(since_s),
+        )
+
+    def _line(self, at_s: float, happened: Happened) -> bool:
+        """Write a line; whether it was taken."""
+        self._sequence += 1
+        try:
+            self._write(self._teller.line(self._sequence, at_s, happened))
+        except OSError:
+            return False
+        return True
+
+
+def write_whole(data: bytes) -> None:
+    """Write to standard output, past its buffer: a thread that blocks there must not hold up the end of the process."""
+    while data:
+        data = data[os.write(1, data) :]
