@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from kvstrata.adapters.gate_client import GateClient, GateError, GateFailure
 from kvstrata.adapters.kube import TokenIdentity
 from kvstrata.contract.ack import PodState
+from kvstrata.contract.audit import Action
 from kvstrata.model.facts import Pod
 from kvstrata.reconcile.acks import AckListener
+from tests.support.audit import lines
 from tests.support.objects import NAMESPACE, model, pod
 from tests.support.worlds import Simulation
 
@@ -88,6 +91,20 @@ async def test_a_pod_cannot_speak_for_another_with_its_own_token(lies: dict[str,
     simulation, serving = world()
     lie = replace(state_of(serving), **lies)
     assert await heard(simulation, OneGate((lie, OWN))) == 0
+
+
+async def test_a_word_that_is_not_believed_is_a_denial_in_the_audit_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "kvstrata.audit")
+    simulation, serving = world()
+    gate = OneGate((state_of(serving), FOREIGN))
+    listener = AckListener(simulation.kube, gate, simulation.store, simulation.queue, jitter=lambda: 0.0)
+    listening = asyncio.create_task(listener.run())
+    async with asyncio.timeout(60):
+        while not (told := [line for line in lines(caplog) if line.action is Action.WORD_REFUSED]):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+    listening.cancel()
+    await asyncio.gather(listening, return_exceptions=True)
+    assert (told[0].pod_uid, told[0].model, told[0].reason) == (serving.uid, "tiny", "ForeignToken")
 
 
 async def test_a_gate_that_cannot_be_reached_is_asked_again() -> None:

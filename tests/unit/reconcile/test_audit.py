@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import secrets
+from datetime import UTC, datetime
 
 import pytest
 
 from kvstrata.contract.audit import Action, Event, Line
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
+from kvstrata.reconcile.erasures.chain import Chains
+from kvstrata.reconcile.secrets import AUTHORITY_SECRET, Keeper
 from tests.support.audit import lines
+from tests.support.memory_kube import MemoryKube
 from tests.support.objects import (
     NAMESPACE,
     cpu_tier,
@@ -23,7 +28,10 @@ from tests.support.objects import (
     pool,
     redis_tier,
 )
+from tests.support.receipts import DOMAIN, erasure
 from tests.support.worlds import Simulation
+
+OPERATOR_NAMESPACE = "kvstrata-system"
 
 
 @pytest.fixture
@@ -154,11 +162,11 @@ def test_keys_are_told_by_the_secret_that_has_them_and_never_by_their_value(
     assert by_material["DomainKey"].object == f"Secret/{names.DOMAIN_KEY_SECRET}"
     assert {line.action for line in told} == {Action.KEYS_MADE}
     world = made.world
-    secrets = [world.domain_key or b"", *world.data_keys.values()]
+    held = [world.domain_key or b"", *world.data_keys.values()]
     entry = made.entry("acme")
     for line in told:
         shown = str(line)
-        assert not any(secret.hex() in shown or str(secret) in shown for secret in secrets)
+        assert not any(secret.hex() in shown or str(secret) in shown for secret in held)
         assert entry.keyspace not in shown
 
 
@@ -179,3 +187,17 @@ def test_a_data_key_that_leaves_its_secret_is_told(caplog: pytest.LogCaptureFixt
     assert gone
     removed = [line for line in of(caplog, Event.KEY) if line.action is Action.KEYS_REMOVED]
     assert sum(line.count or 0 for line in removed) == len(gone)
+
+
+async def test_keys_of_the_operator_itself_are_told_when_they_are_made_and_not_when_they_are_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "kvstrata.audit")
+    kube, now = MemoryKube(), datetime(2026, 1, 1, tzinfo=UTC)
+    for order in ("order-1", "order-2"):
+        await Keeper(kube, OPERATOR_NAMESPACE, secrets.token_bytes, lambda: now).open()
+        await Chains(kube, OPERATOR_NAMESPACE, lambda: now).issue(NAMESPACE, DOMAIN, None, erasure(order))
+    assert [(line.action, line.namespace, line.object) for line in lines(caplog)] == [
+        (Action.KEYS_MADE, OPERATOR_NAMESPACE, f"Secret/{AUTHORITY_SECRET}"),
+        (Action.KEYS_MADE, OPERATOR_NAMESPACE, f"Secret/{names.RECEIPTS_KEY_SECRET}"),
+    ]
