@@ -169,6 +169,7 @@ class Keeper:
                 raise
             return False
         log.info("secret written", extra={"secret": order.name, "material": str(order.material)})
+        _tell(domain.namespace, order, {}, decode(written))
         self.observe(domain, written)
         return True
 
