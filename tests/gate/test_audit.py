@@ -10,6 +10,7 @@ import pytest
 
 from kvstrata.contract.audit import Action, Line, Source, Teller, read_line
 from kvstrata.contract.bundle import Rules
+from kvstrata.contract.datakey import DataKey
 from kvstrata_sidecar.gate.audit import SERVED_EVERY_S, Audit
 
 from .world import GLOBEX, NOBODY, World, chat, entry, keyspace, post, until
@@ -200,6 +201,26 @@ async def test_other_api_keys_are_told_by_their_number(gate: World, capfd: pytes
     gate.gate.audit.turn()
     written(gate.gate.audit)
     assert [line.count for line in of_gate(capfd) if line.action is Action.API_KEYS_HELD][-1] == 1
+
+
+async def test_data_keys_that_come_and_go_are_told_by_their_number(
+    gate: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = ""
+
+    def held() -> list[int | None]:
+        nonlocal out
+        gate.gate.audit.turn()
+        out += capfd.readouterr().out
+        lines = [read_line(line) for line in out.encode().splitlines()]
+        return [line.count for line in lines if line.action is Action.DATA_KEYS_HELD]
+
+    await gate.acked(await gate.publish([entry("acme", keys=(DataKey(1, b"k" * 32),))]))
+    await until(lambda: held() == [1])
+    await gate.acked(await gate.publish([entry("acme")]))
+    await until(lambda: held() == [1, 0])
+    assert "kkkk" not in out
+    assert b"k".hex() * 4 not in out
 
 
 async def test_requests_are_answered_while_nobody_takes_lines(gate: World, taker: Taker) -> None:

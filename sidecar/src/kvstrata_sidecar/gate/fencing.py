@@ -95,11 +95,6 @@ class PolicyVolume:
         draft.replace(target)
         self._named = frozenset(named)
 
-    @property
-    def keys_held(self) -> tuple[int, int]:
-        """How often data keys' files changed, and how many there are."""
-        return self._keys.changes, len(self._keys)
-
     def keys_left(self, keyspaces: Collection[str]) -> LeftKeys:
         """Return what data keys of these keyspaces there are here, as files and held to be written."""
         return self.keys.left(keyspaces)

@@ -73,7 +73,7 @@ class Gate:
             model=settings.model,
             write=write_whole,
         )
-        self._keys_noted = self.volume.keys_held
+        self._keys_noted = self.volume.keys.changes
         self.engine = EnginePool(str(settings.engine_socket), loop)
         self.keys = Keys(KeyRing())
         tls = in_cluster_tls(settings.kube_ca_file) if settings.kube_tls else None
@@ -293,10 +293,10 @@ class Gate:
             await asyncio.sleep(_ENGINE_POLL_S)
 
     def _note_keys(self) -> None:
-        held = self.volume.keys_held
-        if held != self._keys_noted:
-            self._keys_noted = held
-            self.audit.tell(Action.DATA_KEYS_HELD, count=held[1], revision=self.enforcement.revision)
+        keys = self.volume.keys
+        if keys.changes != self._keys_noted:
+            self._keys_noted = keys.changes
+            self.audit.tell(Action.DATA_KEYS_HELD, count=len(keys), revision=self.enforcement.revision)
 
     async def _watch_drain(self) -> None:
         while True:
