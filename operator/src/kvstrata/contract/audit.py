@@ -147,6 +147,10 @@ class Action(StrEnum):
     ENGINE_RESET = (
         "EngineReset", Event.ERASE, _OPERATOR, "a pod's engine emptied its prefix cache", (*_OBJECT, "pod_uid"),
     )  # fmt: skip
+    ENGINE_KEPT = (
+        "EngineKept", Event.ERASE, _OPERATOR, "a pod's engine has no way to empty its prefix cache",
+        (*_OBJECT, "pod_uid"),
+    )  # fmt: skip
     POD_PROBED = (
         "PodProbed", Event.ERASE, _OPERATOR,
         "a pod was asked for `count` keys that it could have read before, and found `remaining` of them",

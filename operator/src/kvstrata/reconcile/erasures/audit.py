@@ -10,6 +10,7 @@ from kvstrata.contract.audit import Action, Happened
 from kvstrata.model.erasure import ErasureRecord
 from kvstrata.model.erasurefacts import (
     Deletion,
+    EngineKept,
     EngineReset,
     Fact,
     FilesErased,
@@ -64,6 +65,8 @@ def _told(fact: Fact) -> Happened | None:
             )
         case EngineReset():
             return Happened(action=Action.ENGINE_RESET, pod_uid=fact.uid)
+        case EngineKept():
+            return Happened(action=Action.ENGINE_KEPT, pod_uid=fact.uid)
         case PodProbed():
             left = fact.asked - fact.missed
             return Happened(action=Action.POD_PROBED, pod_uid=fact.uid, count=fact.asked, remaining=left)
