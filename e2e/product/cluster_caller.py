@@ -55,17 +55,20 @@ class Requests:
 
 
 @contextmanager
-def cluster_caller(kubectl: Kubectl, tier: str, deadline_s: float = DEADLINE_S) -> Iterator[Requests]:
+def cluster_caller(
+    kubectl: Kubectl, tier: str, deadline_s: float = DEADLINE_S, *, tls: bool = True
+) -> Iterator[Requests]:
     """Write and read in a loop while the block runs; a request is tried for `deadline_s`, and counts as failed then."""
     auth = kubectl.get("secret", f"kvs-{tier}-redis-auth", DEMO_NAMESPACE)["data"]
-    authority = base64.b64decode(kubectl.get("secret", f"kvs-{tier}-redis-tls", DEMO_NAMESPACE)["data"]["ca.crt"])
     domain = str(kubectl.get("cachedomain", "default", DEMO_NAMESPACE)["status"]["domainID"])
     operator = kubectl.list("pod", SYSTEM_NAMESPACE, "app.kubernetes.io/name=kvstrata")[0]["metadata"]["name"]
     pid = container_pid(kubectl, SYSTEM_NAMESPACE, operator, "operator")
     ended = threading.Event()
     with TemporaryDirectory() as folder:
-        ca = Path(folder, "ca.crt")
-        ca.write_bytes(authority)
+        ca = Path(folder, "ca.crt") if tls else None
+        if ca is not None:
+            certificate = kubectl.get("secret", f"kvs-{tier}-redis-tls", DEMO_NAMESPACE)["data"]
+            ca.write_bytes(base64.b64decode(certificate["ca.crt"]))
         caller = _Caller(kubectl, tier, domain, base64.b64decode(auth["password"]).decode(), ca, deadline_s)
         caller.learn_addresses()
         threads = [
@@ -84,7 +87,7 @@ def cluster_caller(kubectl: Kubectl, tier: str, deadline_s: float = DEADLINE_S) 
 
 class _Caller:
     def __init__(
-        self, kubectl: Kubectl, tier: str, domain: str, password: str, authority: Path, deadline_s: float
+        self, kubectl: Kubectl, tier: str, domain: str, password: str, authority: Path | None, deadline_s: float
     ) -> None:
         self._kubectl, self._tier, self._password, self._authority = kubectl, tier, password, authority
         self._deadline_s = deadline_s
@@ -189,8 +192,8 @@ class _Caller:
                 port=PORT,
                 username=DATA_USER,
                 password=self._password,
-                ssl=True,
-                ssl_ca_certs=str(self._authority),
+                ssl=self._authority is not None,
+                ssl_ca_certs=str(self._authority or ""),
                 ssl_check_hostname=False,
                 socket_timeout=IO_TIMEOUT_S,
                 socket_connect_timeout=IO_TIMEOUT_S,

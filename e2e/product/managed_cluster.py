@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvstrata.objects import paths
@@ -19,16 +20,17 @@ MOVES_WITHIN_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class ManagedCluster:
-    """A CacheTier of the demo's namespace with `redis.managed.shards`."""
+    """A CacheTier of the demo's namespace with `redis.managed.shards`; `settings` are those of every apply."""
 
     kubectl: Kubectl
     name: str
     capacity: str = "96Mi"
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def apply(self, **managed: Any) -> None:
         """Declare it: three shards with a replica each, in small containers, and what `managed` says otherwise."""
         small = {"requests": {"cpu": "20m", "memory": "96Mi"}}
-        settings = {"shards": 3, "replicasPerShard": 1, "resources": small, **managed}
+        settings = {"shards": 3, "replicasPerShard": 1, "resources": small, **self.settings, **managed}
         spec = {"medium": "Redis", "capacity": self.capacity, "redis": {"managed": settings}}
         metadata = {"name": self.name, "namespace": DEMO_NAMESPACE}
         self.kubectl.apply(
@@ -78,6 +80,10 @@ class ManagedCluster:
             time.sleep(0.5)
         raise AssertionError(f"shard {shard} has no primary among {[pod['metadata']['name'] for pod in self.pods()]}")
 
+    def delete_pod(self, pod: dict[str, Any]) -> None:
+        """Ask for a pod to go, and do not wait."""
+        self.kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", pod["metadata"]["name"], "--wait=false")
+
     def kill(self, pod: dict[str, Any]) -> None:
         """Kill a pod's server; the pod stays, and starts another."""
         Victim(self.kubectl, DEMO_NAMESPACE, pod["metadata"]["name"], "redis").send(9)
@@ -98,7 +104,8 @@ class ManagedCluster:
 
     def _role(self, pod: str) -> str:
         """What a server says it is, asked as its admin, whose password is in the file that it was started with."""
-        tls = f"--tls --cacert {paths.REDIS_TLS}/ca.crt"
+        plain = dict(self.settings.get("tls") or {}).get("mode") == "Disabled"
+        tls = "" if plain else f"--tls --cacert {paths.REDIS_TLS}/ca.crt"
         ask = f"REDISCLI_AUTH=$(cat {paths.REDIS_AUTH}/admin-password) redis-cli -h 127.0.0.1 {tls} --user admin role"
         try:
             told = self.kubectl.exec(pod, DEMO_NAMESPACE, "redis", "sh", "-c", ask)

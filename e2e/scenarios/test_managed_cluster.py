@@ -64,7 +64,7 @@ def test_it_forms_with_tls_and_every_condition_says_so(cluster: ManagedCluster) 
 def test_a_primary_whose_pod_is_deleted_hands_over_first(cluster: ManagedCluster) -> None:
     primary = cluster.primary(shard=0)
     with requests_all_the_while(cluster) as requests:
-        cluster.kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", primary["metadata"]["name"], "--wait=false")
+        cluster.delete_pod(primary)
         wait_until("another has its name", lambda: cluster.replaced(primary), HEALS_WITHIN_S)
         cluster.wait_whole()
     assert requests.failed == 0, requests.last_failure

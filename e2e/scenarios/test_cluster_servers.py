@@ -1,0 +1,74 @@
+"""Clusters in pods on Redis 8 and on Valkey 9, which moves slots as a whole: formed, a primary lost, and scaled.
+
+What is installed of them knows no TLS, so theirs is switched off; that it is on otherwise is `test_managed_cluster`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.product.cluster_caller import cluster_caller
+from e2e.product.direct import pods_run_here
+from e2e.product.kubectl import Kubectl, wait_until
+from e2e.product.managed_cluster import FORMS_WITHIN_S, HEALS_WITHIN_S, MOVES_WITHIN_S, ManagedCluster
+from e2e.product.server_images import load_server_image
+from tests.tiers.server_kinds import REDIS_8, VALKEY_9, ServerKind
+
+pytestmark = pytest.mark.cluster
+
+PLAIN = {"mode": "Disabled"}
+
+
+@pytest.fixture(scope="module", params=[REDIS_8, VALKEY_9], ids=str)
+def kind(request: pytest.FixtureRequest) -> ServerKind:
+    """The server program."""
+    found: ServerKind = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster(kubectl: Kubectl, kind: ServerKind) -> Iterator[ManagedCluster]:
+    """A cluster of three shards with a replica each on that server, which is Ready."""
+    if not pods_run_here():
+        pytest.skip("the networks of another cluster's pods than the local one's cannot be entered from here")
+    image = load_server_image(kind)
+    found = ManagedCluster(kubectl, kind.name.partition("-")[0], settings={"image": image, "tls": PLAIN})
+    try:
+        found.apply()
+        found.wait_whole(within_s=FORMS_WITHIN_S)
+        yield found
+    finally:
+        found.delete()
+
+
+def test_it_forms_and_says_which_server_answers(cluster: ManagedCluster, kind: ServerKind) -> None:
+    conditions = {one["type"]: one for one in cluster.status()["conditions"]}
+    for name in ("Ready", "SlotsCovered", "ReplicationHealthy"):
+        assert conditions[name]["status"] == "True", conditions[name]
+    software, _, version = kind.name.partition("-")
+    told = conditions["BackendReachable"]["message"]
+    assert software in told.lower(), told
+    assert version in told, told
+
+
+def test_a_primary_whose_pod_is_deleted_hands_over_first(cluster: ManagedCluster) -> None:
+    primary = cluster.primary(shard=0)
+    with cluster_caller(cluster.kubectl, cluster.name, tls=False) as requests:
+        wait_until("requests are served", lambda: requests.hits > 20, 30)
+        cluster.delete_pod(primary)
+        wait_until("another has its name", lambda: cluster.replaced(primary), HEALS_WITHIN_S)
+        cluster.wait_whole()
+    assert (requests.failed, requests.wrong) == (0, 0), requests
+
+
+def test_a_shard_is_added_and_taken_away_without_a_lost_request(cluster: ManagedCluster) -> None:
+    with cluster_caller(cluster.kubectl, cluster.name, tls=False) as requests:
+        wait_until("requests are served", lambda: requests.hits > 20, 30)
+        cluster.apply(shards=4)
+        cluster.wait_whole(shards=4, within_s=MOVES_WITHIN_S)
+        cluster.apply(shards=3)
+        cluster.wait_whole(shards=3, within_s=MOVES_WITHIN_S)
+        wait_until("the fourth is gone", lambda: len(cluster.pods()) == 6, HEALS_WITHIN_S)
+    assert (requests.failed, requests.wrong, requests.misses) == (0, 0, 0), requests
