@@ -10,13 +10,17 @@ and answers each with one. A `sequence` names a prompt of four chunks; its block
     {"op": "let_go", "sequence": 1, "salt": "…"}              -> {"hits": 4, "ms": 1.2}
 
 `values` are the distinct elements that a retrieve put into zeroed blocks. `hold` is a lookup whose blocks stay locked
-until `let_go`. A store with `"marker": "6b76…"` fills its blocks with these bytes over and over.
+until `let_go`. A store with `"marker": "6b76…"` fills its blocks with these bytes over and over; with `"freeze"` the
+process stops itself in the middle of it, as by SIGSTOP: `"reserved"` when it has room in the server's memory and has
+copied nothing, `"copied"` when it has not said so yet.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import sys
 import time
 import uuid
@@ -74,6 +78,8 @@ class Engine:
         started_s = time.monotonic()
         try:
             if request["op"] == "store":
+                if "freeze" in request:
+                    self._freeze_once(request["freeze"])
                 if "marker" in request:
                     self._mark(context, bytes.fromhex(request["marker"]))
                 else:
@@ -104,6 +110,23 @@ class Engine:
             self._free(context, hits)
             self._client.end_session(context)
         return {"hits": hits, "ms": _ms_since(started_s)}
+
+    def _freeze_once(self, when: str) -> None:
+        """Have the next store stop this process when it is so far."""
+        transfer = self._client._workers[0].transfer_context._engine_driven_context
+        step = {"reserved": "prepare_store", "copied": "commit_store"}[when]
+        carried_out = getattr(transfer, step)
+
+        def frozen(*arguments: Any) -> Any:
+            setattr(transfer, step, carried_out)
+            if when == "copied":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            result = carried_out(*arguments)
+            if when == "reserved":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return result
+
+        setattr(transfer, step, frozen)
 
     def _lookup(self, context: Any) -> int:
         """Return how many chunks the server has, however long it takes to say so."""

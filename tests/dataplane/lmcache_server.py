@@ -143,6 +143,23 @@ class LMCacheServer:
         with urllib.request.urlopen(request, timeout=30) as response:  # noqa: S310
             return json.load(response)
 
+    def freeze_engine(self, **request: Any) -> None:
+        """Stop the engine stand-in with a request before it, or in the middle of one that says where (`freeze`)."""
+        assert self._engine is not None
+        if "freeze" not in request:
+            self._engine.send_signal(signal.SIGSTOP)
+        self._tell(request)
+        give_up_at_s = time.monotonic() + START_TIMEOUT_S
+        while Path(f"/proc/{self._engine.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+            assert time.monotonic() < give_up_at_s, self.log_file.with_name("engine.log").read_text()[-4000:]
+            time.sleep(0.02)
+
+    def thaw_engine(self) -> dict[str, Any]:
+        """Let it go on; return its answer to the request."""
+        assert self._engine is not None
+        self._engine.send_signal(signal.SIGCONT)
+        return self._answer()
+
     def kill_engine(self) -> None:
         """Kill the engine stand-in, whatever it holds."""
         assert self._engine is not None
@@ -200,13 +217,16 @@ class LMCacheServer:
 
     def ask_engine(self, **request: Any) -> dict[str, Any]:
         """Have the engine stand-in do something and return its answer."""
+        self._tell(request)
+        answer = self._answer()
+        assert "error" not in answer, answer
+        return answer
+
+    def _tell(self, request: dict[str, Any]) -> None:
         assert self._engine is not None
         assert self._engine.stdin is not None
         self._engine.stdin.write(json.dumps(request) + "\n")
         self._engine.stdin.flush()
-        answer = self._answer()
-        assert "error" not in answer, answer
-        return answer
 
     def _answer(self) -> dict[str, Any]:
         assert self._engine is not None

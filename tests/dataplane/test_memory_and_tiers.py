@@ -5,17 +5,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.erasereport import Outcome
+from kvstrata.contract.erasing import AdapterErased, EraseOutcome, EraseQuestion
 from tests.dataplane import memory_scan
 from tests.dataplane.conftest import StartServer, tier
 from tests.dataplane.fresh import CHUNKS
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.certificates import SERVER_NAME, issue
+from tests.tiers.eraser import erase, order
 from tests.tiers.gate_stand_in import GateStandIn
 from tests.tiers.redis_process import RedisProcess
 
@@ -31,6 +34,21 @@ class Pod:
     server: LMCacheServer
     gate: GateStandIn
     redis: RedisProcess
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def erase(self, keyspace: str) -> AdapterErased:
+        """Ask the cache server to erase its own copies."""
+        return AdapterErased.decode(self.gate.ask(EraseQuestion((keyspace,), ()).encode()))
+
+    def erase_from_tier(self, keyspace: str) -> None:
+        """Delete as a Job does, but for the wait for late values."""
+        report = erase(order(self.redis.port, keyspace, tier=self.options))
+        assert report.end.outcome is Outcome.ERASED
+
+    def names(self, keyspace: str) -> list[bytes]:
+        """What the tier has under a keyspace, tombstones left out."""
+        found = self.redis.admin().scan_iter(f"*{keyspace}*", count=1000)
+        return [name for name in found if not name.endswith(b"#s")]
 
     def store(self, sequence: int, keyspace: str, marker: bytes) -> None:
         """Store, and wait until the tier has it and nobody reads it any more."""
@@ -51,6 +69,11 @@ class Pod:
         while self.server.get("/status")["storage_manager"]["l1_manager"]["read_locked_count"] < blocks:
             assert time.monotonic() < give_up_at_s, self.gate.state()
 
+    def until_erased(self, keyspace: str) -> None:
+        give_up_at_s = time.monotonic() + WITHIN_S
+        while (said := self.erase(keyspace)).outcome is not EraseOutcome.COMPLETE:
+            assert time.monotonic() < give_up_at_s, said
+
     def until_gone(self, marker: bytes) -> None:
         give_up_at_s = time.monotonic() + WITHIN_S
         while left := self.marked(marker):
@@ -70,7 +93,7 @@ def shared_pod(
         options["tls"] = {"ca_file": str(directory / "ca.crt"), "server_name": SERVER_NAME}
     redis.start()
     server = start_server(directory, gate, [tier(redis.port, **options)], memory={"tier": "dram"})
-    yield Pod(server, gate, redis)
+    yield Pod(server, gate, redis, options)
     redis.kill()
 
 
@@ -132,3 +155,43 @@ def test_a_limit_holds_for_what_shared_tiers_bring_in_too(pod: Pod, sequence: in
     while sum(row.used_bytes for row in pod.gate.state().usage) > limit_bytes:
         assert time.monotonic() < give_up_at_s, pod.gate.state()
         time.sleep(0.02)
+
+
+def test_without_encryption_a_search_finds_blocks_in_the_tiers_server(pod: Pod, sequence: int, keyspace: str) -> None:
+    """The same search that finds none where a tier encrypts (`test_encryption`)."""
+    marker = os.urandom(16)
+    pod.gate.allow(keyspace)
+    pod.store(sequence, keyspace, marker)
+    assert memory_scan.in_process(pod.redis.pid, [marker])[0] > 0
+
+
+@pytest.mark.parametrize("when", ["between", "reserved", "copied"])
+def test_an_engine_that_freezes_before_the_roll_and_thaws_after_the_look_leaves_nothing(
+    pod: Pod, sequence: int, keyspace: str, when: str
+) -> None:
+    """Between two stores nobody knows of it; one that is frozen within a store is waited for, and told."""
+    marker = os.urandom(16)
+    pod.gate.allow(keyspace)
+    pod.store(sequence, keyspace, marker)
+    assert pod.marked(marker) > 0, "the search finds what is there"
+    assert pod.names(keyspace)
+    within = {} if when == "between" else {"freeze": when}
+    pod.server.freeze_engine(op="store", sequence=sequence + 1, salt=keyspace, marker=marker.hex(), **within)
+
+    pod.gate.allow()
+    pod.erase_from_tier(keyspace)
+    if within:
+        said = pod.erase(keyspace)
+        assert said.outcome is EraseOutcome.REMAINING
+        assert [tier.writing for tier in said.tiers if tier.medium == "CPU"] == [CHUNKS]
+    else:
+        pod.until_erased(keyspace)
+        assert pod.marked(marker) == 0
+    assert pod.names(keyspace) == []
+
+    pod.server.thaw_engine()
+    pod.until_erased(keyspace)
+    pod.until_gone(marker)
+    assert pod.names(keyspace) == []
+    assert pod.server.lookup(sequence, keyspace)["hits"] == 0
+    assert pod.server.lookup(sequence + 1, keyspace)["hits"] == 0

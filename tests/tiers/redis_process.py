@@ -86,6 +86,12 @@ class RedisProcess:
         return {int(peer.rsplit(":", 1)[1], 16) for own, peer, state in rows if own.endswith(here) and state == "01"}
 
     @property
+    def pid(self) -> int:
+        """Its process' id."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def running(self) -> bool:
         """Whether it was started and not killed."""
         return self._process is not None
