@@ -24,7 +24,7 @@ from kvstrata_sidecar.gate.enginecalls import WholeAnswer, judged, request_bytes
 from tests.dataplane.conftest import StartServer, file_tier, tier
 from tests.dataplane.engine_process import CHUNK_TOKENS, MODEL, EngineProcess, engine_python
 from tests.dataplane.test_pool_engine import Folders, posted, say
-from tests.gate.stand_ins import StandInApi
+from tests.gate.stand_in_api import StandInApi
 from tests.gate.world import World, entry, keyspace, until
 from tests.tiers.gate_stand_in import DOMAIN
 from tests.tiers.redis_process import RedisProcess

@@ -21,7 +21,8 @@ from kvstrata_sidecar.gate.main import Gate
 from kvstrata_sidecar.gate.settings import Settings
 
 from . import pki
-from .stand_ins import RecorderEngine, StandInAdapter, StandInApi
+from .stand_in_api import StandInApi
+from .stand_ins import RecorderEngine, StandInAdapter
 
 MODEL = "tiny"
 BUNDLE = "kvs-tiny-bundle"
