@@ -21,7 +21,6 @@ from kvstrata_sidecar.adapter.protocol import call, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.wire import Command
 from kvstrata_sidecar.erase.order import Order
-from kvstrata_sidecar.erase.pace import BYTES_AT_ONCE, COMMANDS_SEEN, GOAL_S, LEAST_AT_ONCE, MOST_AT_ONCE, Pace
 from kvstrata_sidecar.erase.servers import Primary, Servers
 from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import (
@@ -356,46 +355,6 @@ class TestReplicas:
             assert NODE_UNKNOWN in [one.reason for one in look(replica.port).problems], "its primary was not looked at"
         finally:
             replica.kill()
-
-
-class TestPace:
-    def test_steps_grow_while_they_are_short_and_shrink_when_they_are_not(self) -> None:
-        pace = Pace()
-        for _ in range(10):
-            pace.took(pace.count(1), GOAL_S / 10)
-        assert pace.count(1) == MOST_AT_ONCE
-        for _ in range(100):
-            pace.took(pace.count(1), GOAL_S * 2)
-        assert pace.count(1) == LEAST_AT_ONCE
-
-    def test_steps_fit_what_a_value_takes(self) -> None:
-        pace = Pace()
-        for _ in range(20):
-            count = pace.count(1)
-            pace.took(count, count * GOAL_S / 100)
-        assert pace.count(1) == 100
-
-    def test_what_most_commands_wait_for_a_processor_makes_steps_no_smaller_and_pauses_no_longer(self) -> None:
-        pace = Pace()
-        pauses = []
-        for number in range(80):
-            count = pace.count(1)
-            waited_s = 0.0 if number % COMMANDS_SEEN == 0 else 0.1
-            pauses.append(pace.took(count, count * GOAL_S / 100 + waited_s))
-        assert pace.count(1) == 100
-        assert max(pauses) <= 1.01 * GOAL_S
-
-    def test_a_server_that_became_slower_is_believed_after_a_few_commands(self) -> None:
-        pace = Pace()
-        for slow in (1, 10):
-            for _ in range(COMMANDS_SEEN + 10):
-                count = pace.count(1)
-                pace.took(count, slow * count * GOAL_S / 100)
-        assert pace.count(1) == 10
-
-    def test_of_large_values_few_go_at_once_but_one_always_does(self) -> None:
-        assert Pace().count(BYTES_AT_ONCE // 4) == 4
-        assert Pace().count(10 * BYTES_AT_ONCE) == 1
 
 
 def test_a_report_is_read_as_it_was_written(redis_server: RedisProcess, connection: Connection) -> None:
