@@ -82,8 +82,9 @@ class InferencePod:
         self.engine = Engine(self.directory / "engine" / "engine.sock")
         self.uid = ""
 
-    def start(self, domain: str, redis_port: int) -> None:
-        """Show the pod as running, and start what is in it."""
+    def start(self, domain: str, redis_port: int, open_port: int) -> None:
+        """Show the pod as running, and start what is in it: `shared` is a tier that is encrypted, `open` one that is
+        not."""
         self._show()
         self._write_files()
         api = urlsplit(self._cluster["server"])
@@ -102,20 +103,18 @@ class InferencePod:
             self._gate = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
         folders = {"policy_dir": self.directory / "policy", "link_dir": self.directory / "link"}
         params = AdapterParams(domain=domain, identity="1" * 16, tier=None, **folders)
-        tier = TierParams(
-            "shared", (Endpoint("127.0.0.1", redis_port),), capacity_bytes=64 << 20, encryption="Required",
-            io_timeout_ms=5000, lookup_deadline_ms=10_000, load_deadline_ms=10_000,
-        )  # fmt: skip
         self._runtime = Runtime(params)
         self._runtime.names = _names
         self._runtime.memory = self.memory.governor
-        self.driver = Driver(self._runtime, params, tier)
+        tiers = [_tier("shared", redis_port, "Required"), _tier("open", open_port, "Disabled")]
+        self.driver, self.open_driver = (Driver(self._runtime, params, tier) for tier in tiers)
 
-    def store(self, keyspace: str, *numbers: int) -> None:
-        """Have the pod hold blocks in its memory and in the tier."""
-        self.driver.until("closed")
-        outcome = self.driver.store([block(keyspace, number) for number in numbers])
-        assert outcome.stored_bytes > 0, outcome
+    def store(self, keyspace: str, *numbers: int, content: bytes = b"\1") -> None:
+        """Have the pod hold blocks in its memory and, with this content over and over, in both shared tiers."""
+        for driver in (self.driver, self.open_driver):
+            driver.until("closed")
+            outcome = driver.store([block(keyspace, number) for number in numbers], content=content)
+            assert outcome.stored_bytes > 0, outcome
         for number in numbers:
             self.memory.manager.store(_key(keyspace, bytes([number]) * 32))
 
@@ -135,6 +134,12 @@ class InferencePod:
             self._runtime.close()
         self.memory.close()
         self._folder.cleanup()
+
+    @property
+    def gate_pid(self) -> int:
+        """The process id of its gate."""
+        assert self._gate is not None
+        return self._gate.pid
 
     def log_tail(self) -> str:
         """The last lines of the gate's log."""
@@ -195,6 +200,13 @@ class InferencePod:
             "KUBE_CA_FILE": self.directory / "kube-ca.crt",
             "MEMORY_PATIENCE_S": 0,
         }
+
+
+def _tier(name: str, port: int, encryption: str) -> TierParams:
+    return TierParams(
+        name, (Endpoint("127.0.0.1", port),), capacity_bytes=64 << 20, encryption=encryption, io_timeout_ms=5000,
+        lookup_deadline_ms=10_000, load_deadline_ms=10_000,
+    )  # fmt: skip
 
 
 def _names(keyspace: str, chunks: Any) -> list[list[Key]]:

@@ -1,5 +1,6 @@
 """An eager invalidation from its order to a receipt that verifies: a real API server, operators of which one is killed,
-gate processes, the policy adapter, a Redis, and the deletion as a process."""
+gate processes, the policy adapter, two Redis servers, and the deletion as a process. What was to go is searched for in
+the memory of all of these processes and in their files, before and after: the receipt says no more than is found."""
 
 from __future__ import annotations
 
@@ -16,11 +17,14 @@ from e2e.cluster.control_plane import ControlPlane
 from kvstrata.cli import plugin
 from kvstrata.contract.keys import BlockKey
 from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.receipt import read_receipt
+from kvstrata.contract.receiptresidue import Claim, Residue
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.apiserver.conftest import REPOSITORY, install_crds
 from tests.apiserver.inference_pod import InferencePod
 from tests.apiserver.kubelet import Kubelet, wait
 from tests.apiserver.operator_process import Operators
+from tests.apiserver.searches import control_plane, folders_with, forms, processes_with
 from tests.apiserver.server import Server
 from tests.support.objects import cpu_tier, invalidation, model, own, policy
 from tests.support.redis_binary import needs_redis
@@ -34,10 +38,11 @@ PATIENCE_S = 90.0
 
 
 class Place:
-    """A namespace with a model, two pods, a tier and two tenants."""
+    """A namespace with a model, two pods, a tier that is encrypted, one that is not, and two tenants."""
 
-    def __init__(self, plane: ControlPlane, redis: RedisProcess, folder: Path) -> None:
-        self.server, self.redis = Server(plane.kubectl, plane.kubeconfig), redis
+    def __init__(self, plane: ControlPlane, redis: RedisProcess, plain: RedisProcess, folder: Path) -> None:
+        self.server, self.redis, self.plain = Server(plane.kubectl, plane.kubeconfig), redis, plain
+        self._folder = folder
         self.api = ApiServer(plane.kubeconfig)
         self.request = self.api._call
         self.operators = Operators(plane.kubeconfig, OPERATOR_NAMESPACE, REPOSITORY, folder)
@@ -85,8 +90,21 @@ class Place:
         return any(one["type"] == "Enforced" and one["status"] == "True" for one in conditions)
 
     def names_with(self, keyspace: str) -> list[bytes]:
-        """Names of values in Redis that belong to a keyspace."""
-        return [name for name in self.redis.admin().scan_iter(f"*{keyspace}*", count=1000) if not name.endswith(b"#s")]
+        """Names of values in the servers that belong to a keyspace."""
+        found = [
+            name for one in (self.redis, self.plain) for name in one.admin().scan_iter(f"*{keyspace}*", count=1000)
+        ]
+        return [name for name in found if not name.endswith(b"#s")]
+
+    def places_of(self, *patterns: bytes) -> set[str]:
+        """The processes and folders in which one of the patterns is found; the cache servers' is this process."""
+        processes, folders = control_plane(self._folder / "control-plane")
+        processes |= {"shared tier": self.redis.pid, "open tier": self.plain.pid}
+        processes |= {f"gate of {pod.name}": pod.gate_pid for pod in self.pods}
+        processes |= {operator.log.stem: operator.process.pid for operator in self.operators.running()}
+        folders |= {f"volumes of {pod.name}": pod.directory for pod in self.pods}
+        folders |= {"deletion": self._folder / "jobs"}
+        return processes_with(patterns, processes) | folders_with(patterns, folders)
 
     def data_key(self, tenant: str) -> bytes:
         """The data key of a tenant's epoch now."""
@@ -134,9 +152,11 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     redis = RedisProcess(tmp_path, "--maxmemory", "64mb")
+    plain = RedisProcess(tmp_path, "--maxmemory", "64mb")
     redis.start()
+    plain.start()
     with ControlPlane(tmp_path / "control-plane") as plane:
-        made = Place(plane, redis, tmp_path)
+        made = Place(plane, redis, plain, tmp_path)
         install_crds(made.server)
         for namespace in (NAMESPACE, OPERATOR_NAMESPACE):
             made.server.kubectl("create", "namespace", namespace)
@@ -144,9 +164,11 @@ def place(tmp_path: Path) -> Iterator[Place]:
         made.server.apply(
             {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": NAMESPACE}, "data": keys}
         )
-        external = {"external": {"endpoints": [f"127.0.0.1:{redis.port}"]}}
-        shared = {"medium": "Redis", "capacity": "64Mi", "encryption": "Required", "redis": external}
-        for raw in (cpu_tier(), own("CacheTier", "shared", shared), model(tiers=("cpu", "shared"))):
+        for name, server, encryption in (("shared", redis, "Required"), ("open", plain, "Disabled")):
+            external = {"external": {"endpoints": [f"127.0.0.1:{server.port}"]}}
+            spec = {"medium": "Redis", "capacity": "64Mi", "encryption": encryption, "redis": external}
+            made.server.apply(own("CacheTier", name, spec))
+        for raw in (cpu_tier(), model(tiers=("cpu", "shared", "open"))):
             made.server.apply(raw)
         for tenant in ("acme", "globex"):
             made.server.apply(policy(tenant))
@@ -163,6 +185,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
                     operator.kill()
         made.api.close()
     redis.kill()
+    plain.kill()
 
 
 def start_pods(place: Place) -> str:
@@ -174,7 +197,7 @@ def start_pods(place: Place) -> str:
         "the domain's id", lambda: place.get("cachedomains", "default").get("status", {}).get("domainID")
     )
     for pod in place.pods:
-        pod.start(domain, place.redis.port)
+        pod.start(domain, place.redis.port, place.plain.port)
     place.wait("policies in force", lambda: place.enforced("acme") and place.enforced("globex"))
     return domain
 
@@ -197,13 +220,17 @@ def test_what_a_tenant_has_is_erased_and_a_receipt_proves_it_although_the_operat
     first.wait_until_leading()
     place.operators.start("operator-b")
     start_pods(place)
-    leaving, staying = place.keyspace("acme"), place.keyspace("globex")
+    leaving, staying, marker = place.keyspace("acme"), place.keyspace("globex"), os.urandom(16)
     for number, pod in enumerate(place.pods):
-        pod.store(leaving, 1 + number, 3 + number)
+        pod.store(leaving, 1 + number, 3 + number, content=marker)
         pod.store(staying, 9 + number)
     assert place.names_with(leaving)
     data_key = place.data_key("acme")
     assert place.copies(data_key) >= 2
+    assert place.places_of(marker) == {"open tier"}, "the search finds what is there, and nothing of what is encrypted"
+    holders = place.places_of(*forms(data_key))
+    assert holders >= {first.log.stem, "etcd's files", *(f"gate of {pod.name}" for pod in place.pods)}
+    assert holders >= {f"volumes of {pod.name}" for pod in place.pods}
 
     place.server.apply(invalidation("leave", scope={"tenant": "acme"}, mode="Eager", reason="the contract ended"))
     place.wait("the deletion", lambda: place.status.get("phase") == "Erasing")
@@ -215,12 +242,24 @@ def test_what_a_tenant_has_is_erased_and_a_receipt_proves_it_although_the_operat
     assert place.names_with(leaving) == []
     assert place.names_with(staying)
     assert place.pods[0].finds(staying, 9) == [1]
-    assert (place.status["keys"], place.status["tiers"][0]["deleted"]) == (4, 4)
+    deleted = {tier["name"]: tier["deleted"] for tier in place.status["tiers"]}
+    assert (place.status["keys"], deleted) == (8, {"shared": 4, "open": 4})
     assert place.copies(data_key) == 0
 
     assert plugin.main(receipt_of(place, tmp_path)) == 0, capsys.readouterr()
     receipt = (tmp_path / "receipt.json").read_text()
     assert not any(secret in receipt for secret in (leaving, staying))
+    facts = read_receipt(receipt.encode()).record.erasure
+    assert facts is not None
+    left = {item.kind for item in facts.residue}
+    assert {tier.tier: tier.encrypted for tier in facts.tiers} == {"shared": True, "open": False}
+    assert place.places_of(marker) <= {"open tier"}
+    assert Residue.FREED_STORAGE in left, "what an unencrypted tier freed may hold it"
+    found = place.places_of(*forms(data_key))
+    assert not found & {"shared tier", "open tier", "deletion", *(f"volumes of {pod.name}" for pod in place.pods)}
+    assert "etcd's files" in found
+    assert left >= {Residue.ETCD_HISTORY, Residue.ETCD_BACKUPS}
+    assert Claim.KEYS_DESTROYED not in read_receipt(receipt.encode()).record.claimed
     told = place.get("cachedomains", "default")["status"]["receipts"]
     assert told == {"count": 1, "head": place.status["receiptDigest"]}
     place.wait("nothing to be kept of it", lambda: not place.kept())

@@ -35,8 +35,10 @@ class Driver:
         )
         runtime.add(self.tier)
 
-    def store(self, blocks: list[Block], fill: int = 1) -> StoreOutcome:
-        views = [memoryview(bytes([fill]) * BLOCK_BYTES) for _ in blocks]
+    def store(self, blocks: list[Block], fill: int = 1, content: bytes = b"") -> StoreOutcome:
+        """Store blocks of `fill`, or of `content` over and over."""
+        body = content * (BLOCK_BYTES // len(content)) if content else bytes([fill]) * BLOCK_BYTES
+        views = [memoryview(body) for _ in blocks]
         task_id = self.tier.store(blocks, views)
         self.wait(task_id)
         return self.tier.pop_stores()[task_id]
