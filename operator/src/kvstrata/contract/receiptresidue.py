@@ -22,7 +22,10 @@ class Claim(StrEnum):
         return member
 
     UNREACHABLE = "Unreachable", "no pod reuses what was cached under the listed scopes"
-    KEYS_REVOKED = "KeysRevoked", "the listed data keys are gone from their custody, and no pod has them in use or in files"
+    KEYS_REVOKED = (
+        "KeysRevoked",
+        "the listed data keys are gone from their custody, and no pod has them in use or in files",
+    )
     KEYS_DESTROYED = "KeysDestroyed", "no copy of the listed data keys exists, by the word of their custody"
     ERASED = "Erased", "the listed tiers, and the pods' memory and files, were emptied of it, and said so"
     VERIFIED = "Verified", "another than who deleted looked at every server and asked every pod, and found nothing"
