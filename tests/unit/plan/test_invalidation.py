@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvstrata.plan.chains import invalidation as chain
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import group, invalidation, policy
 from tests.support.worlds import Simulation
@@ -83,6 +84,24 @@ def test_what_cannot_be_done_is_refused_with_its_reason_and_changes_nothing(spec
     assert phase(simulation) == "Failed"
     assert simulation.condition(KIND, "now", "Stalled") == ("True", reason)
     assert simulation.bundle() == before
+
+
+@pytest.mark.parametrize(("mode", "limit"), [("Eager", "MAX_ERASED_SCOPES"), ("Lazy", "MAX_SCOPES")])
+def test_more_scopes_than_can_be_written_down_are_refused_and_as_many_are_not(
+    monkeypatch: pytest.MonkeyPatch, mode: str, limit: str
+) -> None:
+    simulation = at_rest(policy("acme"), policy("globex"))
+    before = simulation.bundle()
+    monkeypatch.setattr(chain, limit, 2)
+    simulation.put(invalidation("now", scope={"all": True}, mode=mode))
+    simulation.settle()
+    assert simulation.condition(KIND, "now", "Stalled") == ("True", "TooManyScopes")
+    assert "comes to 3 scopes" in simulation.status(KIND, "now")["message"]
+    assert simulation.bundle() == before
+    monkeypatch.setattr(chain, limit, 3)
+    simulation.put(invalidation("again", scope={"all": True}, mode=mode))
+    simulation.settle()
+    assert phase(simulation, "again") in ("Rolling", "AwaitingAcks")
 
 
 class Killed(BaseException):

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import random
 from dataclasses import replace
 
 import pytest
 
 from kvstrata.adapters.kube import KubeError
+from kvstrata.adapters.tier_verifier import MAX_NAMES
 from kvstrata.contract import ContractError
 from kvstrata.contract.keyspace import ScopeKind
-from kvstrata.contract.receiptfacts import Amount, Copies
-from kvstrata.contract.receiptwords import KeyCustody
+from kvstrata.contract.receiptfacts import Amount, Copies, Revoked, Word
+from kvstrata.contract.receiptwords import KeyCustody, Party, RevokedKind
 from kvstrata.model.erasure import Erasure, ErasureRecord, LeftEpoch
 from kvstrata.model.erasurefacts import (
     EngineReset,
     FilesErased,
     HeldKey,
     JobState,
+    KeyRemoved,
     ReceiptWritten,
     TierLost,
     Verdict,
 )
+from kvstrata.plan.chains.invalidation import MAX_ERASED_SCOPES
 from kvstrata.reconcile.erasures.codec import decode, encode
 from kvstrata.reconcile.erasures.keep import Keep, name_of
 from tests.support.memory_kube import MemoryKube
@@ -34,8 +39,10 @@ from tests.unit.plan.erasures import (
     at,
     deleted,
     ended,
+    erased,
     fenced,
     order,
+    probed,
     rolled,
     until_verified,
     witness,
@@ -172,3 +179,30 @@ def test_no_name_or_label_of_the_secret_tells_what_it_holds() -> None:
     (secret,) = kube.objects.values()
     told = str(secret["metadata"])
     assert not any(word in told for word in ("acme", "ab" * 16, "1" * 32))
+
+
+def test_an_erasure_of_as_many_scopes_as_one_takes_fits_into_a_secret() -> None:
+    scopes, pods, chance = range(MAX_ERASED_SCOPES), range(300), random.Random(4)
+
+    def hexadecimal(octets: int) -> str:
+        return chance.randbytes(octets).hex()
+
+    epochs = tuple(LeftEpoch(ScopeKind.TENANT, f"tenant-{n}", hexadecimal(16), hexadecimal(16)) for n in scopes)
+    keyspaces = tuple(hexadecimal(16) for _ in scopes)
+    keys = tuple(HeldKey(hexadecimal(32), hexadecimal(32), KeyCustody.SECRET) for _ in scopes)
+    named = {keyspace: tuple(hexadecimal(32) for _ in range(2 * MAX_NAMES // len(scopes))) for keyspace in keyspaces}
+    revoked = tuple(Revoked(RevokedKind.TENANT, None, key.revoked, hexadecimal(32)) for key in keys)
+    witnesses = tuple(witness(f"{hexadecimal(16)}-{n}", MEMORY, FILES) for n in pods)
+    word = Word(Party.OPERATOR, "operator-1", "2026-01-01T00:00:00Z")
+    facts = (
+        replace(rolled(*witnesses, keys=keys), revoked=revoked),
+        *(KeyRemoved(key.fingerprint, word) for key in keys),
+        *(replace(told(one.uid), gate_boot=hexadecimal(16)) for one in witnesses for told in (acked, erased, probed)),
+    )
+    erasure = Erasure(order(keyspaces=keyspaces)).hearing(*facts)
+    whole = ErasureRecord("team-a", "everyone-leaves", "d" * 16, epochs, keys, erasure, named, ("redis", "other"))
+    kube = MemoryKube()
+    kept = asyncio.run(Keep(kube, NAMESPACE).create(whole))
+    assert kept.record == whole
+    (secret,) = kube.objects.values()
+    assert sum(len(base64.b64decode(value)) for value in secret["data"].values()) < 1 << 20

@@ -26,6 +26,9 @@ from kvstrata.api.scalars import ObjectName, ShortText, TenantName, Text, Timest
 MAX_AWAITING = 1000
 """Most pods that status.awaiting names."""
 
+MAX_SCOPES = 4096
+"""Most scopes of one invalidation."""
+
 MAX_ERASED_TIERS = 16
 """Most tiers of which status says what was deleted."""
 
@@ -314,7 +317,7 @@ class CacheInvalidationStatus(Status):
     scope_summary: ShortText | None = None
     """The scope in short form."""
 
-    scopes: Annotated[tuple[RolledScope, ...], Field(max_length=4096), AtomicList()] = ()
+    scopes: Annotated[tuple[RolledScope, ...], Field(max_length=MAX_SCOPES), AtomicList()] = ()
     """Scopes that get or got a new epoch."""
 
     targets: Annotated[tuple[TargetBundle, ...], Field(max_length=1024), MapList("model")] = ()

@@ -32,6 +32,7 @@ class InvalidationReason(Reason):
         "ScopeNotReconciled",
         "This version invalidates tenants, groups, pools, models and whole namespaces, and no single prefix.",
     )
+    TOO_MANY_SCOPES = "TooManyScopes", "One invalidation takes 4,096 scopes, and an eager one 2,048."
     NOTHING_TO_ERASE = "NothingToErase", "What is named has no scope of its own with an epoch."
     RESET_NOT_RECONCILED = (
         "ResetNotReconciled",

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstrata.api.cacheinvalidation import CacheInvalidation, HbmHandling, InvalidationMode, SharedScopes
+from kvstrata.api.cacheinvalidation import (
+    MAX_SCOPES,
+    CacheInvalidation,
+    HbmHandling,
+    InvalidationMode,
+    SharedScopes,
+)
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
@@ -13,6 +19,9 @@ from kvstrata.plan.scopes import former_scopes, group_scope, held, pool_scope, s
 from kvstrata.plan.types import Decision
 
 from . import first
+
+MAX_ERASED_SCOPES = 2_048
+"""Scopes of one erasure: what is kept of it, with keys, names of chunks and the word of pods, is a Secret of 1 MiB."""
 
 
 def resets_engines_only_to_erase(world: World, invalidation: CacheInvalidation) -> Decision | None:
@@ -77,11 +86,28 @@ def says_what_becomes_of_shared_scopes(world: World, invalidation: CacheInvalida
     )
 
 
+def is_no_more_than_can_be_written_down(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """Each epoch that is left is noted before anything is rolled: in a status, and of an erasure in a Secret."""
+    eager = invalidation.spec.mode is InvalidationMode.EAGER
+    most = MAX_ERASED_SCOPES if eager else MAX_SCOPES
+    scopes = scopes_to_roll(world, invalidation)
+    pools = (world.pools[scope.name] for scope in scopes if scope.kind is ScopeKind.POOL)
+    found = len(scopes) + sum(pool.status.next is not None for pool in pools)
+    if found <= most:
+        return None
+    return Decision(
+        InvalidationReason.TOO_MANY_SCOPES,
+        f"{invalidation.spec.scope.summary} comes to {found:,} scopes, and one {'eager ' if eager else ''}invalidation "
+        f"takes {most:,}: nothing was done; name models, groups, pools or tenants",
+    )
+
+
 RULES = (
     resets_engines_only_to_erase,
     has_a_scope_with_an_epoch,
     names_something_that_exists,
     says_what_becomes_of_shared_scopes,
+    is_no_more_than_can_be_written_down,
 )
 
 

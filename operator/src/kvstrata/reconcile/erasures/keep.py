@@ -8,9 +8,8 @@ written, takes over what is there, and adds what it knows, which comes to the sa
 from __future__ import annotations
 
 import base64
-import gzip
 import logging
-import zlib
+import lzma
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +22,7 @@ from kvstrata.objects import labels
 from .codec import decode, encode
 
 PREFIX = "kvstrata-erasure-"
-DATA_KEY = "record.json.gz"
+DATA_KEY = "record.json.xz"
 COMPONENT = "erasure"
 ATTEMPTS = 5
 
@@ -105,7 +104,7 @@ class Keep:
 
     def _body(self, record: ErasureRecord) -> dict[str, Any]:
         # The same bytes for the same record, so no time in it.
-        data = gzip.compress(encode(record), mtime=0)
+        data = _packed(encode(record))
         return {
             "apiVersion": SECRET.api_version,
             "kind": SECRET.kind,
@@ -131,10 +130,16 @@ def both(stored: ErasureRecord, own: ErasureRecord) -> ErasureRecord:
     return replace(merged, named=named, named_tiers=tuple(sorted({*stored.named_tiers, *own.named_tiers})))
 
 
+def _packed(data: bytes) -> bytes:
+    """Return a record compressed. Digests, which are most of it, come again far apart: so far back it has to look."""
+    sought = {"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": max(1 << 16, len(data))}
+    return lzma.compress(data, filters=[sought])
+
+
 def _kept(stored: dict[str, Any]) -> Kept:
     metadata = stored["metadata"]
     try:
-        data = gzip.decompress(base64.b64decode((stored.get("data") or {}).get(DATA_KEY, "")))
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+        data = lzma.decompress(base64.b64decode((stored.get("data") or {}).get(DATA_KEY, "")))
+    except (EOFError, ValueError, lzma.LZMAError) as error:
         raise ContractError(f"Secret {metadata['name']} holds no record of an erasure") from error
     return Kept(decode(data), metadata["uid"], metadata["resourceVersion"])
