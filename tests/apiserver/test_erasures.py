@@ -34,7 +34,7 @@ pytestmark = needs_redis
 
 NAMESPACE, OPERATOR_NAMESPACE = "team", "kvstrata-system"
 INVALIDATION = "cacheinvalidations/leave"
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 
 
 class Place:
