@@ -15,9 +15,10 @@ import time
 from typing import Any
 
 STREAM_TOKENS = 400
-"""Seconds of an engine's work, so that some stream runs whenever a pod is asked to go."""
-PAUSE_S = 1.0
-"""Engines start beside these requests, on as few cores: what is asked is little, but there is always somebody."""
+"""An engine's work of most of a second, or of several on a busy machine."""
+PAUSE_S = {True: 0.1, False: 1.0}
+"""After a stream, and after a plain request: some stream nearly always runs, whenever a pod is asked to go, and beyond
+that little is asked, because engines start beside these requests, on as few cores."""
 TIMEOUT_S = 120.0
 
 _write = threading.Lock()
@@ -58,7 +59,7 @@ def _ask_for_ever(host: str, port: int, model: str, key: str, tls: ssl.SSLContex
         told["ended"] = time.time()
         with _write:
             print(json.dumps(told), flush=True)
-        time.sleep(PAUSE_S)
+        time.sleep(PAUSE_S[stream])
 
 
 if __name__ == "__main__":
