@@ -174,6 +174,27 @@ class TestBudgets:
         assert driver.lookup(blocks(KEYSPACE_A, 1, 2, 3, 4, 5)) == [1, 0, 0, 1, 1]
         assert driver.tier.counters()["evicted"] == 2
 
+    def test_ages_are_counted_when_blocks_are_loaded_and_when_they_make_room(
+        self, start: Start, gate: GateStandIn, directory: Path
+    ) -> None:
+        first = start()
+        first.until_ready()
+        gate.allow(KEYSPACE_A)
+        first.store(blocks(KEYSPACE_A, 1, 2))
+        first.close()
+        for number in (1, 2):
+            os.utime(file_of(directory, block(number=number)), (time.time() - 3600, time.time() - 3600))
+        second = start()
+        second.until_ready()
+        gate.allow(KEYSPACE_A)
+        assert second.load(blocks(KEYSPACE_A, 1, 2, 3))[0] == [1, 1, 0]
+        hits = second.tier.ages()["hit"]
+        assert (sum(hits.buckets), hits.sum_s >= 2 * 3600) == (2, True)
+        assert "eviction" not in second.tier.ages()
+        gate.allow(KEYSPACE_A, budgets=(TierBudget("disk", limit_bytes=FILE_BYTES),))
+        second.until(lambda: "eviction" in second.tier.ages())
+        assert second.tier.ages()["eviction"].sum_s >= 3600
+
     def test_a_block_larger_than_the_limit_is_refused_and_costs_nobody(
         self, driver: FileDriver, gate: GateStandIn
     ) -> None:
@@ -306,6 +327,9 @@ class TestStartingAnew:
         second = start()
         second.until_ready()
         assert files_in(directory) == [good]
+        counts = second.tier.counters()
+        assert counts["orphan_scans"] == 1
+        assert counts["orphan_files"] == counts["files_removed"] >= len(junk)
         gate.allow(KEYSPACE_A)
         assert second.load([block()])[0] == [1]
 

@@ -116,3 +116,49 @@ def test_a_block_that_is_being_loaded_while_its_forerunner_goes_keeps_its_age(se
     server.manager.commit(Key(A, 1))
     server.turn()
     assert server.governor.age_s(Key(A, 1)) == pytest.approx(90)
+
+
+def counted(server: Server, moment: str) -> tuple[int, float]:
+    """How many ages were counted at a moment, and their sum."""
+    one = server.governor.ages().get(moment)
+    return (sum(one.buckets), one.sum_s) if one is not None else (0, 0.0)
+
+
+def test_ages_are_counted_when_blocks_are_used_and_when_they_make_room(server: Server) -> None:
+    server.allow(a=None)
+    server.governor.inherit_age(Key(A, 1), age_s=50)
+    server.manager.store(Key(A, 1), Key(A, 2))
+    server.turn()
+    server.now_s += 10
+    server.manager.read(Key(A, 1))
+    server.manager.release(Key(A, 1))
+    server.turn()
+    count, seconds = counted(server, "hit")
+    assert (count, seconds) == (1, pytest.approx(60))
+    assert counted(server, "eviction") == (0, 0.0)
+    server.now_s += 10
+    server.allow(a=TierBudget(TIER, limit_bytes=server.governor.held_bytes(A) // 2))
+    server.turn()
+    assert server.resident() == [Key(A, 1)]
+    assert counted(server, "eviction") == (1, pytest.approx(20))
+
+
+def test_blocks_that_are_taken_away_by_a_policy_are_no_evictions(server: Server) -> None:
+    server.allow(a=None)
+    server.manager.store(Key(A, 1))
+    server.turn()
+    server.allow(b=None)
+    server.turn()
+    assert server.resident() == []
+    assert counted(server, "eviction") == (0, 0.0)
+
+
+def test_what_is_in_use_is_counted_or_shown_as_drift(server: Server) -> None:
+    server.allow(a=None)
+    server.manager.store(Key(A, 1), Key(A, 2))
+    size = server.manager.get_memory_usage()[0]
+    assert server.governor.drift_bytes() == size, "nothing was entered yet"
+    server.turn()
+    assert server.governor.drift_bytes() == 0
+    server.manager.reserve(Key(A, 3))
+    assert server.governor.drift_bytes() == 0, "what is being written is known"

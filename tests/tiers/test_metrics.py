@@ -54,7 +54,10 @@ class CountedTier:
                 self.counts.add(name, 10**12, f"{number:032x}"[::-1])
         for operation in ("store", "lookup", "load"):
             self.counts.observe(operation, 0.003)
+        for moment in ("hit", "eviction"):
+            self.counts.age(moment, 100.0)
         self.counters, self.by_scope, self.latencies = self.counts.snapshot, self.counts.by_scope, self.counts.latencies
+        self.ages = self.counts.ages
 
     def state(self) -> TierState:
         return TierState(self._name, "Redis", "closed")
@@ -115,6 +118,22 @@ class TestThePage:
         assert found[f'kvstrata_cache_shadowed_total{{tier="shared",scope="{"0" * 12}",use="passed_on"}}'] == 10**12
         assert found["kvstrata_cache_policy_revision"] == 7
 
+    def test_ages_orphans_and_what_is_not_counted_are_shown_by_tier(self) -> None:
+        told = AdapterState("b", 7, 1, True, 2, (TierState("dram", "CPU", "closed"),))
+        tier, memory = CountedTier("shared", 1), Counters()
+        memory.age("hit", 30.0)
+        tier.counts.add("orphan_scans", 4)
+        tier.counts.add("departed_evicted", 3)
+        found = series(page(told, [tier], {}, {}, None, memory.ages(), 4096))
+        name = "kvstrata_cache_block_age_seconds"
+        assert found[f'{name}_bucket{{tier="dram",at="hit",le="10.0"}}'] == 0
+        assert found[f'{name}_bucket{{tier="dram",at="hit",le="60.0"}}'] == 1
+        assert found[f'{name}_sum{{tier="shared",at="eviction"}}'] == 100
+        assert found['kvstrata_cache_orphan_scans_total{tier="shared"}'] == 4
+        for outcome in ("found", "removed"):
+            assert found[f'kvstrata_cache_orphans_total{{tier="shared",kind="departed",outcome="{outcome}"}}'] == 3
+        assert found["kvstrata_cache_memory_drift_bytes"] == 4096
+
     def test_what_memory_refused_is_shown_beside_what_other_tiers_did(self) -> None:
         told = AdapterState("b", 7, 1, True, 2, (TierState("dram", "CPU", "closed"),))
         counts = {("a" * 12, "refused_not_allowed"): 7, ("a" * 12, "refused"): 7}
@@ -161,6 +180,7 @@ class TestARealTier:
         assert found[f'kvstrata_cache_tier_used_bytes{{tier="shared",scope="{a}"}}'] == self.hits * VALUE_BYTES
         assert found[f'kvstrata_cache_tier_limit_bytes{{tier="shared",scope="{a}"}}'] == 8 * VALUE_BYTES
         assert found['kvstrata_cache_operation_seconds_count{tier="shared",operation="store"}'] == 3
+        assert found['kvstrata_cache_block_age_seconds_count{tier="shared",at="hit"}'] == self.hits
         assert KEYSPACE_A not in text
 
     def test_the_state_tells_use_and_limit_of_scopes_in_the_tier(self, used: Driver) -> None:

@@ -7,6 +7,7 @@ import secrets
 from datetime import UTC, datetime
 
 import pytest
+from prometheus_client import REGISTRY
 
 from kvstrata.contract.audit import Action, Event, Line
 from kvstrata.model.refs import Key
@@ -201,3 +202,27 @@ async def test_keys_of_the_operator_itself_are_told_when_they_are_made_and_not_w
         (Action.KEYS_MADE, OPERATOR_NAMESPACE, f"Secret/{AUTHORITY_SECRET}"),
         (Action.KEYS_MADE, OPERATOR_NAMESPACE, f"Secret/{names.RECEIPTS_KEY_SECRET}"),
     ]
+
+
+def test_how_long_a_lazy_invalidation_took_is_counted_once(simulation: Simulation) -> None:
+    def counted() -> tuple[float, float]:
+        labels = {"mode": "Lazy", "step": "unreachable"}
+        names = ("kvstrata_invalidation_seconds_count", "kvstrata_invalidation_seconds_sum")
+        count, seconds = (REGISTRY.get_sample_value(name, labels) or 0.0 for name in names)
+        return count, seconds
+
+    simulation.put(policy("acme"))
+    simulation.come_to_rest()
+    simulation.ack_all()
+    count, seconds = counted()
+    simulation.put(invalidation("leave", scope={"tenant": "acme"}))
+    simulation.settle()
+    simulation.advance(7)
+    assert counted() == (count, seconds)
+    simulation.come_to_rest()
+    simulation.restart()
+    simulation.come_to_rest()
+    told = simulation.status("CacheInvalidation", "leave")
+    took = datetime.fromisoformat(told["completionTime"]) - datetime.fromisoformat(told["startTime"])
+    assert took.total_seconds() >= 7
+    assert counted() == (count + 1, pytest.approx(seconds + took.total_seconds()))

@@ -7,6 +7,7 @@ import logging
 from functools import partial
 
 import pytest
+from prometheus_client import REGISTRY
 
 from kvstrata.contract.audit import Action
 from kvstrata.contract.enginereset import ResetOutcome
@@ -545,6 +546,36 @@ def test_what_has_no_scope_of_its_own_is_refused_before_anything_is_kept() -> No
     run(story, made)
     assert made.sim.condition(KIND, "leave", "Failed") == ("True", "NothingToErase")
     assert made.kept() == []
+
+
+def test_how_long_each_step_took_and_what_looks_found_is_counted() -> None:
+    made = world()
+    steps = ("unreachable", "keys_revoked", "erased", "verified")
+    before = {step: figure("kvstrata_invalidation_seconds_count", mode="Eager", step=step) for step in steps}
+    seconds = figure("kvstrata_invalidation_seconds_sum", mode="Eager", step="verified")
+    looks, found = figure("kvstrata_erasure_looks_total"), figure("kvstrata_erasure_orphans_total", outcome="found")
+    removed = figure("kvstrata_erasure_orphans_total", outcome="removed")
+    old = made.sim.entry("acme").keyspace
+    made.jobs.late.append(lambda: made.server.fill(made.sim.world.domain_id or "", old, blocks=2))
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert {step: figure("kvstrata_invalidation_seconds_count", mode="Eager", step=step) for step in steps} == {
+        step: count + 1 for step, count in before.items()
+    }
+    assert figure("kvstrata_invalidation_seconds_sum", mode="Eager", step="verified") > seconds
+    assert figure("kvstrata_erasure_looks_total") - looks == 2
+    assert figure("kvstrata_erasure_orphans_total", outcome="found") - found == 2
+    assert figure("kvstrata_erasure_orphans_total", outcome="removed") - removed == 2
+
+
+def figure(name: str, **labels: str) -> float:
+    """Return what the operator counted by now."""
+    return REGISTRY.get_sample_value(name, labels) or 0.0
 
 
 def test_the_audit_log_tells_each_step_once_whoever_leads(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,8 @@ from prometheus_client import Counter, Gauge, Histogram
 
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
+_SLOW = (1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 21600.0, 86400.0)
+
 LEADING = Gauge("kvstrata_leading", "1 while this process holds the Lease")
 QUEUE_DEPTH = Gauge("kvstrata_queue_depth", "Keys that are due and wait for a worker")
 RECONCILES = Histogram(
@@ -85,6 +87,14 @@ ERASURES = Counter("kvstrata_erasures_total", "Erasures that were judged", ["out
 ERASURE_ORDERS = Counter(
     "kvstrata_erasure_orders_total", "Orders of erasures that were carried out", ["order", "outcome"]
 )
+INVALIDATIONS = Histogram(
+    "kvstrata_invalidation_seconds",
+    "From the order to a step of an invalidation that is over",
+    ["mode", "step"],
+    buckets=_SLOW,
+)
+ORPHAN_SCANS = Counter("kvstrata_erasure_looks_total", "Looks at a tier's servers after a deletion")
+ORPHANS = Counter("kvstrata_erasure_orphans_total", "Blocks that a look found after a deletion", ["outcome"])
 WATCHERS = Gauge("kvstrata_watchers", "Watches that run")
 RESYNCS = Counter("kvstrata_resyncs_total", "Complete list-and-diff passes")
 MISSED = Counter("kvstrata_missed_changes_total", "Changes that a list showed and no event had", ["kind"])

@@ -51,6 +51,7 @@ from .bundles import bundle_secret, read_bundle, shards_of, take
 from .clock import utc_now
 from .credentials import CredentialTender
 from .events import Events
+from .invalidations import count_lazy
 from .queue import WorkQueue
 from .secrets import Keeper
 from .store import DomainStore, Store
@@ -220,6 +221,7 @@ class Writer:
         concerned = self._store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
         after = objects.get(key.name)
         tell_status(key, before, after, self._store.domain(key.namespace))
+        count_lazy(before, after)
         story = tell_restore(key, before, after)
         if story is not None and after is not None:
             await self._events.tell(after, DomainReason.RESTORE_DETECTED, story, warning=True)

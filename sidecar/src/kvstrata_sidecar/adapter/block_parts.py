@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from . import protocol
 from .cluster_transport import ClusterTransport
+from .counts import HIT
 from .enforcement import Refusal
 from .ledger import Demand
 from .part import Gain, Part
@@ -132,6 +133,7 @@ class LoadPart(BlocksPart):
                 continue
             size = len(one.view)
             shared.ages.inherit(one.key, load.age_ms / 1000, asked_s)
+            shared.counters.age(HIT, load.age_ms / 1000)
             if one.key not in shared.warmed():
                 shared.sweeper.touch(one.place)
             gain.hits.append(one.position)

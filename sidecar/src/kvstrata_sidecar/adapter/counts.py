@@ -20,21 +20,35 @@ NOBODY = "_none"
 
 LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
+AGE_BUCKETS_S = (1.0, 10.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0, 259200.0, 604800.0)
+"""Up to a week, for how long ago a block's tokens were computed."""
+
+HIT, EVICTION = "hit", "eviction"
+"""When it is told how old a block is."""
+
 OUTSIDE = frozenset({Refusal.NO_POLICY, Refusal.MALFORMED_KEYSPACE, Refusal.UNKNOWN_KEYSPACE})
 """Reasons that name no scope: whoever asks with random salts gets no counts of his own."""
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Durations by bucket, the last of which has no bound."""
+    """Durations by bucket: one for each of `bounds_s`, which it includes, and one for all that is longer."""
 
-    buckets: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_S) + 1))
+    bounds_s: tuple[float, ...] = LATENCY_BUCKETS_S
+    buckets: list[int] = field(default_factory=list)
     sum_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.buckets = self.buckets or [0] * (len(self.bounds_s) + 1)
 
     def add(self, seconds: float) -> None:
         """Count one."""
-        self.buckets[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
+        self.buckets[bisect_left(self.bounds_s, seconds)] += 1
         self.sum_s += seconds
+
+    def copy(self) -> Histogram:
+        """Return what it is now."""
+        return Histogram(self.bounds_s, list(self.buckets), self.sum_s)
 
 
 class Counters:
@@ -46,6 +60,7 @@ class Counters:
         self._counts: Counter[str] = Counter()
         self._scopes: dict[str, Counter[str]] = {}
         self._latencies: dict[str, Histogram] = {}
+        self._ages: dict[str, Histogram] = {}
 
     def add(self, name: str, amount: int = 1, keyspace: str = "") -> None:
         """Add to a count, and to that of a scope if a keyspace is given."""
@@ -68,6 +83,11 @@ class Counters:
         with self._lock:
             self._latencies.setdefault(operation, Histogram()).add(seconds)
 
+    def age(self, moment: str, seconds: float) -> None:
+        """Count how long ago a block's tokens were computed, at a `hit` or an `eviction`."""
+        with self._lock:
+            self._ages.setdefault(moment, Histogram(AGE_BUCKETS_S)).add(max(0.0, seconds))
+
     def retain(self, keyspaces: Collection[str]) -> None:
         """Forget the counts of scopes that are in no policy any more: others may have theirs."""
         kept = {keyspace[:SCOPE_DIGITS] for keyspace in keyspaces} | {OTHER, NOBODY}
@@ -87,7 +107,12 @@ class Counters:
     def latencies(self) -> dict[str, Histogram]:
         """Return how long answers took, by operation."""
         with self._lock:
-            return {name: Histogram(list(one.buckets), one.sum_s) for name, one in self._latencies.items()}
+            return {name: one.copy() for name, one in self._latencies.items()}
+
+    def ages(self) -> dict[str, Histogram]:
+        """Return how old blocks were, by moment."""
+        with self._lock:
+            return {name: one.copy() for name, one in self._ages.items()}
 
     def _scope(self, scope: str) -> Counter[str]:
         found = self._scopes.get(scope)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from kvstrata.contract.link import MAX_LINE_BYTES, AdapterState, ScopeUsage, TierState
 
-from .counts import LATENCY_BUCKETS_S, MAX_SCOPES, Histogram
+from .counts import MAX_SCOPES, Histogram
 
 Row = tuple[Mapping[str, str], float]
 
@@ -24,6 +24,16 @@ FAILURES = (
     "reservations_reaped", "ledgers_rebuilt", "recounts_repeated",
 )  # fmt: skip
 POOLED = (("pool_hits", "loaded"), ("stores_in_pool", "not_stored"), ("copies_discarded", "discarded"))
+ORPHANS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Redis": {
+        "entries": ("drift_entries", "drift_entries"),
+        "reservations": ("reservations_reaped", "reservations_reaped"),
+        "departed": ("departed_evicted", "departed_evicted"),
+    },
+    FILES: {"files": ("orphan_files", "files_removed")},
+}
+"""By medium and kind of what belongs to nobody: the counts of what was found, and of what was removed."""
+
 DRIFTS = ("drift_entries", "drift_bytes", "drift_leases", "drift_rooms")
 
 
@@ -58,6 +68,9 @@ class CountedTier(Protocol):
     def latencies(self) -> Mapping[str, Histogram]:
         """Return how long answers took."""
 
+    def ages(self) -> Mapping[str, Histogram]:
+        """Return how old blocks were, by moment."""
+
 
 def page(
     state: AdapterState,
@@ -65,14 +78,17 @@ def page(
     memory_evictions: Mapping[tuple[str, str], int],
     memory_traffic: Mapping[tuple[str, str], int],
     warm_up_s: float | None = None,
+    memory_ages: Mapping[str, Histogram] | None = None,
+    memory_drift_bytes: int | None = None,
 ) -> str:
     """Return the page. `memory_evictions` counts blocks that left the server's own memory, by scope and cause,
     `memory_traffic` what came into it from slower tiers to stay and what was lent, by scope and name. `warm_up_s` is
-    how long the memory was warmed up, None where it is not.
+    how long the memory was warmed up, None where it is not. `memory_ages` is how old its blocks were, by moment,
+    `memory_drift_bytes` what is in use there beyond what is counted.
 
     A page that is too long, as only very many tiers could make it, comes without the series of scopes.
     """
-    memory = (memory_evictions, memory_traffic, warm_up_s)
+    memory = (memory_evictions, memory_traffic, warm_up_s, memory_ages or {}, memory_drift_bytes)
     whole = "\n".join(_lines(state, tiers, *memory, scopes=True)) + "\n"
     if len(whole) + whole.count('"') + whole.count("\n") < MAX_LINE_BYTES - 1024:
         return whole
@@ -85,6 +101,8 @@ def _lines(
     memory_evictions: Mapping[tuple[str, str], int],
     memory_traffic: Mapping[tuple[str, str], int],
     warm_up_s: float | None,
+    memory_ages: Mapping[str, Histogram],
+    memory_drift_bytes: int | None,
     *,
     scopes: bool,
 ) -> Iterator[str]:
@@ -162,10 +180,20 @@ def _lines(
     ):
         rows = [({"tier": name, "kind": kind}, counts.get(kind, 0)) for name, counts in counted for kind in kinds]
         yield from _family(family, "counter", text, rows)
+    yield from _family(
+        "orphan_scans_total", "counter", "Times that a tier was searched for what belongs to nobody.",
+        [({"tier": name}, counts.get("orphan_scans", 0)) for name, counts in counted],
+    )  # fmt: skip
+    yield from _family("orphans_total", "counter", "What belonged to nobody, found and removed.", _orphans(named))
     yield from _family("operation_seconds", "histogram", "From LMCache's question to the answer.", ())
     for one, tier in named:
         for operation, histogram in sorted(tier.latencies().items()):
-            yield from _histogram({"tier": one.name, "operation": operation}, histogram)
+            yield from _histogram("operation_seconds", {"tier": one.name, "operation": operation}, histogram)
+    yield from _family("block_age_seconds", "histogram", "How long ago a block's tokens were computed.", ())
+    ages = [(_memory_tier(state), memory_ages), *((one.name, tier.ages()) for one, tier in named)]
+    for name, by_moment in ages:
+        for moment, histogram in sorted(by_moment.items()):
+            yield from _histogram("block_age_seconds", {"tier": name, "at": moment}, histogram)
     yield from _family(
         "memory_evicted_total", "counter", "Blocks that had to leave the cache server's own memory, by cause.",
         [({"scope": scope, "cause": cause}, count) for (scope, cause), count in sorted(memory_evictions.items())],
@@ -173,6 +201,10 @@ def _lines(
     for name, text in MEMORY_TRAFFIC.items():
         rows = [({"scope": scope}, count) for (scope, what), count in sorted(memory_traffic.items()) if what == name]
         yield from _family(f"memory_{name}_total", "counter", text, rows)
+    yield from _family(
+        "memory_drift_bytes", "gauge", "What LMCache says is in use in its memory beyond blocks that are counted.",
+        [] if memory_drift_bytes is None else [({}, memory_drift_bytes)],
+    )  # fmt: skip
     yield from _family(
         "memory_warming", "gauge", "1 while the memory of a server that started is being warmed up, else 0.",
         [({}, int(state.warming))],
@@ -197,10 +229,23 @@ def _servers(tier: str, nodes: Mapping[str, str]) -> Iterator[Row]:
 
 
 def _refused_in_memory(state: AdapterState, traffic: Mapping[tuple[str, str], int]) -> Iterator[Row]:
-    tier = next((one.name for one in state.tiers if one.medium == MEMORY), "")
+    tier = _memory_tier(state)
     for (scope, name), count in sorted(traffic.items()):
         if name.startswith("refused_"):
             yield {"tier": tier, "scope": scope, "reason": name.removeprefix("refused_")}, count
+
+
+def _memory_tier(state: AdapterState) -> str:
+    """Return the name of the CPU tier, empty without one."""
+    return next((one.name for one in state.tiers if one.medium == MEMORY), "")
+
+
+def _orphans(named: Iterable[tuple[TierState, CountedTier]]) -> Iterator[Row]:
+    for one, tier in named:
+        counts = tier.counters()
+        for kind, (found, removed) in ORPHANS.get(one.medium, {}).items():
+            for outcome, count in (("found", found), ("removed", removed)):
+                yield {"tier": one.name, "kind": kind, "outcome": outcome}, counts.get(count, 0)
 
 
 def _usage(rows: Sequence[ScopeUsage], figure: str) -> Iterator[Row]:
@@ -219,13 +264,13 @@ def _by_scope(
                 yield {"tier": tier, "scope": scope, label: shown}, counts[name]
 
 
-def _histogram(labels: Mapping[str, str], histogram: Histogram) -> Iterator[str]:
+def _histogram(name: str, labels: Mapping[str, str], histogram: Histogram) -> Iterator[str]:
     total = 0
-    for bound, count in zip((*map(str, LATENCY_BUCKETS_S), "+Inf"), histogram.buckets, strict=True):
+    for bound, count in zip((*map(str, histogram.bounds_s), "+Inf"), histogram.buckets, strict=True):
         total += count
-        yield _line("operation_seconds_bucket", {**labels, "le": bound}, total)
-    yield _line("operation_seconds_sum", labels, round(histogram.sum_s, 6))
-    yield _line("operation_seconds_count", labels, total)
+        yield _line(f"{name}_bucket", {**labels, "le": bound}, total)
+    yield _line(f"{name}_sum", labels, round(histogram.sum_s, 6))
+    yield _line(f"{name}_count", labels, total)
 
 
 def _family(name: str, kind: str, text: str, rows: Iterable[Row]) -> Iterator[str]:

@@ -113,6 +113,9 @@ class PodTier(Protocol):
     def latencies(self) -> Mapping[str, Histogram]:
         """Return how long LMCache waited for answers."""
 
+    def ages(self) -> Mapping[str, Histogram]:
+        """Return how old blocks were when they were loaded, and when they had to go."""
+
     def counters(self) -> dict[str, int]:
         """Return all counts."""
 

@@ -148,7 +148,10 @@ class Runtime:
         lasted_s = warmer.lasted_s if warmer is not None else None
         if memory is None:
             return page(self.state(), self._tiers, {}, {})
-        return page(self.state(), self._tiers, memory.evictions(), memory.came_and_lent(), lasted_s)
+        return page(
+            self.state(), self._tiers, memory.evictions(), memory.came_and_lent(), lasted_s,
+            memory.ages(), memory.drift_bytes(),
+        )  # fmt: skip
 
     def hash(self, tokens: bytes) -> ChunkHashes:
         """Return the names of the whole chunks of tokens. Raises ContractError while the server cannot tell them."""

@@ -283,6 +283,7 @@ class Sweeper(threading.Thread):
             if life_ms is not None:
                 self._clamp(transport, keyspace, life_ms, scope)
             if thorough:
+                self._count("orphan_scans", 1)
                 for bucket in range(BUCKETS):
                     audit_bucket(transport, self._state(keyspace, bucket), partial(self._count, keyspace=keyspace))
             if bounds is not None:

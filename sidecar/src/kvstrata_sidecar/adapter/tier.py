@@ -301,6 +301,10 @@ class Tier:
         """Return how long LMCache waited for answers."""
         return self._counters.latencies()
 
+    def ages(self) -> dict[str, Histogram]:
+        """Return how old blocks were when they were loaded, and when they had to go."""
+        return self._counters.ages()
+
     def counters(self) -> dict[str, int]:
         """Return all counts of this tier."""
         return self._counters.snapshot()

@@ -26,10 +26,18 @@ from kvstrata.model.erasurefacts import (
     TierLost,
     Verdict,
 )
+from kvstrata.reconcile.audit import tell
+from kvstrata.reconcile.invalidations import count_looks
 
 
-def news(before: ErasureRecord, after: ErasureRecord) -> Iterator[Happened]:
-    """Yield what a record says and did not before, in an order that does not depend on chance."""
+def tell_news(before: ErasureRecord, after: ErasureRecord) -> None:
+    """Tell and count what a record that was written says, and did not before."""
+    for happened in _news(before, after):
+        tell(happened)
+    count_looks(before, after)
+
+
+def _news(before: ErasureRecord, after: ErasureRecord) -> Iterator[Happened]:
     subject = after.erasure.order.subject
     name = f"{CacheInvalidation.INFO.kind}/{after.invalidation}"
     for key, fact in sorted(after.erasure.facts.items()):

@@ -38,11 +38,11 @@ from kvstrata.plan.erasureorders import (
     StartDeletion,
     VerifyTier,
 )
-from kvstrata.reconcile import audit, metrics
+from kvstrata.reconcile import invalidations, metrics
 from kvstrata.reconcile.writer import NotLeadingError
 
 from . import deletions
-from .audit import news
+from .audit import tell_news
 from .crew import Crew
 from .keep import Kept
 from .orders import CustodyAwayError, Orders, ReceiptConflictError, TroubleError, with_names
@@ -211,8 +211,7 @@ class Course:
             raise
         for tier in named:
             del self._named[tier]
-        for happened in news(kept.record, self._kept.record):
-            audit.tell(happened)
+        tell_news(kept.record, self._kept.record)
 
     def _surroundings(self, record: ErasureRecord, elsewhere: int) -> Surroundings:
         world = self._crew.store.world(self.namespace)
@@ -308,6 +307,7 @@ class Course:
             self._custody_problem = ""
         if isinstance(order, IssueReceipt):
             self._receipt_problem = ""
+            invalidations.count_erasure(order.facts)
 
     async def _verify(self, record: ErasureRecord, order: VerifyTier) -> None:
         found = await self._orders.look(record, order.tier)

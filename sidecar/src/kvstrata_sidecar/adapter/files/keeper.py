@@ -187,10 +187,12 @@ class Keeper(threading.Thread):
             # Its bytes are on nobody's account: it is looked for again before anything is stored.
             self._recover_at_s = files.clocks.now_s() + RECOVER_AGAIN_S
             raise unremoved
+        files.counters.add("orphan_scans")
         files.health.recovering = False
 
     def _discard(self, found: Found) -> DiskError | None:
         """Remove a file that is no block; return why it could not be removed, if so."""
+        self._files.counters.add("orphan_files")
         try:
             self._files.disk.unlink(found.keyspace, found.name)
         except DiskError as error:

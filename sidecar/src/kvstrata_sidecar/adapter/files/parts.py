@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from kvstrata.contract.blockfile import block_name, file_bytes, file_name, keyspace_of
 from kvstrata_sidecar.adapter.ages import Ages
-from kvstrata_sidecar.adapter.counts import Counters
+from kvstrata_sidecar.adapter.counts import EVICTION, HIT, Counters
 from kvstrata_sidecar.adapter.enforcement import LoadedFrom, Refusal, nobody_asks
 from kvstrata_sidecar.adapter.memory.choice import Cause
 from kvstrata_sidecar.adapter.part import Gain, Part
@@ -81,6 +81,7 @@ class Files:
             else:
                 self.counters.add("evicted", 1, scope)
                 self.counters.add("evicted_bytes", victim.size_bytes, scope)
+                self.counters.age(EVICTION, self.clocks.now_s() - victim.computed_s)
             if victim.size_bytes == spare_bytes and victim.cause is not Cause.RETENTION:
                 self._spare(key)
             else:
@@ -260,7 +261,9 @@ class LoadPart(BlocksPart):
         finally:
             files.shelf.end_read(one.block)
         if verdict is Verdict.GOOD:
-            files.ages.inherit(one.key, max(0.0, files.clocks.now_s() - kept.computed_s))
+            age_s = max(0.0, files.clocks.now_s() - kept.computed_s)
+            files.ages.inherit(one.key, age_s)
+            files.counters.age(HIT, age_s)
             return True
         if verdict is Verdict.DAMAGED:
             files.counters.add("unreadable")

@@ -12,10 +12,11 @@ from .spares import Spare
 
 
 class Victim(NamedTuple):
-    """A block whose file has to be removed: why, and how much that frees."""
+    """A block whose file has to be removed: why, how much that frees, and when its tokens were computed."""
 
     cause: Cause
     size_bytes: int
+    computed_s: float
 
 
 @dataclass(slots=True, eq=False)

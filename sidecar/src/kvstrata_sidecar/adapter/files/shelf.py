@@ -100,7 +100,7 @@ class Shelf:
     def drop(self, key: bytes) -> bool:
         """Take out a block that turned out to be none; whether its file is to be removed, and `gone` told then."""
         with self._changed:
-            return self._take_out(key, None)
+            return self._take_out(key, None) is not None
 
     # What comes.
 
@@ -375,15 +375,15 @@ class Shelf:
         self._changed.notify_all()
 
     def _take(self, choice: Choice) -> dict[bytes, Victim]:
-        taken = ((key, cause) for key, cause in choice.victims.items() if self._take_out(key, cause))  # type: ignore[arg-type]
-        return {key: Victim(cause, self._leaving[key]) for key, cause in taken}  # type: ignore[index, misc]
+        taken = ((key, cause, self._take_out(key, cause)) for key, cause in choice.victims.items())  # type: ignore[arg-type]
+        return {key: Victim(cause, kept.size_bytes, kept.computed_s) for key, cause, kept in taken if kept is not None}  # type: ignore[misc]
 
-    def _take_out(self, key: bytes, cause: Cause | None) -> bool:
+    def _take_out(self, key: bytes, cause: Cause | None) -> Kept | None:
         kept = self._book.remove(key, self._clock() if cause in (Cause.LIMIT, Cause.ROOM) else None)
         if kept is None:
-            return False
+            return None
         self._room.used_bytes -= kept.size_bytes
         self._touched.pop(key, None)
         self._leaving[key] = kept.size_bytes
         self._room.left.add(kept.keyspace, kept.size_bytes)
-        return True
+        return kept

@@ -264,6 +264,10 @@ class FileTier:
         """Return how long LMCache waited for answers."""
         return self._counters.latencies()
 
+    def ages(self) -> Mapping[str, Histogram]:
+        """Return how old blocks were when they were loaded, and when they had to go."""
+        return self._counters.ages()
+
     def counters(self) -> dict[str, int]:
         """Return all counts of this tier."""
         return self._counters.snapshot() | {"blocks": len(self._files.shelf)}

@@ -11,11 +11,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.link import PurgeAnswer, ScopeUsage, TierState
-from kvstrata_sidecar.adapter.counts import NOBODY, Counters
+from kvstrata_sidecar.adapter.counts import EVICTION, HIT, NOBODY, Counters, Histogram
 from kvstrata_sidecar.adapter.enforcement import Enforcement
 from kvstrata_sidecar.adapter.pod_tier import Block, PodTier
 
@@ -32,7 +33,7 @@ from .notes import Note, Notes
 from .passage import GRACE_S, Passage
 from .pool import Pool
 from .purge import Purges
-from .report import usage_rows
+from .report import by_scope, drift_bytes, usage_rows
 from .turns import Turns
 
 LOOK_S = 1.0
@@ -93,8 +94,9 @@ class Governor:
         self._tell_gone = gone
         self._notes = Notes()
         self._intake = Intake(
-            pool, self._book, self._notes, gone=self._gone, promoted=self._count_promoted, clock=clock
-        )
+            pool, self._book, self._notes, gone=self._gone, promoted=self._count_promoted,
+            used=partial(self._evictions.age, HIT), clock=clock,
+        )  # fmt: skip
         self._allocation_failed = False
         self._agenda = Agenda()
         self._to_forget: list[str] = []
@@ -208,13 +210,19 @@ class Governor:
 
     def evictions(self) -> dict[tuple[str, str], int]:
         """Return how many blocks had to go, by scope and cause; scopes of no policy together."""
-        scopes = self._evictions.by_scope().items()
-        return {(scope, cause): count for scope, counts in scopes for cause, count in counts.items()}
+        return by_scope(self._evictions)
+
+    def ages(self) -> dict[str, Histogram]:
+        """Return how old blocks were when they were used, and when they had to make room."""
+        return self._evictions.ages()
+
+    def drift_bytes(self) -> int:
+        """Return what LMCache says is in use beyond the blocks that are counted or being written, below 0 if less."""
+        return drift_bytes(self._pool, self._book)
 
     def came_and_lent(self) -> dict[tuple[str, str], int]:
         """Return what came from other tiers to stay and what was lent, by scope and name of the count."""
-        scopes = self.traffic.by_scope().items()
-        return {(scope, name): count for scope, counts in scopes for name, count in counts.items()}
+        return by_scope(self.traffic)
 
     def counters(self) -> dict[str, int]:
         """Return counts since the start, and some figures: see docs/guides/memory.md."""
@@ -379,6 +387,7 @@ class Governor:
             leaving = self._book.find(key) if cause in EVICTIONS else None
             if leaving is not None:
                 self._cleaner.left(key, leaving, now_s)
+                self._evictions.age(EVICTION, now_s - leaving.computed_s)
             kept = self._book.remove(key, now_s if cause in (Cause.LIMIT, Cause.ROOM) else None)
             self._counts[f"evicted_{cause}"] += 1
             if kept is not None:

@@ -32,6 +32,7 @@ class Intake:
         *,
         gone: Callable[[Hashable], None],
         promoted: Callable[[str, int], None],
+        used: Callable[[float], None],
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
@@ -39,6 +40,7 @@ class Intake:
         self._notes = notes
         self._gone = gone
         self._promoted = promoted
+        self._used = used
         self._clock = clock
         self._arrivals = Arrivals()
         self._to_compare: list[Hashable] = []
@@ -86,6 +88,8 @@ class Intake:
                 # As LMCache's own LRU: of a prompt's blocks the last are to go first, or the rest could not be found.
                 for key in reversed(keys):
                     book.touch(key)
+                    if (kept := book.find(key)) is not None:
+                        self._used(now_s - kept.computed_s)
                 continue
             if what is Note.ORDERED:
                 for key in reversed(keys):

@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvstrata.contract.link import MAX_USAGE_ROWS, SCOPE_DIGITS, ScopeUsage
+from kvstrata_sidecar.adapter.counts import Counters
 
 from .book import Book
 from .bounds import Bounds
+from .pool import Pool
+
+
+def by_scope(counters: Counters) -> dict[tuple[str, str], int]:
+    """Return the counts of scopes, by scope and name of the count; scopes of no policy together."""
+    return {(scope, name): count for scope, own in counters.by_scope().items() for name, count in own.items()}
+
+
+def drift_bytes(pool: Pool, book: Book) -> int:
+    """Return what LMCache says is in use beyond the blocks that are counted or being written, below 0 if less."""
+    counted = sum(scope.used_bytes for _, scope in book.scopes())
+    return pool.usage()[0] - counted - sum(pool.staged_bytes().values())
 
 
 def usage_rows(book: Book, bounds: Mapping[str, Bounds], tier: str) -> tuple[tuple[ScopeUsage, ...], int]:
