@@ -105,6 +105,8 @@ class Jobs:
     runs: dict[tuple[str, str, int], DeletionRun] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
     fails: int = 0
+    unfinished: int = 0
+    """How many Jobs are left suspended by who makes them."""
     late: list[Callable[[], None]] = field(default_factory=list)
     """What happens right after the first deletion, and so on."""
 
@@ -113,13 +115,16 @@ class Jobs:
         slot = (order.erasure, order.tier.name, order.round)
         if slot not in self.runs:
             self.ran.append(order)
-            self.runs[slot] = DeletionRun(f"job-{len(self.ran)}", JobState.RUNNING)
+            self.runs[slot] = DeletionRun(f"job-{len(self.ran)}", JobState.RUNNING, begun=not self.unfinished)
+            self.unfinished = max(0, self.unfinished - 1)
+        elif not self.runs[slot].begun:
+            self.runs[slot] = replace(self.runs[slot], begun=True)
         return self.runs[slot]
 
     async def look(self, erasure: str, tier: str, round: int) -> DeletionRun | None:
         """Say how it stands; one that runs gets done."""
         run = self.runs.get((erasure, tier, round))
-        if run is not None and run.state is JobState.RUNNING:
+        if run is not None and run.state is JobState.RUNNING and run.begun:
             self.runs[erasure, tier, round] = self._done(run)
             return run
         return run

@@ -313,6 +313,19 @@ def test_the_tiers_that_are_emptied_are_told_to_stand_still_until_it_is_judged()
     run(story, made)
 
 
+def test_a_job_whose_maker_died_before_it_began_is_begun_by_the_next() -> None:
+    made = world()
+    made.jobs.unfinished = 1
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert [one.round for one in made.jobs.ran] == [1]
+
+
 def test_a_server_that_is_away_is_waited_for_by_name() -> None:
     made = world()
     made.server.problem = "nothing listens at redis:6379"

@@ -108,7 +108,8 @@ class Jobs:
     async def _run(self, job: Mapping[str, Any], erasure: str) -> DeletionRun:
         uid = job["metadata"]["uid"]
         if _is_suspended(job):
-            return DeletionRun(uid, JobState.RUNNING, problem="it has not begun: something that it needs is missing")
+            problem = "it has not begun: something that it needs is missing"
+            return DeletionRun(uid, JobState.RUNNING, problem=problem, begun=False)
         said, pod = over(job), await self._pod(uid, erasure)
         if pod is None:
             if said:

@@ -79,7 +79,7 @@ class Orders:
         """See to it that the Job of a round runs; return what became of it, or what there is to be said meanwhile."""
         uid = record.erasure.order.uid
         run = await self._crew.jobs.look(uid, tier, round)
-        if run is None:
+        if run is None or not run.begun:
             run = await self._start(record, tier, round, strays)
         if run.state is JobState.RUNNING:
             return run.problem

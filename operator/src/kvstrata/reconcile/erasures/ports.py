@@ -43,7 +43,8 @@ class DeletionRun:
     `DONE` is a report that ends with `Outcome.ERASED` and exit code 0, and nothing else; a Job that is over in any
     other way has `FAILED`. `lines` is what it reported as far as it can be read (empty while it runs), `ended` when its
     pod ended, by the kubelet's clock. `problem` says what went wrong, or why a Job that runs does not begin (a quota,
-    an image that cannot be pulled); empty if all is well. It holds no keyspace and no secret.
+    an image that cannot be pulled); empty if all is well. It holds no keyspace and no secret. `begun` is False of a Job
+    that was not made to its end: whoever made it died meanwhile, and it begins when it is started again.
     """
 
     job: str
@@ -51,6 +52,7 @@ class DeletionRun:
     ended: datetime | None = None
     lines: tuple[Line, ...] = ()
     problem: str = ""
+    begun: bool = True
 
 
 class DeletionJobs(Protocol):
