@@ -16,7 +16,7 @@ DOMAIN = [
     Row("stale_after_empty", "CacheDomain", {"spec.staleAfter": ""}, "spec.staleAfter", "at least 2 chars"),
     Row("drain_timeout", "CacheDomain", {"spec.drainTimeout": "2h"}, "spec.drainTimeout", "must be between 1s and 1h"),
     Row("on_stale", "CacheDomain", {"spec.onStale": "Hope"}, "spec.onStale", '"Fence", "ServeStale"'),
-    Row("custody", "CacheDomain", {"spec.keyCustody": "Paper"}, "spec.keyCustody", '"Secret"'),
+    Row("custody", "CacheDomain", {"spec.keyCustody": "Paper"}, "spec.keyCustody", '"Secret", "Memory"'),
     Row("unknown", "CacheDomain", {"spec.unknownTenants": "Allow"}, "spec.unknownTenants", '"NoReuse", "Refuse"'),
     Row(
         "public_budget",

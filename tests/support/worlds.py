@@ -43,6 +43,7 @@ from kvstrata.plan.types import (
     TurnSecret,
 )
 from kvstrata.reconcile.controllers import plan
+from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync
 from kvstrata.reconcile.secret_watch import SecretWatch
@@ -158,10 +159,11 @@ class Simulation:
         keeper = MemoryKeeper(self.kube, "kvstrata-system", self.random.randbytes, lambda: self.now)
         self.keeper = keeper
         self.secret_watch = SecretWatch(self.store, keeper)
+        self.memory = MemoryKeys(self.store, self.queue, self.random.randbytes, lambda: self.now, f"op-{self.boots}")
         self.writer = Writer(
             self.kube, self.store, self.queue, keeper, lambda: True,
             lambda _, asked: self.pool_questions.append(asked), lambda _, asked: self.isolation_questions.append(asked),
-            lambda where, order: self.erase(where, order),
+            lambda where, order: self.erase(where, order), self.memory,
         )  # fmt: skip
         self.resync = Resync(self.kube, self.store, keeper, [NAMESPACE], False)
 
@@ -273,6 +275,7 @@ class Simulation:
         finish(self.resync.objects(lambda _: None))
         self.store.recall_departures()
         finish(self.resync.secrets())
+        self.memory.begin()
         for model in self.world.models:
             for pod in self.world.live_pods(model):
                 if pod.uid in self.acks:

@@ -18,6 +18,7 @@ from kvstrata.model.erasurefacts import (
     HeldTier,
     JobState,
     KeyDestroyed,
+    KeyNotDestroyed,
     KeyRemoved,
     Look,
     PodErased,
@@ -31,6 +32,7 @@ from kvstrata.plan.erasure import Conclude, IssueReceipt, Step, next_step
 from kvstrata.plan.erasureorders import (
     AskPodToErase,
     AskPodToVerify,
+    DestroyKeys,
     ResetEngine,
     RevokeKeys,
     StartDeletion,
@@ -296,9 +298,14 @@ class Simulation:
             case RevokeKeys():
                 if self.has_key:
                     self.has_key = False
-                    self.key_facts = removed(self.now_s)
-                    if self.custody is not KeyCustody.MEMORY:
-                        self.key_facts = self.key_facts[:1]
+                    self.key_facts = removed(self.now_s)[:1]
+            case DestroyKeys():
+                first = self.key_facts[0]
+                assert isinstance(first, KeyRemoved)
+                told: Fact = KeyNotDestroyed(KEY, "a process may still have it", at(self.now_s))
+                if self.custody is KeyCustody.MEMORY:
+                    told = KeyDestroyed(KEY, first.by)
+                self.key_facts = (first, told)
             case StartDeletion(tier=tier, primary=node, round=turn):
                 job = Deletion(tier, node, turn, f"job-{node}-{turn}", JobState.RUNNING, at(self.now_s), 2)
                 self.jobs.setdefault((tier, node, turn), job)

@@ -20,6 +20,7 @@ from kvstrata.model.erasurefacts import (
     FilesErased,
     HeldKey,
     JobState,
+    KeyNotDestroyed,
     ReceiptWritten,
     TierLost,
     Verdict,
@@ -39,6 +40,7 @@ from kvstrata.plan.erasureorders import (
     MAX_ROUNDS,
     AskPodToErase,
     AskPodToVerify,
+    DestroyKeys,
     ResetEngine,
     RevokeKeys,
     StartDeletion,
@@ -119,6 +121,25 @@ def test_once_every_pod_is_settled_keys_go(word: Fact) -> None:
     assert step.phase is ErasurePhase.REVOKING
     assert step.orders == (RevokeKeys("order-1", (KEY,)),)
     assert holding(step) == {"LogicallyInvalid"}
+
+
+def test_whoever_had_a_key_that_was_in_memory_only_is_asked_before_anything_is_deleted() -> None:
+    gone, destroyed = removed()
+    facts = (rolled(), acked("p1"), acked("p2", 4), gone)
+    step = step_of(*facts, now_s=400)
+    assert (step.phase, step.orders) == (ErasurePhase.REVOKING, (DestroyKeys("order-1", (KEY,)),))
+    assert holding(step) == {"LogicallyInvalid", "KeysRevoked"}
+    assert "KeysDestroyed" in holding(step_of(*facts, destroyed, now_s=400))
+
+
+def test_a_key_whose_end_nobody_can_tell_holds_up_nothing_and_its_condition_says_who_has_it() -> None:
+    gone, _ = removed()
+    why = KeyNotDestroyed(KEY, "1 of 2 pods have not let go", at(10))
+    step = step_of(rolled(), acked("p1"), acked("p2", 4), gone, why, now_s=400)
+    assert step.phase is ErasurePhase.ERASING
+    lacking = next(one for one in step.findings if one.type == "KeysDestroyed")
+    assert (lacking.status, lacking.reason) == ("False", R.NOT_CONFIRMED)
+    assert lacking.message.endswith("1 of 2 pods have not let go")
 
 
 def test_a_custody_that_is_away_is_named_and_nothing_is_deleted_before_keys_are_gone() -> None:

@@ -43,6 +43,7 @@ from kvstrata.reconcile.erasures.ports import DeletionRun, TierDeletion
 from kvstrata.reconcile.erasures.tiers import Looks
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.writer import NotLeadingError
+from tests.support.key_pods import KeyPods
 from tests.support.objects import NAMESPACE
 from tests.support.worlds import Simulation
 
@@ -247,6 +248,7 @@ class World:
         self.server = Server("n1")
         self.jobs, self.chain, self.gates = Jobs(self.server), Chain(), Gates(self)
         self.addresses: dict[str, str] = {}
+        self.keys = KeyPods(sim, self.addresses)
         self.leading = True
         self.board: Erasures | None = None
         for number, pod in enumerate(sorted(sim.world.pods.get("tiny", {}))):
@@ -257,6 +259,7 @@ class World:
         raw = dict(self.sim.kube.objects[("Pod", NAMESPACE, pod)])
         self.sim.put({**raw, "status": {**raw["status"], "podIP": ip}})
         self.addresses[pod] = ip
+        self.keys.held[pod] = {}
 
     def token(self, pod: str) -> str:
         """A token that the API server bound to a pod."""
@@ -290,7 +293,17 @@ class World:
             queue=sim.queue,
             events=Events(sim.kube),
             keep=Keep(sim.kube, OPERATOR_NAMESPACE),
-            keys=KeyRevoker(sim.kube, sim.store, sim.queue, sim.keeper, "operator-1", now, may_write),
+            keys=KeyRevoker(
+                sim.kube,
+                sim.store,
+                sim.queue,
+                sim.keeper,
+                "operator-1",
+                now,
+                may_write,
+                sim.memory,
+                self.keys.lead().ask_holders,
+            ),
             looks=Looks(sim.kube, "operator-1", now, verifier),
             pods=Pods(sim.kube, self.gates, now),
             jobs=self.jobs,

@@ -42,6 +42,7 @@ class KeyCustody(StrEnum):
     """Where the data keys of a domain are kept."""
 
     SECRET = "Secret"  # noqa: S105 - a name, not a secret
+    MEMORY = "Memory"
 
 
 class UnknownTenants(StrEnum):
@@ -73,7 +74,9 @@ class CacheDomainSpec(ApiModel):
     invalidation cannot be promised for unreachable pods. Absent means Fence."""
 
     key_custody: KeyCustody | None = None
-    """Where data keys are kept. Absent means Secret."""
+    """Where data keys are kept. Secret: in Secrets of the namespace. Memory: in the operator and in pods only, so that
+    their end can be known; what no pod has when the operator starts anew is lost, and with it what it encrypted. It
+    cannot be changed while there are keys. Absent means Secret."""
 
     public_budget: Budget | None = None
     """Budget of the Public scope. Absent means no guarantee and no limit."""
@@ -205,6 +208,9 @@ class CacheDomainStatus(Status):
 
     receipts: ReceiptChain | None = None
     """The chain of erasure receipts."""
+
+    key_custody: KeyCustody | None = None
+    """Where the data keys that there are are kept, and the next ones will be. Absent means Secret."""
 
     restored: Restored | None = None
     """The last restore of the API server from a backup that was found; absent where none was."""

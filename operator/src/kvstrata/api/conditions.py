@@ -77,6 +77,11 @@ class ConditionType(StrEnum):
     POOLS_RESOLVED = "PoolsResolved", "Every pool that the policy names exists and lists the tenant as a reader."
     ERASES_ON_DELETION = "ErasesOnDeletion", "Deleting the policy also erases what the tenant has cached."
 
+    KEYS_AT_HAND = (
+        "KeysAtHand",
+        "The operator has the data key of every epoch in use; absent where keys are in Secrets. A warning: Ready does "
+        "not need it.",
+    )
     RESTORED = (
         "Restored",
         "The API server was found to be older than pods: what was cached before can no longer be read, and pods "
@@ -104,6 +109,7 @@ _OF_KIND: dict[str, tuple[ConditionType, ...]] = {
         ConditionType.ENFORCED,
         ConditionType.WITHIN_BUDGET,
         ConditionType.TIERS_ADMITTED,
+        ConditionType.KEYS_AT_HAND,
         ConditionType.RESTORED,
     ),
     "CacheTier": (

@@ -40,6 +40,7 @@ class InvalidationReason(Reason):
     )
     DEADLINE_EXCEEDED = "DeadlineExceeded", "The deadline passed before the invalidation was complete."
     REVOKING_KEYS = "RevokingKeys", "Data keys are being removed from their custody."
+    DESTROYING_KEYS = "DestroyingKeys", "Whoever had the data keys is asked whether they are gone."
     CUSTODY_AWAY = "CustodyAway", "The custody of the data keys does not answer; it is waited for."
     KEYS_REVOKED = "KeysRevoked", "The data keys are gone from their custody and from every pod."
     KEYS_DESTROYED = "KeysDestroyed", "The custody says that no copy of the data keys exists."

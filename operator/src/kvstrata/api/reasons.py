@@ -42,6 +42,16 @@ class DomainReason(Reason):
         "WitnessNotBelieved",
         "A pod claims a newer bundle than the API server's, and is not believed: it claims too much, or again.",
     )
+    KEY_CUSTODY_IN_USE = (
+        "KeyCustodyInUse",
+        "The spec names another custody than the one that has keys; they stay there, and new ones are drawn there.",
+    )
+    KEYS_AT_HAND = "KeysAtHand", "The operator has every data key that is in use."
+    KEYS_AWAITED = (
+        "KeysAwaited",
+        "The operator was started anew and asks pods for data keys; those that have them go on meanwhile.",
+    )
+    KEYS_LOST = "KeysLost", "Nobody has the data keys of some epochs any more; these get new epochs, with a cold cache."
     BUDGETS_NOT_ENFORCED = texts.BUDGETS_NOT_ENFORCED
     BUDGETS_ENFORCED = texts.BUDGETS_ENFORCED
     MEMORY_NOT_GOVERNED = texts.MEMORY_NOT_GOVERNED

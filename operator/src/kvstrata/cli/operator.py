@@ -27,7 +27,9 @@ from kvstrata.reconcile.acks import AckListener
 from kvstrata.reconcile.clock import since_boot_s, utc_now
 from kvstrata.reconcile.erasures.board import Erasures
 from kvstrata.reconcile.erasures.crew import assemble
+from kvstrata.reconcile.keycourier import KeyCourier
 from kvstrata.reconcile.loop import Loop
+from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.probing import Probing
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync
@@ -74,6 +76,7 @@ class Operator:
         self._store = Store(lambda: secrets.token_bytes(64), utc_now)
         self._queue = WorkQueue(time.monotonic)
         self._keeper = Keeper(kube, settings.namespace, secrets.token_bytes, utc_now)
+        self._memory = MemoryKeys(self._store, self._queue, secrets.token_bytes, utc_now, settings.pod_name)
         self._lease = Leadership(Kube.connect, settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s)
         self._met = asyncio.Event()
         self._elected = asyncio.Event()
@@ -212,6 +215,7 @@ class Operator:
         client = await self._keeper.open()
         resync = Resync(self._kube, self._store, self._keeper, self._settings.watch_namespaces, self._service_monitors)
         await self._first_look(resync)
+        self._memory.begin()
         self._leading = True
         metrics.LEADING.set(1)
         authority = self._keeper.authority
@@ -221,8 +225,9 @@ class Operator:
             Probing(self._kube, gates, self._store, self._queue, self._may_write) as probing,
         ):
             parts = (self._kube, self._store, self._queue, self._keeper, gates, self._context(), self._may_write)
-            erasures = Erasures(assemble(*parts, self._settings.pod_name))
-            asked = (warming.ask, probing.ask, erasures.take)
+            courier = KeyCourier(self._kube, gates, self._store, self._memory, self._may_write)
+            erasures = Erasures(assemble(*parts, self._memory, courier.ask_holders, self._settings.pod_name))
+            asked = (warming.ask, probing.ask, erasures.take, self._memory)
             writer = Writer(self._kube, self._store, self._queue, self._keeper, self._may_write, *asked)
             listener = AckListener(self._kube, gates, self._store, self._queue)
             loop = Loop(self._store, self._queue, writer, self._context(), self._settings.workers)
@@ -232,6 +237,7 @@ class Operator:
             async with writer.topologies, erasures, asyncio.TaskGroup() as group:
                 group.create_task(erasures.recall(self._settings.watch_namespaces), name="erasures")
                 group.create_task(listener.run(), name="acks")
+                group.create_task(courier.run(), name="keys")
                 group.create_task(loop.run(), name="loop")
                 group.create_task(self._resync_for_ever(resync), name="resync")
 

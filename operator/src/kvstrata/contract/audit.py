@@ -185,11 +185,11 @@ class Action(StrEnum):
     )  # fmt: skip
     KEYS_MADE = (
         "KeysMade", Event.KEY, _OPERATOR,
-        "keys, users or a certificate were written to a Secret: `count` that were not there before",
+        "keys, users or a certificate were written to a Secret, or data keys drawn in memory: `count` that are new",
         (*_SECRET, "count"),
     )  # fmt: skip
     KEYS_REMOVED = (
-        "KeysRemoved", Event.KEY, _OPERATOR, "data keys left a Secret", (*_SECRET, "count"),
+        "KeysRemoved", Event.KEY, _OPERATOR, "data keys left a Secret, or the operator's memory", (*_SECRET, "count"),
     )  # fmt: skip
     CREDENTIALS_TURNED = (
         "CredentialsTurned", Event.KEY, _OPERATOR,

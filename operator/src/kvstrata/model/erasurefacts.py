@@ -211,6 +211,20 @@ class KeyDestroyed(KeyRemoved):
     """Somebody who can know says that no copy of a data key exists."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeyNotDestroyed(_Fact):
+    """Who can know cannot say, as things were, that no copy of a data key exists; `why` is for people."""
+
+    ABOUT: ClassVar[tuple[str, ...]] = (
+        "fingerprint",
+        "why",
+    )
+
+    fingerprint: str
+    why: str
+    at: datetime
+
+
 class JobState(StrEnum):
     """How a deletion stands. In the order in which it comes to be."""
 
@@ -314,6 +328,7 @@ Fact = (
     | PodProbed
     | KeyRemoved
     | KeyDestroyed
+    | KeyNotDestroyed
     | Deletion
     | Look
     | TierLost

@@ -62,16 +62,20 @@ class World:
     `servers` gives the pods of a managed tier by the tier's name and their own, `clusters` the last look at a managed
     cluster.
 
-    `data_keys` gives the data key of an epoch. `judged_epochs` are those of them which no status names unless one in
-    this snapshot does; of the others a status may still be news to come.
+    `data_keys` gives the data key of an epoch, or its id where only the operator's and the pods' memory have it.
+    `judged_epochs` are those of them which no status names unless one in this snapshot does; of the others a status may
+    still be news to come. `keys_awaited` are epochs whose keys the operator asks pods for, `keys_lost` those whose keys
+    nobody has any more, or may have been drawn by an operator that did not leave them behind.
     """
 
     namespace: str
     term: int
     entropy: bytes
     domain_key: bytes | None = field(default=None, repr=False)
-    data_keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    data_keys: Mapping[str, bytes | str] = field(default_factory=dict, repr=False)
     judged_epochs: Set[str] = frozenset()
+    keys_awaited: Set[str] = frozenset()
+    keys_lost: Set[str] = frozenset()
     domains: Mapping[str, CacheDomain] = field(default_factory=dict)
     tiers: Mapping[str, CacheTier] = field(default_factory=dict)
     models: Mapping[str, CachedModel] = field(default_factory=dict)

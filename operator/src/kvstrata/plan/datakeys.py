@@ -10,6 +10,9 @@ They are replaced at once: what they encrypted is unreachable by the domain's ne
 
 An entry never waits for its key: until it is there, tiers that require encryption refuse the keyspace, and its policy
 is not called enforced.
+
+Where keys are kept in memory (`plan.keycustody`) bundles name them. What nobody has any more is lost: whose status
+names its epoch draws another one, as for an invalidation, because a second key for it would be taken for the first.
 """
 
 from __future__ import annotations
@@ -23,14 +26,16 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.bundle import Entry
-from kvstrata.contract.datakey import MAX_GENERATION, DataKey
+from kvstrata.contract.datakey import MAX_GENERATION, BundledKey, DataKey, KeyReference
+from kvstrata.contract.receiptwords import KeyCustody
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 
 from .custody import account_for, witnesses_now
+from .keycustody import in_force
 from .scopes import Epoch
-from .types import EnsureSecret, Material, Plan
+from .types import EnsureSecret, KeepInMemory, Material, Plan
 
 LOOK_AGAIN_S = 60.0
 """When to look again at keys that may not go yet: pods that vanished count as gone by time alone."""
@@ -44,11 +49,20 @@ def encrypts(world: World) -> bool:
     return any(map(_encrypts, world.tiers.values()))
 
 
-def keys_of(world: World, epoch: Epoch) -> tuple[DataKey, ...]:
+def keys_of(world: World, epoch: Epoch) -> tuple[BundledKey, ...]:
     """Return the data keys of a scope in its epoch; none while they are not drawn, or not needed."""
-    usable = encrypts(world) and not _came_back(world, names.data_keys_secret(epoch.value))
-    secret = world.data_keys.get(epoch.value) if usable else None
-    return (DataKey(epoch.rolls % (MAX_GENERATION + 1), secret),) if secret else ()
+    kept = world.data_keys.get(epoch.value) if encrypts(world) else None
+    if not kept:
+        return ()
+    generation = epoch.rolls % (MAX_GENERATION + 1)
+    if isinstance(kept, str):
+        return (KeyReference(generation, kept),)
+    return (DataKey(generation, kept),) if not _came_back(world, names.data_keys_secret(epoch.value)) else ()
+
+
+def is_lost(world: World, epoch: str | None) -> bool:
+    """Whether a scope needs another epoch, because nobody has the key of this one."""
+    return epoch in world.keys_lost and encrypts(world)
 
 
 def as_held(world: World, model: CachedModel, entry: Entry) -> Entry:
@@ -65,9 +79,12 @@ def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
     """Return what is to be done about the domain's Secrets of data keys."""
     if not (world.data_keys or encrypts(world)):
         return Plan()
-    used = _epochs_in_use(world)
+    used = epochs_in_use(world)
+    if in_force(domain) is not KeyCustody.SECRET:
+        return _plan_in_memory(world, used, now)
     back = {name for name in map(names.data_keys_secret, world.data_keys) if _came_back(world, name)}
     wanted = {epoch for epoch in used if epoch not in world.data_keys or names.data_keys_secret(epoch) in back}
+    wanted -= world.keys_lost
     lacking = _by_secret(wanted) if encrypts(world) else {}
     unused = world.data_keys.keys() - used
     spent = _by_secret(_droppable(world, unused, now))
@@ -90,6 +107,17 @@ def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
     )
 
 
+def _plan_in_memory(world: World, used: set[str], now: datetime) -> Plan:
+    unused = world.data_keys.keys() - used
+    wanted = used - world.data_keys.keys() - world.keys_lost if encrypts(world) else set()
+    spent = _droppable(world, unused, now)
+    return Plan(
+        actions=(KeepInMemory(tuple(sorted(wanted)), tuple(sorted(spent))),) if wanted or spent else (),
+        enqueue=tuple(Key(BUNDLE, world.namespace, name) for name in world.models) if wanted else (),
+        wake_after_s=LOOK_AGAIN_S if unused else None,
+    )
+
+
 def _came_back(world: World, name: str) -> bool:
     """Whether a Secret of data keys is older than the last restore of the API server."""
     restored = world.domain.status.restored if world.domain is not None else None
@@ -108,7 +136,8 @@ def _by_secret(epochs: Iterable[str]) -> dict[str, set[str]]:
     return grouped
 
 
-def _epochs_in_use(world: World) -> set[str]:
+def epochs_in_use(world: World) -> set[str]:
+    """Return the epochs that statuses name."""
     scopes = [
         *(policy.status.scope for policy in world.policies.values()),
         *(group.status.scope for group in world.groups.values()),

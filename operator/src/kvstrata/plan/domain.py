@@ -17,13 +17,13 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 
-from . import restore
+from . import keycustody, restore
 from .admission import Verdict, admitted_part, judge, key_of
 from .capacity import within_budget
 from .chains import budgets
 from .classification import because_of, shared_levels, tiers_admitted
 from .conditions import Finding, false, kstatus, write_status
-from .datakeys import LOOK_AGAIN_S, plan_data_keys
+from .datakeys import LOOK_AGAIN_S, is_lost, plan_data_keys
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, rules_are_committed
 from .scopes import fresh_epoch, held
 from .types import Create, Decision, EnsureSecret, Material, Plan
@@ -40,12 +40,20 @@ def plan_domain(world: World, now: datetime) -> Plan:
     if domain.metadata.deleting:
         return Plan()
     previous = held(domain.status.scope, PUBLIC_SCOPE)
-    if domain.status.domain_id is None or previous is None:
+    adopted = keycustody.to_adopt(world, domain)
+    if adopted is not None and previous is not None:
+        waiting = Decision(DomainReason.CREATING, f"data keys are kept in custody {adopted} from now on")
+        changed = {"keyCustody": str(adopted)}
+        return Plan(
+            statuses=write_status(domain, now, kstatus(None, waiting, waiting), changed), enqueue=_everyone(world)
+        )
+    if domain.status.domain_id is None or previous is None or is_lost(world, previous.epoch):
         epoch = fresh_epoch(world, PUBLIC_SCOPE, Key(domain.INFO.kind, world.namespace, DOMAIN_NAME), previous)
         fields = {
             "domainID": domain.status.domain_id or world.entropy[16 : 16 + DOMAIN_ID_BYTES].hex(),
             "scope": epoch.to_status(),
             "usage": None,
+            "keyCustody": str(keycustody.in_force(domain) if adopted is None else adopted),
         }
         waiting = Decision(DomainReason.CREATING, "the domain's identity was drawn")
         return Plan(
@@ -123,10 +131,16 @@ def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
     within = _within_budget(world, domain, wrong, levels)
     restored = restore.restored_finding(world, domain, now)
     fields["restored"] = restore.record(domain, restored, now)
-    findings = (*kstatus(wrong, pending, ready), *reserved, enforced, within, *admitted, *restored)
-    can_wait = pending is not None and wrong is None and not verdict.due
+    stalled, keys = wrong or keycustody.refused_change(world, domain), _keys(world, domain)
+    findings = (*kstatus(stalled, pending, ready), *reserved, enforced, within, *admitted, *keys, *restored)
+    can_wait = pending is not None and stalled is None and not verdict.due
     statuses = write_status(domain, now, findings, fields, can_wait=can_wait)
     return Plan(statuses=statuses, wake_after_s=LOOK_AGAIN_S if restore.is_doubted(restored) else None)
+
+
+def _keys(world: World, domain: CacheDomain) -> tuple[Finding, ...]:
+    lost = sum(is_lost(world, epoch) for epoch in world.keys_lost)
+    return keycustody.keys_at_hand(world, domain, lost)
 
 
 def _admitted(verdict: Verdict, wrong: Decision | None) -> tuple[Finding, ...]:

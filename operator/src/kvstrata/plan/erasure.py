@@ -23,11 +23,21 @@ from kvstrata.contract.receiptfacts import Erasure as ReceiptFacts
 from kvstrata.contract.receiptresidue import Claim
 from kvstrata.contract.receiptwords import KeyCustody, Standing
 from kvstrata.model.erasure import DenyList, Erasure, Surroundings
-from kvstrata.model.erasurefacts import ReceiptWritten, Rolled, Verdict
+from kvstrata.model.erasurefacts import KeyNotDestroyed, ReceiptWritten, Rolled, Verdict
 
 from .conditions import Finding, false, true
-from .erasurefacts import keys_kept, last_moment, standing_of, tiers_at_hand, unreachable_at, window_ends, witnesses
+from .erasurefacts import (
+    keys_kept,
+    keys_not_destroyed,
+    last_moment,
+    standing_of,
+    tiers_at_hand,
+    unreachable_at,
+    window_ends,
+    witnesses,
+)
 from .erasureorders import (
+    DestroyKeys,
     Order,
     Owed,
     RevokeKeys,
@@ -165,6 +175,17 @@ def revoke(case: ErasureCase) -> Step | None:
     return Step(ErasurePhase.REVOKING, why, (RevokeKeys(case.erasure.order.uid, kept),), LOOK_AGAIN_S)
 
 
+def destroy(case: ErasureCase) -> Step | None:
+    """A custody that can know whether a copy of a key is left is asked, once everybody who had it may have let go."""
+    open_keys = keys_not_destroyed(case.erasure, judged=False)
+    if not open_keys:
+        return None
+    why = Decision(R.DESTROYING_KEYS, f"{len(open_keys)} data keys are asked after: whoever had them is to have let go")
+    if case.seen.custody_problem:
+        why = Decision(R.CUSTODY_AWAY, f"{len(open_keys)} data keys are asked after: {case.seen.custody_problem}")
+    return Step(ErasurePhase.REVOKING, why, (DestroyKeys(case.erasure.order.uid, open_keys),), LOOK_AGAIN_S)
+
+
 def wait_out_writes(case: ErasureCase) -> Step | None:
     """What is deleted while a write may still arrive would have to be deleted again."""
     end = window_ends(case.erasure)
@@ -216,7 +237,10 @@ def finish_short(case: ErasureCase) -> Step:
         return _judged(case, False, why.reason, message)
     until = f"{message}; it is waited for until {format_timestamp(ends)}"
     left_s = min((ends - case.now).total_seconds(), LOOK_AGAIN_S)
-    return Step(ErasurePhase.ERASING, Decision(why.reason, until), again_s=left_s, still=_still(case))
+    # Who had not let go of a key may have ended since.
+    late_keys = keys_not_destroyed(case.erasure, judged=True)
+    orders = (DestroyKeys(case.erasure.order.uid, late_keys),) if late_keys else ()
+    return Step(ErasurePhase.ERASING, Decision(why.reason, until), orders, left_s, _still(case))
 
 
 RULES: tuple[Callable[[ErasureCase], Step | None], ...] = (
@@ -224,6 +248,7 @@ RULES: tuple[Callable[[ErasureCase], Step | None], ...] = (
     roll,
     await_pods,
     revoke,
+    destroy,
     wait_out_writes,
     finish_verified,
     erase,
@@ -335,5 +360,7 @@ def _keys_lacking(case: ErasureCase, claim: Claim) -> Decision | None:
     if claim is Claim.KEYS_DESTROYED and any(key.custody is KeyCustody.SECRET for key in rolled.keys):
         return Decision(R.KEYS_IN_SECRETS, "data keys were in Secrets: etcd's history and backups may have copies")
     if claim is Claim.KEYS_DESTROYED and Claim.KEYS_REVOKED in case.holds:
-        return Decision(R.NOT_CONFIRMED, "the custody has not said that no copy of the data keys exists")
+        said = sorted({one.why for one in case.erasure.of(KeyNotDestroyed)})
+        told = f": {'; '.join(said[:3])}" if said else ""
+        return Decision(R.NOT_CONFIRMED, f"the custody has not said that no copy of the data keys exists{told}")
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 
 from kvstrata.contract.receiptclaims import WRITE_WINDOW_S
-from kvstrata.contract.receiptwords import Standing
+from kvstrata.contract.receiptwords import KeyCustody, Standing
 from kvstrata.model.erasure import Erasure, SharedTier
 from kvstrata.model.erasurefacts import (
     NOTHING,
@@ -19,6 +19,8 @@ from kvstrata.model.erasurefacts import (
     FilesErased,
     HeldTier,
     JobState,
+    KeyDestroyed,
+    KeyNotDestroyed,
     KeyRemoved,
     Look,
     PodErased,
@@ -85,6 +87,18 @@ def keys_kept(erasure: Erasure) -> tuple[str, ...]:
     rolled = erasure.only(Rolled)
     gone = {one.fingerprint for one in erasure.of(KeyRemoved)}
     return tuple(key.fingerprint for key in (rolled.keys if rolled else ()) if key.fingerprint not in gone)
+
+
+def keys_not_destroyed(erasure: Erasure, *, judged: bool) -> tuple[str, ...]:
+    """Return the fingerprints of removed keys whose custody can know their end, and has not said that no copy exists.
+
+    `judged` are those of which it said why not, the others those that it was not asked about yet.
+    """
+    rolled = erasure.only(Rolled)
+    able = [key.fingerprint for key in (rolled.keys if rolled else ()) if key.custody is not KeyCustody.SECRET]
+    kept, gone = keys_kept(erasure), {one.fingerprint for one in erasure.of(KeyDestroyed)}
+    told = {one.fingerprint for one in erasure.of(KeyNotDestroyed)}
+    return tuple(one for one in able if one not in gone and one not in kept and (one in told) is judged)
 
 
 def tiers_at_hand(erasure: Erasure) -> tuple[SharedTier, ...]:

@@ -80,11 +80,15 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         allow_residue=invalidation.spec.residue_allowed,
     )
     keys = tuple(
-        HeldKey(key_fingerprint(world.data_keys[one.old]), _commitment(domain, one), KeyCustody.SECRET)
-        for one in epochs
-        if one.old in world.data_keys
+        _held_key(world.data_keys[one.old], _commitment(domain, one)) for one in epochs if one.old in world.data_keys
     )
     return ErasureRecord(invalidation.namespace, invalidation.name, domain, epochs, keys, Erasure(order))
+
+
+def _held_key(kept: bytes | str, revoked: str) -> HeldKey:
+    if isinstance(kept, str):
+        return HeldKey(kept, revoked, KeyCustody.MEMORY)
+    return HeldKey(key_fingerprint(kept), revoked, KeyCustody.SECRET)
 
 
 def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord) -> Rolled | None:

@@ -47,7 +47,15 @@ BACKOFF_S = 10
 
 @dataclass(frozen=True, slots=True)
 class RevokeKeys:
-    """Take these data keys out of their custody, and have a custody that can destroy them do so."""
+    """Take these data keys out of their custody."""
+
+    erasure: str
+    fingerprints: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DestroyKeys:
+    """Have the custody of these removed data keys make sure that no copy exists, and say whether it is so."""
 
     erasure: str
     fingerprints: tuple[str, ...]
@@ -107,7 +115,7 @@ class AskPodToVerify:
     keyspaces: tuple[str, ...]
 
 
-Order = RevokeKeys | StartDeletion | AskPodToErase | ResetEngine | VerifyTier | AskPodToVerify
+Order = RevokeKeys | DestroyKeys | StartDeletion | AskPodToErase | ResetEngine | VerifyTier | AskPodToVerify
 
 
 @dataclass(frozen=True, slots=True)

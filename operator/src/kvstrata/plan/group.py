@@ -22,6 +22,7 @@ from .chains.policy import by_seniority
 from .classification import because_of, shared_levels, tiers_admitted
 from .compile import compile_policy, entry_in, selects
 from .conditions import Finding, false, kstatus, true, unknown, write_status
+from .datakeys import is_lost
 from .enforcement import ENFORCED, Coverage, coverage, enforced_finding, needed_revision
 from .scopes import fresh_epoch, group_scope, held
 from .types import Decision, Plan
@@ -43,6 +44,7 @@ def plan_group(world: World, name: str, now: datetime) -> Plan:
         and group.status.cache_generation != group.spec.effective_cache_generation
     )
     stalled = _stalled(world, group)
+    due = due or (previous is not None and is_lost(world, previous.epoch))
     verdict = judge(world, group, stalled)
     if previous is None or due or verdict.due:
         of_epoch: dict[str, object] = {"admission": verdict.status(let_go=False)}

@@ -8,19 +8,28 @@ a whole domain's cache at once, a change is refused while there are keys; only a
 A receipt takes what this module makes of a custody's word, and derives its claims by its own rules
 (`contract.receiptclaims`): the facts made here contradict none of them.
 
-Nothing calls this yet: the API has `Secret` only.
+The custody in force is the one in the CacheDomain's status: it is written before the first key is drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from kvstrata.api.cachedomain import CacheDomain
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import DomainReason
+from kvstrata.contract.datakey import KeyReference
+from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receiptfacts import KeyFact, Word
 from kvstrata.contract.receiptresidue import Claim, Residue
 from kvstrata.contract.receiptwords import KeyCustody, Party
 from kvstrata.model.keycustody import Destruction, LetGo, Release, Revocation, Undestroyed
+from kvstrata.model.world import World
+
+from .conditions import Finding, false, true
+from .scopes import pool_scope
+from .types import Decision
 
 RESIDUE: Mapping[KeyCustody, tuple[Residue, ...]] = {
     KeyCustody.SECRET: (Residue.ETCD_HISTORY, Residue.ETCD_BACKUPS),
@@ -43,6 +52,11 @@ def custody_of(domain: CacheDomain) -> KeyCustody:
     return KeyCustody(str(domain.spec.effective_key_custody))
 
 
+def in_force(domain: CacheDomain) -> KeyCustody:
+    """Return where the domain's data keys are kept, and the next ones will be."""
+    return KeyCustody(str(domain.status.key_custody or KeyCustody.SECRET))
+
+
 def change_to(wanted: KeyCustody, kept: Mapping[str, KeyCustody], namespace: str) -> CustodyChange:
     """Return what it means to keep keys in `wanted` where those of epochs are `kept` as they are."""
     elsewhere = {epoch: custody for epoch, custody in kept.items() if custody is not wanted}
@@ -56,6 +70,67 @@ def change_to(wanted: KeyCustody, kept: Mapping[str, KeyCustody], namespace: str
         f"all of their epochs would empty the cache of namespace {namespace}; set it back to {present}, or set up a "
         f"namespace with {wanted} and move tenants there",
     )
+
+
+def to_adopt(world: World, domain: CacheDomain) -> KeyCustody | None:
+    """Return the custody that the status is to name, because the spec does and there are no keys; None if it does."""
+    wanted = custody_of(domain)
+    return wanted if wanted is not in_force(domain) and not world.data_keys else None
+
+
+def refused_change(world: World, domain: CacheDomain) -> Decision | None:
+    """Return why the custody that the spec names cannot be, None if it is in force or will be."""
+    refusal = change_to(custody_of(domain), dict.fromkeys(world.data_keys, in_force(domain)), world.namespace).refusal
+    return Decision(DomainReason.KEY_CUSTODY_IN_USE, refusal) if refusal else None
+
+
+def keys_at_hand(world: World, domain: CacheDomain, lost: int) -> tuple[Finding, ...]:
+    """Return whether the operator has every key, nothing where they are in Secrets; of `lost` epochs nobody has one."""
+    if in_force(domain) is KeyCustody.SECRET:
+        return ()
+    kind = ConditionType.KEYS_AT_HAND
+    if world.keys_awaited:
+        told = f"{len(world.keys_awaited)} data keys are asked back from pods, because the operator was started anew"
+        return (false(kind, DomainReason.KEYS_AWAITED, told),)
+    if lost:
+        told = f"nobody has the data keys of {lost} epochs any more: they get new epochs and a cold cache"
+        return (false(kind, DomainReason.KEYS_LOST, told),)
+    return (true(kind, DomainReason.KEYS_AT_HAND, f"the operator has all {len(world.data_keys)} data keys"),)
+
+
+def named_in_bundles(world: World) -> dict[str, str]:
+    """Return by epoch the id of the key that bundles name for its keyspace: what a former operator left behind.
+
+    Epochs of which no bundle names a key are left out, and so is everything while the domain's key is not known.
+    """
+    if world.domain_key is None:
+        return {}
+    named: dict[str, str] = {}
+    for committed in world.bundles.values():
+        bundle = committed.bundle
+        versions = (version for shard in bundle.pools.values() for version in shard.versions)
+        told = [(entry.keyspace, entry.keys) for entry in bundle.entries.values()]
+        for keyspace, keys in (*told, *((version.keyspace, version.keys) for version in versions)):
+            if keys and isinstance(keys[0], KeyReference):
+                named[keyspace] = keys[0].id
+    found = {}
+    for scope, epoch in _scopes_in_use(world):
+        keyspace = derive_keyspace(world.domain_key, scope, epoch)
+        if keyspace in named:
+            found[epoch] = named[keyspace]
+    return found
+
+
+def _scopes_in_use(world: World) -> Iterator[tuple[Scope, str]]:
+    scopes = [policy.status.scope for policy in world.policies.values()]
+    for told in (*scopes, *(group.status.scope for group in world.groups.values())):
+        if told is not None:
+            yield Scope(ScopeKind(str(told.kind)), told.name), told.epoch
+    for domain in world.domains.values():
+        if domain.status.scope is not None:
+            yield PUBLIC_SCOPE, domain.status.scope.epoch
+    for pool in world.pools.values():
+        yield from ((pool_scope(pool.name), epoch) for epoch in pool.status.epochs)
 
 
 def in_bundles(custody: KeyCustody) -> bool:

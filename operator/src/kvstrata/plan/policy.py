@@ -19,9 +19,10 @@ from .chains import policy as chain
 from .classification import because_of_policy, levels_of, tiers_admitted
 from .compile import compile_policy, selects
 from .conditions import Finding, false, kstatus, true, write_status
+from .datakeys import is_lost
 from .enforcement import ENFORCED, Enforcement, holds, policy_enforcement
 from .pools import pools_resolved
-from .scopes import Epoch, current_epoch, former_scopes, fresh_epoch, held, scope_in_force
+from .scopes import Epoch, current_epoch, former_scopes, fresh_epoch, held, scope_in_force, tenant_scope
 from .types import Decision, Plan
 from .usage import usage_status
 
@@ -61,7 +62,7 @@ def _epoch(world: World, policy: TenantCachePolicy, blocked: Decision | None) ->
     A blocked policy stays in the scope that it has, because its last valid spec does.
     """
     shown = policy.status.scope
-    if blocked and shown and not _generation_due(policy):
+    if blocked and shown and not _roll_is_due(world, policy):
         return None, None
     scope = scope_in_force(world, policy)
     if scope.kind is not ScopeKind.TENANT:
@@ -71,7 +72,7 @@ def _epoch(world: World, policy: TenantCachePolicy, blocked: Decision | None) ->
             return epoch, epoch
         return epoch, None
     previous = held(policy.status.scope, scope)
-    if previous is None or _generation_due(policy):
+    if previous is None or _roll_is_due(world, policy):
         drawn = fresh_epoch(world, scope, Key(policy.INFO.kind, world.namespace, policy.name), previous)
         return None, drawn
     return current_epoch(world, policy), None
@@ -80,6 +81,12 @@ def _epoch(world: World, policy: TenantCachePolicy, blocked: Decision | None) ->
 def _generation_due(policy: TenantCachePolicy) -> bool:
     acted_on = policy.status.cache_generation
     return acted_on is not None and acted_on != policy.spec.effective_cache_generation
+
+
+def _roll_is_due(world: World, policy: TenantCachePolicy) -> bool:
+    """Whether the tenant's own scope needs another epoch, by its owner's wish or because nobody has its key."""
+    own = held(policy.status.scope, tenant_scope(policy))
+    return _generation_due(policy) or (own is not None and is_lost(world, own.epoch))
 
 
 def _scope_fields(world: World, policy: TenantCachePolicy, epoch: Epoch) -> dict[str, object]:

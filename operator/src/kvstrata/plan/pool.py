@@ -23,6 +23,7 @@ from .admission import judge
 from .chains import first
 from .chains import pool as chain
 from .conditions import Finding, false, kstatus, write_status
+from .datakeys import is_lost
 from .poolcontent import Content, read_sources
 from .poollife import as_told, live
 from .poolpublish import promotion, published, renewal, renewal_due, within_guarantee
@@ -163,6 +164,7 @@ def _drawn(world: World, pool: PrefixPool, content: Content) -> dict[str, Any] |
     """Return the fields of a status in which `content` has an epoch of its own, None if it has one."""
     status, generation = pool.status, pool.spec.effective_cache_generation
     due = status.cache_generation is not None and status.cache_generation != generation
+    due = due or any(is_lost(world, epoch) for epoch in status.epochs)
     if status.scope is not None and not due and _slot(pool).content_digest == content.digest:
         return None
     if status.next is not None and not due and status.content_digest == content.digest:
@@ -176,7 +178,8 @@ def _fresh_slot(world: World, pool: PrefixPool, content: Content) -> dict[str, A
     status = pool.status
     scope = _fresh_epoch(world, pool).to_status()
     acted_on = {"cacheGeneration": pool.spec.effective_cache_generation}
-    if status.scope is not None and status.published and pool.spec.effective_invalidation is PoolInvalidation.LAZY:
+    readable = status.scope is not None and status.published and not is_lost(world, status.scope.epoch)
+    if readable and pool.spec.effective_invalidation is PoolInvalidation.LAZY:
         # A patch merges: what is not said of the new content would stay from the one before.
         cleared = dict.fromkeys((*_RENDERED, *_WARMED))
         return acted_on | {"next": {**cleared, "scope": scope, "contentDigest": content.digest}}

@@ -72,6 +72,14 @@ class EnsureSecret:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepInMemory:
+    """Draw a data key for each of `epochs` that has none, and overwrite those of `spent`; no object ever has one."""
+
+    epochs: tuple[str, ...] = ()
+    spent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CommitBundle:
     """Write a model's bundle: its changed shards into their free slots, then the root, conditionally.
 
@@ -317,7 +325,7 @@ ErasureOrder = CarryOutErasure | EndErasure
 Question = ProbeBackend | TendServers | TendCluster | PoolQuestion | IsolationQuestion | ErasureOrder
 """Actions that change no object of the plan; their answers are facts of a later plan, and nobody waits for them."""
 
-Action = EnsureSecret | TurnSecret | CommitBundle | EmptySecrets | Question | Create | Remove
+Action = EnsureSecret | KeepInMemory | TurnSecret | CommitBundle | EmptySecrets | Question | Create | Remove
 
 
 @dataclass(frozen=True, slots=True)

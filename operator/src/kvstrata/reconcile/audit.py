@@ -26,7 +26,7 @@ from kvstrata.model.claims import HOLDERS, Holder
 from kvstrata.model.facts import Pod
 from kvstrata.model.refs import Key
 from kvstrata.plan.restore import story_of
-from kvstrata.plan.types import CommitBundle
+from kvstrata.plan.types import CommitBundle, Material
 
 from . import metrics
 from .store import DomainStore
@@ -139,7 +139,16 @@ def tell_refused(namespace: str, pod: Pod, doubt: str) -> None:
 
 def tell_secret(namespace: str, name: str, material: str, *, made: int, removed: int = 0) -> None:
     """Tell how many keys were made in a Secret, and how many went; other material counts as one."""
-    about: dict[str, Any] = {"namespace": namespace, "object": f"Secret/{name}", "material": material}
+    _tell_made(namespace, f"Secret/{name}", material, made, removed)
+
+
+def tell_memory(namespace: str, *, made: int, removed: int) -> None:
+    """Tell how many data keys were drawn that no object holds, and how many were overwritten."""
+    _tell_made(namespace, f"CacheDomain/{DOMAIN_NAME}", str(Material.DATA_KEYS), made, removed)
+
+
+def _tell_made(namespace: str, place: str, material: str, made: int, removed: int) -> None:
+    about: dict[str, Any] = {"namespace": namespace, "object": place, "material": material}
     if made:
         tell(Happened(action=Action.KEYS_MADE, count=made, **about))
     if removed:

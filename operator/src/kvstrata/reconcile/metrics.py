@@ -95,6 +95,7 @@ INVALIDATIONS = Histogram(
 )
 ORPHAN_SCANS = Counter("kvstrata_erasure_looks_total", "Looks at a tier's servers after a deletion")
 ORPHANS = Counter("kvstrata_erasure_orphans_total", "Blocks that a look found after a deletion", ["outcome"])
+KEYS_BROUGHT = Counter("kvstrata_data_keys_brought_total", "Data keys that were brought to pods")
 WATCHERS = Gauge("kvstrata_watchers", "Watches that run")
 RESYNCS = Counter("kvstrata_resyncs_total", "Complete list-and-diff passes")
 MISSED = Counter("kvstrata_missed_changes_total", "Changes that a list showed and no event had", ["kind"])

@@ -331,7 +331,11 @@ def _take_data_keys(domain: DomainStore, name: str, values: Mapping[str, bytes])
         for epoch, key in values.items()
         if is_epoch(epoch) and names.data_keys_secret(epoch) == name and _is_key(key)
     }
-    others = {epoch: key for epoch, key in domain.data_keys.items() if names.data_keys_secret(epoch) != name}
+    others = {
+        epoch: key
+        for epoch, key in domain.data_keys.items()
+        if isinstance(key, str) or names.data_keys_secret(epoch) != name  # a text is the id of a key that no Secret has
+    }
     if others | own != domain.data_keys:
         domain.data_keys = others | own
         domain.judged_epochs.intersection_update(domain.data_keys)

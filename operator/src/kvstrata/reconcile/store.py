@@ -73,7 +73,10 @@ class DomainStore:
     owned: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
     secrets: dict[str, SecretFacts] = field(default_factory=dict)
     domain_key: bytes | None = field(default=None, repr=False)
-    data_keys: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    data_keys: Mapping[str, bytes | str] = field(default_factory=dict, repr=False)
+    """By epoch; a text is the id of a key that is in memory only."""
+    keys_awaited: frozenset[str] = frozenset()
+    keys_lost: frozenset[str] = frozenset()
     """By epoch; replaced as a whole when one changes."""
     judged_epochs: set[str] = field(default_factory=set)
     """Of the data keys' epochs those that were seen to leave a status, or whose key was known before a whole list of
@@ -137,6 +140,8 @@ class Store:
             domain_key=d.domain_key,
             data_keys=d.data_keys,
             judged_epochs=d.judged_epochs,
+            keys_awaited=d.keys_awaited,
+            keys_lost=d.keys_lost,
             domains=d.objects["CacheDomain"],
             tiers=d.objects["CacheTier"],
             models=d.objects["CachedModel"],

@@ -29,6 +29,7 @@ from kvstrata.plan.types import (
     ErasureOrder,
     InspectPool,
     IsolationQuestion,
+    KeepInMemory,
     Plan,
     PoolQuestion,
     ProbeBackend,
@@ -52,6 +53,7 @@ from .clock import utc_now
 from .credentials import CredentialTender
 from .events import Events
 from .invalidations import count_lazy
+from .memorykeys import MemoryKeys
 from .queue import WorkQueue
 from .secrets import Keeper
 from .store import DomainStore, Store
@@ -67,7 +69,7 @@ PROGRESS_INTERVAL_S = 0.25
 class Writer:
     """Carries out plans for one operator process. `leading` says whether this process may still write, `ask_for_pools`
     begins with what a plan of a pool asks of others, `probe` with a probe of isolation, `erase` with what a plan of an
-    eager invalidation orders."""
+    eager invalidation orders. `memory` has the data keys of namespaces that keep them there."""
 
     def __init__(
         self,
@@ -79,9 +81,10 @@ class Writer:
         ask_for_pools: Callable[[str, PoolQuestion], None],
         probe: Callable[[str, IsolationQuestion], None],
         erase: Callable[[str, ErasureOrder], None] = lambda _namespace, _order: None,
+        memory: MemoryKeys | None = None,
     ) -> None:
         self._kube, self._store, self._queue, self._keeper, self._leading = kube, store, queue, keeper, leading
-        self._ask_for_pools, self._probe, self._erase = ask_for_pools, probe, erase
+        self._ask_for_pools, self._probe, self._erase, self._memory = ask_for_pools, probe, erase, memory
         self._events = Events(kube)
         self.backends = Backends(kube, store, queue)
         self.topologies = Topologies(kube, store, queue, leading)
@@ -120,6 +123,8 @@ class Writer:
             case EnsureSecret():
                 self._may_write()
                 await self._keeper.ensure(self._store.domain(key.namespace), action)
+            case KeepInMemory() if self._memory is not None:
+                await self._memory.keep(key.namespace, action)
             case CommitBundle():
                 await self._commit(key, action)
             case EmptySecrets():
@@ -179,8 +184,7 @@ class Writer:
             raise
 
     async def _apply(self, key: Key, desired: Mapping[str, Any]) -> None:
-        kind, name = desired["kind"], desired["metadata"]["name"]
-        domain = self._store.domain(key.namespace)
+        kind, name, domain = desired["kind"], desired["metadata"]["name"], self._store.domain(key.namespace)
         wanted = missing(domain.memo, domain.children.get((kind, name)), desired)
         if wanted is None:
             return

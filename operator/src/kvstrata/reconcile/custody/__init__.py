@@ -6,10 +6,9 @@ pods, and what a receipt may claim of both is derived elsewhere (`plan.keycustod
 Every call can be repeated: an operator that died in between asks for the same again and comes to the same end. Epochs
 are secrets as far as these modules go: no message, log or name of a key holds one.
 
-Only `SecretCustody` describes what the operator does today, by `reconcile.secrets`; erasures revoke by it, and nothing
-calls the others yet.
-What is not there: bundles that name keys instead of holding them, the gate's side of `contract.keydelivery` and the
-operator's client of it, a field of the CacheDomain that says where the KMS is, and the look-out for operators' ends.
+`SecretCustody` describes what `reconcile.secrets` does, and erasures revoke by it; `MemoryCustody` is what
+`reconcile.memorykeys` and `reconcile.keycourier` work with. Nothing calls `KmsCustody` yet: there is no field of the
+CacheDomain that says where the KMS is. Nobody looks out for operators' ends.
 """
 
 from __future__ import annotations

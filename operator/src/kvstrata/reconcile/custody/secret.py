@@ -50,7 +50,8 @@ class SecretCustody:
 
     async def unlock(self, epochs: Iterable[str]) -> Mapping[str, bytes]:
         """Return the keys of these epochs as this process saw them last."""
-        return {epoch: self._domain.data_keys[epoch] for epoch in epochs if epoch in self._domain.data_keys}
+        kept = {epoch: self._domain.data_keys.get(epoch) for epoch in epochs}
+        return {epoch: key for epoch, key in kept.items() if isinstance(key, bytes)}
 
     async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Revocation]:
         """Take the keys out of their Secrets."""

@@ -16,6 +16,7 @@ from kvstrata.model.erasurefacts import (
     FilesErased,
     JobState,
     KeyDestroyed,
+    KeyNotDestroyed,
     KeyRemoved,
     Look,
     PodErased,
@@ -82,6 +83,8 @@ def _told(fact: Fact) -> Happened | None:
             return Happened(action=Action.KEY_DESTROYED, fingerprint=fact.fingerprint)
         case KeyRemoved():
             return Happened(action=Action.KEY_REVOKED, fingerprint=fact.fingerprint)
+        case KeyNotDestroyed():
+            return None  # nothing happened to it
         case Deletion():
             return _deleted(fact)
         case Look():

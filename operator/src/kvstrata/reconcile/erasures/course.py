@@ -33,6 +33,7 @@ from kvstrata.plan.erasurefacts import found_again, tiers_at_hand, unreachable_a
 from kvstrata.plan.erasureorders import (
     AskPodToErase,
     AskPodToVerify,
+    DestroyKeys,
     ResetEngine,
     RevokeKeys,
     StartDeletion,
@@ -239,8 +240,8 @@ class Course:
         """Begin with what is not under way."""
         for order in orders:
             match order:
-                case RevokeKeys():
-                    self._begin(order, self._hear_of, self._orders.revoke, record, order)
+                case RevokeKeys() | DestroyKeys():
+                    self._begin(order, self._hear_of, self._orders.end_keys, record, order)
                 case AskPodToErase() | AskPodToVerify() | ResetEngine():
                     self._begin(order, self._hear_of, self._orders.ask, record, order)
                 case VerifyTier():
@@ -303,7 +304,7 @@ class Course:
         self, work: Callable[..., Coroutine[Any, Any, tuple[Fact, ...]]], record: ErasureRecord, order: object
     ) -> None:
         self._inbox += await work(record, order)
-        if isinstance(order, RevokeKeys):
+        if isinstance(order, RevokeKeys | DestroyKeys):
             self._custody_problem = ""
         if isinstance(order, IssueReceipt):
             self._receipt_problem = ""

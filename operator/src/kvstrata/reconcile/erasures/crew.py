@@ -14,6 +14,7 @@ from kvstrata.adapters.kube import Kube
 from kvstrata.objects.context import BuildContext
 from kvstrata.reconcile.clock import utc_now
 from kvstrata.reconcile.events import Events
+from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.secrets import Keeper
 from kvstrata.reconcile.store import Store
@@ -22,7 +23,7 @@ from kvstrata.reconcile.writer import NotLeadingError
 from .chain import Chains
 from .jobs import Jobs
 from .keep import Keep
-from .keys import KeyRevoker
+from .keys import AskHolders, KeyRevoker
 from .pods import Pods
 from .ports import DeletionJobs, ReceiptChains
 from .tiers import Looks
@@ -64,6 +65,8 @@ def assemble(
     gates: GateClient,
     ctx: BuildContext,
     leading: Callable[[], bool],
+    memory: MemoryKeys,
+    ask_holders: AskHolders,
     operator: str,
 ) -> Crew:
     """Return everybody who carries erasures out in one operator process, whose pod has the name `operator`."""
@@ -78,7 +81,7 @@ def assemble(
         queue=queue,
         events=Events(kube),
         keep=Keep(kube, ctx.operator_namespace),
-        keys=KeyRevoker(kube, store, queue, keeper, operator, utc_now, may_write),
+        keys=KeyRevoker(kube, store, queue, keeper, operator, utc_now, may_write, memory, ask_holders),
         looks=Looks(kube, operator, utc_now),
         pods=Pods(kube, gates, utc_now),
         jobs=Jobs(kube, ctx, utc_now, leading),

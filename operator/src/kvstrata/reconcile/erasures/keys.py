@@ -1,34 +1,50 @@
-"""Data keys of what is erased go: out of the Secrets that keep them, and out of the free slots of bundles.
+"""Data keys of what is erased go: out of the Secrets or the memory that keeps them, and out of bundles' free slots.
 
 A bundle writes what changed into the other slot of its shards, so what it was before stays there until the next change.
 Nobody reads it any more, because every pod has acknowledged a newer root; a key in it would be a copy nevertheless.
+
+Where keys were in memory only, their end can be known: whoever had one is asked, or has ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from typing import Protocol
 
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import SECRET
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receiptfacts import Word
-from kvstrata.contract.receiptwords import Party
+from kvstrata.contract.receiptwords import KeyCustody, Party
 from kvstrata.model.erasure import ErasureRecord
-from kvstrata.model.erasurefacts import KeyRemoved
+from kvstrata.model.erasurefacts import KeyDestroyed, KeyNotDestroyed, KeyRemoved, Rolled
+from kvstrata.model.keycustody import Destruction
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import names
 from kvstrata.plan.erasuregather import epoch_of
-from kvstrata.plan.erasureorders import RevokeKeys
+from kvstrata.plan.erasureorders import DestroyKeys, RevokeKeys
 from kvstrata.reconcile.custody import CustodyError
 from kvstrata.reconcile.custody.secret import SecretCustody
+from kvstrata.reconcile.keycourier import PodSilentError
+from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.secrets import Keeper
 from kvstrata.reconcile.store import Store
 
 
+class AskHolders(Protocol):
+    """Asks pods for their word on keys, as `reconcile.keycourier.KeyCourier.ask_holders` does."""
+
+    async def __call__(self, namespace: str, epochs: Iterable[str], revisions: Mapping[str, int]) -> None:
+        """Ask every pod in contact that may have them. Raises PodSilentError."""
+
+
 class KeyRevoker:
-    """Revokes data keys in Secrets. `operator` is whose word it is, `may_write` raises when this process may not."""
+    """Revokes data keys. `operator` is whose word it is, `may_write` raises when this process may not.
+
+    `memory` has the keys that are in no Secret, and `ask_holders` asks pods that had them.
+    """
 
     def __init__(
         self,
@@ -39,13 +55,59 @@ class KeyRevoker:
         operator: str,
         now: Callable[[], datetime],
         may_write: Callable[[], None],
+        memory: MemoryKeys,
+        ask_holders: AskHolders,
     ) -> None:
+        self._memory, self._ask_holders = memory, ask_holders
         self._kube, self._store, self._queue, self._keeper = kube, store, queue, keeper
         self._operator, self._now, self._may_write = operator, now, may_write
 
     async def revoke(self, record: ErasureRecord, order: RevokeKeys) -> tuple[KeyRemoved, ...]:
         """Take keys out of wherever the operator put them; return those that are gone. Raises CustodyError."""
-        wanted = {one.old: name for name in order.fingerprints if (one := epoch_of(record, name)) is not None}
+        in_memory = {key.fingerprint for key in record.keys if key.custody is KeyCustody.MEMORY}
+        named = {one.old: name for name in order.fingerprints if (one := epoch_of(record, name)) is not None}
+        gone = await self._overwrite(record, {old: name for old, name in named.items() if name in in_memory})
+        wanted = {old: name for old, name in named.items() if name not in in_memory}
+        return gone if not wanted else (*gone, *await self._remove(record, wanted))
+
+    async def destroy(self, record: ErasureRecord, order: DestroyKeys) -> tuple[KeyDestroyed | KeyNotDestroyed, ...]:
+        """Ask whoever had removed keys, and return what their custody knows of their end. Raises CustodyError."""
+        named = {one.old: name for name in order.fingerprints if (one := epoch_of(record, name)) is not None}
+        stated = record.erasure.only(Rolled)
+        revisions = {target.model: target.revision for target in stated.targets} if stated else {}
+        try:
+            await self._ask_holders(record.namespace, named, revisions)
+        except PodSilentError as error:
+            raise CustodyError(str(error)) from error
+        ends = await self._memory.custody(record.namespace).destroy(named)
+        return tuple(self._end(named[epoch], end) for epoch, end in sorted(ends.items()))
+
+    def _end(self, fingerprint: str, end: Destruction) -> KeyDestroyed | KeyNotDestroyed:
+        if end.confirmed is not None:
+            return KeyDestroyed(fingerprint, end.confirmed)
+        return KeyNotDestroyed(fingerprint, "; ".join(end.evidence) or str(end.why_not), self._now())
+
+    async def _overwrite(self, record: ErasureRecord, wanted: Mapping[str, str]) -> tuple[KeyRemoved, ...]:
+        """Overwrite keys that are in memory only.
+
+        A key that this process never had is given to nobody either; whether it is gone, nobody can say.
+        """
+        if not wanted:
+            return ()
+        self._may_write()
+        custody = self._memory.custody(record.namespace)
+        awaited = self._memory.wanted(record.namespace).keys() & wanted.keys()
+        if awaited:
+            raise CustodyError(f"{len(awaited)} data keys are still asked back from pods")
+        strange = [epoch for epoch in wanted if not custody.knows(epoch)]
+        own = Word(Party.OPERATOR, self._operator, format_timestamp(self._now()))
+        revoked = {epoch: one.removed for epoch, one in (await custody.revoke(wanted)).items()}
+        await self._memory.revoke(record.namespace, wanted)
+        words = revoked | dict.fromkeys(strange, own)
+        return tuple(KeyRemoved(wanted[epoch], word) for epoch, word in sorted(words.items()) if word is not None)
+
+    async def _remove(self, record: ErasureRecord, wanted: Mapping[str, str]) -> tuple[KeyRemoved, ...]:
+        """Take keys out of their Secrets."""
         domain = self._store.domain(record.namespace)
         try:
             full = await self._free_slot_with_something(record.namespace)

@@ -17,7 +17,7 @@ from kvstrata.model.erasure import ErasureRecord
 from kvstrata.model.erasurefacts import Fact, JobState, ReceiptWritten, Rolled
 from kvstrata.model.facts import Pod
 from kvstrata.plan.erasure import IssueReceipt
-from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify, ResetEngine, RevokeKeys
+from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify, DestroyKeys, ResetEngine, RevokeKeys
 from kvstrata.plan.receipts import ChainConflict
 from kvstrata.reconcile.custody import CustodyError
 
@@ -46,9 +46,11 @@ class Orders:
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
 
-    async def revoke(self, record: ErasureRecord, order: RevokeKeys) -> tuple[Fact, ...]:
-        """Take data keys out of their custody."""
+    async def end_keys(self, record: ErasureRecord, order: RevokeKeys | DestroyKeys) -> tuple[Fact, ...]:
+        """Take data keys out of their custody, or ask one that can know whether removed ones are gone."""
         try:
+            if isinstance(order, DestroyKeys):
+                return await self._crew.keys.destroy(record, order)
             return await self._crew.keys.revoke(record, order)
         except CustodyError as error:
             raise CustodyAwayError(str(error)) from error

@@ -1,0 +1,147 @@
+"""The gates of a simulation's pods, as far as data keys go that their bundles only name."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from kvstrata.adapters.gate_client import GateError, GateFailure
+from kvstrata.adapters.kube import TokenIdentity
+from kvstrata.contract.bundle import Bundle
+from kvstrata.contract.cacheview import data_keys
+from kvstrata.contract.datakey import KeyReference
+from kvstrata.contract.keydelivery import KeysHeld, KeysWanted, pack_keys, unpack_keys
+from kvstrata.objects import names
+from kvstrata.reconcile.keycourier import KeyCourier
+
+from .objects import NAMESPACE, pod
+from .worlds import Simulation
+
+
+class KeyPods:
+    """Pods that keep what they are brought for as long as the bundle that they acknowledged last names it."""
+
+    def __init__(self, sim: Simulation, addresses: dict[str, str] | None = None) -> None:
+        self.sim = sim
+        self.addresses = {} if addresses is None else addresses
+        self.held: dict[str, dict[str, bytes]] = {}
+        """By pod, the keys that it has, by id."""
+        self.away: set[str] = set()
+        """Pods that do not answer."""
+        self.outdated: set[str] = set()
+        """Pods of a version that knows no named keys."""
+        self.forgetting = True
+        """Cleared: pods keep keys that their bundle no longer names."""
+        self.token = ""
+        """What is sent instead of the pod's own token."""
+        self.brought: list[tuple[str, int]] = []
+        self.courier: KeyCourier | None = None
+
+    def start(self, name: str, model: str = "tiny") -> None:
+        """Let a pod come up with an address of its own, and acknowledge."""
+        self.addresses[name] = f"10.0.1.{len(self.addresses) + 1}"
+        raw = pod(name, model)
+        self.sim.put({**raw, "status": {**raw["status"], "podIP": self.addresses[name]}})
+        self.held[name] = {}
+        self.sim.settle()
+
+    def lead(self, *, leading: bool = True) -> KeyCourier:
+        """Return the courier of the operator that leads now."""
+        self.courier = KeyCourier(
+            self.sim.kube,
+            self,
+            self.sim.store,
+            self.sim.memory,
+            lambda: leading,
+            monotonic=lambda: self.sim.now.timestamp(),
+        )
+        return self.courier
+
+    async def turn(self, seconds: float = 1.0) -> None:
+        """Let everybody acknowledge and say what they lack, visit whoever is to be visited, and let time pass."""
+        assert self.courier is not None
+        for _ in range(4):
+            self.sim.settle()
+            for name in self.addresses.keys() - self.away:
+                if name in self.sim.world.pods.get("tiny", {}):
+                    self.say(name)
+            self.courier.follow()
+            await asyncio.gather(*self.courier._visits.values())
+            self.sim.settle()
+        self.sim.advance(seconds)
+
+    def say(self, name: str) -> None:
+        """Let a pod acknowledge its bundle, drop what that does not name, and tell how many keys lack."""
+        ids = self.named()
+        if self.forgetting:
+            self.held[name] = {one: key for one, key in self.held[name].items() if one in ids}
+        lacking = 0 if name in self.outdated else len(ids - self.held[name].keys())
+        found = self.sim.pod(name)
+        known = self.sim.acks.get(found.uid)
+        revision = self.bundle().root.revision
+        if known is not None and (known.acked, known.keys_lacking) == (revision, lacking):
+            told = self.sim.store.domain(NAMESPACE).states.get(found.uid)
+            if told is not None and told.in_contact:
+                return
+        self.sim.ack(name)
+        self.sim.acks[found.uid] = replace(self.sim.acks[found.uid], keys_lacking=lacking)
+        self.sim._say(found, self.sim.acks[found.uid])
+
+    def silence(self, name: str) -> None:
+        """Let a pod answer nobody any more."""
+        self.away.add(name)
+        self.sim.store.lose_contact(NAMESPACE, self.sim.pod(name).uid)
+
+    def end(self, name: str) -> None:
+        """Let the kubelet report a pod as ended, and its object go."""
+        raw = pod(name, state="terminated")
+        self.sim.put({**raw, "status": {**raw["status"], "phase": "Succeeded", "podIP": self.addresses[name]}})
+        self.sim.delete("Pod", name)
+        self.held.pop(name)
+        self.addresses.pop(name)
+        self.sim.settle()
+
+    def bundle(self) -> Bundle:
+        """The bundle that pods watch."""
+        return self.sim.bundle()
+
+    def named(self) -> set[str]:
+        """The ids of the keys that it names."""
+        return {key.id for keys in data_keys(self.bundle()).values() for key in keys if isinstance(key, KeyReference)}
+
+    # what the courier asks
+
+    async def keys(self, pod_ip: str, server_name: str) -> tuple[KeysHeld, str]:
+        """Tell which keys a pod has."""
+        name, token = self._answering(pod_ip)
+        return self._word(name), token
+
+    async def bring_keys(self, pod_ip: str, server_name: str, message: bytearray) -> tuple[KeysHeld, str]:
+        """Take what lacks."""
+        name, token = self._answering(pod_ip)
+        taken, _ = unpack_keys(message, self.named() - self.held[name].keys())
+        self.held[name] |= {one: bytes(key) for one, key in taken.items()}
+        self.brought.append((name, len(taken)))
+        return self._word(name), token
+
+    async def keys_back(self, pod_ip: str, server_name: str, wanted: KeysWanted) -> tuple[bytearray, str]:
+        """Give back what is there."""
+        name, token = self._answering(pod_ip)
+        assert {*wanted.ids} <= self.named(), "it asks for nothing else"
+        return pack_keys(key for one, key in self.held[name].items() if one in wanted.ids), token
+
+    def _word(self, name: str) -> KeysHeld:
+        state, ids = self.sim.acks[self.sim.pod(name).uid], self.named()
+        held = self.held[name].keys()
+        return KeysHeld(state.gate_boot, state.cache_boot, state.acked, tuple(held), tuple(ids - held))
+
+    def _answering(self, ip: str) -> tuple[str, str]:
+        name = next(name for name, address in self.addresses.items() if address == ip)
+        if name in self.away:
+            raise GateError(GateFailure.TIMEOUT, "it did not answer")
+        if name in self.outdated:
+            raise GateError(GateFailure.UNSUPPORTED, "HTTP 404", 404)
+        account = f"system:serviceaccount:{NAMESPACE}:{names.model_child('tiny')}"
+        token = f"token-of-{name}"
+        self.sim.kube.tokens[token] = TokenIdentity(account, self.sim.pod(name).uid)
+        return name, self.token or token
