@@ -25,7 +25,8 @@ class Outcome(StrEnum):
     """How a deletion ended."""
 
     ERASED = "Erased"
-    """Nothing that the indexes name is left, and every replica is in step."""
+    """Of keyspaces: nothing that the indexes name is left, and every replica is in step. Of former identities: every
+    index was walked through."""
 
     STOPPED = "Stopped"
     """For a reason; another run goes on from there."""

@@ -19,6 +19,7 @@ script has to work on a server that is full: there the first write decides wheth
 | recount | entries that are added up at once, step | `ok`, `more` or `again`, drift of used, drift of held, strays |
 | clamp | retention, since, cursor, count | `done`, `more` or `again`, next cursor, since |
 | drop | count, keep | removed, left, their bytes, values deleted since the tombstone, their bytes, milliseconds since then |
+| cull | cursor, count, identities | next cursor, removed, their bytes, entries left, bytes of all |
 | oust | window, keep, patience, since, cursor, count | `done`, `more` or `wait`, since, next cursor, removed |
 | yield | bytes, evict_before, count, arc | bytes yielded, ledger version, bytes evicted, how many |
 | raise | bytes, version | `ok` or `void` |
@@ -42,14 +43,14 @@ from importlib import resources
 from typing import Literal
 
 Name = Literal[
-    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "strays", "recount", "clamp", "drop", "oust",
-    "yield", "raise", "adopt", "grant", "return", "rebuild", "share", "room", "tidy", "revoke",
+    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "strays", "recount", "clamp", "drop", "cull",
+    "oust", "yield", "raise", "adopt", "grant", "return", "rebuild", "share", "room", "tidy", "revoke",
     "claim",
 ]  # fmt: skip
 
 BUCKET_SCRIPTS: tuple[Name, ...] = (
-    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "strays", "recount", "clamp", "drop", "oust",
-    "yield", "raise", "adopt",
+    "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "strays", "recount", "clamp", "drop", "cull",
+    "oust", "yield", "raise", "adopt",
 )  # fmt: skip
 LEDGER_SCRIPTS: tuple[Name, ...] = ("grant", "return", "rebuild", "share")
 DOMAIN_SCRIPTS: tuple[Name, ...] = ("room", "tidy", "revoke", "claim")

@@ -51,9 +51,16 @@ DNS_PORTS = (53, 5353)
 
 
 def deletion_order(
-    tier: CacheTier, domain: str, revision: int, keyspaces: tuple[str, ...], strays: tuple[str, ...] = ()
+    tier: CacheTier,
+    domain: str,
+    revision: int,
+    keyspaces: tuple[str, ...],
+    strays: tuple[str, ...] = (),
+    identities: tuple[str, ...] = (),
 ) -> bytes:
     """Return the order file; of `strays` only as many as fit, because another look names the rest.
+
+    With `identities` only what was computed under one of these goes, and the keyspaces stay in use.
 
     Raises ValueError for keyspaces that are more than fit, and for a tier that is not in Redis.
     """
@@ -64,6 +71,8 @@ def deletion_order(
         "tier": _tier_params(tier),
         "sums": True,
     }
+    if identities:
+        order["identities"] = list(identities)
     room = MAX_ORDER_BYTES - len(canonical_json(order))
     if room < 0:
         raise ValueError(f"{len(keyspaces)} keyspaces are more than one deletion from CacheTier {tier.name} takes")

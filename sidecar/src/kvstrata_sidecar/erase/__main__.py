@@ -15,6 +15,7 @@ from kvstrata.contract.erasereport import End, Line, Outcome, encode_line
 
 from .deletion import Deletion
 from .order import Order
+from .reclaim import Reclaim
 from .servers import Servers, StoppedError
 
 WHOLE, MALFORMED, STOPPED = 0, 2, 3
@@ -34,7 +35,8 @@ def main(arguments: list[str]) -> int:
         _tell(End(Outcome.STOPPED, error.reason, str(error)[:512], None, 0))
         return STOPPED
     try:
-        whole = Deletion(order, servers, _tell, clock=time.monotonic, sleep=time.sleep).run()
+        work = Reclaim if order.identities else Deletion
+        whole = work(order, servers, _tell, clock=time.monotonic, sleep=time.sleep).run()
     finally:
         servers.close()
     return WHOLE if whole else STOPPED

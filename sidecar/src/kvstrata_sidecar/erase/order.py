@@ -13,9 +13,11 @@ from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.protocol import WRITE_WINDOW_MS
 
 _DOMAIN = re.compile(r"[0-9a-f]{16}")
+_IDENTITY = re.compile(r"[0-9a-f]{16}")
 
 MAX_KEYSPACES = 65_536
 MAX_STRAYS = 4_096
+MAX_IDENTITIES = 64
 MAX_PARALLELISM = 64
 
 
@@ -27,6 +29,9 @@ class Order:
     after the revocation: until then a value may come that was reserved before. `strays` are names of values without an
     index: only who may list names finds them, so they come from a verification. `sums` reports all keyspaces of a
     primary in one line: thousands of keyspaces on many primaries are more lines than the log of a container keeps.
+
+    With `identities` nothing is revoked, and of the keyspaces, which are in use, only blocks go that were computed under
+    one of these cache identities.
     """
 
     domain: str
@@ -37,6 +42,7 @@ class Order:
     window_ms: int = WRITE_WINDOW_MS
     strays: tuple[str, ...] = ()
     sums: bool = False
+    identities: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, raw: Any) -> Order:
@@ -44,7 +50,7 @@ class Order:
         if not isinstance(raw, Mapping):
             raise ValueError("an order must be an object")
         required = {"domain", "revision", "keyspaces", "tier"}
-        known = required | {"parallelism", "window_ms", "strays", "sums"}
+        known = required | {"parallelism", "window_ms", "strays", "sums", "identities"}
         if missing := sorted(required - raw.keys()):
             raise ValueError(f"the order lacks {', '.join(missing)}")
         if unknown := sorted(raw.keys() - known):
@@ -61,6 +67,11 @@ class Order:
                 raise ValueError("strays must be names of blocks in one of the keyspaces")
         if type(raw.get("sums", False)) is not bool:
             raise ValueError("sums must be true or false")
+        identities = _texts(raw.get("identities", []), "identities", MAX_IDENTITIES)
+        if not all(map(_IDENTITY.fullmatch, identities)) or ("identities" in raw and not identities):
+            raise ValueError("identities must be cache identities of 16 lower-case hexadecimal digits, at least one")
+        if identities and strays:
+            raise ValueError("strays go with whole keyspaces, not with identities")
         return cls(
             raw["domain"],
             _number(raw["revision"], "revision", 0, 1 << 53),
@@ -70,6 +81,7 @@ class Order:
             _number(raw.get("window_ms", WRITE_WINDOW_MS), "window_ms", 0, 10 * WRITE_WINDOW_MS),
             strays,
             raw.get("sums", False),
+            identities,
         )
 
 

@@ -1,0 +1,111 @@
+"""Deletes what a tier holds of keyspaces under identities that no pod has any more. The keyspaces stay in use.
+
+Every name holds the identity that computed its block, and a bucket's index goes across identities. So each index is
+walked through, a few entries with a command, and what is of the wrong identity goes, value and entry at one instant.
+Nothing is revoked and nobody is kept from storing: blocks of other identities are read and stored meanwhile. Nobody
+waits for this, so it leaves a server alone for much longer than it uses it.
+
+It may be killed after every command. A run that follows walks anew, and counts what is left to delete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from kvstrata.contract.erasereport import End, Erased, Line, Outcome, StopReason
+from kvstrata.contract.keys import BUCKETS, bucket_prefix
+from kvstrata.contract.receiptfacts import Amount
+from kvstrata_sidecar.adapter.protocol import call, read_numbers, state_key
+from kvstrata_sidecar.adapter.wire import Command
+
+from .order import Order
+from .pace import LONGEST_PAUSE_S, Pace
+from .servers import Primary, Servers, StoppedError
+
+BUCKETS_AT_ONCE = 8
+"""Whose sizes are asked for in one exchange: a server carries all of its commands out before it serves others."""
+
+MOST_AT_ONCE = 128
+"""Entries of one command: of those that are to go each takes much longer than one that is only looked at."""
+
+PAUSE = 4.0
+"""How many times as long as a command took its server is then left to others."""
+
+
+class Reclaim:
+    """One run. `tell` is given the lines of its report, `clock` and `sleep` are in seconds."""
+
+    def __init__(
+        self,
+        order: Order,
+        servers: Servers,
+        tell: Callable[[Line], None],
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._order = order
+        self._servers = servers
+        self._tell = tell
+        self._clock = clock
+        self._sleep = sleep
+        self._identities = tuple(identity.encode() for identity in order.identities)
+        self._removed = dict.fromkeys(servers.layout.primaries, Amount(0, 0))
+        self._states: dict[Primary, list[bytes]] = {primary: [] for primary in servers.layout.primaries}
+        for keyspace in order.keyspaces:
+            for number in range(BUCKETS):
+                state = state_key(bucket_prefix(order.domain, keyspace, number).encode())
+                self._states[servers.layout.of(state)].append(state)
+
+    def run(self) -> bool:
+        """Walk through all indexes and report; whether it is whole."""
+        digest = self._servers.layout.digest
+        try:
+            with ThreadPoolExecutor(self._order.parallelism) as pool:
+                for outcome in [pool.submit(self._walk_all, primary) for primary in self._states]:
+                    outcome.result()
+            if self._servers.look_again().digest != digest:
+                raise StoppedError(StopReason.SLOT_MAP_CHANGED, "slots went to other servers meanwhile")
+            end = End(Outcome.ERASED, StopReason.NONE, "", digest, 0)
+        except StoppedError as error:
+            message = "".join(one for one in str(error) if one.isprintable())[:512]
+            end = End(Outcome.STOPPED, error.reason, message, digest, 0)
+        for line in self._lines():
+            self._tell(line)
+        self._tell(end)
+        return end.outcome is Outcome.ERASED
+
+    def _walk_all(self, primary: Primary) -> None:
+        states, pace = self._states[primary], Pace()
+        for start in range(0, len(states), BUCKETS_AT_ONCE):
+            some = states[start : start + BUCKETS_AT_ONCE]
+            sizes = self._servers.ask([self._command(state, 0, 0) for state in some])
+            for state, (_, _, _, entries, used_bytes) in zip(some, sizes, strict=True):
+                if entries:
+                    self._walk(primary, pace, state, used_bytes // entries)
+
+    def _walk(self, primary: Primary, pace: Pace, state: bytes, mean_bytes: int) -> None:
+        """Go once through the index of a bucket whose blocks are about so large."""
+        cursor = 0
+        while True:
+            count = min(MOST_AT_ONCE, pace.count(mean_bytes))
+            began_s = self._clock()
+            ((cursor, removed, freed_bytes, entries, used_bytes),) = self._servers.ask(
+                [self._command(state, cursor, count)]
+            )
+            took_s = self._clock() - began_s
+            known = self._removed[primary]
+            self._removed[primary] = Amount(known.keys + removed, known.bytes + freed_bytes)
+            pace.took(count, took_s)
+            self._sleep(min(LONGEST_PAUSE_S, PAUSE * took_s))
+            if not cursor:
+                return
+            mean_bytes = used_bytes // entries if entries else mean_bytes
+
+    def _command(self, state: bytes, cursor: int, count: int) -> Command:
+        return call("cull", state, cursor, count, *self._identities, read=lambda reply: read_numbers(reply, 5))
+
+    def _lines(self) -> Iterator[Line]:
+        for primary, amount in self._removed.items():
+            yield Erased(None, primary.node, amount, amount, Amount(0, 0))
