@@ -26,7 +26,9 @@ from kvstrata.contract.link import (
     TOKEN_BYTES,
     ChunkHashes,
     ScopeUsage,
+    decode_metrics_answer,
     hash_request,
+    metrics_request,
 )
 from kvstrata.contract.pools import CHUNK_HASH_BYTES
 from tests.dataplane import memory_scan
@@ -111,6 +113,17 @@ def test_chunks_are_named_by_the_servers_own_hasher(pod: Pod) -> None:
 def test_as_many_tokens_as_may_be_asked_for_are_named_at_once(pod: Pod) -> None:
     told = ChunkHashes.decode(pod.gate.ask(hash_request(bytes(MAX_HASHED_TOKENS * TOKEN_BYTES))))
     assert len(told.hashes) == MAX_HASHED_TOKENS // 16 * CHUNK_HASH_BYTES
+
+
+def test_what_lmcache_says_is_in_use_is_what_is_counted(pod: Pod, sequence: int, keyspace: str) -> None:
+    def drift() -> list[str]:
+        page = decode_metrics_answer(pod.gate.ask(metrics_request()))
+        return [line for line in page.splitlines() if line.startswith("kvstrata_cache_memory_drift_bytes")]
+
+    pod.gate.allow(keyspace)
+    assert pod.server.store_marked(sequence, keyspace, os.urandom(16))["stored"]
+    until(lambda: pod.used_bytes(keyspace) > 0)
+    until(lambda: drift() == ["kvstrata_cache_memory_drift_bytes 0"])
 
 
 class TestErasure:
