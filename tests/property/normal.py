@@ -32,6 +32,7 @@ _TIMES = frozenset(
         "fencedBy",
         "observedAt",
         "warmedAt",
+        "unusedSince",
     }
 )
 _COUNTERS = frozenset({"resourceVersion", "bundleRevision", "revision", "digest"})

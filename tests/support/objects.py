@@ -85,11 +85,21 @@ def invalidation(name: str, **spec: Any) -> Raw:
     return own("CacheInvalidation", name, {"mode": "Lazy", **spec})
 
 
-def pod(name: str, model: str = "tiny", *, state: str = "running", ready: bool = True, render_id: str = "") -> Raw:
+def pod(
+    name: str,
+    model: str = "tiny",
+    *,
+    state: str = "running",
+    ready: bool = True,
+    render_id: str = "",
+    identity: str = "",
+) -> Raw:
     """Return a pod of a model; `state` is waiting, running or terminated for its one reported container."""
     owned = {"app.kubernetes.io/managed-by": "kvstrata", "kvstrata.io/model": model}
     if render_id:
         owned["kvstrata.io/render"] = render_id
+    if identity:
+        owned["kvstrata.io/identity"] = identity
     return {
         "apiVersion": "v1",
         "kind": "Pod",

@@ -30,6 +30,7 @@ from kvstrata.objects.applied import is_applied, stamped
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.redisusers import what_users_may
 from kvstrata.plan.types import (
+    EndReclaim,
     EnsureSecret,
     ErasureOrder,
     IsolationQuestion,
@@ -38,6 +39,7 @@ from kvstrata.plan.types import (
     PoolQuestion,
     ProbeBackend,
     Question,
+    ReclaimQuestion,
     TendServers,
     Turn,
     TurnSecret,
@@ -146,6 +148,9 @@ class Simulation:
         self.isolation_questions: list[IsolationQuestion] = []
         """What was asked of probes; nobody answers by itself."""
         self.erase: Callable[[str, ErasureOrder], None] = lambda _namespace, _order: None
+        self.reclaim_questions: list[ReclaimQuestion] = []
+        """What was asked of deletions of former caches; nobody answers by itself."""
+        self.ended_reclaims: list[EndReclaim] = []
         self.plans: list[tuple[Key, Plan]] = []
         self.boots = 0
         self._boot()
@@ -163,7 +168,7 @@ class Simulation:
         self.writer = Writer(
             self.kube, self.store, self.queue, keeper, lambda: True,
             lambda _, asked: self.pool_questions.append(asked), lambda _, asked: self.isolation_questions.append(asked),
-            lambda where, order: self.erase(where, order), self.memory,
+            lambda where, order: self.erase(where, order), self.memory, self,
         )  # fmt: skip
         self.resync = Resync(self.kube, self.store, keeper, [NAMESPACE], False)
 
@@ -396,6 +401,17 @@ class Simulation:
             self.now += timedelta(seconds=0.5)
         horizon = (self.now - START).total_seconds()
         return [key for key, due in self.queue._due.items() if due <= horizon]
+
+    def ask(self, namespace: str, question: ReclaimQuestion) -> None:
+        """Take note of what a plan asks of deletions of former caches."""
+        self.reclaim_questions.append(question)
+
+    async def end(self, namespace: str, order: EndReclaim) -> None:
+        """End a deletion of a former cache."""
+        self.ended_reclaims.append(order)
+        facts = self.store.domain(namespace).reclaims
+        for key in [key for key, report in facts.items() if report.cache == order.cache]:
+            del facts[key]
 
     def _postpone(self, key: Key) -> None:
         self.queue._due.pop(key)

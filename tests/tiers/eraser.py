@@ -16,7 +16,7 @@ from typing import Any
 from kvstrata.adapters.redis_probe import Access
 from kvstrata.adapters.tier_verifier import TierLook, TierVerifier
 from kvstrata.contract.erasereport import End, Erased, Line, PrimaryEnd, decode_line, totals
-from kvstrata.contract.keys import bucket_of, bucket_prefix
+from kvstrata.contract.keys import bucket_of, bucket_prefix, member_of
 from kvstrata.contract.receiptfacts import Amount
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.protocol import call, read_text, state_key
@@ -24,12 +24,12 @@ from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.wire import Command
 from kvstrata_sidecar.erase.deletion import Deletion
 from kvstrata_sidecar.erase.order import Order
+from kvstrata_sidecar.erase.reclaim import Reclaim
 from kvstrata_sidecar.erase.servers import Primary, Servers
-from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A
+from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A
 
 ROOT = Path(__file__).resolve().parents[2]
 VALUE = b"x" * 300
-MEMBER = "1d1d1d1d1d1d1d1d:01000100:0:"
 KEEP_MS, LIFE_MS = 7_200_000, 3_600_000
 
 
@@ -107,7 +107,8 @@ def erase(
     opened = servers(asked.tier)
     sleep = time.sleep if sleeps is None else sleeps.append
     try:
-        Deletion(asked, opened, report.lines.append, clock=clock, sleep=sleep).run()
+        work = Reclaim if asked.identities else Deletion
+        work(asked, opened, report.lines.append, clock=clock, sleep=sleep).run()
     finally:
         opened.close()
     return report
@@ -137,28 +138,38 @@ def look(port: int, *keyspaces: str, cluster: bool = False, access: Access | Non
     return asyncio.run(verifier.look(DOMAIN, keyspaces or (KEYSPACE_A,)))
 
 
-def name_of(keyspace: str, number: int, domain: str = DOMAIN) -> tuple[bytes, bytes]:
+def name_of(keyspace: str, number: int, domain: str = DOMAIN, identity: str = IDENTITY) -> tuple[bytes, bytes]:
     """Return bucket and member of the block of a number."""
     chunk = bytes([number * 16 % 256]) + number.to_bytes(31, "big")
-    return bucket_prefix(domain, keyspace, bucket_of(chunk)).encode(), (MEMBER + chunk.hex()).encode()
+    member = member_of(identity, 0x01000100, 0, chunk)
+    return bucket_prefix(domain, keyspace, bucket_of(chunk)).encode(), member.encode()
 
 
-def reserve(keyspace: str, number: int, window_ms: int = 30_000, domain: str = DOMAIN) -> Command:
+def reserve(
+    keyspace: str, number: int, window_ms: int = 30_000, domain: str = DOMAIN, identity: str = IDENTITY
+) -> Command:
     """What a writer sends first."""
-    base, member = name_of(keyspace, number, domain)
+    base, member = name_of(keyspace, number, domain, identity)
     words = (member, len(VALUE), b"t", window_ms, KEEP_MS, LIFE_MS, b"0", 0)
     return call("reserve", state_key(base), *words, read=lambda reply: reply)
 
 
-def write(connection: Connection, keyspace: str, number: int, window_ms: int = 30_000, domain: str = DOMAIN) -> str:
+def write(
+    connection: Connection,
+    keyspace: str,
+    number: int,
+    window_ms: int = 30_000,
+    domain: str = DOMAIN,
+    identity: str = IDENTITY,
+) -> str:
     """Send what a writer sends then: the value, and its commit; return what came of it."""
-    base, member = name_of(keyspace, number, domain)
+    base, member = name_of(keyspace, number, domain, identity)
     commit = call("commit", state_key(base), member, b"t", LIFE_MS, 0, KEEP_MS, read=read_text)
     return str(connection.set(base + b":" + member, [VALUE], window_ms, commit))
 
 
-def put(connection: Connection, keyspace: str, numbers: Sequence[int]) -> None:
+def put(connection: Connection, keyspace: str, numbers: Sequence[int], identity: str = IDENTITY) -> None:
     """Store blocks of one server."""
     for number in numbers:
-        assert connection.ask([reserve(keyspace, number)])[0][0] == b"ok"
-        assert write(connection, keyspace, number) == "ok"
+        assert connection.ask([reserve(keyspace, number, identity=identity)])[0][0] == b"ok"
+        assert write(connection, keyspace, number, identity=identity) == "ok"

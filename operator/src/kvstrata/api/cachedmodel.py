@@ -24,6 +24,12 @@ from kvstrata.api.gate import GateSpec
 from kvstrata.api.markers import VALIDATIONS, AtomicList, Between, MapList, Positive, SchemaDefault
 from kvstrata.api.podtemplate import EnvVar, PodTemplate, ResourceRequirements
 from kvstrata.api.probe import OnProbeFailure, ProbeMode, ProbeSpec, ProbeStatus
+from kvstrata.api.rollback import (
+    DEFAULT_ROLLBACK_WINDOW_S,
+    MAX_FORMER_IDENTITIES,
+    FormerIdentity,
+    ReclaimedCache,
+)
 from kvstrata.api.scalars import Generation, Image, Quantity, ShortText
 from kvstrata.api.weights import ModelSpec
 
@@ -202,6 +208,10 @@ class CachedModelSpec(ApiModel):
     """Raise it to make everything that this model has cached unreachable. It cannot be lowered or removed: that would
     make blocks reachable again that were given up."""
 
+    rollback_window: Annotated[Duration, Between("0s", "720h")] | None = None
+    """How long blocks in Redis tiers are kept that pods of a former cache identity stored, counted from the end of the
+    rollout that replaced them: a rollback within it finds them. Then they are deleted. Absent means 1h."""
+
     probe: ProbeSpec | None = None
     """Probing of isolation."""
 
@@ -233,6 +243,11 @@ class CachedModelSpec(ApiModel):
     def effective_cache_generation(self) -> int:
         """cacheGeneration, 0 when absent."""
         return self.cache_generation or 0
+
+    @property
+    def rollback_window_s(self) -> int:
+        """Effective rollbackWindow in seconds."""
+        return self.rollback_window.in_seconds if self.rollback_window is not None else DEFAULT_ROLLBACK_WINDOW_S
 
     @property
     def probe_interval_s(self) -> int:
@@ -268,6 +283,14 @@ class CachedModelStatus(Status):
 
     identity: Hex | None = None
     """Cache identity: hash of everything that changes KV bytes."""
+
+    former_identities: Annotated[
+        tuple[FormerIdentity, ...], Field(max_length=MAX_FORMER_IDENTITIES), MapList("identity")
+    ] = ()
+    """Identities that the model had before, whose blocks wait to be deleted from Redis tiers; at most 32 of them."""
+
+    reclaimed: ReclaimedCache | None = None
+    """What was deleted of the former identity that was done with last."""
 
     cache_generation: Generation | None = None
     """The cacheGeneration that was last acted on."""

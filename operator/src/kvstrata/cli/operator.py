@@ -27,11 +27,13 @@ from kvstrata.reconcile.acks import AckListener
 from kvstrata.reconcile.clock import since_boot_s, utc_now
 from kvstrata.reconcile.erasures.board import Erasures
 from kvstrata.reconcile.erasures.crew import assemble
+from kvstrata.reconcile.erasures.jobs import Jobs
 from kvstrata.reconcile.keycourier import KeyCourier
 from kvstrata.reconcile.loop import Loop
 from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.probing import Probing
 from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.reclaims import Reclaims
 from kvstrata.reconcile.resync import Resync
 from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.secrets import Keeper
@@ -227,14 +229,16 @@ class Operator:
             parts = (self._kube, self._store, self._queue, self._keeper, gates, self._context(), self._may_write)
             courier = KeyCourier(self._kube, gates, self._store, self._memory, self._may_write)
             erasures = Erasures(assemble(*parts, self._memory, courier.ask_holders, self._settings.pod_name))
-            asked = (warming.ask, probing.ask, erasures.take, self._memory)
+            jobs = Jobs(self._kube, self._context(), utc_now, self._may_write)
+            reclaims = Reclaims(self._store, self._queue, jobs, utc_now)
+            asked = (warming.ask, probing.ask, erasures.take, self._memory, reclaims)
             writer = Writer(self._kube, self._store, self._queue, self._keeper, self._may_write, *asked)
             listener = AckListener(self._kube, gates, self._store, self._queue)
             loop = Loop(self._store, self._queue, writer, self._context(), self._settings.workers)
             await listener.first_round()
             self._enqueue_all()
             self._synced = True
-            async with writer.topologies, erasures, asyncio.TaskGroup() as group:
+            async with writer.topologies, erasures, reclaims, asyncio.TaskGroup() as group:
                 group.create_task(erasures.recall(self._settings.watch_namespaces), name="erasures")
                 group.create_task(listener.run(), name="acks")
                 group.create_task(courier.run(), name="keys")

@@ -30,6 +30,7 @@ from .facts import (
 from .memo import Memo
 from .poolfacts import HoldingReport, RenderReport, SourceReport, WarmReport
 from .probefacts import ProbeReport
+from .reclaimfacts import ReclaimReport
 from .refs import Key
 from .topology import ServerPod
 
@@ -56,6 +57,8 @@ class World:
     `holdings` what a pod's tiers hold of a pool, by the pool's UID.
 
     `probes` gives what a pod, by UID, found when it probed isolation.
+
+    `reclaims` gives how the deletion of a former cache stands, by its order and round.
 
     `erasures` gives what is kept of an erasure, by the UID of what ordered it.
 
@@ -108,6 +111,7 @@ class World:
     warmed: Mapping[str, Mapping[tuple[str, str], WarmReport]] = field(default_factory=dict)
     holdings: Mapping[str, Mapping[str, HoldingReport]] = field(default_factory=dict)
     erasures: Mapping[str, ErasureNow] = field(default_factory=dict)
+    reclaims: Mapping[tuple[str, int], ReclaimReport] = field(default_factory=dict)
     memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     @property

@@ -28,18 +28,19 @@ from .conditions import Finding, false, kstatus, true, unknown, write_status
 from .custody import witnesses_of
 from .enforcement import coverage, rules_are_committed
 from .external import is_awaited
+from .former import FormerCaches, former_caches
 from .ownership import no_longer_wanted, taken_by_someone_else
 from .pools import pools_of
 from .probing import isolation, probes_due
 from .tierorder import tiers_ordered
-from .types import Decision, EnsureSecret, Material, Plan, TellIsolation
+from .types import Decision, EnsureSecret, Material, Plan, TellFormer, TellIsolation
 
 
 def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
     """Return the plan for one model. While a spec is stalled, the objects of the last good one stay as they are."""
     model = world.models.get(name)
     if model is None or model.metadata.deleting:
-        return Plan((TellIsolation(name, failed=False),))
+        return Plan((TellIsolation(name, failed=False), TellFormer(name, 0)))
     made = _plan(world, ctx, model, now)
     questions, probe_in_s = probes_due(world, model, now)
     wakes = (made.wake_after_s, _next_fence_s(world, model, now), probe_in_s)
@@ -83,11 +84,19 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
         )
         findings = (*kstatus(conflict, None, conflict), *_observed(world, model, now))
         return Plan(statuses=write_status(model, now, findings, _counts(world, model, now)))
+    rolled_out = _rolled_out(world, model).status == "True" and _is_written(world, children)
+    former = former_caches(world, model, identity, now, rolled_out=rolled_out)
     return Plan(
-        actions=(*_certificate(world, ctx, model), *no_longer_wanted(world, model, children)),
+        actions=(
+            *_certificate(world, ctx, model),
+            *no_longer_wanted(world, model, children),
+            *former.ends,
+            *former.questions,
+        ),
         apply=children,
-        statuses=_report(world, model, now, identity, children),
+        statuses=_report(world, model, now, identity, children, former),
         enqueue=_first_bundle(world, model),
+        wake_after_s=former.wake_after_s,
     )
 
 
@@ -156,6 +165,7 @@ def _report(
     now: datetime,
     identity: str,
     children: tuple[Mapping[str, Any], ...],
+    former: FormerCaches,
 ) -> tuple[Any, ...]:
     rolled_out, enforced, isolated = _observed(world, model, now)
     if not _is_written(world, children):
@@ -170,6 +180,7 @@ def _report(
     fields = {
         **_counts(world, model, now),
         "identity": identity,
+        **former.fields,
         "selector": ",".join(f"{k}={v}" for k, v in labels.selector_of_model(model.name).items()),
         "endpoint": f"{scheme}://{names.model_child(model.name)}.{model.namespace}.svc:{port}/v1",
     }
@@ -180,7 +191,7 @@ def _report(
     # Which pods hold a policy must be known to whoever leads next, so that is never put off.
     same_witnesses = {witness["uid"] for witness in fields["witnesses"]} == {w.uid for w in model.status.witnesses}
     # Nor may it be put off that isolation was found broken: whoever leads next fences reuse by it.
-    urgent = not same_witnesses or isolation(world, model, now).failed_now
+    urgent = not same_witnesses or isolation(world, model, now).failed_now or former.urgent
     return write_status(model, now, findings, fields, can_wait=pending is not None and not urgent)
 
 

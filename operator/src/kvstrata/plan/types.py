@@ -11,6 +11,7 @@ from kvstrata.contract.bundle import Entry, Root
 from kvstrata.contract.pools import PoolShard
 from kvstrata.contract.prefix import PrefixSource
 from kvstrata.model.facts import Pod
+from kvstrata.model.reclaimfacts import FormerCache
 from kvstrata.model.refs import Key
 from kvstrata.model.topology import Goal
 
@@ -319,13 +320,39 @@ class TellIsolation:
     failed: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ReclaimFormer:
+    """Have a round of the deletion of a former cache run, from all Redis tiers of the namespace."""
+
+    cache: FormerCache
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
+class TellFormer:
+    """Show by a metric how many former identities of a model have blocks that are yet to be deleted."""
+
+    model: str
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndReclaim:
+    """Let a former cache be deleted no further, and remove what was made for its deletion, before status says so."""
+
+    cache: FormerCache
+
+
+ReclaimQuestion = ReclaimFormer | TellFormer
 IsolationQuestion = ProbePod | TellIsolation
 PoolQuestion = ReadSource | RenderPool | WarmPool | InspectPool
 ErasureOrder = CarryOutErasure | EndErasure
-Question = ProbeBackend | TendServers | TendCluster | PoolQuestion | IsolationQuestion | ErasureOrder
+Question = ProbeBackend | TendServers | TendCluster | PoolQuestion | IsolationQuestion | ErasureOrder | ReclaimQuestion
 """Actions that change no object of the plan; their answers are facts of a later plan, and nobody waits for them."""
 
-Action = EnsureSecret | KeepInMemory | TurnSecret | CommitBundle | EmptySecrets | Question | Create | Remove
+Action = (
+    EnsureSecret | KeepInMemory | TurnSecret | CommitBundle | EmptySecrets | Question | Create | Remove | EndReclaim
+)
 
 
 @dataclass(frozen=True, slots=True)

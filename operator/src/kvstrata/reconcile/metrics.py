@@ -96,6 +96,18 @@ INVALIDATIONS = Histogram(
 ORPHAN_SCANS = Counter("kvstrata_erasure_looks_total", "Looks at a tier's servers after a deletion")
 ORPHANS = Counter("kvstrata_erasure_orphans_total", "Blocks that a look found after a deletion", ["outcome"])
 KEYS_BROUGHT = Counter("kvstrata_data_keys_brought_total", "Data keys that were brought to pods")
+FORMER_IDENTITIES = Gauge(
+    "kvstrata_former_identities",
+    "Identities that a model had before, whose blocks wait to be deleted from Redis tiers",
+    ["namespace", "model"],
+)
+RECLAIMS = Counter(
+    "kvstrata_reclaims_total", "Rounds of deletions of former caches that ended", ["namespace", "model", "outcome"]
+)
+RECLAIMED_BLOCKS = Counter(
+    "kvstrata_reclaimed_blocks_total", "Blocks of former identities that were deleted", ["namespace", "model"]
+)
+RECLAIMED_BYTES = Counter("kvstrata_reclaimed_bytes_total", "Bytes of these blocks", ["namespace", "model"])
 WATCHERS = Gauge("kvstrata_watchers", "Watches that run")
 RESYNCS = Counter("kvstrata_resyncs_total", "Complete list-and-diff passes")
 MISSED = Counter("kvstrata_missed_changes_total", "Changes that a list showed and no event had", ["kind"])

@@ -35,6 +35,7 @@ from kvstrata.model.facts import (
 from kvstrata.model.memo import Memo
 from kvstrata.model.poolfacts import HoldingReport, RenderReport, SourceReport, WarmReport
 from kvstrata.model.probefacts import ProbeReport
+from kvstrata.model.reclaimfacts import ReclaimReport
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.topology import Cluster, ServerPod
 from kvstrata.model.world import World
@@ -106,6 +107,8 @@ class DomainStore:
     """By a pod's UID."""
     erasures: dict[str, ErasureNow] = field(default_factory=dict)
     """By the UID of what ordered them."""
+    reclaims: dict[tuple[str, int], ReclaimReport] = field(default_factory=dict)
+    """By order and round."""
     memo: Memo = field(default_factory=Memo)
 
 
@@ -174,6 +177,7 @@ class Store:
             holdings=d.holdings,
             probes=d.probes,
             erasures=d.erasures,
+            reclaims=d.reclaims,
             memo=d.memo,
         )
 

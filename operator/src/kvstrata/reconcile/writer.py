@@ -25,6 +25,7 @@ from kvstrata.plan.types import (
     Create,
     EmptySecrets,
     EndErasure,
+    EndReclaim,
     EnsureSecret,
     ErasureOrder,
     InspectPool,
@@ -35,9 +36,11 @@ from kvstrata.plan.types import (
     ProbeBackend,
     ProbePod,
     ReadSource,
+    ReclaimFormer,
     Remove,
     RenderPool,
     StatusWrite,
+    TellFormer,
     TellIsolation,
     TendCluster,
     TendServers,
@@ -55,6 +58,7 @@ from .events import Events
 from .invalidations import count_lazy
 from .memorykeys import MemoryKeys
 from .queue import WorkQueue
+from .reclaimed import Reclaimer, reclaim, tell_reclaimed
 from .secrets import Keeper
 from .store import DomainStore, Store
 from .topology import Topologies
@@ -69,7 +73,8 @@ PROGRESS_INTERVAL_S = 0.25
 class Writer:
     """Carries out plans for one operator process. `leading` says whether this process may still write, `ask_for_pools`
     begins with what a plan of a pool asks of others, `probe` with a probe of isolation, `erase` with what a plan of an
-    eager invalidation orders. `memory` has the data keys of namespaces that keep them there."""
+    eager invalidation orders. `memory` has the data keys of namespaces that keep them there, `reclaims` deletes former
+    caches."""
 
     def __init__(
         self,
@@ -82,9 +87,11 @@ class Writer:
         probe: Callable[[str, IsolationQuestion], None],
         erase: Callable[[str, ErasureOrder], None] = lambda _namespace, _order: None,
         memory: MemoryKeys | None = None,
+        reclaims: Reclaimer | None = None,
     ) -> None:
         self._kube, self._store, self._queue, self._keeper, self._leading = kube, store, queue, keeper, leading
         self._ask_for_pools, self._probe, self._erase, self._memory = ask_for_pools, probe, erase, memory
+        self._reclaims = reclaims
         self._events = Events(kube)
         self.backends = Backends(kube, store, queue)
         self.topologies = Topologies(kube, store, queue, leading)
@@ -144,6 +151,8 @@ class Writer:
                 self._probe(key.namespace, action)
             case CarryOutErasure() | EndErasure():
                 self._erase(key.namespace, action)
+            case ReclaimFormer() | TellFormer() | EndReclaim():
+                await reclaim(self._reclaims, key.namespace, action, self._may_write)
             case Create():
                 await self._create(key, action.body)
             case Remove():
@@ -226,6 +235,7 @@ class Writer:
         after = objects.get(key.name)
         tell_status(key, before, after, self._store.domain(key.namespace))
         count_lazy(before, after)
+        tell_reclaimed(key, before, after)
         story = tell_restore(key, before, after)
         if story is not None and after is not None:
             await self._events.tell(after, DomainReason.RESTORE_DETECTED, story, warning=True)

@@ -1,0 +1,205 @@
+"""Deletions of former caches: Jobs, one tier after the other, and how they stand as facts.
+
+Observes: Jobs. Writes: Jobs, by the `DeletionJobs` of erasures. Runs again when: its model is planned, or a Job that runs
+is due for a look.
+
+Nobody waits for a deletion: the model is planned again when a round is over. A process may end anywhere. Which round
+runs is in the model's status before it is begun, and Jobs are named after the former cache, the tier and the round, so
+that whoever leads next finds what was begun, and a Job that is over with its report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime
+from types import TracebackType
+
+from kvstrata.adapters.kube import KubeError
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.contract.erasereport import Erased
+from kvstrata.contract.receiptfacts import Amount
+from kvstrata.model.erasurefacts import NOTHING, JobState
+from kvstrata.model.reclaimfacts import FormerCache, ReclaimReport
+from kvstrata.model.refs import Key
+from kvstrata.plan.former import keyspaces_in_force, reclaimable_tiers
+from kvstrata.plan.types import EndReclaim, ReclaimFormer, ReclaimQuestion, TellFormer
+
+from . import metrics
+from .erasures.ports import DeletionJobs, DeletionRun, TierDeletion
+from .queue import WorkQueue
+from .store import Store
+from .writer import NotLeadingError
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 2
+"""How many former caches are deleted at a time, of whatever model: nobody waits for it."""
+
+KEYSPACES_OF_A_JOB = 20_000
+JOBS_OF_A_ROUND = 100
+"""Of one tier at most: 2,000,000 keyspaces."""
+
+LOOK_EVERY_S = 5.0
+RETRY_S = 5.0
+
+
+class Reclaims:
+    """Has former caches deleted. Use it as a context manager, within one event loop: it ends what is under way.
+
+    `now` is the wall clock in UTC. `jobs` ask themselves whether this process leads.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        queue: WorkQueue,
+        jobs: DeletionJobs,
+        now: Callable[[], datetime],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._store, self._queue, self._jobs, self._now, self._sleep = store, queue, jobs, now, sleep
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """By the order of the former cache."""
+
+    async def __aenter__(self) -> Reclaims:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def ask(self, namespace: str, question: ReclaimQuestion) -> None:
+        """Show what waits, or begin with a round unless the deletion is under way."""
+        match question:
+            case TellFormer():
+                self._show(namespace, question)
+            case ReclaimFormer():
+                self._begin(namespace, question)
+
+    async def end(self, namespace: str, order: EndReclaim) -> None:
+        """Let a former cache be deleted no further, and forget its deletion. Raises KubeError and NotLeadingError.
+
+        Its Jobs are gone, or on their way out, when this returns.
+        """
+        task = self._tasks.pop(order.cache.order, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self._jobs.remove(order.cache.order)
+        self._forget(namespace, lambda known: known.order == order.cache.order)
+
+    def _show(self, namespace: str, question: TellFormer) -> None:
+        if question.waiting:
+            metrics.FORMER_IDENTITIES.labels(namespace, question.model).set(question.waiting)
+            return
+        with contextlib.suppress(KeyError):
+            metrics.FORMER_IDENTITIES.remove(namespace, question.model)
+        if question.model not in self._store.domain(namespace).objects["CachedModel"]:
+            self._forget(namespace, lambda known: known.model == question.model)
+
+    def _begin(self, namespace: str, question: ReclaimFormer) -> None:
+        order = question.cache.order
+        if order in self._tasks:
+            return
+        task = self._tasks[order] = asyncio.create_task(self._reclaim(namespace, question))
+
+        def ended(_: asyncio.Task[None]) -> None:
+            if self._tasks.get(order) is task:
+                del self._tasks[order]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.error("a former cache was not deleted, which is tried again", exc_info=error)
+                metrics.FAILURES.labels("CachedModel", "Bug").inc()
+                self._queue.add(Key("CachedModel", namespace, question.cache.model), RETRY_S)
+
+        task.add_done_callback(ended)
+
+    async def _reclaim(self, namespace: str, question: ReclaimFormer) -> None:
+        cache = question.cache
+        facts = self._store.domain(namespace).reclaims
+        facts.pop((cache.order, question.round - 1), None)
+        async with self._at_once:
+            try:
+                report = await self._round(namespace, question)
+            except NotLeadingError:
+                return
+        if report is None:
+            return
+        facts[(cache.order, question.round)] = report
+        outcome = "reclaimed" if report.state is JobState.DONE else "failed"
+        metrics.RECLAIMS.labels(namespace, cache.model, outcome).inc()
+        log.info(
+            "a round of the deletion of a former cache is over",
+            extra={"model": cache.model, "identity": cache.identity, "outcome": outcome, "why": report.message},
+        )
+        self._queue.add(Key("CachedModel", namespace, cache.model))
+
+    async def _round(self, namespace: str, question: ReclaimFormer) -> ReclaimReport | None:
+        """Have every Job of a round run; return what came of it, None if the model is gone."""
+        cache, domain = question.cache, self._store.domain(namespace)
+        deleted = NOTHING
+        keyspaces = keyspaces_in_force(domain.bundles.values())
+        for tier in reclaimable_tiers(domain.objects["CacheTier"].values()):
+            told = f"its blocks are being deleted from CacheTier {tier.name}"
+            domain.reclaims[(cache.order, question.round)] = ReclaimReport(cache, JobState.RUNNING, self._now(), told)
+            self._queue.add(Key("CachedModel", namespace, cache.model))
+            for order in self._orders(namespace, question, tier, keyspaces):
+                run = await self._over(namespace, cache, order)
+                if run is None:
+                    return None
+                deleted = _sum(deleted, run)
+                if run.state is not JobState.DONE:
+                    message = f"CacheTier {tier.name}: {run.problem or 'the deletion failed'}"
+                    return ReclaimReport(cache, JobState.FAILED, self._now(), message, deleted)
+        return ReclaimReport(cache, JobState.DONE, self._now(), deleted=deleted)
+
+    def _orders(
+        self, namespace: str, question: ReclaimFormer, tier: CacheTier, keyspaces: tuple[str, ...]
+    ) -> Iterator[TierDeletion]:
+        """Yield the Jobs of a round for one tier. Each has a number of its own, for this round and no other."""
+        cache, domain = question.cache, self._store.world(namespace).domain_id or ""
+        parts = range(0, len(keyspaces), KEYSPACES_OF_A_JOB)
+        for number, start in enumerate(parts[:JOBS_OF_A_ROUND]):
+            yield TierDeletion(
+                cache.order, tier, (question.round - 1) * JOBS_OF_A_ROUND + number + 1, domain, 0,
+                keyspaces[start : start + KEYSPACES_OF_A_JOB], identities=(cache.identity,),
+            )  # fmt: skip
+
+    async def _over(self, namespace: str, cache: FormerCache, order: TierDeletion) -> DeletionRun | None:
+        """Have a Job run, and return what came of it when it is over; None if the model is gone."""
+        while self._is_there(namespace, cache):
+            try:
+                run = await self._jobs.look(order.erasure, order.tier.name, order.round)
+                if run is None:
+                    run = await self._jobs.start(order)
+            except KubeError as error:
+                log.warning("a deletion is waited for", extra={"model": cache.model, "error": str(error)})
+                await self._sleep(max(RETRY_S, error.retry_after_s or 0.0))
+                continue
+            except (LookupError, ValueError) as error:
+                return DeletionRun("", JobState.FAILED, problem=str(error))
+            if run.state is not JobState.RUNNING:
+                return run
+            await self._sleep(LOOK_EVERY_S)
+        return None
+
+    def _is_there(self, namespace: str, cache: FormerCache) -> bool:
+        found: CachedModel | None = self._store.domain(namespace).objects["CachedModel"].get(cache.model)
+        return found is not None and found.uid == cache.uid
+
+    def _forget(self, namespace: str, which: Callable[[FormerCache], bool]) -> None:
+        facts = self._store.domain(namespace).reclaims
+        for key in [key for key, report in facts.items() if which(report.cache)]:
+            del facts[key]
+
+
+def _sum(deleted: Amount, run: DeletionRun) -> Amount:
+    told = [line.deleted for line in run.lines if isinstance(line, Erased)]
+    return Amount(deleted.keys + sum(one.keys for one in told), deleted.bytes + sum(one.bytes for one in told))
