@@ -57,6 +57,13 @@ MODEL = [
         "exactly one of hub, pvc and path",
     ),
     Row("relative", "CachedModel", {"spec.model.source": {"path": "x"}}, "spec.model.source.path", "should match"),
+    Row(
+        "rollback_window",
+        "CachedModel",
+        {"spec.rollbackWindow": "721h"},
+        "spec.rollbackWindow",
+        "must be between 0s and 720h",
+    ),
     Row("replicas", "CachedModel", {"spec.engine.replicas": -1}, "spec.engine.replicas", "greater than or equal to 0"),
     Row(
         "chunk", "CachedModel", {"spec.cacheServer": {"chunkSize": 100}}, "spec.cacheServer.chunkSize", "multiple of 16"

@@ -79,7 +79,7 @@ def keep_secret(kube: MemoryKube, name: str, **data: bytes) -> None:
     kube.put({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "data": values})
 
 
-def order(server: RedisProcess, turn: int = 1) -> TierDeletion:
+def order(server: RedisProcess, turn: int = 1, identities: tuple[str, ...] = ()) -> TierDeletion:
     external = {
         "endpoints": [f"127.0.0.1:{server.port}"],
         "tls": {"caSecretRef": {"name": "ca", "key": "bundle"}},
@@ -88,7 +88,7 @@ def order(server: RedisProcess, turn: int = 1) -> TierDeletion:
     }
     raw = redis_tier(redis={"external": external})
     tier = CacheTier.parse({**raw, "metadata": {**raw["metadata"], "uid": "uid-shared"}})
-    return TierDeletion("order-1", tier, turn, DOMAIN, 7, (KEYSPACE_A,))
+    return TierDeletion("order-1", tier, turn, DOMAIN, 7, (KEYSPACE_A,), identities=identities)
 
 
 class Cluster:
@@ -192,6 +192,21 @@ def test_nothing_that_it_prints_is_a_secret_or_a_keyspace(
     printed = b"".join(cluster.kube.logs.values()).decode()
     assert printed
     assert not [text for text in (PASSWORD, KEYSPACE_A, "BEGIN CERTIFICATE") if text in printed]
+
+
+def test_a_job_of_an_identity_deletes_that_alone_with_the_rights_of_pods(
+    server: RedisProcess, connection: Connection, cluster: Cluster
+) -> None:
+    put(connection, KEYSPACE_A, range(COUNT))
+    put(connection, KEYSPACE_A, range(COUNT), identity="f" * 16)
+    cluster.start(order(server, identities=("f" * 16,)))
+    assert cluster.run() == 0
+    run = cluster.look()
+    assert (run.state, run.problem) == (JobState.DONE, "")
+    rows = [line for line in run.lines if isinstance(line, Erased)]
+    assert totals(rows, rows[0].node) == (WHOLE, WHOLE, NOTHING)
+    assert len(values(server.admin(), KEYSPACE_A)) == COUNT
+    assert tombstones(server.admin()) == 0
 
 
 def test_a_server_that_is_away_is_waited_for(server: RedisProcess, cluster: Cluster) -> None:

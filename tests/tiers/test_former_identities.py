@@ -1,4 +1,4 @@
-"""What was cached under another identity is out of reach, found again by a rollback, and deleted alone: on real servers."""
+"""What was cached under another identity is out of reach, found by a rollback, and deleted alone: on real servers."""
 
 from __future__ import annotations
 
@@ -244,5 +244,5 @@ class TestOrder:
     def test_one_that_names_no_identity_is_refused_and_deletes_nothing(self, change: dict[str, Any]) -> None:
         asked = {"domain": DOMAIN, "revision": 0, "keyspaces": [KEYSPACE_A], **change}
         tier = {"name": "shared", "endpoints": [{"host": "127.0.0.1", "port": 1}]}
-        with pytest.raises(ValueError, match="identities|strays"):
+        with pytest.raises(ValueError, match=r"identities|strays"):
             Order.from_json(asked | {"tier": tier})

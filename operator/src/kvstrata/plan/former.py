@@ -1,9 +1,8 @@
 """Former identities of a model: kept for a rollback for a while, then their blocks are deleted from Redis tiers.
 
-Every name in a tier holds the identity that computed the block. So from the moment at which a model gets another one its
-pods find nothing of the former, and nothing has to be deleted for that: deletion gives back room, no more. That is
-why it waits for `rollbackWindow`, and why blocks that it does not reach, because nobody knows of them any more, may go
-by their age.
+Every name in a tier holds the identity that computed the block. So pods of another one find nothing of it from their
+start on, and nothing has to be deleted for that: deletion gives back room, no more. That is why it waits for
+`rollbackWindow`, and why blocks that it does not reach, because nobody knows of them any more, may go by their age.
 
 Status names an identity before anything follows from it: it is written down while pods of it still run, when the last
 of them was gone, and which round of its deletion runs. Whoever leads next goes on from there.
@@ -159,10 +158,10 @@ def _judge(
         return _Judged(name, FormerPhase.KEPT, message, since, wake_after_s=left_s)
     if told is None or told.unused_since is None or model.name not in world.bundles:
         return _Judged(name, FormerPhase.RECLAIMING, "its deletion begins", since, wake_after_s=SOON_S)
-    return _reclaim(world, model, told, FormerCache(model.name, model.uid, name, since), now)
+    return _reclaim(world, told, FormerCache(model.name, model.uid, name, since), now)
 
 
-def _reclaim(world: World, model: CachedModel, told: FormerIdentity, cache: FormerCache, now: datetime) -> _Judged:
+def _reclaim(world: World, told: FormerIdentity, cache: FormerCache, now: datetime) -> _Judged:
     """Return how the deletion goes on. The round that runs is in status before it is begun."""
     turn, blocks, size = told.round or 1, told.blocks or 0, told.bytes or 0
 

@@ -1,7 +1,7 @@
 """Deletions of former caches: Jobs, one tier after the other, and how they stand as facts.
 
-Observes: Jobs. Writes: Jobs, by the `DeletionJobs` of erasures. Runs again when: its model is planned, or a Job that runs
-is due for a look.
+Observes: Jobs. Writes: Jobs, by the `DeletionJobs` of erasures. Runs again when: its model is planned, or a Job that
+runs is due for a look.
 
 Nobody waits for a deletion: the model is planned again when a round is over. A process may end anywhere. Which round
 runs is in the model's status before it is begun, and Jobs are named after the former cache, the tier and the round, so

@@ -30,8 +30,8 @@ class Order:
     index: only who may list names finds them, so they come from a verification. `sums` reports all keyspaces of a
     primary in one line: thousands of keyspaces on many primaries are more lines than the log of a container keeps.
 
-    With `identities` nothing is revoked, and of the keyspaces, which are in use, only blocks go that were computed under
-    one of these cache identities.
+    With `identities` nothing is revoked, and of the keyspaces, which are in use, only blocks go that were computed
+    under one of these cache identities.
     """
 
     domain: str
