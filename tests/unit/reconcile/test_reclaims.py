@@ -123,6 +123,14 @@ async def test_a_job_that_another_leader_began_is_waited_for_and_made_no_second_
     assert scene.report().state is JobState.DONE  # type: ignore[union-attr]
 
 
+async def test_a_job_that_another_leader_left_before_it_began_is_begun(scene: Scene) -> None:
+    left = DeletionRun("job", JobState.RUNNING, begun=False)
+    scene.jobs.there[(scene.cache.order, "archive", 1)] = [left]
+    scene.ask()
+    await scene.over()
+    assert [order.tier.name for order in scene.jobs.made] == ["archive", "shared"]
+
+
 async def test_a_tier_that_fails_ends_the_round_and_says_which(scene: Scene) -> None:
     scene.jobs.ends["archive"] = [DeletionRun("job", JobState.FAILED, lines=LINES[:1], problem="ServerAway: no")]
     scene.ask()

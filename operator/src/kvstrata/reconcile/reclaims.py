@@ -152,7 +152,7 @@ class Reclaims:
             self._queue.add(Key("CachedModel", namespace, cache.model))
             for order in self._orders(namespace, question, tier, keyspaces):
                 run = await self._over(namespace, cache, order)
-                if run is None:
+                if run is None or not run.begun:
                     return None
                 deleted = _sum(deleted, run)
                 if run.state is not JobState.DONE:
@@ -177,7 +177,7 @@ class Reclaims:
         while self._is_there(namespace, cache):
             try:
                 run = await self._jobs.look(order.erasure, order.tier.name, order.round)
-                if run is None:
+                if run is None or not run.begun:
                     run = await self._jobs.start(order)
             except KubeError as error:
                 log.warning("a deletion is waited for", extra={"model": cache.model, "error": str(error)})
