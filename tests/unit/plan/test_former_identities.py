@@ -139,19 +139,21 @@ def test_a_rollback_within_the_window_has_its_identity_back_and_nothing_of_it_is
     assert scene.simulation.ended_reclaims == []
 
 
-def test_a_rollback_after_the_window_ends_the_deletion_before_status_forgets_it(scene: Scene) -> None:
+def test_a_rollback_after_the_window_ends_the_deletion_before_status_forgets_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old, _ = scene.replace(NEW)
     scene.simulation.advance(WINDOW_S + 60)
     order = scene.asked()[0]
     scene.answer(order, JobState.RUNNING)
     told_at_the_end: list[bool] = []
-    end = scene.simulation._end_reclaim
+    end = scene.simulation.end
 
     async def ended(namespace: str, what: EndReclaim) -> None:
         told_at_the_end.append(old in scene.former())
         await end(namespace, what)
 
-    scene.simulation.writer._end_reclaim = ended
+    monkeypatch.setattr(scene.simulation, "end", ended)
     assert scene.declare(OLD) == old
     assert scene.simulation.ended_reclaims[0] == EndReclaim(order.cache)
     assert told_at_the_end[0] is True
