@@ -1,10 +1,11 @@
 """A model's pod where no kubelet runs: its object, a gate process with the pod's own tokens, the policy adapter over
-a real Redis. LMCache is a stand-in, and so is the engine, which knows how to forget and nothing else."""
+files and a real Redis. LMCache is a stand-in, and so is the engine, which knows how to forget and nothing else."""
 
 from __future__ import annotations
 
 import base64
 import os
+import queue
 import socketserver
 import subprocess
 import sys
@@ -17,13 +18,16 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
+from kvstrata_sidecar.adapter.files.tier import FileTier
+from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, FileTierParams, TierParams
 from kvstrata_sidecar.adapter.runtime import Runtime
+from kvstrata_sidecar.adapter.tasks import Task
 from kvstrata_sidecar.connector.reset import ENGINE_RESET_PATH
-from tests.apiserver.kubelet import NODE
+from tests.apiserver.kubelet import NODE, wait
+from tests.files.file_driver import aligned, files_in
 from tests.tiers.memory_server import Server as Memory
 from tests.tiers.memory_stand_in import Key
-from tests.tiers.tier_driver import Driver, block
+from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
 
 ROOT = Path(__file__).resolve().parents[2]
 MERGE = {"Content-Type": "application/merge-patch+json"}
@@ -73,11 +77,12 @@ class InferencePod:
         # Paths of unix sockets are short.
         self._folder = tempfile.TemporaryDirectory(prefix="pod")
         self.directory = Path(self._folder.name)
-        for folder in ("policy", "link", "engine", "gate-tls"):
+        for folder in ("policy", "link", "engine", "gate-tls", "files"):
             (self.directory / folder).mkdir()
         self._cluster = yaml.safe_load(kubeconfig.read_text())["clusters"][0]["cluster"]
         self._gate: subprocess.Popen[bytes] | None = None
         self._runtime: Runtime | None = None
+        self._answered: queue.Queue[Task] = queue.Queue()
         self.memory = Memory(tier="cpu")
         self.engine = Engine(self.directory / "engine" / "engine.sock")
         self.uid = ""
@@ -106,21 +111,37 @@ class InferencePod:
         self._runtime = Runtime(params)
         self._runtime.names = _names
         self._runtime.memory = self.memory.governor
+        files = FileTierParams(
+            "files", self.directory / "files", 64 << 20, 4096, free_floor_percent=0, encryption="Required"
+        )
+        answered, own = self._answered.put, self._runtime
+        self.files = FileTier(params, files, own.enforcement, answered, spans=own.spans, guarded=lambda: False)
+        self._runtime.add(self.files)
         tiers = [_tier("shared", redis_port, "Required"), _tier("open", open_port, "Disabled")]
         self.driver, self.open_driver = (Driver(self._runtime, params, tier) for tier in tiers)
 
     def store(self, keyspace: str, *numbers: int, content: bytes = b"\1") -> None:
-        """Have the pod hold blocks in its memory and, with this content over and over, in both shared tiers."""
+        """Have the pod hold blocks in memory, in files and, with this content over and over, in both shared tiers."""
         for driver in (self.driver, self.open_driver):
             driver.until("closed")
             outcome = driver.store([block(keyspace, number) for number in numbers], content=content)
             assert outcome.stored_bytes > 0, outcome
+        wait("the directory to be read", lambda: (now := self.files.state()).breaker == "closed" and not now.recovering)
+        task = self.files.store(
+            [block(keyspace, number) for number in numbers], [aligned(BLOCK_BYTES, 1)] * len(numbers)
+        )
+        assert self._answered.get(timeout=30).task_id == task
+        assert self.files.pop_stores()[task].stored_bytes > 0, (self.files.state(), self.files.counters())
         for number in numbers:
             self.memory.manager.store(_key(keyspace, bytes([number]) * 32))
 
     def finds(self, keyspace: str, *numbers: int) -> list[int]:
         """Of each block, whether a lookup in the tier finds it."""
         return self.driver.lookup([block(keyspace, number) for number in numbers])
+
+    def file_names(self, keyspace: str) -> list[str]:
+        """Return the names of the files that hold its blocks of a keyspace."""
+        return [path.name for path in files_in(self.directory / "files") if path.parent.name == keyspace]
 
     def stop(self) -> None:
         """End it, without a word."""
@@ -132,6 +153,7 @@ class InferencePod:
         if self._runtime is not None:
             self._runtime.memory = None
             self._runtime.close()
+            self.files.close()
         self.memory.close()
         self._folder.cleanup()
 

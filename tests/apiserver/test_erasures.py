@@ -19,6 +19,7 @@ from kvstrata.contract.keys import BlockKey
 from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receipt import read_receipt
 from kvstrata.contract.receiptresidue import Claim, Residue
+from kvstrata.contract.receiptwords import PodMedium
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.apiserver.conftest import REPOSITORY, install_crds
 from tests.apiserver.inference_pod import InferencePod
@@ -168,7 +169,8 @@ def place(tmp_path: Path) -> Iterator[Place]:
             external = {"external": {"endpoints": [f"127.0.0.1:{server.port}"]}}
             spec = {"medium": "Redis", "capacity": "64Mi", "encryption": encryption, "redis": external}
             made.server.apply(own("CacheTier", name, spec))
-        for raw in (cpu_tier(), model(tiers=("cpu", "shared", "open"))):
+        files = {"medium": "NVMe", "capacityPerPod": "64Mi", "nvme": {"emptyDir": {}}}
+        for raw in (cpu_tier(), own("CacheTier", "files", files), model(tiers=("cpu", "files", "shared", "open"))):
             made.server.apply(raw)
         for tenant in ("acme", "globex"):
             made.server.apply(policy(tenant))
@@ -225,6 +227,7 @@ def test_what_a_tenant_has_is_erased_and_a_receipt_proves_it_although_the_operat
         pod.store(leaving, 1 + number, 3 + number, content=marker)
         pod.store(staying, 9 + number)
     assert place.names_with(leaving)
+    assert [len(pod.file_names(leaving)) for pod in place.pods] == [2, 2]
     data_key = place.data_key("acme")
     assert place.copies(data_key) >= 2
     assert place.places_of(marker) == {"open tier"}, "the search finds what is there, and nothing of what is encrypted"
@@ -242,6 +245,7 @@ def test_what_a_tenant_has_is_erased_and_a_receipt_proves_it_although_the_operat
     assert place.names_with(leaving) == []
     assert place.names_with(staying)
     assert place.pods[0].finds(staying, 9) == [1]
+    assert [(pod.file_names(leaving), len(pod.file_names(staying))) for pod in place.pods] == [([], 1)] * 2
     deleted = {tier["name"]: tier["deleted"] for tier in place.status["tiers"]}
     assert (place.status["keys"], deleted) == (8, {"shared": 4, "open": 4})
     assert place.copies(data_key) == 0
@@ -251,6 +255,8 @@ def test_what_a_tenant_has_is_erased_and_a_receipt_proves_it_although_the_operat
     assert not any(secret in receipt for secret in (leaving, staying))
     facts = read_receipt(receipt.encode()).record.erasure
     assert facts is not None
+    files = [tier.erased for pod in facts.pods for tier in pod.tiers if tier.medium is PodMedium.NVME]
+    assert [(one.found, one.erased, one.remaining) for one in files if one is not None] == [(2, 2, 0)] * 2
     left = {item.kind for item in facts.residue}
     assert {tier.tier: tier.encrypted for tier in facts.tiers} == {"shared": True, "open": False}
     assert place.places_of(marker) <= {"open tier"}
