@@ -32,7 +32,7 @@ class Tended(Gossip):
         return Server(
             pod_uid=node.pod_uid,
             node_id=node.node_id,
-            software="redis",
+            software="Redis",
             version="7.0.15",
             run_id=node.node_id,
             peers=(own, *(self._peer(node, node_id, seen) for node_id, seen in node.known.items())),

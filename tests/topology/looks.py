@@ -71,7 +71,7 @@ def cluster(
         servers[uid] = Server(
             pod_uid=uid,
             node_id=peer.node_id,
-            software="redis",
+            software="Redis",
             version="7.0.15",
             run_id="",
             peers=(itself, *others),

@@ -28,7 +28,7 @@ def parse_server(
     return Server(
         pod_uid=pod_uid,
         node_id=itself,
-        software="valkey" if facts.get("server_name") == "valkey" else "redis",
+        software="Valkey" if facts.get("server_name") == "valkey" else "Redis",
         version=facts.get("valkey_version") or facts.get("redis_version", ""),
         run_id=facts.get("run_id", ""),
         peers=peers,

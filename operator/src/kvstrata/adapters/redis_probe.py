@@ -87,6 +87,7 @@ class RedisReport:
     maxmemory_policy: str = ""
     role: str = ""
     version: str = ""
+    software: str = "Redis"
     replication_id: str = ""
     connected_replicas: int = 0
     cluster_enabled: bool = False
@@ -254,7 +255,8 @@ def _report(endpoint: str, info: Mapping[str, Any]) -> RedisReport:
         maxmemory_bytes=number(info, "maxmemory"),
         maxmemory_policy=str(info.get("maxmemory_policy", "")),
         role=str(info.get("role", "")),
-        version=str(version),
+        version=str(info.get("valkey_version") or version),
+        software="Valkey" if info.get("valkey_version") else "Redis",
         replication_id=str(info.get("master_replid", "")),
         connected_replicas=number(info, "connected_slaves"),
         cluster_enabled=bool(number(info, "cluster_enabled")),

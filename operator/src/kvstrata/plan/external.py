@@ -183,11 +183,6 @@ WARNINGS: tuple[Check, ...] = (makes_no_room_itself, is_bounded)
 """What is told only."""
 
 
-def software(report: BackendReport) -> str:
-    """Return the name of what answered; of managed servers the protocol's."""
-    return report.external.servers[0].software if report.external is not None else "Redis"
-
-
 def missing(tier: CacheTier, report: BackendReport | None, domain: str) -> Decision | None:
     """Return the first required check that an external tier's servers failed when they answered last."""
     return _first(REQUIRED, _checked(tier, report, domain))

@@ -298,7 +298,7 @@ def _reachable(world: World, tier: CacheTier) -> Finding:
         return true(
             ConditionType.BACKEND_REACHABLE,
             TierReason.REACHABLE,
-            f"{external.software(report)} {report.version} answers"
+            f"{report.software} {report.version} answers"
             if report.version
             else "the server answers; its user may not ask for figures",
         )

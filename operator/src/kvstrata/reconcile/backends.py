@@ -78,6 +78,7 @@ class Backends:
             max_bytes=answer.maxmemory_bytes,
             evicts=answer.maxmemory_policy not in ("", "noeviction"),
             version=answer.version,
+            software=answer.software,
         )
 
     async def _checks(self, order: ProbeBackend, access: Access) -> BackendReport:
@@ -105,6 +106,7 @@ class Backends:
             max_bytes=sum(bounds) if all(bounds) else 0,
             evicts=any(one.eviction not in ("", "noeviction") for one in answering),
             version=answering[0].version if whole else "",
+            software=checked.servers[0].software,
             external=checked,
         )
 

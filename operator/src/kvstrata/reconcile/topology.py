@@ -373,6 +373,7 @@ def _backend(order: TendCluster, report: ClusterReport) -> BackendReport:
     cluster = report.cluster
     servers = list(cluster.servers.values()) if cluster is not None else []
     primaries = [server for server in servers if server.itself.slots]
+    eldest = min(servers, key=lambda server: server.version, default=None)
     reason, message = report.reason, report.message
     if cluster is not None and not servers:
         none = (TierReason.PROGRESSING, "no pod of the cluster runs yet")
@@ -386,7 +387,8 @@ def _backend(order: TendCluster, report: ClusterReport) -> BackendReport:
         at=report.at,
         used_bytes=sum(server.used_bytes for server in primaries),
         max_bytes=sum(server.max_bytes for server in primaries),
-        version=min((server.version for server in servers), default=""),
+        version=eldest.version if eldest is not None else "",
+        software=eldest.software if eldest is not None else "Redis",
         password_secret=order.password_secret,
         authority_secret=order.authority_secret,
         cluster=True,
