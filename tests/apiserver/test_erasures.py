@@ -296,7 +296,7 @@ def test_what_a_model_has_is_erased_engines_forget_and_a_tenant_of_another_model
     assert place.names_with(staying) == [kept.encode()]
     assert place.keyspace("initech") == staying
     assert not set(going.values()) & {place.keyspace(tenant) for tenant in going}
-    assert [pod.engine.resets for pod in place.pods] == [1, 1]
+    assert all(pod.engine.resets for pod in place.pods), "each at least once: who does not hear an answer asks again"
     assert plugin.main(receipt_of(place, tmp_path)) == 0, capsys.readouterr()
     facts = json.loads((tmp_path / "receipt.json").read_text())["record"]["erasure"]
     assert [bool(pod["engineReset"]) for pod in facts["pods"]] == [True, True]
