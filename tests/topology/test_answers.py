@@ -13,7 +13,7 @@ from kvstrata.model.topology import SLOTS, Server
 from kvstrata.plan.topology.view import count
 
 ANSWERS = Path(__file__).parent / "answers"
-KINDS = {"redis-7.0": ("redis", "7.0."), "redis-8.2": ("redis", "8.2."), "valkey-9.1": ("valkey", "9.1.")}
+KINDS = {"redis-7.0": ("Redis", "7.0."), "redis-8.2": ("Redis", "8.2."), "valkey-9.1": ("Valkey", "9.1.")}
 
 Read = Callable[[str], Server]
 

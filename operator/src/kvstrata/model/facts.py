@@ -128,9 +128,9 @@ class BackendReport:
     `password_secret` and `authority_secret` are the Secrets and keys in them that it was asked with, `cluster` whether
     as one of a cluster: an answer to another question says nothing of this one.
 
-    Its figures are known if `version`, that of its `software`, is not empty. `max_bytes` 0 is no bound; `evicts`: it makes room itself. Of a
-    cluster the figures are sums over the primaries that answered. `external` is what else the servers of an external
-    tier said.
+    Its figures are known if `version`, that of its `software`, is not empty. `max_bytes` 0 is no bound; `evicts`: it
+    makes room itself. Of a cluster the figures are sums over the primaries that answered. `external` is what else the
+    servers of an external tier said.
     """
 
     endpoint: str
