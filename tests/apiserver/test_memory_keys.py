@@ -40,7 +40,7 @@ def test_keys_live_in_processes_only_come_back_to_the_next_operator_and_their_en
     )
     domain = place.wait("the domain's id", lambda: place.get("cachedomains", "default")["status"].get("domainID"))
     for pod in place.pods:
-        pod.start(domain, place.redis.port)
+        pod.start(domain, place.redis.port, place.plain.port)
     place.wait("policies in force", lambda: place.enforced("acme") and place.enforced("globex"))
     place.wait("keys in both pods", lambda: len(keys_in(place, 0)) == len(keys_in(place, 1)) == 2)
     keys = keys_in(place, 0)
