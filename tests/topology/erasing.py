@@ -62,12 +62,16 @@ class Port(Topologies):
 
 
 class ClusterWorld(World):
-    """What is needed to erase from the servers of a rig, which has not started yet. Enter it within an event loop."""
+    """What is needed to erase from the servers of a rig, which has not started yet. Enter it within an event loop.
+
+    Jobs' pods start as long as `jobs_may_start`.
+    """
 
     def __init__(self, sim: Simulation, rig: Rig, directory: Path) -> None:
         super().__init__(sim)
         self.rig, self._directory = rig, directory
         self._programs: dict[str, subprocess.Popen[bytes]] = {}
+        self.jobs_may_start = True
         self.domain = sim.world.domain_id or ""
         self._topologies = Port(sim.kube, sim.store, sim.queue, lambda: self.leading)
         self._topologies.port = rig.port
@@ -215,7 +219,8 @@ class ClusterWorld(World):
         ]
         for job in jobs:
             name, template = job["metadata"]["name"], job["spec"]["template"]
-            if not job["spec"]["suspend"] and name not in self._programs and name not in kube.logs:
+            known = name in self._programs or name in kube.logs
+            if self.jobs_may_start and not job["spec"]["suspend"] and not known:
                 folder = self._directory / name
                 folder.mkdir()
                 self._programs[name] = start_container(template["spec"], self._mounted, folder)
