@@ -33,8 +33,9 @@ LANES: tuple[tuple[tuple[str, tuple[str, ...]], ...], ...] = (
     (
         ("the operator's faults", ("tests/apiserver/test_faulty_api.py", "tests/apiserver/test_faulty_lease.py")),
         ("histories and files", ("tests/property", "tests/files")),
+        ("managed clusters", ("tests/topology",)),
     ),
-    (("the operator", ("tests/apiserver",)), ("managed clusters", ("tests/topology",))),
+    (("the operator", ("tests/apiserver",)),),
 )
 """Tests that wait for servers, leases, timeouts and watches rather than compute, by name and paths: those of one lane
 one after the other, beside all other lanes and whatever needs no cluster."""
