@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from kvstrata.adapters.kube import KubeError
 from kvstrata.contract.bundle import ROOT_DATA_KEY, Root
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.plan.types import Plan, ProbeBackend, Remove
+from kvstrata.plan.types import Plan, ProbeBackend, Remove, StatusWrite
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.bundles import read_bundle
 from kvstrata.reconcile.controllers import plan
@@ -69,6 +69,25 @@ def test_a_process_that_does_not_lead_writes_nothing(kind: str) -> None:
     with pytest.raises(NotLeadingError):
         finish(writer.carry_out(key, made))
     assert simulation.kube.writes == before
+
+
+def test_what_a_status_says_for_the_first_time_is_told_also_if_a_watch_was_quicker_than_the_answer() -> None:
+    simulation = at_rest()
+    key = Key("CachedModel", NAMESPACE, "tiny")
+    told = {"identity": "0" * 16, "time": "2026-01-01T00:00:00Z", "blocks": 5, "bytes": 500}
+    version = simulation.world.models["tiny"].metadata.resource_version
+
+    def counted() -> float:
+        return (
+            REGISTRY.get_sample_value("kvstrata_reclaimed_blocks_total", {"namespace": NAMESPACE, "model": "tiny"})
+            or 0.0
+        )
+
+    before = counted()
+    simulation.kube.after_write = lambda *_: simulation._deliver()
+    finish(simulation.writer.carry_out(key, Plan(statuses=(StatusWrite(key, version, {"reclaimed": told}),))))
+    assert simulation.status("CachedModel", "tiny")["reclaimed"] == told
+    assert counted() == before + 5
 
 
 def test_what_is_stored_is_what_the_operator_remembers() -> None:

@@ -218,6 +218,9 @@ class Writer:
         self._may_write()
         resource = BY_KIND[write.key.kind]
         key = write.key
+        objects = self._store.domain(key.namespace).objects[key.kind]
+        # Now, because a watch may tell of this write sooner than its answer comes.
+        before = objects.get(key.name)
         try:
             written = await self._kube.patch_status(
                 resource, key.namespace, key.name, write.status, write.resource_version
@@ -229,8 +232,6 @@ class Writer:
                 await self._refresh(key)
             raise
         metrics.WRITES.labels(key.kind, "status").inc()
-        objects = self._store.domain(key.namespace).objects[key.kind]
-        before = objects.get(key.name)
         concerned = self._store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
         after = objects.get(key.name)
         tell_status(key, before, after, self._store.domain(key.namespace))
