@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from kvstrata.contract.erasereport import End, Erased, Line, Outcome, PrimaryEnd, StopReason, keyspace_digest
-from kvstrata.contract.keys import BUCKETS, bucket_prefix, claim_key, ledger_key, revoked_key, rooms_key
+from kvstrata.contract.keys import BUCKETS, claim_key, ledger_key, revoked_key, rooms_key
 from kvstrata.contract.receiptfacts import Amount
-from kvstrata_sidecar.adapter.protocol import call, read_number, read_numbers, state_key
+from kvstrata_sidecar.adapter.protocol import call, read_number, read_numbers
 from kvstrata_sidecar.adapter.rooms import Rooms
 from kvstrata_sidecar.adapter.scope import view
 from kvstrata_sidecar.adapter.wire import Command
@@ -92,11 +92,8 @@ class Deletion:
         self._strays = dict.fromkeys(servers.layout.primaries, 0)
         self._replicas = dict.fromkeys(servers.layout.primaries, (0, 0))
         self._told: dict[Bucket, Told] = {}
-        self._buckets: dict[Primary, list[Bucket]] = {primary: [] for primary in servers.layout.primaries}
-        for keyspace in order.keyspaces:
-            for number in range(BUCKETS):
-                state = state_key(bucket_prefix(order.domain, keyspace, number).encode())
-                self._buckets[servers.layout.of(state)].append(Bucket(keyspace, state))
+        buckets = servers.layout.buckets(order.domain, order.keyspaces)
+        self._buckets = {primary: [Bucket(*one) for one in some] for primary, some in buckets.items()}
 
     def run(self) -> bool:
         """Do what is left to do and report; whether it is whole."""

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from kvstrata.contract.erasereport import End, Erased, Line, Outcome, StopReason
-from kvstrata.contract.keys import BUCKETS, bucket_prefix
 from kvstrata.contract.receiptfacts import Amount
-from kvstrata_sidecar.adapter.protocol import call, read_numbers, state_key
+from kvstrata_sidecar.adapter.protocol import call, read_numbers
 from kvstrata_sidecar.adapter.wire import Command
 
 from .order import Order
@@ -52,11 +51,8 @@ class Reclaim:
         self._sleep = sleep
         self._identities = tuple(identity.encode() for identity in order.identities)
         self._removed = dict.fromkeys(servers.layout.primaries, Amount(0, 0))
-        self._states: dict[Primary, list[bytes]] = {primary: [] for primary in servers.layout.primaries}
-        for keyspace in order.keyspaces:
-            for number in range(BUCKETS):
-                state = state_key(bucket_prefix(order.domain, keyspace, number).encode())
-                self._states[servers.layout.of(state)].append(state)
+        buckets = servers.layout.buckets(order.domain, order.keyspaces)
+        self._states = {primary: [state for _, state in some] for primary, some in buckets.items()}
 
     def run(self) -> bool:
         """Walk through all indexes and report; whether it is whole."""

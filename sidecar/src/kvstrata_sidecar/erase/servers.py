@@ -13,9 +13,10 @@ from typing import Any
 
 from kvstrata.contract.canonical import digest
 from kvstrata.contract.erasereport import StopReason
+from kvstrata.contract.keys import BUCKETS, bucket_prefix
 from kvstrata_sidecar.adapter.dial import dial
 from kvstrata_sidecar.adapter.params import Endpoint, TierParams
-from kvstrata_sidecar.adapter.protocol import read_text
+from kvstrata_sidecar.adapter.protocol import read_text, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.slots import SLOTS, Address, read_slots, slot_of
 from kvstrata_sidecar.adapter.values import Read, Write
@@ -59,6 +60,15 @@ class Layout:
     def of(self, key: bytes) -> Primary:
         """Return who has a key."""
         return self.primaries[self.owners[slot_of(key)]]
+
+    def buckets(self, domain: str, keyspaces: Iterable[str]) -> dict[Primary, list[tuple[str, bytes]]]:
+        """Return the buckets that each primary has of keyspaces: a keyspace, and the key of the bucket's state."""
+        found: dict[Primary, list[tuple[str, bytes]]] = {primary: [] for primary in self.primaries}
+        for keyspace in keyspaces:
+            for number in range(BUCKETS):
+                state = state_key(bucket_prefix(domain, keyspace, number).encode())
+                found[self.of(state)].append((keyspace, state))
+        return found
 
     @property
     def digest(self) -> str:
