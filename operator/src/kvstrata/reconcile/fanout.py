@@ -19,13 +19,15 @@ from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
 from kvstrata.contract.ack import PodState
 from kvstrata.model.claims import claims_of
-from kvstrata.model.facts import Pod, VerifiedState
+from kvstrata.model.facts import CommittedBundle, Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.plan.backend import servers_held
 from kvstrata.plan.capacity import BUDGETED, keeps_budgets, overcommitted
 from kvstrata.plan.classification import sharers_to_tell
-from kvstrata.plan.poolshards import leftovers
+from kvstrata.plan.pools import narrowed_anew
+from kvstrata.plan.poolshards import changed_pools, leftovers
+from kvstrata.plan.types import CommitBundle
 from kvstrata.plan.usage import holders_of_news
 
 
@@ -141,6 +143,24 @@ def concerned_by_state(world: World, pod: Pod, before: VerifiedState | None, aft
         keys |= _waiting_pools(world, pod.model, counted)
     changed = [t for t in _budgeted(world, pod.model) if keeps_budgets(old, t) != keeps_budgets(new, t)]
     return frozenset(keys | _with_budgets_in(world, changed))
+
+
+def concerned_by_commit(world: World, commit: CommitBundle, before: CommittedBundle | None) -> frozenset[Key]:
+    """Return the keys to plan when a model's bundle was committed in the place of `before`."""
+    entries = before.bundle.entries if before is not None else {}
+    held, stay = ({entry.policy for entry in some.values()} for some in (entries, commit.entries))
+    changed = {entry.policy for entry in commit.entries.values() if entry.since == commit.root.revision}
+    changed |= (held - stay) | narrowed_anew(entries, commit.entries)
+    everyone = commit.root.rules_since == commit.root.revision
+    policies = {
+        Key("TenantCachePolicy", world.namespace, name)
+        for name, policy in world.policies.items()
+        if everyone or policy.uid in changed
+    }
+    own = {Key("CachedModel", world.namespace, commit.model), Key("CacheDomain", world.namespace, "default")}
+    named = changed_pools(before.bundle.pools if before is not None else {}, commit.pools)
+    pools = {Key("PrefixPool", world.namespace, name) for name in named if name in world.pools}
+    return frozenset({*own, *policies, *_groups(world), *pools, *_open_invalidations(world)})
 
 
 def _said(verified: VerifiedState) -> tuple[Any, ...]:

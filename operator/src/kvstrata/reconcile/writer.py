@@ -15,8 +15,6 @@ from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
 from kvstrata.objects import names
 from kvstrata.objects.applied import missing
 from kvstrata.plan.admission import admitted_by
-from kvstrata.plan.pools import narrowed_anew
-from kvstrata.plan.poolshards import changed_pools
 from kvstrata.plan.refused import plan_refused
 from kvstrata.plan.types import (
     Action,
@@ -55,6 +53,7 @@ from .bundles import bundle_secret, read_bundle, shards_of, take
 from .clock import utc_now
 from .credentials import CredentialTender
 from .events import Events
+from .fanout import concerned_by_commit
 from .invalidations import count_lazy
 from .memorykeys import MemoryKeys
 from .queue import WorkQueue
@@ -276,10 +275,6 @@ class Writer:
             version = found.resource_version
         domain = self._store.domain(key.namespace)
         before = domain.bundles.get(commit.model)
-        entries_before = before.bundle.entries if before else {}
-        held = {entry.policy for entry in entries_before.values()}
-        others = frozenset(held - {entry.policy for entry in commit.entries.values()})
-        others |= narrowed_anew(entries_before, commit.entries)
         domain.bundles[commit.model] = CommittedBundle(
             Bundle(commit.root, commit.entries, commit.pools),
             version,
@@ -289,22 +284,8 @@ class Writer:
         )
         domain.committed_at[commit.model] = (commit.root.revision, time.monotonic())
         metrics.COMMITS.observe(time.monotonic() - started)
-        tell_sharing(key.namespace, commit, entries_before, domain)
-        for other in ("TenantCachePolicy", "TenantGroup"):
-            self._enqueue(
-                {Key(other, key.namespace, name) for name in self._concerned(key.namespace, other, commit, others)}
-            )
-        self._enqueue({Key("CachedModel", key.namespace, commit.model), Key("CacheDomain", key.namespace, "default")})
-        changed = changed_pools(before.bundle.pools if before else {}, commit.pools)
-        pools = domain.objects["PrefixPool"]
-        self._enqueue({Key("PrefixPool", key.namespace, name) for name in changed if name in pools})
-        self._enqueue(
-            {
-                Key("CacheInvalidation", key.namespace, invalidation.name)
-                for invalidation in domain.objects["CacheInvalidation"].values()
-                if not (invalidation.status.phase and invalidation.status.phase.finished)
-            }
-        )
+        tell_sharing(key.namespace, commit, before.bundle.entries if before else {}, domain)
+        self._enqueue(concerned_by_commit(self._store.world(key.namespace), commit, before))
 
     async def _write_shard(self, key: Key, commit: CommitBundle, name: str, data: bytes) -> None:
         """Fill the slot of a shard that no reader uses, if it is as this process knows it.
@@ -352,15 +333,6 @@ class Writer:
             self._keeper.observe(domain, stored)
         else:
             self._keeper.forget(domain, name)
-
-    def _concerned(self, namespace: str, kind: str, commit: CommitBundle, others: frozenset[str]) -> set[str]:
-        """Return the objects that a commit concerns; `others` are policies whose entry is not what it changed."""
-        objects = self._store.domain(namespace).objects[kind]
-        if kind == "TenantGroup":
-            return set(objects)
-        changed = others | {e.policy for e in commit.entries.values() if e.since == commit.root.revision}
-        everyone = commit.root.rules_since == commit.root.revision
-        return {name for name, policy in objects.items() if everyone or policy.uid in changed}
 
     async def catch_up(self, key: Key) -> None:
         """Read the bundle that `key` is about anew if a watch told of a version that this process did not write.
