@@ -196,8 +196,11 @@ async def test_of_a_model_that_is_gone_nothing_more_is_deleted(scene: Scene) -> 
     scene.simulation.delete("CachedModel", "tiny")
     await scene.over()
     assert [order.tier.name for order in scene.jobs.made] == ["archive"]
+    metrics.RECLAIMS.labels(NAMESPACE, "tiny", "failed").inc()
     scene.reclaims.ask(NAMESPACE, TellFormer("tiny", 0))
     assert scene.report() is None
+    labels = [one.labels for family in metrics.RECLAIMS.collect() for one in family.samples]
+    assert "tiny" not in [one["model"] for one in labels if one["namespace"] == NAMESPACE]
 
 
 async def test_thousands_of_keyspaces_are_several_jobs(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

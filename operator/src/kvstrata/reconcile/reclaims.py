@@ -43,6 +43,9 @@ KEYSPACES_OF_A_JOB = 20_000
 JOBS_OF_A_ROUND = 100
 """Of one tier at most: 2,000,000 keyspaces."""
 
+RECLAIMED, FAILED = "reclaimed", "failed"
+"""What becomes of a round."""
+
 LOOK_EVERY_S = 5.0
 RETRY_S = 5.0
 
@@ -104,6 +107,7 @@ class Reclaims:
             metrics.FORMER_IDENTITIES.remove(namespace, question.model)
         if question.model not in self._store.domain(namespace).objects["CachedModel"]:
             self._forget(namespace, lambda known: known.model == question.model)
+            _forget_counts(namespace, question.model)
 
     def _begin(self, namespace: str, question: ReclaimFormer) -> None:
         order = question.cache.order
@@ -133,7 +137,7 @@ class Reclaims:
         if report is None:
             return
         facts[(cache.order, question.round)] = report
-        outcome = "reclaimed" if report.state is JobState.DONE else "failed"
+        outcome = RECLAIMED if report.state is JobState.DONE else FAILED
         metrics.RECLAIMS.labels(namespace, cache.model, outcome).inc()
         log.info(
             "a round of the deletion of a former cache is over",
@@ -203,3 +207,13 @@ class Reclaims:
 def _sum(deleted: Amount, run: DeletionRun) -> Amount:
     told = [line.deleted for line in run.lines if isinstance(line, Erased)]
     return Amount(deleted.keys + sum(one.keys for one in told), deleted.bytes + sum(one.bytes for one in told))
+
+
+def _forget_counts(namespace: str, model: str) -> None:
+    """Show no counts of a model that is gone."""
+    for counter in (metrics.RECLAIMED_BLOCKS, metrics.RECLAIMED_BYTES):
+        with contextlib.suppress(KeyError):
+            counter.remove(namespace, model)
+    for outcome in (RECLAIMED, FAILED):
+        with contextlib.suppress(KeyError):
+            metrics.RECLAIMS.remove(namespace, model, outcome)
