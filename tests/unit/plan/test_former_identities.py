@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receiptfacts import Amount
 from kvstrata.model.erasurefacts import JobState
 from kvstrata.model.reclaimfacts import FormerCache, ReclaimReport
 from kvstrata.plan.former import FIRST_PAUSE_S, keyspaces_in_force
-from kvstrata.plan.types import EndReclaim, ReclaimFormer, TellFormer
+from kvstrata.plan.types import EndReclaim, ReclaimFormer, ReclaimQuestion, TellFormer
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, pool, redis_tier
 from tests.support.worlds import Killed, Simulation
 
@@ -166,8 +167,19 @@ def test_a_rollback_after_the_window_ends_the_deletion_before_status_forgets_it(
     assert later[0].cache.order != order.cache.order, "replaced again it is another deletion, with other Jobs"
 
 
-def test_a_window_of_nothing_reclaims_at_the_end_of_the_rollout() -> None:
+def test_a_window_of_nothing_reclaims_at_the_end_of_the_rollout_and_not_before_status_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     scene = Scene(rollbackWindow="0s")
+    note = scene.simulation.ask
+
+    def ask(namespace: str, question: ReclaimQuestion) -> None:
+        if isinstance(question, ReclaimFormer):
+            told = scene.former()[question.cache.identity]
+            assert told["unusedSince"] == format_timestamp(question.cache.since)
+        note(namespace, question)
+
+    monkeypatch.setattr(scene.simulation, "ask", ask)
     old, _ = scene.replace(NEW)
     scene.simulation.advance(10)
     assert scene.phases() == {old: "Reclaiming"}

@@ -156,7 +156,7 @@ class Reclaims:
             self._queue.add(Key("CachedModel", namespace, cache.model))
             for order in self._orders(namespace, question, tier, keyspaces):
                 run = await self._over(namespace, cache, order)
-                if run is None or not run.begun:
+                if run is None:
                     return None
                 deleted = _sum(deleted, run)
                 if run.state is not JobState.DONE:
