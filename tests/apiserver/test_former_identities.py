@@ -151,7 +151,7 @@ def test_a_rollback_finds_what_was_kept_and_what_is_replaced_for_good_is_deleted
     connect_to: Callable[..., Connection],  # noqa: F811
 ) -> None:
     first = place.operators.start("operator-1")
-    first.wait_until_leading()
+    first.wait_until_leading(PATIENCE_S)
     old = place.wait("an identity", lambda: place.status.get("identity"))
     place.wait("the Deployment", lambda: place._labels().get("kvstrata.io/identity") == old)
     place.roll_out()
@@ -176,12 +176,12 @@ def test_a_rollback_finds_what_was_kept_and_what_is_replaced_for_good_is_deleted
     job = place.wait("a Job", lambda: place.jobs)[0]["metadata"]["name"]
     first.kill()
     second = place.operators.start("operator-2")
-    second.wait_until_leading()
+    second.wait_until_leading(PATIENCE_S)
     told = place.wait("what was deleted", lambda: place.status.get("reclaimed"))
     assert (told["identity"], told["blocks"], told["bytes"]) == (old, BLOCKS, BLOCKS * len(VALUE))
     assert job.endswith("-1"), "the Job that the first had begun is the one that counts"
     assert place.values() == {new: BLOCKS}
     place.wait("the end of Jobs", lambda: not place.jobs)
     assert place.phases == {}
-    assert second.metric("kvstrata_reclaimed_blocks_total", model="tiny") == BLOCKS
+    place.wait("the count", lambda: second.metric("kvstrata_reclaimed_blocks_total", model="tiny") == BLOCKS)
     assert second.metric("kvstrata_former_identities") == 0
