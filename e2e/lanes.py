@@ -30,6 +30,17 @@ class Command:
     environment: Mapping[str, str] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A command that ended otherwise than with 0."""
+
+    command: Command
+    code: int
+
+    def __str__(self) -> str:
+        return f"FAILED: {self.command.name}: exit {self.code}"
+
+
 class Lanes:
     """Runs lanes beside each other. Output goes to one log per command and is printed whole when the command ends."""
 
@@ -39,8 +50,8 @@ class Lanes:
         self._print_whole = print_whole
         self._printing = threading.Lock()
 
-    def run(self, lanes: Sequence[Sequence[Command]]) -> list[str]:
-        """Run every lane to its end, whatever fails; returns one sentence for each command that failed."""
+    def run(self, lanes: Sequence[Sequence[Command]]) -> list[Failure]:
+        """Run every lane to its end, whatever fails; returns the commands that failed."""
         self._logs.mkdir(parents=True, exist_ok=True)
         names = "; ".join(" then ".join(command.name for command in lane) for lane in lanes)
         with (
@@ -49,9 +60,9 @@ class Lanes:
         ):
             return [failure for failures in pool.map(self._run_lane, lanes) for failure in failures]
 
-    def _run_lane(self, lane: Sequence[Command]) -> list[str]:
-        codes = [(command.name, self._run_command(command)) for command in lane]
-        return [f"FAILED: {name}: exit {code}" for name, code in codes if code]
+    def _run_lane(self, lane: Sequence[Command]) -> list[Failure]:
+        codes = [(command, self._run_command(command)) for command in lane]
+        return [Failure(command, code) for command, code in codes if code]
 
     def _run_command(self, command: Command) -> int:
         log = self._logs / f"{command.name.replace('/', '-').replace(' ', '-')}.log"

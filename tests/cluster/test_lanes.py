@@ -38,7 +38,7 @@ def test_a_failure_is_told_and_stops_nothing(tmp_path: Path) -> None:
             [program("three", "")],
         ]
     )
-    assert failures == ["FAILED: one: exit 3"]
+    assert [str(failure) for failure in failures] == ["FAILED: one: exit 3"]
     assert any("one:\nwhy" in text for text in printed)
     assert any("goes on" in text for text in printed)
 

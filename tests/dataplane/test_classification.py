@@ -128,9 +128,11 @@ def test_what_is_being_read_when_its_tier_is_closed_is_found_by_nobody_else_and_
 
 
 def test_a_tier_that_is_opened_takes_what_is_stored_from_then_on(pod: Pod, sequence: int, keyspace: str) -> None:
-    marker = os.urandom(16)
+    marker, refused = os.urandom(16), os.urandom(16)
     pod.close(keyspace, frozenset(TIERS))
-    assert pod.server.store_marked(sequence, keyspace, os.urandom(16))["stored"]
+    assert pod.server.store_marked(sequence, keyspace, refused)["stored"]
+    # While the memory has the block, another of its name is not taken.
+    pod.until_in(refused, NOBODY)
     pod.close(keyspace, NOBODY)
     until(lambda: pod.server.store_marked(sequence, keyspace, marker)["stored"] and bool(pod.holders(marker)))
     pod.until_in(marker, frozenset(TIERS))
