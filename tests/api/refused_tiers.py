@@ -8,6 +8,7 @@ from tests.api.objects import REMOVE, Row
 
 LONG_NAME = "a" * 41
 
+KMS = {"address": "https://bao:8200", "role": "kvstrata", "authorityConfigMapRef": {"name": "bao", "key": "ca.crt"}}
 DOMAIN = [
     Row("domain_name", "CacheDomain", {"metadata.name": "other"}, "metadata.name", "its name must be default"),
     Row("stale_after_low", "CacheDomain", {"spec.staleAfter": "4s"}, "spec.staleAfter", "must be between 5s and 24h"),
@@ -16,7 +17,32 @@ DOMAIN = [
     Row("stale_after_empty", "CacheDomain", {"spec.staleAfter": ""}, "spec.staleAfter", "at least 2 chars"),
     Row("drain_timeout", "CacheDomain", {"spec.drainTimeout": "2h"}, "spec.drainTimeout", "must be between 1s and 1h"),
     Row("on_stale", "CacheDomain", {"spec.onStale": "Hope"}, "spec.onStale", '"Fence", "ServeStale"'),
-    Row("custody", "CacheDomain", {"spec.keyCustody": "Paper"}, "spec.keyCustody", '"Secret", "Memory"'),
+    Row("custody", "CacheDomain", {"spec.keyCustody": "Paper"}, "spec.keyCustody", '"Secret", "Memory", "KMS"'),
+    Row(
+        "custody_of_none", "CacheDomain", {"spec.keyCustody": "KMS"}, "spec.kms", "kms is required for keyCustody: KMS"
+    ),
+    Row("kms_unused", "CacheDomain", {"spec.kms": KMS}, "spec.kms", "and for nothing else"),
+    Row(
+        "kms_in_clear",
+        "CacheDomain",
+        {"spec.keyCustody": "KMS", "spec.kms": KMS | {"address": "http://bao:8200"}},
+        "spec.kms.address",
+        "should match",
+    ),
+    Row(
+        "kms_with_a_path",
+        "CacheDomain",
+        {"spec.keyCustody": "KMS", "spec.kms": KMS | {"address": "https://bao:8200/v1"}},
+        "spec.kms.address",
+        "should match",
+    ),
+    Row(
+        "kms_mount",
+        "CacheDomain",
+        {"spec.keyCustody": "KMS", "spec.kms": KMS | {"mount": "/keys"}},
+        "spec.kms.mount",
+        "should match",
+    ),
     Row("unknown", "CacheDomain", {"spec.unknownTenants": "Allow"}, "spec.unknownTenants", '"NoReuse", "Refuse"'),
     Row(
         "public_budget",

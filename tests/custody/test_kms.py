@@ -256,3 +256,20 @@ def _rewrite(kube: MemoryKube, **fields: str) -> None:
     assert record is not None
     secret = kube.objects["Secret", NAMESPACE, names.wrapped_keys_secret(ACME)]
     secret["data"][ACME] = base64.b64encode(replace(record, **fields).encode()).decode()
+
+
+async def test_another_domain_s_record_is_neither_unwrapped_nor_lets_its_key_be_deleted(
+    custody: KmsCustody, client: TransitClient, kube: MemoryKube
+) -> None:
+    """Whoever may write Secrets of one namespace could otherwise read, or end, what another has in the same service."""
+    await custody.draw([ACME])
+    stored_in = WrappedKeys(kube, NAMESPACE, OWNER)
+    record = (await stored_in.read([ACME]))[ACME]
+    strange = KmsCustody(client, stored_in, "another", lambda: datetime(2026, 11, 22, 10, tzinfo=UTC), OPERATOR)
+    assert await strange.unlock([ACME]) == {}
+    assert await strange.recorded([ACME]) == {ACME}
+    await stored_in.change(
+        names.wrapped_keys_secret(ACME), lambda _: {ACME: replace(record, wrapped="", revoked_at=NOW)}
+    )
+    assert (await strange.destroy([ACME]))[ACME].why_not is Undestroyed.NOT_REVOKED
+    assert await client.look(record.key) is not None

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from kvstrata.adapters.kube import KubeError
@@ -45,6 +46,8 @@ from kvstrata.plan.types import (
     TurnSecret,
 )
 from kvstrata.reconcile.controllers import plan
+from kvstrata.reconcile.custody.services import KmsServices, Login, by_service_account
+from kvstrata.reconcile.kmskeys import KmsKeys
 from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync
@@ -151,6 +154,8 @@ class Simulation:
         self.reclaim_questions: list[ReclaimQuestion] = []
         """What was asked of deletions of former caches; nobody answers by itself."""
         self.ended_reclaims: list[EndReclaim] = []
+        self.kms_addresses: tuple[str, ...] = ()
+        self.kms_login: Login = by_service_account(Path("/nonexistent"))
         self.plans: list[tuple[Key, Plan]] = []
         self.boots = 0
         self._boot()
@@ -165,10 +170,14 @@ class Simulation:
         self.keeper = keeper
         self.secret_watch = SecretWatch(self.store, keeper)
         self.memory = MemoryKeys(self.store, self.queue, self.random.randbytes, lambda: self.now, f"op-{self.boots}")
+        self.kms = KmsKeys(
+            self.kube, self.store, self.queue, self.memory, KmsServices(self.kube, self.kms_addresses, self.kms_login),
+            f"op-{self.boots}", lambda: self.now, lambda: True,
+        )  # fmt: skip
         self.writer = Writer(
             self.kube, self.store, self.queue, keeper, lambda: True,
             lambda _, asked: self.pool_questions.append(asked), lambda _, asked: self.isolation_questions.append(asked),
-            lambda where, order: self.erase(where, order), self.memory, self,
+            lambda where, order: self.erase(where, order), self.kms, self,
         )  # fmt: skip
         self.resync = Resync(self.kube, self.store, keeper, [NAMESPACE], False)
 
@@ -281,6 +290,7 @@ class Simulation:
         self.store.recall_departures()
         finish(self.resync.secrets())
         self.memory.begin()
+        self.kms.begin()
         for model in self.world.models:
             for pod in self.world.live_pods(model):
                 if pod.uid in self.acks:

@@ -35,6 +35,8 @@ class Settings:
     nodefs_reserve_percent: int
     image_pull_secrets: tuple[str, ...] = ()
     job_placement: Mapping[str, Any] = field(default_factory=dict)
+    kms_addresses: tuple[str, ...] = ()
+    kms_token_file: str = ""
 
     @property
     def cluster_wide(self) -> bool:
@@ -92,4 +94,6 @@ class Settings:
             nodefs_reserve_percent=percent("KVSTRATA_NODEFS_RESERVE_PERCENT", "11"),
             image_pull_secrets=listed("KVSTRATA_IMAGE_PULL_SECRETS"),
             job_placement=placement("KVSTRATA_JOB_PLACEMENT"),
+            kms_addresses=listed("KVSTRATA_KMS_ADDRESSES"),
+            kms_token_file=env.get("KVSTRATA_KMS_TOKEN_FILE") or "",
         )

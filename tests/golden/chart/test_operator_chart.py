@@ -23,6 +23,7 @@ EVERYTHING: dict[str, Any] = {
     "watchNamespaces": ["team-b", "team-a"],
     "metrics": {"serviceMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}},
     "imagePullSecrets": ["registry"],
+    "kms": {"addresses": ["https://openbao.keys.svc:8200"]},
     "image": {"digest": "sha256:" + "0" * 64},
     "priorityClassName": "system-cluster-critical",
     "nodeSelector": {"pool": "control"},

@@ -302,6 +302,7 @@ class World:
                 now,
                 may_write,
                 sim.memory,
+                sim.kms,
                 self.keys.lead().ask_holders,
             ),
             looks=Looks(sim.kube, "operator-1", now, verifier),

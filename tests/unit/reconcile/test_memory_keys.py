@@ -13,7 +13,7 @@ import pytest
 from kvstrata.contract.datakey import KeyReference, key_id
 from tests.support.key_pods import KeyPods
 from tests.support.objects import NAMESPACE, domain, group, model, policy, redis_tier
-from tests.support.worlds import Simulation
+from tests.support.worlds import Killed, Simulation
 
 TCP = "TenantCachePolicy"
 SEALED = redis_tier(encryption="Required")
@@ -255,3 +255,37 @@ class TestAChangeOfCustody:
             assert {*pods.held["pod-0"]} == pods.named() != set()
 
         told(story, domain(), redis_tier(encryption="Disabled"), *OBJECTS[2:])
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_wherever_an_operator_dies_the_next_one_has_pods_with_the_keys_that_their_bundle_names(after: bool) -> None:
+    async def story(pods: KeyPods) -> None:
+        await pods.turn()
+        pods.sim.edit(TCP, "acme", cacheGeneration=2)
+        await pods.turn(61)
+
+    async def lived(number: int) -> bool:
+        """Whether the operator outlived the story, in which it was to die at its write of this number."""
+        pods = made(domain(keyCustody="Memory"), SEALED, model(tiers=("shared",)), policy("acme"), pods=1)
+        pods.sim.kill_at(number, after=after)
+        try:
+            await story(pods)
+        except Killed:
+            restart(pods)
+        else:
+            return True
+        for _ in range(3):
+            await pods.turn(61)
+        assert {*pods.held["pod-0"]} == pods.named() != set(), number
+        assert condition(pods.sim, "KeysAtHand") == ("True", "KeysAtHand"), number
+        assert pods.sim.condition(TCP, "acme", "Enforced")[0] == "True", number
+        assert pods.sim.status(TCP, "acme")["cacheGeneration"] in (1, 2)
+        return False
+
+    async def all_of_them() -> int:
+        number = 1
+        while not await lived(number):
+            number += 1
+        return number
+
+    assert asyncio.run(all_of_them()) > 5

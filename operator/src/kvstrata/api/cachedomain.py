@@ -11,6 +11,7 @@ from kvstrata.api.base import AGE, ApiModel, Column, KindInfo, Resource, Rule, S
 from kvstrata.api.common import (
     Admission,
     Budget,
+    ConfigMapKeyRef,
     Count,
     Duration,
     Hex,
@@ -43,6 +44,41 @@ class KeyCustody(StrEnum):
 
     SECRET = "Secret"  # noqa: S105 - a name, not a secret
     MEMORY = "Memory"
+    KMS = "KMS"
+
+
+ServiceAddress = Annotated[
+    str,
+    StringConstraints(
+        max_length=261,
+        pattern=r"^https://([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$",
+    ),
+]
+ServicePath = Annotated[
+    str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_]([-A-Za-z0-9_./]*[A-Za-z0-9_])?$")
+]
+
+
+class KeyManagement(ApiModel):
+    """Where a key management service is: OpenBao or Vault with Transit, and its method `kubernetes` to log in."""
+
+    address: ServiceAddress
+    """https://host:port. Whoever runs the operator allows it by the chart's kms.addresses."""
+
+    authority_config_map_ref: ConfigMapKeyRef
+    """Certificate authority, in PEM, that alone is trusted to sign the service's certificate."""
+
+    role: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[-A-Za-z0-9_.]+$")]
+    """What the service calls the operator's rights, at its authentication method."""
+
+    mount: ServicePath | None = None
+    """Path of the Transit engine. Absent means transit."""
+
+    auth_mount: ServicePath | None = None
+    """Path of the authentication method. Absent means kubernetes."""
+
+    namespace: ServicePath | None = None
+    """The service's own namespace. Absent means its root."""
 
 
 class UnknownTenants(StrEnum):
@@ -75,8 +111,12 @@ class CacheDomainSpec(ApiModel):
 
     key_custody: KeyCustody | None = None
     """Where data keys are kept. Secret: in Secrets of the namespace. Memory: in the operator and in pods only, so that
-    their end can be known; what no pod has when the operator starts anew is lost, and with it what it encrypted. It
-    cannot be changed while there are keys. Absent means Secret."""
+    their end can be known; what no pod has when the operator starts anew is lost, and with it what it encrypted. KMS:
+    wrapped by a key management service, which can end them. It cannot be changed while there are keys. Absent means
+    Secret."""
+
+    kms: KeyManagement | None = None
+    """The service, for keyCustody: KMS."""
 
     public_budget: Budget | None = None
     """Budget of the Public scope. Absent means no guarantee and no limit."""
@@ -88,6 +128,15 @@ class CacheDomainSpec(ApiModel):
     audit_names: AuditNames | None = None
     """How the audit log of operator and gates speaks of tenants. Scopes: by objects and the first digits of keyspaces.
     Tenants: by their names, too. Absent means Scopes."""
+
+    RULES = (
+        Rule(
+            cel="(has(self.keyCustody) && self.keyCustody == 'KMS') == has(self.kms)",
+            message="kms is required for keyCustody: KMS, and for nothing else",
+            field_path=".kms",
+            holds=lambda spec: (spec.key_custody is KeyCustody.KMS) == (spec.kms is not None),
+        ),
+    )
 
     @property
     def stale_after_s(self) -> int:

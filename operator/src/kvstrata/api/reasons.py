@@ -46,6 +46,10 @@ class DomainReason(Reason):
         "KeyCustodyInUse",
         "The spec names another custody than the one that has keys; they stay there, and new ones are drawn there.",
     )
+    KEY_CUSTODY_AWAY = (
+        "KeyCustodyAway",
+        "The key management service does not do what it is asked, or may not be asked; pods go on with their keys.",
+    )
     KEYS_AT_HAND = "KeysAtHand", "The operator has every data key that is in use."
     KEYS_AWAITED = (
         "KeysAwaited",

@@ -9,6 +9,7 @@ import secrets
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import NoReturn
 
 import kopf
@@ -25,10 +26,12 @@ from kvstrata.objects.context import BuildContext
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.acks import AckListener
 from kvstrata.reconcile.clock import since_boot_s, utc_now
+from kvstrata.reconcile.custody.services import KmsServices, by_service_account
 from kvstrata.reconcile.erasures.board import Erasures
 from kvstrata.reconcile.erasures.crew import assemble
 from kvstrata.reconcile.erasures.jobs import Jobs
 from kvstrata.reconcile.keycourier import KeyCourier
+from kvstrata.reconcile.kmskeys import KmsKeys
 from kvstrata.reconcile.loop import Loop
 from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.probing import Probing
@@ -79,6 +82,10 @@ class Operator:
         self._queue = WorkQueue(time.monotonic)
         self._keeper = Keeper(kube, settings.namespace, secrets.token_bytes, utc_now)
         self._memory = MemoryKeys(self._store, self._queue, secrets.token_bytes, utc_now, settings.pod_name)
+        services = KmsServices(kube, settings.kms_addresses, by_service_account(Path(settings.kms_token_file)))
+        self._kms = KmsKeys(
+            kube, self._store, self._queue, self._memory, services, settings.pod_name, utc_now, self._may_write
+        )
         self._lease = Leadership(Kube.connect, settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s)
         self._met = asyncio.Event()
         self._elected = asyncio.Event()
@@ -218,6 +225,7 @@ class Operator:
         resync = Resync(self._kube, self._store, self._keeper, self._settings.watch_namespaces, self._service_monitors)
         await self._first_look(resync)
         self._memory.begin()
+        self._kms.begin()
         self._leading = True
         metrics.LEADING.set(1)
         authority = self._keeper.authority
@@ -228,17 +236,17 @@ class Operator:
         ):
             parts = (self._kube, self._store, self._queue, self._keeper, gates, self._context(), self._may_write)
             courier = KeyCourier(self._kube, gates, self._store, self._memory, self._may_write)
-            erasures = Erasures(assemble(*parts, self._memory, courier.ask_holders, self._settings.pod_name))
+            erasures = Erasures(assemble(*parts, self._memory, self._kms, courier.ask_holders, self._settings.pod_name))
             jobs = Jobs(self._kube, self._context(), utc_now, self._may_write)
             reclaims = Reclaims(self._store, self._queue, jobs, utc_now)
-            asked = (warming.ask, probing.ask, erasures.take, self._memory, reclaims)
+            asked = (warming.ask, probing.ask, erasures.take, self._kms, reclaims)
             writer = Writer(self._kube, self._store, self._queue, self._keeper, self._may_write, *asked)
             listener = AckListener(self._kube, gates, self._store, self._queue)
             loop = Loop(self._store, self._queue, writer, self._context(), self._settings.workers)
             await listener.first_round()
             self._enqueue_all()
             self._synced = True
-            async with writer.topologies, erasures, reclaims, asyncio.TaskGroup() as group:
+            async with writer.topologies, erasures, reclaims, self._kms, asyncio.TaskGroup() as group:
                 group.create_task(erasures.recall(self._settings.watch_namespaces), name="erasures")
                 group.create_task(listener.run(), name="acks")
                 group.create_task(courier.run(), name="keys")

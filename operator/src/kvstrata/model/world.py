@@ -68,7 +68,8 @@ class World:
     `data_keys` gives the data key of an epoch, or its id where only the operator's and the pods' memory have it.
     `judged_epochs` are those of them which no status names unless one in this snapshot does; of the others a status may
     still be news to come. `keys_awaited` are epochs whose keys the operator asks pods for, `keys_lost` those whose keys
-    nobody has any more, or may have been drawn by an operator that did not leave them behind.
+    nobody has any more, or may have been drawn by an operator that did not leave them behind. `keys_problem` is what is
+    the matter with a key management service, for people.
     """
 
     namespace: str
@@ -79,6 +80,7 @@ class World:
     judged_epochs: Set[str] = frozenset()
     keys_awaited: Set[str] = frozenset()
     keys_lost: Set[str] = frozenset()
+    keys_problem: str = ""
     domains: Mapping[str, CacheDomain] = field(default_factory=dict)
     tiers: Mapping[str, CacheTier] = field(default_factory=dict)
     models: Mapping[str, CachedModel] = field(default_factory=dict)

@@ -45,6 +45,7 @@ from .chains.invalidation import scopes_to_leave
 from .custody import FENCE_MARGIN_S, is_fenced
 from .custody import Witness as Held
 from .erasurefacts import has_acknowledged, standing_of, tiers_at_hand, witnesses
+from .keycustody import in_force
 
 _IN_PODS = {Medium.CPU: PodMedium.CPU, Medium.NVME: PodMedium.NVME}
 
@@ -80,12 +81,16 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         allow_residue=invalidation.spec.residue_allowed,
     )
     keys = tuple(
-        _held_key(world.data_keys[one.old], _commitment(domain, one)) for one in epochs if one.old in world.data_keys
+        _held_key(world, world.data_keys[one.old], _commitment(domain, one))
+        for one in epochs
+        if one.old in world.data_keys
     )
     return ErasureRecord(invalidation.namespace, invalidation.name, domain, epochs, keys, Erasure(order))
 
 
-def _held_key(kept: bytes | str, revoked: str) -> HeldKey:
+def _held_key(world: World, kept: bytes | str, revoked: str) -> HeldKey:
+    if isinstance(kept, str) and world.domain is not None:
+        return HeldKey(kept, revoked, in_force(world.domain))
     if isinstance(kept, str):
         return HeldKey(kept, revoked, KeyCustody.MEMORY)
     return HeldKey(key_fingerprint(kept), revoked, KeyCustody.SECRET)

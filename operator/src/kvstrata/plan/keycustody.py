@@ -89,8 +89,11 @@ def keys_at_hand(world: World, domain: CacheDomain, lost: int) -> tuple[Finding,
     if in_force(domain) is KeyCustody.SECRET:
         return ()
     kind = ConditionType.KEYS_AT_HAND
+    if world.keys_problem:
+        return (false(kind, DomainReason.KEY_CUSTODY_AWAY, world.keys_problem),)
     if world.keys_awaited:
-        told = f"{len(world.keys_awaited)} data keys are asked back from pods, because the operator was started anew"
+        asked = "asked back from pods" if in_force(domain) is KeyCustody.MEMORY else "unwrapped"
+        told = f"{len(world.keys_awaited)} data keys are {asked}, because the operator was started anew"
         return (false(kind, DomainReason.KEYS_AWAITED, told),)
     if lost:
         told = f"nobody has the data keys of {lost} epochs any more: they get new epochs and a cold cache"
@@ -113,7 +116,9 @@ def named_in_bundles(world: World) -> dict[str, str]:
         for keyspace, keys in (*told, *((version.keyspace, version.keys) for version in versions)):
             if keys and isinstance(keys[0], KeyReference):
                 named[keyspace] = keys[0].id
-    found = {}
+    found: dict[str, str] = {}
+    if not named:
+        return found
     for scope, epoch in _scopes_in_use(world):
         keyspace = derive_keyspace(world.domain_key, scope, epoch)
         if keyspace in named:

@@ -74,7 +74,8 @@ class EnsureSecret:
 
 @dataclass(frozen=True, slots=True)
 class KeepInMemory:
-    """Draw a data key for each of `epochs` that has none, and overwrite those of `spent`; no object ever has one."""
+    """Draw a data key for each of `epochs` that has none, and overwrite those of `spent`; no object ever has one that
+    is not wrapped."""
 
     epochs: tuple[str, ...] = ()
     spent: tuple[str, ...] = ()

@@ -162,6 +162,9 @@ class KeyCourier:
             if error.unheard_of:
                 self._asked.setdefault(namespace, set()).add(pod.uid)
             log.info("a pod was not brought data keys", extra={"pod": pod.name, "why": str(error)})
+        except Exception:
+            log.exception("a pod was not brought data keys; this is a defect", extra={"pod": pod.name})
+            metrics.FAILURES.labels("CacheDomain", "Bug").inc()
         failures = self._failures[pod.uid] = 0 if brought else self._failures.get(pod.uid, 0) + 1
         self._not_before[pod.uid] = self._monotonic() + RETRY_S[min(failures, len(RETRY_S) - 1)]
 

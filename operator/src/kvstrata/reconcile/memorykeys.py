@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from datetime import datetime
+from typing import Protocol
 
 from kvstrata.contract.receiptwords import KeyCustody as Kind
 from kvstrata.model.refs import Key
@@ -27,6 +28,13 @@ log = logging.getLogger(__name__)
 
 FORMER = "an operator before this one"
 """Who had keys that pods gave back. Nobody looks whether it has ended, so such keys are never called destroyed."""
+
+
+class KeepsKeys(Protocol):
+    """Keeps data keys out of Secrets, as `MemoryKeys` does, and for other custodies `reconcile.kmskeys.KmsKeys`."""
+
+    async def keep(self, namespace: str, order: KeepInMemory) -> None:
+        """Draw keys for epochs, and end those that nobody needs any more."""
 
 
 class MemoryKeys:
@@ -73,7 +81,8 @@ class MemoryKeys:
             world, domain = self._store.world(namespace), self._store.domain(namespace)
             named = named_in_bundles(world)
             # A CacheDomain that cannot be read now says nothing, and its bundles do.
-            if not named and (world.domain is None or in_force(world.domain) is not Kind.MEMORY):
+            elsewhere = world.domain is not None and in_force(world.domain) is not Kind.MEMORY
+            if elsewhere or (world.domain is None and not named):
                 continue
             self.custody(namespace)
             self._wanted[namespace] = dict(named)
@@ -120,6 +129,8 @@ class MemoryKeys:
 
     def give_up(self, namespace: str) -> None:
         """No pod has the keys that are still wanted: their epochs are replaced."""
+        if self._store.world(namespace).domain is None:
+            return  # nobody knows whether they are in another custody
         domain, lost = self._store.domain(namespace), frozenset(self._wanted.pop(namespace, ()))
         if not lost:
             return

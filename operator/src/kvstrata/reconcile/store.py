@@ -75,10 +75,10 @@ class DomainStore:
     secrets: dict[str, SecretFacts] = field(default_factory=dict)
     domain_key: bytes | None = field(default=None, repr=False)
     data_keys: Mapping[str, bytes | str] = field(default_factory=dict, repr=False)
-    """By epoch; a text is the id of a key that is in memory only."""
+    """By epoch; replaced as a whole when one changes. A text is the id of a key that is in no Secret."""
     keys_awaited: frozenset[str] = frozenset()
     keys_lost: frozenset[str] = frozenset()
-    """By epoch; replaced as a whole when one changes."""
+    keys_problem: str = ""
     judged_epochs: set[str] = field(default_factory=set)
     """Of the data keys' epochs those that were seen to leave a status, or whose key was known before a whole list of
     objects was read: a key is drawn for an epoch that a status has, so a later list shows whether one still does."""
@@ -145,6 +145,7 @@ class Store:
             judged_epochs=d.judged_epochs,
             keys_awaited=d.keys_awaited,
             keys_lost=d.keys_lost,
+            keys_problem=d.keys_problem,
             domains=d.objects["CacheDomain"],
             tiers=d.objects["CacheTier"],
             models=d.objects["CachedModel"],
@@ -262,10 +263,9 @@ class Store:
 
     def lose_contact(self, namespace: str, uid: str) -> None:
         """Take note that a pod does not answer any more, or not as itself."""
-        d = self.domain(namespace)
-        said = d.states.get(uid)
-        if said is not None and said.in_contact:
-            d.states[uid] = replace(said, in_contact=False)
+        states = self.domain(namespace).states
+        if (said := states.get(uid)) is not None and said.in_contact:
+            states[uid] = replace(said, in_contact=False)
 
     def recall_departures(self) -> None:
         """Take note of pods that vanished while no operator led: those that a model's status names and no list has."""

@@ -55,7 +55,7 @@ from .credentials import CredentialTender
 from .events import Events
 from .fanout import concerned_by_commit
 from .invalidations import count_lazy
-from .memorykeys import MemoryKeys
+from .memorykeys import KeepsKeys
 from .queue import WorkQueue
 from .reclaimed import Reclaimer, reclaim, tell_reclaimed
 from .secrets import Keeper
@@ -85,7 +85,7 @@ class Writer:
         ask_for_pools: Callable[[str, PoolQuestion], None],
         probe: Callable[[str, IsolationQuestion], None],
         erase: Callable[[str, ErasureOrder], None] = lambda _namespace, _order: None,
-        memory: MemoryKeys | None = None,
+        memory: KeepsKeys | None = None,
         reclaims: Reclaimer | None = None,
     ) -> None:
         self._kube, self._store, self._queue, self._keeper, self._leading = kube, store, queue, keeper, leading

@@ -68,7 +68,7 @@ class KmsCustody:
         Raises CustodyError if the service does not answer, or is another than the one that wrapped them.
         """
         found: dict[str, bytes] = {}
-        records = {epoch: key for epoch, key in (await self._stored.read(epochs)).items() if key.wrapped}
+        records = {epoch: key for epoch, key in (await self._own(epochs)).items() if key.wrapped}
         if not records:
             return found
         service = await self._service()
@@ -82,6 +82,10 @@ class KmsCustody:
                     raise _failed(error) from error
         return found
 
+    async def recorded(self, epochs: Iterable[str]) -> frozenset[str]:
+        """Return those of these epochs for which a key was ever drawn, as far as is stored. Raises CustodyError."""
+        return frozenset(await self._stored.read(epochs))
+
     async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Revocation]:
         """Take the wrapped keys out of their Secrets, and keep note of what the service has to delete."""
         wanted = tuple(epochs)
@@ -94,7 +98,7 @@ class KmsCustody:
     async def destroy(self, epochs: Iterable[str]) -> Mapping[str, Destruction]:
         """Have the service delete the keys that wrapped these, ask it again, and return its word."""
         wanted = tuple(epochs)
-        records = await self._stored.read(wanted)
+        records = await self._own(wanted)
         service = await self._service()
         return {epoch: await self._destroyed(records.get(epoch), service) for epoch in wanted}
 
@@ -112,6 +116,15 @@ class KmsCustody:
         except KmsError as error:
             raise _failed(error) from error
         return WrappedKey(service.cluster, self._client.place, name, drawn.wrapped)
+
+    async def _own(self, epochs: Iterable[str]) -> dict[str, WrappedKey]:
+        """Return the records of these epochs that name the key which is theirs.
+
+        Whoever may write the namespace's Secrets can put another domain's record there: its key is neither unwrapped
+        for this one nor deleted.
+        """
+        stored = await self._stored.read(epochs)
+        return {epoch: one for epoch, one in stored.items() if one.key == wrapping_key(self._domain, epoch)}
 
     def _revocation(self, record: WrappedKey | None) -> Revocation:
         if record is None or record.wrapped or not record.revoked_at:

@@ -72,6 +72,11 @@ class MemoryCustody:
         """Return what bundles say of the keys of these epochs."""
         return {epoch: kept.id for epoch in epochs if (kept := self._live(epoch)) is not None}
 
+    def take(self, epoch: str, secret: bytes) -> None:
+        """Hold a key that another custody keeps, for those who are brought it."""
+        if epoch not in self._keys:
+            self._keys[epoch] = _Kept(key_id(secret), bytearray(secret))
+
     def epochs_of(self, ids: Iterable[str]) -> list[str]:
         """Return the epochs whose keys have these ids, of those that are given to anybody."""
         wanted = frozenset(ids)

@@ -14,6 +14,7 @@ from kvstrata.adapters.kube import Kube
 from kvstrata.objects.context import BuildContext
 from kvstrata.reconcile.clock import utc_now
 from kvstrata.reconcile.events import Events
+from kvstrata.reconcile.kmskeys import KmsKeys
 from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.secrets import Keeper
@@ -66,6 +67,7 @@ def assemble(
     ctx: BuildContext,
     leading: Callable[[], bool],
     memory: MemoryKeys,
+    kms: KmsKeys,
     ask_holders: AskHolders,
     operator: str,
 ) -> Crew:
@@ -81,7 +83,7 @@ def assemble(
         queue=queue,
         events=Events(kube),
         keep=Keep(kube, ctx.operator_namespace),
-        keys=KeyRevoker(kube, store, queue, keeper, operator, utc_now, may_write, memory, ask_holders),
+        keys=KeyRevoker(kube, store, queue, keeper, operator, utc_now, may_write, memory, kms, ask_holders),
         looks=Looks(kube, operator, utc_now),
         pods=Pods(kube, gates, utc_now),
         jobs=Jobs(kube, ctx, utc_now, leading),

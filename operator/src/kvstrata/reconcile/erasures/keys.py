@@ -27,6 +27,7 @@ from kvstrata.plan.erasureorders import DestroyKeys, RevokeKeys
 from kvstrata.reconcile.custody import CustodyError
 from kvstrata.reconcile.custody.secret import SecretCustody
 from kvstrata.reconcile.keycourier import PodSilentError
+from kvstrata.reconcile.kmskeys import KmsKeys
 from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.secrets import Keeper
@@ -43,7 +44,7 @@ class AskHolders(Protocol):
 class KeyRevoker:
     """Revokes data keys. `operator` is whose word it is, `may_write` raises when this process may not.
 
-    `memory` has the keys that are in no Secret, and `ask_holders` asks pods that had them.
+    `memory` and `kms` have the keys that are in no Secret, and `ask_holders` asks pods that had them.
     """
 
     def __init__(
@@ -56,31 +57,47 @@ class KeyRevoker:
         now: Callable[[], datetime],
         may_write: Callable[[], None],
         memory: MemoryKeys,
+        kms: KmsKeys,
         ask_holders: AskHolders,
     ) -> None:
-        self._memory, self._ask_holders = memory, ask_holders
+        self._memory, self._kms, self._ask_holders = memory, kms, ask_holders
         self._kube, self._store, self._queue, self._keeper = kube, store, queue, keeper
         self._operator, self._now, self._may_write = operator, now, may_write
 
     async def revoke(self, record: ErasureRecord, order: RevokeKeys) -> tuple[KeyRemoved, ...]:
         """Take keys out of wherever the operator put them; return those that are gone. Raises CustodyError."""
-        in_memory = {key.fingerprint for key in record.keys if key.custody is KeyCustody.MEMORY}
-        named = {one.old: name for name in order.fingerprints if (one := epoch_of(record, name)) is not None}
-        gone = await self._overwrite(record, {old: name for old, name in named.items() if name in in_memory})
-        wanted = {old: name for old, name in named.items() if name not in in_memory}
-        return gone if not wanted else (*gone, *await self._remove(record, wanted))
+        gone: list[KeyRemoved] = []
+        for custody, named in _by_custody(record, order.fingerprints).items():
+            match custody:
+                case KeyCustody.MEMORY:
+                    gone += await self._overwrite(record, named)
+                case KeyCustody.KMS:
+                    self._may_write()
+                    words = await self._kms.revoke(record.namespace, named)
+                    gone += [KeyRemoved(named[one], word.removed) for one, word in words.items() if word.removed]
+                case _:
+                    gone += await self._remove(record, named)
+        return tuple(gone)
 
     async def destroy(self, record: ErasureRecord, order: DestroyKeys) -> tuple[KeyDestroyed | KeyNotDestroyed, ...]:
         """Ask whoever had removed keys, and return what their custody knows of their end. Raises CustodyError."""
-        named = {one.old: name for name in order.fingerprints if (one := epoch_of(record, name)) is not None}
+        ends: dict[str, KeyDestroyed | KeyNotDestroyed] = {}
+        for custody, named in _by_custody(record, order.fingerprints).items():
+            if custody is KeyCustody.KMS:
+                said = await self._kms.destroy(record.namespace, named)
+            else:
+                said = await self._word_of_holders(record, named)
+            ends |= {named[epoch]: self._end(named[epoch], end) for epoch, end in said.items()}
+        return tuple(end for _, end in sorted(ends.items()))
+
+    async def _word_of_holders(self, record: ErasureRecord, named: Mapping[str, str]) -> Mapping[str, Destruction]:
         stated = record.erasure.only(Rolled)
         revisions = {target.model: target.revision for target in stated.targets} if stated else {}
         try:
             await self._ask_holders(record.namespace, named, revisions)
         except PodSilentError as error:
             raise CustodyError(str(error)) from error
-        ends = await self._memory.custody(record.namespace).destroy(named)
-        return tuple(self._end(named[epoch], end) for epoch, end in sorted(ends.items()))
+        return await self._memory.custody(record.namespace).destroy(named)
 
     def _end(self, fingerprint: str, end: Destruction) -> KeyDestroyed | KeyNotDestroyed:
         if end.confirmed is not None:
@@ -143,3 +160,14 @@ class KeyRevoker:
         for model, committed in sorted(self._store.domain(namespace).bundles.items()):
             for shard in committed.bundle.root.shards:
                 yield model, names.bundle_shard(model, shard.index, shard.other_slot)
+
+
+def _by_custody(record: ErasureRecord, fingerprints: Iterable[str]) -> dict[KeyCustody, dict[str, str]]:
+    """Return fingerprints by their epoch, by the custody that had the key."""
+    kept_by = {key.fingerprint: key.custody for key in record.keys}
+    found: dict[KeyCustody, dict[str, str]] = {}
+    for name in fingerprints:
+        left = epoch_of(record, name)
+        if left is not None:
+            found.setdefault(kept_by[name], {})[left.old] = name
+    return found

@@ -1,0 +1,108 @@
+"""An erasure of what keys of a real OpenBao wrapped says that they are destroyed by its word, and not without."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstrata.adapters.transit_tokens import TokenFile
+from kvstrata.contract.receiptresidue import Claim
+from kvstrata.contract.receiptwords import KeyCustody, Party
+from tests.custody.bao_server import MOUNT, BaoServer
+from tests.custody.test_kms_keys import asked
+from tests.custody.test_kms_keys import objects as objects
+from tests.support.objects import cpu_tier, model, pod, policy, redis_tier
+from tests.support.worlds import Simulation
+from tests.unit.reconcile.erasing import World
+from tests.unit.reconcile.erasure_stories import ALL, order
+
+Story = Callable[[World], Awaitable[None]]
+
+
+@pytest.fixture
+def told(bao: BaoServer, token_file: Path, objects: tuple[dict[str, Any], ...]) -> Callable[[Story], World]:
+    """Let a story happen to a tenant with blocks under such a key, while an operator leads."""
+
+    def tell(story: Story) -> World:
+        async def run() -> World:
+            sim = Simulation()
+            sim.kms_addresses, sim.kms_login = (bao.address,), lambda _: TokenFile(token_file)
+            sim.restart()
+            authority, domain, *_ = objects
+            tier = redis_tier(encryption="Required", redis={"managed": {"tls": {"mode": "Disabled"}}})
+            sim.put(authority, domain, cpu_tier(), tier, policy("acme"), policy("globex"))
+            sim.put(model(tiers=("cpu", "shared")))
+            sim.settle()
+            sim.put(pod("pod-0"), pod("pod-1"))
+            sim.come_to_rest()
+            made = World(sim)
+            sim.come_to_rest()
+            await asked(made.keys)
+            sim.come_to_rest()
+            made.server.fill(sim.world.domain_id or "", sim.entry("acme").keyspace, sim.entry("globex").keyspace)
+            try:
+                async with made.leading_operator():
+                    await made.keys.turn()
+                    assert made.keys.named() == {*made.keys.held["pod-0"]} != set()
+                    await story(made)
+            finally:
+                await sim.kms.__aexit__(None, None, None)
+            return made
+
+        return asyncio.run(run())
+
+    return tell
+
+
+def wrapping(bao: BaoServer, made: World) -> int:
+    names = bao.admin("LIST", f"{MOUNT}/keys")["data"]["keys"]
+    return sum((made.sim.world.domain_id or "-") in name for name in names)
+
+
+async def until(w: World, condition: Callable[[], object]) -> None:
+    """Let time pass until `condition` holds, and leave the service the time that it takes."""
+    async with asyncio.timeout(60):
+        while not condition():
+            for name in w.addresses:
+                w.keys.say(name)
+            await w.turn(1)
+            await asyncio.sleep(0.005)
+
+
+def test_the_service_deletes_what_wrapped_the_key_and_the_receipt_has_its_word(
+    told: Callable[[Story], World], bao: BaoServer
+) -> None:
+    async def story(w: World) -> None:
+        before = wrapping(bao, w)
+        (key,) = w.sim.entry("acme").keys
+        order(w.sim)
+        await until(w, lambda: w.phase == "Complete")
+        (fact,) = w.chain.issued[-1].keys
+        assert (fact.fingerprint, fact.custody) == (key.id, KeyCustody.KMS)
+        assert fact.destroyed is not None
+        assert fact.destroyed.by is Party.CUSTODY
+        assert fact.destroyed.name.startswith("transit:")
+        await asked(w.keys)
+        assert wrapping(bao, w) == before, "one went and acme's new one came"
+
+    made = told(story)
+    assert made.proven() == ALL | {Claim.KEYS_DESTROYED}
+
+
+def test_a_service_that_is_away_is_waited_for_by_name(told: Callable[[Story], World], bao: BaoServer) -> None:
+    async def story(w: World) -> None:
+        bao.seal()
+        try:
+            order(w.sim)
+            await until(w, lambda: any("Sealed" in one["message"] for one in w.status.get("conditions", ())))
+            assert "KeysDestroyed" not in w.holds()
+        finally:
+            bao.unseal()
+        await until(w, lambda: w.phase == "Complete")
+
+    made = told(story)
+    assert made.proven() == ALL | {Claim.KEYS_DESTROYED}

@@ -1,0 +1,248 @@
+"""A namespace whose keys a real OpenBao wraps, over a memory API server: pods are brought their keys, and the service
+is sealed, emptied, or not allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstrata.adapters.transit_tokens import TokenFile
+from kvstrata.contract.datakey import key_id
+from tests.custody.bao_server import MOUNT, BaoServer
+from tests.support.key_pods import KeyPods
+from tests.support.objects import NAMESPACE, domain, model, policy, redis_tier
+from tests.support.worlds import Simulation
+
+TCP = "TenantCachePolicy"
+PATIENCE_S = 60.0
+
+Story = Callable[[KeyPods], Awaitable[None]]
+
+
+@pytest.fixture
+def objects(bao: BaoServer) -> tuple[dict[str, Any], ...]:
+    kms = {
+        "address": bao.address,
+        "mount": MOUNT,
+        "role": "kvstrata",
+        "authorityConfigMapRef": {"name": "kms-authority", "key": "ca.crt"},
+    }
+    own = domain(keyCustody="KMS", kms=kms)
+    authority = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "kms-authority", "namespace": NAMESPACE},
+        "data": {"ca.crt": bao.authority_pem.decode()},
+    }
+    tier = redis_tier(encryption="Required")
+    return authority, own, tier, model(tiers=("shared",)), policy("acme"), policy("globex")
+
+
+@pytest.fixture
+def told(bao: BaoServer, token_file: Path, objects: tuple[dict[str, Any], ...]) -> Callable[[Story], KeyPods]:
+    """Let a story happen to pods of a namespace whose keys the service wraps."""
+
+    def tell(story: Story, *, allowed: bool = True) -> KeyPods:
+        async def run() -> KeyPods:
+            sim = Simulation()
+            sim.kms_addresses = (bao.address,) if allowed else ()
+            sim.kms_login = lambda _: TokenFile(token_file)
+            sim.restart()
+            sim.put(*objects)
+            pods = KeyPods(sim)
+            sim.settle()
+            for name in ("pod-0", "pod-1"):
+                pods.start(name)
+            sim.come_to_rest()
+            pods.lead()
+            await asked(pods)
+            await pods.turn()
+            try:
+                await story(pods)
+            finally:
+                await sim.kms.__aexit__(None, None, None)
+            return pods
+
+        return asyncio.run(run())
+
+    return tell
+
+
+async def asked(pods: KeyPods) -> None:
+    """Wait until the service was asked everything that it is to be asked, or told why not."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            pods.sim.settle()
+            running = [work.task for work in pods.sim.kms._work.values() if work.task and not work.task.done()]
+            if not running or pods.sim.store.domain(NAMESPACE).keys_problem:
+                pods.sim.settle()
+                return
+            await asyncio.sleep(0.01)
+
+
+async def restart(pods: KeyPods) -> None:
+    await pods.sim.kms.__aexit__(None, None, None)
+    pods.sim.restart()
+    pods.lead()
+    await asked(pods)
+    await pods.turn()
+
+
+def at_hand(pods: KeyPods) -> tuple[str, str]:
+    return pods.sim.condition("CacheDomain", "default", "KeysAtHand")
+
+
+def epochs(pods: KeyPods) -> list[str]:
+    return [pods.sim.status(TCP, name)["scope"]["epoch"] for name in ("acme", "globex")]
+
+
+def test_pods_are_brought_keys_that_no_object_holds_unwrapped(told: Callable[[Story], KeyPods]) -> None:
+    async def story(pods: KeyPods) -> None:
+        held = pods.held["pod-0"]
+        assert held == pods.held["pod-1"]
+        assert {*held} == pods.named() != set()
+        assert all(key_id(key) == one for one, key in held.items())
+        assert at_hand(pods) == ("True", "KeysAtHand")
+        assert pods.sim.status("CacheDomain", "default")["keyCustody"] == "KMS"
+        whole = json.dumps([*pods.sim.kube.objects.values()]).encode()
+        whole += b"".join(
+            base64.b64decode(value)
+            for (kind, _, _), raw in pods.sim.kube.objects.items()
+            if kind == "Secret"
+            for value in (raw.get("data") or {}).values()
+        )
+        for key in held.values():
+            assert not any(form in whole for form in (key, base64.b64encode(key), key.hex().encode()))
+
+    told(story)
+
+
+def test_an_operator_that_is_started_anew_has_them_unwrapped_although_no_pod_is_left(
+    told: Callable[[Story], KeyPods],
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        before, held = epochs(pods), dict(pods.held["pod-0"])
+        pods.end("pod-0")
+        pods.end("pod-1")
+        await restart(pods)
+        assert epochs(pods) == before
+        pods.start("pod-2")
+        await pods.turn()
+        assert pods.held["pod-2"] == held
+        assert at_hand(pods) == ("True", "KeysAtHand")
+
+    told(story)
+
+
+def test_a_service_that_is_sealed_is_named_and_pods_go_on(told: Callable[[Story], KeyPods], bao: BaoServer) -> None:
+    async def story(pods: KeyPods) -> None:
+        before, held = epochs(pods), dict(pods.held["pod-0"])
+        bao.seal()
+        try:
+            await restart(pods)
+            assert at_hand(pods) == ("False", "KeyCustodyAway")
+            assert "Sealed" in pods.sim.store.domain(NAMESPACE).keys_problem
+            assert (epochs(pods), pods.held["pod-0"]) == (before, held)
+        finally:
+            bao.unseal()
+        async with asyncio.timeout(PATIENCE_S):
+            while pods.sim.store.domain(NAMESPACE).keys_problem:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        await asked(pods)
+        await pods.turn()
+        assert at_hand(pods) == ("True", "KeysAtHand")
+        assert pods.held["pod-0"] == held
+
+    told(story)
+
+
+def test_a_key_that_the_service_does_not_have_any_more_is_lost_and_its_epoch_replaced(
+    told: Callable[[Story], KeyPods], bao: BaoServer
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        before = epochs(pods)
+        for name in bao.admin("LIST", f"{MOUNT}/keys")["data"]["keys"]:
+            if pods.sim.world.domain_id and pods.sim.world.domain_id in name:
+                bao.admin("POST", f"{MOUNT}/keys/{name}/config", {"deletion_allowed": True})
+                bao.admin("DELETE", f"{MOUNT}/keys/{name}")
+        await restart(pods)
+        await asked(pods)
+        await pods.turn()
+        await asked(pods)
+        await pods.turn()
+        assert not {*before} & {*epochs(pods)}
+        assert {*pods.held["pod-0"]} == pods.named() != set()
+
+    told(story)
+
+
+def test_a_key_that_nobody_needs_is_deleted_in_the_service(told: Callable[[Story], KeyPods], bao: BaoServer) -> None:
+    async def story(pods: KeyPods) -> None:
+        def wrapping() -> int:
+            names = bao.admin("LIST", f"{MOUNT}/keys")["data"]["keys"]
+            return sum((pods.sim.world.domain_id or "-") in name for name in names)
+
+        count = wrapping()
+        pods.sim.edit(TCP, "acme", cacheGeneration=2)
+        await pods.turn()
+        await asked(pods)
+        await pods.turn(61)
+        await pods.turn(61)
+        await asked(pods)
+        assert wrapping() == count
+        assert {*pods.held["pod-0"]} == pods.named()
+
+    told(story)
+
+
+def test_a_service_that_the_operator_s_owner_did_not_allow_is_shown_no_token(
+    bao: BaoServer, token_file: Path, told: Callable[..., KeyPods]
+) -> None:
+    token_file.unlink()  # a read of it would be told as NoToken
+
+    async def story(pods: KeyPods) -> None:
+        assert at_hand(pods) == ("False", "KeyCustodyAway")
+        assert f"has not allowed {bao.address}" in pods.sim.store.domain(NAMESPACE).keys_problem
+        assert pods.held["pod-0"] == {}
+
+    told(story, allowed=False)
+
+
+def test_a_key_that_is_given_up_while_it_is_being_unwrapped_does_not_come_back(
+    told: Callable[[Story], KeyPods],
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        acme = epochs(pods)[0]
+        await pods.sim.kms.__aexit__(None, None, None)
+        pods.sim.restart()
+        await asyncio.sleep(0)  # what is stored was read, and the service is being asked
+        revoked = await pods.sim.kms.revoke(NAMESPACE, [acme])
+        assert revoked[acme].removed is not None
+        await asked(pods)
+        assert acme not in pods.sim.memory.custody(NAMESPACE).ids(epochs(pods))
+        assert acme not in pods.sim.world.data_keys
+
+    told(story)
+
+
+def test_nobody_is_asked_for_a_namespace_without_its_domain(told: Callable[[Story], KeyPods], bao: BaoServer) -> None:
+    async def story(pods: KeyPods) -> None:
+        bao.seal()
+        try:
+            await restart(pods)
+            work = pods.sim.kms._work[NAMESPACE]
+            assert work.task is not None
+            assert not work.task.done()
+            pods.sim.delete("CacheDomain", "default")
+            pods.sim.store.domain(NAMESPACE).objects["CacheDomain"].clear()
+            await asyncio.wait_for(work.task, PATIENCE_S)
+        finally:
+            bao.unseal()
+
+    told(story)
