@@ -7,6 +7,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 from kvstrata.adapters.transit_tokens import TokenFile
 from kvstrata.contract.datakey import key_id
+from kvstrata.objects import names
+from kvstrata.reconcile.custody.wrapped import WrappedKey
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.support.key_pods import KeyPods
 from tests.support.objects import NAMESPACE, domain, model, policy, redis_tier
@@ -182,11 +185,30 @@ def test_a_key_that_the_service_does_not_have_any_more_is_lost_and_its_epoch_rep
     told(story)
 
 
+def test_a_record_that_cannot_be_opened_keeps_nobody_else_from_their_keys(told: Callable[[Story], KeyPods]) -> None:
+    async def story(pods: KeyPods) -> None:
+        acme, globex = epochs(pods)
+        name = names.wrapped_keys_secret(acme)
+        assert name != names.wrapped_keys_secret(globex)
+        secret = pods.sim.kube.objects["Secret", NAMESPACE, name]
+        record = WrappedKey.decode(base64.b64decode(secret["data"][acme]))
+        assert record is not None
+        secret["data"][acme] = base64.b64encode(replace(record, service="another").encode()).decode()
+        await restart(pods)
+        async with asyncio.timeout(PATIENCE_S):
+            while globex not in pods.sim.memory.custody(NAMESPACE).ids([globex]):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert at_hand(pods) == ("False", "KeyCustodyAway")
+        assert "another one answers" in pods.sim.store.domain(NAMESPACE).keys_problem
+
+    told(story)
+
+
 def test_a_key_that_nobody_needs_is_deleted_in_the_service(told: Callable[[Story], KeyPods], bao: BaoServer) -> None:
     async def story(pods: KeyPods) -> None:
         def wrapping() -> int:
-            names = bao.admin("LIST", f"{MOUNT}/keys")["data"]["keys"]
-            return sum((pods.sim.world.domain_id or "-") in name for name in names)
+            listed = bao.admin("LIST", f"{MOUNT}/keys")["data"]["keys"]
+            return sum((pods.sim.world.domain_id or "-") in name for name in listed)
 
         count = wrapping()
         pods.sim.edit(TCP, "acme", cacheGeneration=2)

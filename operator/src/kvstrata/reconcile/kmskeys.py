@@ -30,7 +30,7 @@ from .audit import tell_memory
 from .custody import CustodyError
 from .custody.kms import KmsCustody
 from .custody.services import KmsServices
-from .custody.wrapped import WrappedKeys
+from .custody.wrapped import WrappedKeys, by_secret
 from .memorykeys import MemoryKeys
 from .queue import WorkQueue
 from .store import Store
@@ -48,6 +48,8 @@ class _Work:
     draw: set[str] = field(default_factory=set)
     unlock: set[str] = field(default_factory=set)
     spent: set[str] = field(default_factory=set)
+    stuck: str = ""
+    """The Secret whose keys could not be had last: the others have their turn before it."""
     task: asyncio.Task[None] | None = None
 
 
@@ -164,11 +166,16 @@ class KmsKeys:
             failures += 1
 
     async def _take(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
-        """Have what is wanted drawn and unwrapped, and hold it."""
-        fresh, wanted = tuple(work.draw), frozenset(work.draw | work.unlock)
-        if not wanted:
-            return
-        if fresh:
+        """Have what is wanted drawn and unwrapped, and hold it, Secret by Secret: the first have theirs before the last
+        are asked for, and one that cannot be had stands in nobody's way for long."""
+        portions = by_secret(work.draw | work.unlock)
+        for name in sorted(portions, key=lambda name: (name <= work.stuck, name)):
+            work.stuck = name
+            await self._take_some(namespace, custody, work, frozenset(portions[name]))
+        work.stuck = ""
+
+    async def _take_some(self, namespace: str, custody: KmsCustody, work: _Work, wanted: frozenset[str]) -> None:
+        if fresh := wanted & work.draw:
             self._require_leading()
             await custody.draw(fresh)
         found = await custody.unlock(wanted)

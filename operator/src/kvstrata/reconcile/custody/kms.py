@@ -11,12 +11,14 @@ have the data keys in memory; what they say of them is asked of them.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import TypeVar
 
-from kvstrata.adapters.transit import KmsError, KmsFailure, Service, TransitClient
+from kvstrata.adapters.transit import AT_ONCE, KmsError, KmsFailure, Service, TransitClient
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.receiptfacts import Word
@@ -26,6 +28,8 @@ from kvstrata.model.keycustody import Destruction, Revocation, Undestroyed
 
 from . import CustodyError
 from .wrapped import Change, WrappedKey, WrappedKeys, by_secret
+
+T = TypeVar("T")
 
 
 def wrapping_key(domain: str, epoch: str) -> str:
@@ -50,7 +54,8 @@ class KmsCustody:
     async def draw(self, epochs: Iterable[str]) -> None:
         """Have the service make and wrap a key for each epoch that has none.
 
-        Where another operator was faster its keys stay, and what the service made for this one is forgotten.
+        Where another operator was faster its keys stay, and what the service made for this one is forgotten. What was
+        made before a failure is stored. Raises CustodyError.
         """
         wanted = tuple(epochs)
         there = await self._stored.read(wanted)
@@ -59,28 +64,24 @@ class KmsCustody:
             return
         service = await self._service()
         for name, some in by_secret(missing).items():
-            made = {epoch: await self._made(service, epoch) for epoch in some}
+            made, failure = await _of_each(some, lambda epoch: self._made(service, epoch))
             await self._stored.change(name, _fresh(made))
+            if failure is not None:
+                raise failure
 
     async def unlock(self, epochs: Iterable[str]) -> Mapping[str, bytes]:
         """Return the keys of these epochs, as the service unwraps them. A key that it cannot unwrap is left out.
 
         Raises CustodyError if the service does not answer, or is another than the one that wrapped them.
         """
-        found: dict[str, bytes] = {}
         records = {epoch: key for epoch, key in (await self._own(epochs)).items() if key.wrapped}
         if not records:
-            return found
+            return {}
         service = await self._service()
-        for epoch, record in records.items():
-            if not self._is_of(record, service):
-                raise CustodyError(_another(record))
-            try:
-                found[epoch] = await self._client.unwrap(record.key, record.wrapped)
-            except KmsError as error:
-                if error.reason is not KmsFailure.NO_KEY:
-                    raise _failed(error) from error
-        return found
+        found, failure = await _of_each(records, lambda epoch: self._unwrapped(records[epoch], service))
+        if failure is not None:
+            raise failure
+        return {epoch: secret for epoch, secret in found.items() if secret is not None}
 
     async def recorded(self, epochs: Iterable[str]) -> frozenset[str]:
         """Return those of these epochs for which a key was ever drawn, as far as is stored. Raises CustodyError."""
@@ -100,7 +101,10 @@ class KmsCustody:
         wanted = tuple(epochs)
         records = await self._own(wanted)
         service = await self._service()
-        return {epoch: await self._destroyed(records.get(epoch), service) for epoch in wanted}
+        ends, failure = await _of_each(wanted, lambda epoch: self._destroyed(records.get(epoch), service))
+        if failure is not None:
+            raise failure
+        return ends
 
     async def forget(self, epochs: Iterable[str]) -> None:
         """Remove the notes of keys whose end is on record: without them nobody can ask for it again."""
@@ -116,6 +120,16 @@ class KmsCustody:
         except KmsError as error:
             raise _failed(error) from error
         return WrappedKey(service.cluster, self._client.place, name, drawn.wrapped)
+
+    async def _unwrapped(self, record: WrappedKey, service: Service) -> bytes | None:
+        if not self._is_of(record, service):
+            raise CustodyError(_another(record))
+        try:
+            return await self._client.unwrap(record.key, record.wrapped)
+        except KmsError as error:
+            if error.reason is KmsFailure.NO_KEY:
+                return None
+            raise _failed(error) from error
 
     async def _own(self, epochs: Iterable[str]) -> dict[str, WrappedKey]:
         """Return the records of these epochs that name the key which is theirs.
@@ -164,6 +178,31 @@ class KmsCustody:
             return await self._client.service()
         except KmsError as error:
             raise _failed(error) from error
+
+
+async def _of_each(
+    epochs: Iterable[str], ask: Callable[[str], Awaitable[T]]
+) -> tuple[dict[str, T], CustodyError | None]:
+    """Ask about several epochs at a time, as many as there are connections: one that waited for a connection would
+    use up the time in which its answer is to come.
+
+    Returns what came of it. After a failure nothing more is begun, what is under way ends, and the failure is told.
+    """
+    waiting, found, failures = iter(tuple(epochs)), dict[str, T](), list[CustodyError]()
+
+    async def ask_in_turn() -> None:
+        for epoch in waiting:
+            try:
+                found[epoch] = await ask(epoch)
+            except CustodyError as error:
+                failures.append(error)
+            if failures:
+                return
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(ask_in_turn())
+    return found, failures[0] if failures else None
 
 
 def _fresh(made: Mapping[str, WrappedKey]) -> Change:

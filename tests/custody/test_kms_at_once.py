@@ -1,0 +1,99 @@
+"""Many keys of a real OpenBao: several are asked about at a time, never more than there are connections."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstrata.adapters.transit import AT_ONCE, Drawn, KmsError, KmsFailure, TransitClient
+from kvstrata.adapters.transit_tokens import TokenFile
+from kvstrata.reconcile.custody import CustodyError
+from kvstrata.reconcile.custody.kms import KmsCustody
+from kvstrata.reconcile.custody.wrapped import WrappedKeys
+from tests.custody.bao_server import MOUNT, BaoServer
+from tests.support.memory_kube import MemoryKube
+from tests.support.objects import NAMESPACE
+
+OWNER = {"apiVersion": "kvstrata.io/v1alpha1", "kind": "CacheDomain", "name": "default", "uid": "u"}
+EPOCHS = [f"a{number:031x}" for number in range(6 * AT_ONCE)]
+"""All of one Secret."""
+
+
+class Counting(TransitClient):
+    """A client that counts requests in flight, and fails at one of its draws."""
+
+    in_flight = 0
+    most = 0
+    drawn = 0
+    fails_at = 0
+
+    async def call(self, method: str, path: str, *rest: Any, **options: Any) -> Any:
+        """Ask, and count."""
+        self.in_flight += 1
+        self.most = max(self.most, self.in_flight)
+        try:
+            return await super().call(method, path, *rest, **options)
+        finally:
+            self.in_flight -= 1
+
+    async def draw(self, name: str) -> Drawn:
+        """Draw, unless it is the one that fails."""
+        self.drawn += 1
+        if self.drawn == self.fails_at:
+            raise KmsError(KmsFailure.BUSY, "too much at once")
+        return await super().draw(name)
+
+    def most_since(self) -> int:
+        """Return the most requests in flight since it was asked last."""
+        most, self.most = self.most, 0
+        return most
+
+
+@pytest.fixture
+async def counting(bao: BaoServer, token_file: Path) -> AsyncIterator[Counting]:
+    async with Counting(bao.address, bao.authority_pem, TokenFile(token_file), mount=MOUNT) as client:
+        yield client
+
+
+@pytest.fixture
+def custody(counting: Counting, request: pytest.FixtureRequest) -> KmsCustody:
+    kube = MemoryKube()
+    owner = {"name": OWNER["name"], "uid": OWNER["uid"], "namespace": NAMESPACE}
+    kube.put({"apiVersion": OWNER["apiVersion"], "kind": OWNER["kind"], "metadata": owner, "spec": {}})
+    domain = base64.b32encode(request.node.name.encode()).decode().rstrip("=")[-40:]
+    now: Callable[[], datetime] = lambda: datetime(2026, 11, 22, 10, tzinfo=UTC)  # noqa: E731
+    return KmsCustody(counting, WrappedKeys(kube, NAMESPACE, OWNER), domain, now, "operator-1")
+
+
+async def test_as_many_keys_are_asked_about_at_once_as_there_are_connections(
+    custody: KmsCustody, counting: Counting
+) -> None:
+    await custody.draw(EPOCHS)
+    assert counting.most_since() == AT_ONCE
+    keys = await custody.unlock(EPOCHS)
+    assert counting.most_since() == AT_ONCE
+    assert (len(keys), len({*keys.values()})) == (len(EPOCHS), len(EPOCHS))
+    await custody.revoke(EPOCHS)
+    ends = await custody.destroy(EPOCHS)
+    assert counting.most_since() == AT_ONCE
+    assert all(end.confirmed is not None for end in ends.values())
+
+
+async def test_what_was_drawn_before_a_failure_is_kept_and_nothing_is_begun_after_it(
+    custody: KmsCustody, counting: Counting
+) -> None:
+    counting.fails_at = 2 * AT_ONCE
+    with pytest.raises(CustodyError, match="Busy"):
+        await custody.draw(EPOCHS)
+    assert counting.drawn < 3 * AT_ONCE
+    kept = await custody.recorded(EPOCHS)
+    assert len(kept) == counting.drawn - 1
+    before = await custody.unlock(EPOCHS)
+    await custody.draw(EPOCHS)
+    assert counting.drawn == len(EPOCHS) + 1, "only what was missing is drawn"
+    assert (await custody.unlock(EPOCHS)).items() > before.items()
