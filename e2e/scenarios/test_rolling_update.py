@@ -1,9 +1,13 @@
-"""A rolling update under load: no broken stream, no unacknowledged pod ever ready, the old identity out of reach."""
+"""A rolling update under load: no broken stream, no unacknowledged pod ever ready, the old identity out of reach.
+
+Then it is rolled back, and what was stored in between is deleted when nobody wants to go there again.
+"""
 
 from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,20 +16,33 @@ from typing import Any
 import pytest
 
 from e2e.product.caller_pod import Calls, caller_pod
-from e2e.product.chapters import ACME_KEY, MODEL, STORE_SETTLES_S, WHOLE_CHUNKS, Stage, fresh_prompt, open_stage
+from e2e.product.chapters import (
+    ACME_KEY,
+    MODEL,
+    STORE_SETTLES_S,
+    WHOLE_CHUNKS,
+    Stage,
+    fresh_prompt,
+    keyspace_of,
+    open_stage,
+)
 from e2e.product.direct import DirectReplica, container_pid, pods_run_here, scrape
 from e2e.product.direct_stage import open_direct_stage
 from e2e.product.install import DEMO_NAMESPACE, unsettled
 from e2e.product.isolate import newcomers_cut_off_the_api_server
 from e2e.product.kubectl import Kubectl, wait_until
 from e2e.product.shared_tier import make_room
+from e2e.product.tier_contents import TierContents, tier_contents
 from e2e.product.watches import Watch, watch
+from kvstrata.contract.keys import parse_block_key
 
 pytestmark = pytest.mark.cluster
 
 PODS = f"kvstrata.io/model={MODEL}"
 ROLLED_OUT_WITHIN_S = 600
 """Two engines start one after the other beside two that serve, on a machine of two cores."""
+
+RECLAIMED_WITHIN_S = 240
 
 HELD_BACK_S = 6
 """Three looks of kubelet at a pod that has everything but a policy."""
@@ -52,12 +69,24 @@ class Model:
 
     def change(self, args: tuple[str, ...]) -> None:
         """Give the engine these arguments."""
-        patch = json.dumps({"spec": {"engine": {"args": list(args)}}})
-        self.kubectl.run("-n", DEMO_NAMESPACE, "patch", "cachedmodel", MODEL, "--type", "merge", "-p", patch)
+        self._patch({"engine": {"args": list(args)}})
+
+    def keep_for_a_rollback(self, window: str | None) -> None:
+        """Say for how long what a former identity cached is kept; None is what the product says."""
+        self._patch({"rollbackWindow": window})
+
+    def former(self, identity: str) -> str | None:
+        """Return the phase of a former identity, None if status names none of the kind."""
+        entries = self.status.get("formerIdentities") or ()
+        return next((one["phase"] for one in entries if one["identity"] == identity), None)
 
     def wait_until_rolled_out(self) -> None:
         """Wait until every pod runs the newest template and is ready, and none is left of the one before."""
         wait_until("the model is rolled out", self._rolled_out, ROLLED_OUT_WITHIN_S, every_s=1)
+
+    def _patch(self, spec: dict[str, Any]) -> None:
+        patch = json.dumps({"spec": spec})
+        self.kubectl.run("-n", DEMO_NAMESPACE, "patch", "cachedmodel", MODEL, "--type", "merge", "-p", patch)
 
     def _rolled_out(self) -> bool:
         read = self._read()
@@ -80,6 +109,7 @@ def model(kubectl: Kubectl) -> Iterator[Model]:
     found = kubectl.get("cachedmodel", MODEL, DEMO_NAMESPACE)
     model = Model(kubectl, tuple(found["spec"]["engine"]["args"]))
     yield model
+    model.keep_for_a_rollback(None)
     model.change(model.args)
     model.wait_until_rolled_out()
 
@@ -102,7 +132,8 @@ def test_an_update_and_its_rollback_break_no_stream_and_keep_each_identity_to_it
             model.change(_with_block_size(model.args, OTHER_BLOCK_TOKENS))
             _a_pod_without_a_policy_is_not_ready(kubectl, pods, before)
         model.wait_until_rolled_out()
-        assert model.status["identity"] != identity
+        other = model.status["identity"]
+        assert other != identity
         _every_pod_had_acknowledged_when_it_became_ready(kubectl, pods, before, clock_ahead_s)
 
         with open_direct_stage(kubectl, print) as new:
@@ -119,6 +150,7 @@ def test_an_update_and_its_rollback_break_no_stream_and_keep_each_identity_to_it
         with open_direct_stage(kubectl, print) as back:
             found = [_found(where, prompt) for prompt in prompts for where in (back.first, back.second)]
         assert WHOLE_CHUNKS in found, f"after the rollback nothing of the old identity is found: {found}"
+        _what_nobody_goes_back_to_is_deleted(kubectl, model, other, identity)
         calls = caller.calls()
     _nothing_broke(calls, pods, clock_ahead_s)
     print(f"update and rollback: {calls}; found after the rollback: {found}")
@@ -151,6 +183,29 @@ def _every_pod_had_acknowledged_when_it_became_ready(
         line = next(line for line in log.splitlines() if "a policy revision is acknowledged" in line)
         acked = datetime.fromisoformat(line.split(" ", 1)[0]).timestamp()
         assert acked < ready.at + clock_ahead_s, f"{name} was ready {acked - ready.at - clock_ahead_s:.1f} s before"
+
+
+def _what_nobody_goes_back_to_is_deleted(kubectl: Kubectl, model: Model, unwanted: str, wanted: str) -> None:
+    """Its blocks are in the shared tier until the window is over; then a Job takes them, and no others."""
+    with tier_contents(kubectl) as redis:
+        keyspace = keyspace_of(kubectl, "acme")
+        wait_until("it is former", lambda: model.former(unwanted) == "Kept", RECLAIMED_WITHIN_S)
+        before = _blocks_by_identity(redis, keyspace)
+        assert before[unwanted]
+        assert before[wanted]
+        model.keep_for_a_rollback("0s")
+        wait_until("it is reclaimed", lambda: model.former(unwanted) is None, RECLAIMED_WITHIN_S)
+        after = _blocks_by_identity(redis, keyspace)
+    told = model.status["reclaimed"]
+    assert told["identity"] == unwanted
+    assert told["blocks"] > 0
+    assert after[unwanted] == 0
+    assert after[wanted] >= before[wanted], "blocks of the identity in use were deleted"
+
+
+def _blocks_by_identity(redis: TierContents, keyspace: str) -> Counter[str]:
+    keys = (parse_block_key(block.name) for block in redis.blocks(keyspace))
+    return Counter(key.identity for key in keys if key is not None)
 
 
 def _nothing_broke(calls: Calls, pods: Watch, clock_ahead_s: float) -> None:
