@@ -65,8 +65,9 @@ class FileDriver:
         settings: dict[str, Any] = {"capacity_bytes": 64 << 20, "max_blocks": 4096, "free_floor_percent": 0}
         guarded: Callable[[], bool] = options.pop("guarded", lambda: False)
         clocks = options.pop("clocks", None)
+        identity = options.pop("identity", IDENTITY)
         tier = FileTierParams("disk", directory, **settings | options)
-        params = AdapterParams(DOMAIN, IDENTITY, tier, gate.policy_dir, gate.link_dir)
+        params = AdapterParams(DOMAIN, identity, tier, gate.policy_dir, gate.link_dir)
         self.directory = directory
         self.runtime = acquire(params)
         self._answers: queue.Queue[Task] = queue.Queue()

@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.blockfile import ROOT
+from kvstrata_sidecar.adapter.files.clock import Clocks, boottime_s
 from kvstrata_sidecar.adapter.files.faults import DiskError
+from kvstrata_sidecar.adapter.files.keeper import FORMER_LIFE_S, TURN_S
 from kvstrata_sidecar.adapter.files.places import MOST_PLACES, Folder, PlacedDisk, Reaper
-from tests.files.file_driver import FileDriver, block, blocks, file_of, files_in
+from tests.files.file_driver import FILE_BYTES, FileDriver, block, blocks, file_of, files_in
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 
 Start = Callable[..., FileDriver]
+OTHER_IDENTITY = "0" * 16
 
 
 @pytest.fixture
@@ -70,6 +73,32 @@ class TestTakingAPlace:
         gate.allow(KEYSPACE_A)
         assert second.load(blocks(KEYSPACE_A, 1, 2))[0] == [1, 1]
         assert files_in(folder.place(0)) == [file_of(folder.place(0), block(number=number)) for number in (1, 2)]
+
+    def test_what_another_model_computed_there_is_kept_for_a_day_for_a_rollback_and_goes_then(
+        self, start: Start, gate: GateStandIn, folder: Folder
+    ) -> None:
+        first = start(folder.path, place="chat")
+        first.until_ready()
+        gate.allow(KEYSPACE_A)
+        first.store(blocks(KEYSPACE_A, 1, 2))
+        first.close()
+        ahead_s = 0.0
+        clocks = Clocks(now_s=lambda: boottime_s() + ahead_s)
+        second = start(folder.path, place="chat", clocks=clocks, identity=OTHER_IDENTITY)
+        second.until_ready()
+        gate.allow(KEYSPACE_A)
+        second.store(blocks(KEYSPACE_A, 1, 3))
+        assert second.lookup(blocks(KEYSPACE_A, 1, 2, 3)) == [1, 0, 1], "nothing of the former is found"
+        ahead_s = FORMER_LIFE_S - 60
+        second.tier.policy_changed()
+        time.sleep(1.5 * TURN_S)
+        assert len(files_in(folder.place(0))) == 4
+        ahead_s = FORMER_LIFE_S + 1
+        second.until(lambda: len(files_in(folder.place(0))) == 2)
+        assert {path.name[:16] for path in files_in(folder.place(0))} == {OTHER_IDENTITY}
+        assert second.tier.counters()["former_removed"] == 2
+        assert second.lookup(blocks(KEYSPACE_A, 1, 2, 3)) == [1, 0, 1]
+        assert [row.used_bytes for row in second.tier.usage()] == [2 * FILE_BYTES], "their room is given back"
 
 
 class TestReaping:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 
-from kvstrata.contract.blockfile import PAGE_BYTES, keyspace_of, parse_file_name
+from kvstrata.contract.blockfile import PAGE_BYTES, keyspace_of, parse_file_name, parts_of
 from kvstrata_sidecar.adapter.enforcement import Enforcement
 
 from .disk import Found
@@ -33,6 +33,11 @@ STRANDED_AT_ONCE = 256
 REMEMBER_S = 60.0
 NOTE_USES_S = 600.0
 RECOVER_AGAIN_S = 30.0
+
+FORMER_LIFE_S = 24 * 3600.0
+"""How long, from this process' start on, blocks are kept that a model computed which is not served here any more: a
+model that is rolled back finds them again."""
+
 USED_UP_SHARE = 0.9
 """From which share of the room on blocks are said to be short of it: a little is freed ahead at each choice."""
 
@@ -42,13 +47,21 @@ FUTURE_S = 60.0
 
 class Keeper(threading.Thread):
     """Keeps one directory from `start` until `close`. `capacity_bytes` is what blocks may take, `floor_percent` how
-    much of the file system has to stay free."""
+    much of the file system has to stay free, `identity` the one whose blocks are read here."""
 
     def __init__(
-        self, name: str, files: Files, enforcement: Enforcement, *, capacity_bytes: int, floor_percent: int
+        self,
+        name: str,
+        files: Files,
+        enforcement: Enforcement,
+        *,
+        identity: str,
+        capacity_bytes: int,
+        floor_percent: int,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._files = files
+        self._identity = identity
         self._enforcement = enforcement
         self._capacity_bytes = capacity_bytes
         self._floor_percent = floor_percent
@@ -59,6 +72,8 @@ class Keeper(threading.Thread):
         self._note_uses_at_s = files.clocks.now_s() + NOTE_USES_S
         self._recover_at_s = 0.0
         self._emptied: set[str] = set()
+        self._former: list[bytes] = []
+        self._former_go_at_s = files.clocks.now_s() + FORMER_LIFE_S
         self.floor_reached = False
 
     def wake(self) -> None:
@@ -103,6 +118,8 @@ class Keeper(threading.Thread):
         while not self._closed and (victims := files.shelf.due(SCOPES_AT_ONCE)):
             self._emptied |= {keyspace_of(key) for key in victims}
             files.evict(victims)
+        if self._former and files.clocks.now_s() >= self._former_go_at_s:
+            self._remove_former()
         files.remove(files.shelf.take_stranded(STRANDED_AT_ONCE))
         files.discard(files.shelf.take_spares(idle_s=SPARE_S))
         self._forget_directories()
@@ -161,6 +178,7 @@ class Keeper(threading.Thread):
         """Enter what is there and remove what is no block, a slice at a time; then let blocks be stored."""
         files = self._files
         uses: list[tuple[float, bytes]] = []
+        former: list[bytes] = []
         unremoved: DiskError | None = None
         scan = files.disk.scan()
         while found := list(islice(scan, SLICE)):
@@ -175,8 +193,11 @@ class Keeper(threading.Thread):
                     continue
                 entered.append((key, one.size_bytes, files.clocks.from_wall(one.computed_s)))
                 uses.append((one.used_s, key))
+                if parts_of(key)[0] != self._identity:
+                    former.append(key)
             files.shelf.found(entered)
             files.counters.add("files_found", len(entered))
+        self._former = former
         uses.sort()
         for batch in _slices([key for _, key in uses]):
             files.shelf.put_in_order(batch)
@@ -189,6 +210,15 @@ class Keeper(threading.Thread):
             raise unremoved
         files.counters.add("orphan_scans")
         files.health.recovering = False
+
+    def _remove_former(self) -> None:
+        """Remove the files of other identities that are there yet."""
+        for batch in _slices(self._former):
+            taken = self._files.shelf.take_unused(batch)
+            self._files.counters.add("former_removed", len(taken))
+            self._emptied |= {keyspace_of(key) for key in taken}
+            self._files.remove(taken)
+        self._former = []
 
     def _discard(self, found: Found) -> DiskError | None:
         """Remove a file that is no block; return why it could not be removed, if so."""

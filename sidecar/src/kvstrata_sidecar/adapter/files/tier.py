@@ -98,6 +98,7 @@ class FileTier:
             f"kvs-{tier.name}-keeper",
             self._files,
             enforcement,
+            identity=params.identity,
             capacity_bytes=tier.capacity_bytes,
             floor_percent=tier.free_floor_percent,
         )
