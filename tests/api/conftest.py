@@ -15,7 +15,7 @@ from kvstrata.api import GROUP, VERSION
 from tests.api.apiserver import ApiServer, RefusedError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-ESTABLISHED_WITHIN_S = 20
+ESTABLISHED_WITHIN_S = 60
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -24,7 +24,7 @@ OPERATOR_NAMESPACE = "kvstrata-system"
 def install_crds(server: Server) -> None:
     """Install the checked-in CRDs and wait until they are served."""
     server.kubectl("apply", "--server-side", "-f", str(REPOSITORY / "crds"))
-    server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+    server.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -89,7 +89,7 @@ def operator(samples: list[dict[str, Any]], operators: Operators, server: Server
     """The operator of most tests here, leading over the settled samples."""
     running = operators.start("operator-a")
     running.wait_until_leading()
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 90
     while server.condition("TenantCachePolicy", "speech", "Enforced")[0] != "Unknown":
         assert time.monotonic() < deadline, running.log_tail()
         time.sleep(0.2)

@@ -25,7 +25,7 @@ MODEL = "tiny"
 TENANTS = tuple(f"tenant-{number}" for number in range(6))
 NOT_THE_LEASE = "^(?!.*/(leases|tokenreviews))"
 STATUS_OF_POLICIES = r"/tenantcachepolicies/[^/]+/status$"
-SETTLES_WITHIN_S = 45.0
+SETTLES_WITHIN_S = 90.0
 LEADS_WITHIN_S = 90.0
 """A Lease whose holder was killed runs out first."""
 

@@ -57,7 +57,7 @@ class Server:
         items = json.loads(self.kubectl("-n", NAMESPACE, "get", EVERYTHING, "-o", "json"))["items"]
         return {f"{item['kind']}/{item['metadata']['name']}": item["metadata"]["resourceVersion"] for item in items}
 
-    def wait(self, what: str, holds: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    def wait(self, what: str, holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
         """Wait until something holds."""
         deadline = time.monotonic() + timeout_s
         while not holds():

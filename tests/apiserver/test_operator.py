@@ -22,7 +22,7 @@ QUIET_S = 8.0
 
 def at_rest(server: Server) -> dict[str, str]:
     """Wait until nothing changes for two seconds; return the resourceVersions."""
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 90
     before = server.versions()
     while True:
         time.sleep(2)

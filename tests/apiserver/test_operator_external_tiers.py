@@ -133,7 +133,7 @@ def ports(server: Server) -> set[int]:
     return {endpoint["port"] for tier in tiers if tier and "endpoints" in tier for endpoint in tier["endpoints"]}
 
 
-def until(holds: Callable[[], bool], operator: OperatorProcess, timeout_s: float = 40.0) -> None:
+def until(holds: Callable[[], bool], operator: OperatorProcess, timeout_s: float = 90.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, operator.log_tail()

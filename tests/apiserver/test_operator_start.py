@@ -71,7 +71,7 @@ def test_an_operator_that_waits_can_be_told_to_end(starting: Operators, folder: 
         assert operator.stop() == 0
 
 
-def _wait_for_log(operator: OperatorProcess, text: str, timeout_s: float = 40) -> None:
+def _wait_for_log(operator: OperatorProcess, text: str, timeout_s: float = 90) -> None:
     deadline = time.monotonic() + timeout_s
     while text not in operator.log.read_text():
         assert operator.process.poll() is None, operator.log_tail()

@@ -40,7 +40,7 @@ class Pod:
         return self.gate.state().tiers[0]
 
     def until(self, condition: Callable[[Any], bool]) -> None:
-        give_up_at_s = time.monotonic() + 15
+        give_up_at_s = time.monotonic() + 60
         while not condition(state := self.state()):
             assert time.monotonic() < give_up_at_s, state
             time.sleep(0.02)
@@ -62,7 +62,7 @@ class Pod:
 
     def keep(self, sequence: int, fill: int) -> None:
         """Store until the tier has all of it; what an earlier fault left under way may take a moment to end."""
-        give_up_at_s = time.monotonic() + 15
+        give_up_at_s = time.monotonic() + 60
         while self.read(sequence, fill) != CHUNKS:
             assert time.monotonic() < give_up_at_s, self.state()
             self.server.store(sequence, KEYSPACE_A, fill)

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
 CHUNK_BYTES = 16 * 1024
 PROMPT_BYTES = CHUNKS * CHUNK_BYTES
 PROMPTS = 6
-WITHIN_S = 30.0
+WITHIN_S = 60.0
 TIMEOUT_S = 20
 
 

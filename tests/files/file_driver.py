@@ -101,7 +101,7 @@ class FileDriver:
         views = [aligned(size, 0xEE) for _ in wanted]
         return self._found(self.tier.load(wanted, views)), views
 
-    def until(self, ready: Callable[[], bool], timeout_s: float = 15.0) -> None:
+    def until(self, ready: Callable[[], bool], timeout_s: float = 60.0) -> None:
         give_up_at_s = time.monotonic() + timeout_s
         while not ready():
             assert time.monotonic() < give_up_at_s, self.tier.state()
@@ -114,7 +114,7 @@ class FileDriver:
     def refused(self, reason: str) -> int:
         return self.tier.counters().get(f"refused_{reason}", 0)
 
-    def wait(self, task_id: int, timeout_s: float = 15.0) -> None:
+    def wait(self, task_id: int, timeout_s: float = 60.0) -> None:
         give_up_at_s = time.monotonic() + timeout_s
         while task_id not in self._early:
             self._early.add(self._answers.get(timeout=max(0.01, give_up_at_s - time.monotonic())).task_id)

@@ -55,7 +55,7 @@ def verify(gate: GateStandIn, keyspace: str, chunks: bytes | None = None) -> Ada
 
 def finally_complete(gate: GateStandIn, *keyspaces: str) -> AdapterErased:
     """Ask until it is complete, as a gate does."""
-    give_up_at_s = time.monotonic() + 20
+    give_up_at_s = time.monotonic() + 60
     while (said := erase(gate, *keyspaces)).outcome is not COMPLETE:
         assert time.monotonic() < give_up_at_s, said
     return said
@@ -264,7 +264,7 @@ class TestADiskThatHangs:
         slow.reads_go_on.clear()
         slow.under_way = threading.Semaphore(0)
         task = driver.tier.load([block()], [aligned(BLOCK_BYTES)])
-        assert slow.under_way.acquire(timeout=5)
+        assert slow.under_way.acquire(timeout=60)
         # The policy drops it; that this is not acknowledged while the read lasts is another test's.
         gate.revision += 1
         driver.runtime.enforcement.apply(gate.view([KEYSPACE_B], revision=gate.revision))
@@ -292,10 +292,10 @@ def test_a_file_that_made_room_is_waited_for_until_it_is_written_over(
     slow.writes_go_on.clear()
     slow.under_way = threading.Semaphore(0)
     task = driver.tier.store(blocks(KEYSPACE_B, 5, 6), [aligned(BLOCK_BYTES, 0x42) for _ in range(2)])
-    assert slow.under_way.acquire(timeout=5), "the first has a free place"
+    assert slow.under_way.acquire(timeout=60), "the first has a free place"
     slow.writes_go_on.set()
     slow.writes_go_on.clear()
-    assert slow.under_way.acquire(timeout=5), "the second is written over a file that made room"
+    assert slow.under_way.acquire(timeout=60), "the second is written over a file that made room"
     spares = [directory / "kvs1" / name for name in driver.tier._files.shelf.spare_names()]
     assert any(spare.read_bytes()[:1] == b"\x41" for spare in spares)
     said = row(erase(gate, KEYSPACE_A))

@@ -70,7 +70,7 @@ class TestADiskThatHangs:
         address = address_of(view)
         assert address is not None
         task = hanging.tier.load([block()], [view])
-        assert slow.under_way.acquire(timeout=5)
+        assert slow.under_way.acquire(timeout=60)
         hanging.wait(task)
         assert hanging.tier.pop_found(task) == b"\0"
         spans = hanging.runtime.spans
@@ -111,7 +111,7 @@ class TestADiskThatHangs:
         slow.reads_go_on.clear()
         slow.under_way = threading.Semaphore(0)
         hanging.tier.load([block()], [aligned(BLOCK_BYTES)])
-        assert slow.under_way.acquire(timeout=5)
+        assert slow.under_way.acquire(timeout=60)
         acknowledged = threading.Event()
 
         def apply() -> None:
@@ -132,7 +132,7 @@ class TestADiskThatHangs:
         slow.reads_go_on.clear()
         slow.under_way = threading.Semaphore(0)
         hanging.tier.load([block()], [aligned(BLOCK_BYTES)])
-        assert slow.under_way.acquire(timeout=5)
+        assert slow.under_way.acquire(timeout=60)
         purger = hanging.tier._purger
         first = purger.purge([KEYSPACE_A], 6.0)  # half of it for the reader; the disk has to sync as well
         assert first is not None
@@ -170,7 +170,7 @@ class TestMemoryThatADiskMayTouch:
         lent, other = MemoryObject(base, 2), MemoryObject(base + 3 * PAGE_BYTES, 1)
         number = spans.hold(base + PAGE_BYTES, 10)
         pool.scrubber.take([lent, other])
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + 60
         while pool.scrubber.pending_bytes > 2 * PAGE_BYTES:
             assert time.monotonic() < deadline_s
             time.sleep(0.01)

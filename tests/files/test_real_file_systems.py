@@ -90,13 +90,13 @@ def test_a_frozen_file_system_costs_misses_and_no_time(driver: FileDriver, file_
     run("fsfreeze", "-f", str(file_system.path))
     try:
         task = driver.tier.store([block(number=2)], [aligned(BLOCK_BYTES)])
-        driver.wait(task, 6)
+        driver.wait(task, 30)
         assert driver.tier.pop_stores()[task].stored_bytes == 0
         driver.until(lambda: driver.tier.state().breaker != "closed")
         begun_s = time.monotonic()
         assert driver.lookup([block()]) == [0]
         driver.store([block(number=3)])
-        assert time.monotonic() - begun_s < 1
+        assert time.monotonic() - begun_s < 5
     finally:
         run("fsfreeze", "-u", str(file_system.path))
     driver.until_ready()
@@ -117,7 +117,7 @@ def _is_read_late(driver: FileDriver) -> None:
     assert address is not None
     begun_s = time.monotonic()
     task = driver.tier.load([block()], [view])
-    driver.wait(task, 10)
+    driver.wait(task, 30)
     assert driver.tier.pop_found(task) == b"\0"
     assert time.monotonic() - begun_s < 4, "65 kB at 16 kB/s take longer than the deadline"
     spans = driver.runtime.spans

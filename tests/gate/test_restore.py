@@ -132,7 +132,7 @@ async def cluster(plane: RestorablePlane, world: World, tmp_path: Path) -> Async
 
 def _install(server: Server) -> None:
     server.kubectl("apply", "--server-side", "-f", str(REPOSITORY / "crds"))
-    server.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+    server.kubectl("wait", "--for=condition=Established", "--timeout=60s", "crd", "--all")
     for namespace in (NAMESPACE, SYSTEM):
         server.kubectl("create", "namespace", namespace)
     for obj in (cpu_tier(), model(tiers=("cpu",)), policy("acme")):

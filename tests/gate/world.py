@@ -243,7 +243,7 @@ class World:
         await until(lambda: self.gate.enforcement.acked >= revision)
 
 
-async def until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], object], timeout_s: float = 60.0) -> None:
     """Wait until `condition` holds; fail the test when it does not in time."""
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110

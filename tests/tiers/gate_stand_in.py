@@ -92,7 +92,7 @@ class GateStandIn:
         """Have keyspaces erased from the server's own memory."""
         return decode_purge_answer(self.ask(purge_request(keyspaces)))
 
-    def ask(self, line: bytes, timeout_s: float = 20.0) -> bytes:
+    def ask(self, line: bytes, timeout_s: float = 60.0) -> bytes:
         """Send one line and return the answer's."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(timeout_s)

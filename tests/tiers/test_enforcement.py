@@ -119,7 +119,7 @@ def test_a_removed_keyspace_settles_only_when_its_io_has_ended(enforcement: Enfo
     threading.Timer(0.1, removed.release).start()
     started_s = time.monotonic()
     assert enforcement.settle(grace_s=5, timeout_s=5)
-    assert 0.05 < time.monotonic() - started_s < 2
+    assert 0.05 < time.monotonic() - started_s < 4
     kept.release()
 
 

@@ -215,7 +215,7 @@ class Scene:
         assert not any(bytes([AFTERWARDS]) * 64 in value for value in self.world.received), "sent after the answer"
 
     def _wait(self, task_id: int) -> None:
-        assert self._answered.get(timeout=10).task_id == task_id
+        assert self._answered.get(timeout=60).task_id == task_id
 
 
 def play(lies: list[Lie], operations: list[str], *, servers: int, encrypted: bool, pooled: bool = False) -> None:
@@ -326,7 +326,7 @@ def test_a_listener_that_never_greets_costs_a_bounded_time() -> None:
         silent_tier = Tier(AdapterParams(DOMAIN, IDENTITY, tier), tier, enforcement, answered.put)
         started_s = time.monotonic()
         silent_tier.lookup([block(KEYSPACE_A)])
-        answered.get(timeout=5)
-        assert time.monotonic() - started_s < 1
+        answered.get(timeout=60)
+        assert time.monotonic() - started_s < 5
         silent_tier.close()
-        assert time.monotonic() - started_s < 8
+        assert time.monotonic() - started_s < 20

@@ -147,7 +147,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         made.warmer.close()
 
 
-def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
+def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
     give_up_at_s = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < give_up_at_s

@@ -131,8 +131,8 @@ class TestRemoval:
         time.sleep(0.1)
         started_s = time.monotonic()
         gate.allow(KEYSPACE_B)
-        assert 0.4 < time.monotonic() - started_s < 2
-        loading.join(2)
+        assert 0.4 < time.monotonic() - started_s < 5
+        loading.join(30)
         assert not loading.is_alive()
         redis_server.thaw()
 

@@ -51,7 +51,7 @@ class Driver:
         hits = self._found(self.tier.load(blocks, [memoryview(buffer) for buffer in buffers]))
         return hits, buffers
 
-    def until(self, breaker: str, timeout_s: float = 30.0) -> str:
+    def until(self, breaker: str, timeout_s: float = 60.0) -> str:
         """Wait until the breaker is in a state and return the tier's detail."""
         give_up_at_s = time.monotonic() + timeout_s
         while (state := self.tier.state()).breaker != breaker:
@@ -69,7 +69,7 @@ class Driver:
         return list(found)
 
     def wait(self, task_id: int) -> None:
-        assert self._answered.get(timeout=30).task_id == task_id
+        assert self._answered.get(timeout=60).task_id == task_id
 
 
 def block(keyspace: str, number: int = 1) -> Block:

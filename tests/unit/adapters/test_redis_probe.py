@@ -29,7 +29,7 @@ def _server(directory: Path, *lines: str, tls: bool = False) -> Iterator[str]:
     configuration.write_text("\n".join(("bind 127.0.0.1", 'save ""', f"dir {directory}", *ports, *lines)) + "\n")
     process = subprocess.Popen([*redis_server(), str(configuration)], stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), 0.2).close()
@@ -158,7 +158,7 @@ class TestARealServer:
                 started = time.monotonic()
                 report = await probe_redis(endpoint, None, None, timeout_s=0.4)
                 assert report.reason is RedisReason.TIMEOUT
-                assert time.monotonic() - started < 2
+                assert time.monotonic() - started < 2.9
 
 
 async def test_a_closed_port_is_named() -> None:

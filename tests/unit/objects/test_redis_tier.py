@@ -73,7 +73,7 @@ def _run(directory: Path, tls: bool) -> Iterator[Server]:
     command = [*redis_server(), *_moved(redis_arguments(tier), directory, port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), 0.2).close()
