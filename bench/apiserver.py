@@ -247,6 +247,12 @@ def created(resource: Resource, namespace: str | None, body: Mapping[str, Any]) 
     return Request("POST", resource.path(namespace), json.dumps(body).encode())
 
 
+def applied(resource: Resource, namespace: str, body: Mapping[str, Any]) -> Request:
+    """Return the request that applies an object on the server's side."""
+    path = f"{resource.path(namespace, body['metadata']['name'])}?fieldManager=bench&force=true"
+    return Request("PATCH", path, json.dumps(body).encode(), "application/apply-patch+yaml")
+
+
 def merged(path: str, patch: Mapping[str, Any]) -> Request:
     """Return the request that merges `patch` into the object at `path`."""
     return Request("PATCH", path, json.dumps(patch).encode(), "application/merge-patch+json")

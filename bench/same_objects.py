@@ -1,28 +1,44 @@
-"""The baseline of everything that is made: the same objects, created by a client that does nothing else.
+"""The baseline of everything that is made: the same objects, written by a client that does nothing else.
 
 It sends prepared bytes over as many connections as whoever applied what the operator made them of; nothing that
-decides anything can be faster.
+decides anything can be faster. Two ways: created, which is the cheapest write there is, and applied on the server's
+side, which is how the operator writes them, because only that takes back what it does not want any more.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
-from bench.apiserver import NAMESPACE, NAMESPACES, ApiServer, Request, created
+from bench.apiserver import NAMESPACE, NAMESPACES, ApiServer, Request, applied, created
 from kvstrata.adapters.resources import CHILD_RESOURCES, SECRET, Resource
 from kvstrata.objects import labels
 
 MADE: tuple[Resource, ...] = (*CHILD_RESOURCES, SECRET)
 """What the operator makes of other objects."""
 
-BASELINE_NAMESPACE = "baseline"
 SERVER_FIELDS = ("resourceVersion", "uid", "creationTimestamp", "generation", "managedFields", "ownerReferences")
 
 
 async def creates_per_second(server: ApiServer, label: str, connections: int) -> float:
     """Create the operator's objects that carry `label` anew in another namespace; return how many a second."""
-    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": BASELINE_NAMESPACE}}
+    return await _per_second(server, label, connections, "created", created)
+
+
+async def applies_per_second(server: ApiServer, label: str, connections: int) -> float:
+    """Apply them on the server's side in another namespace; return how many a second."""
+    return await _per_second(server, label, connections, "applied", applied)
+
+
+async def _per_second(
+    server: ApiServer,
+    label: str,
+    connections: int,
+    namespace: str,
+    write: Callable[[Resource, str, dict[str, Any]], Request],
+) -> float:
+    body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
     await server.send_all([created(NAMESPACES, None, body)], 1)
     by_owner: dict[str, list[Request]] = {}
     for resource in MADE:
@@ -30,17 +46,17 @@ async def creates_per_second(server: ApiServer, label: str, connections: int) ->
         for item in listed["items"]:
             owner = item["metadata"]["labels"].get(label, "")
             if owner:
-                by_owner.setdefault(owner, []).append(created(resource, BASELINE_NAMESPACE, _bare(item, resource)))
+                by_owner.setdefault(owner, []).append(write(resource, namespace, _bare(item, resource, namespace)))
     requests = [request for owner in sorted(by_owner) for request in by_owner[owner]]
     started = time.monotonic()
     await server.send_all(requests, connections)
     return len(requests) / (time.monotonic() - started)
 
 
-def _bare(item: dict[str, Any], resource: Resource) -> dict[str, Any]:
+def _bare(item: dict[str, Any], resource: Resource, namespace: str) -> dict[str, Any]:
     """Return an object as somebody would create it."""
     kept = {key: value for key, value in item["metadata"].items() if key not in SERVER_FIELDS}
-    kept["namespace"] = BASELINE_NAMESPACE
+    kept["namespace"] = namespace
     bare = {**item, "apiVersion": resource.api_version, "kind": resource.kind, "metadata": kept}
     bare.pop("status", None)
     if resource.kind == "Service":

@@ -1,8 +1,8 @@
 """100 managed clusters, applied at once to an operator at rest: how fast their objects are made, and what that costs.
 
 No pod runs, so that nothing but the operator and the API server is measured: the clusters wait for their pods, and
-the operator, which looks after each of them by now, has nothing to write. The baseline is the same objects, created by
-a client that does nothing else.
+the operator, which looks after each of them by now, has nothing to write. The baselines are the same objects, created
+and applied by a client that does nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.enforce import own
 from bench.machine import Busyness
 from bench.operator_under_test import OperatorUnderTest, running_operator
 from bench.result import Figure
-from bench.same_objects import MADE, creates_per_second
+from bench.same_objects import MADE, applies_per_second, creates_per_second
 from bench.tier.part import Part
 from bench.watching import Watch
 from bench.writes import writes_so_far
@@ -68,11 +68,14 @@ async def measure(progress: Progress) -> Part:
             memory_mb = operator.memory_mb()
         with progress.step("create the same objects without an operator"):
             raw_per_s = await creates_per_second(server, labels.TIER, CONNECTIONS)
+        with progress.step("apply the same objects without an operator"):
+            raw_applies_per_s = await applies_per_second(server, labels.TIER, CONNECTIONS)
     children_per_s = len(made_at) / elapsed_s
     return Part(
         figures={
             "rendered_children_per_second": Figure(children_per_s, "1/s", baseline=raw_per_s),
             "rendered_of_raw": Figure(children_per_s / raw_per_s, "1"),
+            "rendered_of_raw_applies": Figure(children_per_s / raw_applies_per_s, "1"),
             "rendered_first_apply_to_last_child": Figure(elapsed_s, "s", baseline=len(made_at) / raw_per_s),
             "rendered_operator_cpu_per_tier": Figure(1000 * cpu_s / TIERS, "ms"),
             "rendered_operator_writes_per_tier": Figure(writes / TIERS, "1"),
@@ -80,7 +83,10 @@ async def measure(progress: Progress) -> Part:
             "rendered_writes_at_rest": Figure(rest_writes, "1"),
             "rendered_cpu_at_rest": Figure(1000 * rest_cpu_s / REST_S, "ms/s"),
         },
-        baseline={"rendered_raw_creates_per_second": Figure(raw_per_s, "1/s")},
+        baseline={
+            "rendered_raw_creates_per_second": Figure(raw_per_s, "1/s"),
+            "rendered_raw_applies_per_second": Figure(raw_applies_per_s, "1/s"),
+        },
         ratio=children_per_s / raw_per_s,
         conditions={"rendered_tiers": TIERS, "rendered_children": len(made_at), "rendered_connections": CONNECTIONS},
         others_percent=busyness.others_percent,
