@@ -186,7 +186,9 @@ def a_wrong_policy_is_refused_and_the_last_one_stays(stage: Stage) -> None:
         _patch(kubectl, "tenantcachepolicy", "acme", {"spec": {"tiers": before["spec"].get("tiers")}})
     _wait_enforced(kubectl, "acme")
     stray = _object(
-        "TenantCachePolicy", "stray", {"tenant": "stray", "isolation": "Group", "groupRef": {"name": "nobody"}}
+        "TenantCachePolicy",
+        "stray",
+        {"tenant": "stray", "isolation": "Group", "groupRef": {"name": "nobody"}, "deletionPolicy": "Abandon"},
     )
     kubectl.apply(stray)
     try:

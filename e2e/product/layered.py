@@ -216,7 +216,13 @@ def tenant(layered: Layered, name: str, *budgets: Mapping[str, str], **spec: Any
 
 def set_policy(layered: Layered, name: str, *budgets: Mapping[str, str], **spec: Any) -> None:
     """Give a tenant its policy, or another one, and wait until it is enforced."""
-    fields = {"tenant": name, "isolation": "Isolated", "models": {"names": [MODEL]}, **spec}
+    fields = {
+        "tenant": name,
+        "isolation": "Isolated",
+        "models": {"names": [MODEL]},
+        "deletionPolicy": "Abandon",
+        **spec,
+    }
     layered.kubectl.apply(_object("TenantCachePolicy", name, fields | ({"tiers": list(budgets)} if budgets else {})))
     _wait_enforced(layered.kubectl, name)
 

@@ -204,8 +204,10 @@ def test_a_frozen_leader_is_replaced_and_changes_nothing_when_it_wakes(
 @pytest.fixture
 def many_policies(kubectl: Kubectl) -> Iterator[list[dict[str, Any]]]:
     """Policies to apply; gone afterwards."""
-    specs = [{"tenant": f"many-{n:02}", "isolation": "Isolated", "classification": "Internal"} for n in range(MANY)]
-    yield [_object("TenantCachePolicy", str(spec["tenant"]), spec) for spec in specs]
+    says = {"isolation": "Isolated", "classification": "Internal", "deletionPolicy": "Abandon"}
+    yield [
+        _object("TenantCachePolicy", name, {"tenant": name, **says}) for name in (f"many-{n:02}" for n in range(MANY))
+    ]
     _delete_many(kubectl)
 
 

@@ -45,7 +45,9 @@ class FaultyWorld:
         """Make the domain, as its users would."""
         for namespace in (NAMESPACE, self.operators.namespace):
             self.api.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-        for made in (objects.cpu_tier(), objects.model(MODEL, tiers=("cpu",)), *map(objects.policy, TENANTS)):
+        # Those that are deleted are gone at once.
+        policies = [objects.policy(tenant, deletionPolicy="Abandon") for tenant in TENANTS]
+        for made in (objects.cpu_tier(), objects.model(MODEL, tiers=("cpu",)), *policies):
             self.api.create(made)
 
     def start(self, name: str, **variables: str) -> OperatorProcess:

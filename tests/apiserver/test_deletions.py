@@ -1,4 +1,5 @@
-"""Deletion Jobs and receipts on a real API server, with its controllers, and with the rights that the chart gives.
+"""Deletion Jobs and receipts, and a namespace that is deleted, on a real API server, with its controllers, and with the
+rights that the chart gives.
 
 There is no kubelet: a pod ends when the test says so, and what it printed is the test's word too.
 """
@@ -33,16 +34,19 @@ from kvstrata.plan.receipts import Receipted
 from kvstrata.reconcile.erasures.chain import Chains
 from kvstrata.reconcile.erasures.jobs import Jobs
 from kvstrata.reconcile.erasures.ports import DeletionRun, TierDeletion
-from tests.apiserver.conftest import OPERATOR_NAMESPACE
+from tests.apiserver.conftest import OPERATOR_NAMESPACE, REPOSITORY, install_crds
+from tests.apiserver.kubelet import wait
+from tests.apiserver.operator_process import Operators
 from tests.apiserver.server import Server
 from tests.golden.chart.rendering import OPERATOR_CHART, render
-from tests.support.objects import NAMESPACE, redis_tier
+from tests.support.objects import NAMESPACE, cpu_tier, model, policy, redis_tier
 from tests.support.receipts import DOMAIN, erasure
 
 CONTEXT = BuildContext(sidecar_image="sidecar:1", redis_image="redis:7", operator_namespace=OPERATOR_NAMESPACE)
 RIGHTS = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
 WHOLE: tuple[Line, ...] = (End(Outcome.ERASED, StopReason.NONE, "", "5" * 64, 30_000),)
 PATIENCE_S = 60.0
+LEAVING = "leaving"
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +54,13 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A control plane with its controllers, the operator's namespace, restricted, and a domain that it serves."""
     with ControlPlane(tmp_path_factory.mktemp("deletions"), controller_manager=True) as running:
         server = Server(running.kubectl, running.kubeconfig)
+        install_crds(server)
+        server.kubectl("create", "namespace", LEAVING)
         for name in (OPERATOR_NAMESPACE, NAMESPACE):
             restricted = {"pod-security.kubernetes.io/enforce": "restricted"}
             metadata = {"name": name, "labels": restricted}
             server.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-        for (kind, _), built in render(OPERATOR_CHART, {"watchNamespaces": [NAMESPACE]}).items():
+        for (kind, _), built in render(OPERATOR_CHART, {"watchNamespaces": [NAMESPACE, LEAVING]}).items():
             if kind in RIGHTS:
                 namespaced = {} if kind.startswith("Cluster") else {"namespace": OPERATOR_NAMESPACE}
                 server.apply({**built, "metadata": namespaced | built["metadata"]})
@@ -300,3 +306,46 @@ async def test_the_operator_may_neither_change_nor_delete_a_receipt(plane: Serve
         await kube.replace(CONFIG_MAP, OPERATOR_NAMESPACE, raw)
     with pytest.raises(KubeError, match="Forbidden"):
         await kube.delete(CONFIG_MAP, OPERATOR_NAMESPACE, raw["metadata"]["name"], raw["metadata"]["uid"])
+
+
+def put(server: Server, raw: dict[str, Any]) -> None:
+    """Apply an object in the namespace that is to go."""
+    server.apply({**raw, "metadata": {**raw["metadata"], "namespace": LEAVING}})
+
+
+def kubelet_says(server: Server, phase: str, state: dict[str, Any]) -> None:
+    """Say of the model's pod what a kubelet says."""
+    ready = phase == "Running"
+    told = {"name": "engine", "state": state, "ready": ready, "restartCount": 0, "image": "e:1", "imageID": ""}
+    patch = json.dumps({"status": {"phase": phase, "containerStatuses": [told]}})
+    server.kubectl("-n", LEAVING, "patch", "pod", "tiny-0", "--subresource=status", "--type=merge", "-p", patch)
+
+
+async def test_a_namespace_that_is_deleted_goes_and_leaves_a_receipt_for_each_policy(
+    plane: Server, kubeconfig: Path, kube: Mortal, tmp_path: Path
+) -> None:
+    """Its RoleBindings go with it, at any moment: what it waits for is among what the operator may do without them."""
+    operator = Operators(kubeconfig, OPERATOR_NAMESPACE, REPOSITORY, tmp_path).start(
+        "operator-a", KVSTRATA_WATCH_NAMESPACES=LEAVING
+    )
+    labelled = {"name": "tiny-0", "labels": {"app.kubernetes.io/managed-by": "kvstrata", "kvstrata.io/model": "tiny"}}
+    spec = {"nodeName": "elsewhere", "containers": [{"name": "engine", "image": "e:1"}]}
+    try:
+        for raw in (cpu_tier(), redis_tier(), model(tiers=("cpu",)), policy("acme"), policy("globex")):
+            put(plane, raw)
+        put(plane, {"apiVersion": "v1", "kind": "Pod", "metadata": labelled, "spec": spec})
+        kubelet_says(plane, "Running", {"running": {}})
+        held = ("--for=condition=ErasesOnDeletion", "tenantcachepolicies", "--all", "--timeout=60s")
+        plane.kubectl("-n", LEAVING, "wait", *held)
+        domain = plane.kubectl("-n", LEAVING, "get", "cachedomain", "default", "-o", "jsonpath={.status.domainID}")
+        plane.kubectl("delete", "namespace", LEAVING, "--wait=false")
+        plane.kubectl("-n", LEAVING, "wait", "--for=jsonpath={.metadata.deletionTimestamp}", "pod/tiny-0")
+        kubelet_says(plane, "Succeeded", {"terminated": {"exitCode": 0}})
+        plane.kubectl("-n", LEAVING, "delete", "pod", "tiny-0", "--grace-period=0", "--force", "--wait=false")
+        there = ("get", "namespace", LEAVING, "--ignore-not-found", "-o", "name")
+        wait("the namespace to go", lambda: not plane.kubectl(*there).strip(), 2 * PATIENCE_S)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{operator.log_tail()}") from error
+    finally:
+        operator.kill()
+    assert len(await chain_of(kube, domain)) == 2

@@ -52,6 +52,11 @@ def delete(kind: str, name: str) -> Step:
     return lambda simulation: simulation.delete(kind, name)
 
 
+def leave(name: str) -> Step:
+    """Somebody deletes a policy, and wants nothing of it to be erased: nobody erases anything here."""
+    return together(edit(POLICY, name, deletionPolicy="Abandon"), delete(POLICY, name))
+
+
 def wait(seconds: float) -> Step:
     """Time passes."""
     return lambda simulation: simulation.advance(seconds)
@@ -163,9 +168,9 @@ SCENARIOS: Mapping[str, Scenario] = {
         (put(policy("f", tiers=[{"name": "cpu", "guaranteed": "50Mi"}])),
          edit(POLICY, "e", tiers=[{"name": "cpu", "guaranteed": "20Mi"}]),
          edit(TIER, "cpu", capacityPerPod="70Mi"),
-         delete(POLICY, "e")),
+         leave("e")),
     ),
-    "a tenant comes and goes": Scenario(TEAM, (put(policy("e")), delete(POLICY, "e"), put(policy("e")))),
+    "a tenant comes and goes": Scenario(TEAM, (put(policy("e")), leave("e"), put(policy("e")))),
     "a member is taken out of its group": Scenario(TEAM, (edit(GROUP, "lab", members=["a"]),)),
     "a group goes": Scenario(TEAM, (delete(GROUP, "lab"),)),
     "a tenant goes from its group to itself and to the public": Scenario(
@@ -178,7 +183,8 @@ SCENARIOS: Mapping[str, Scenario] = {
          edit(POLICY, "b", isolation="Group", groupRef={"name": "lab"})),
     ),
     "of two policies for a tenant the older goes": Scenario(
-        SOLO, (put(policy("c", name="younger", suspended=True)), delete(POLICY, "c"))
+        (*SOLO[:2], policy("c", deletionPolicy="Abandon"), *SOLO[3:]),
+        (put(policy("c", name="younger", suspended=True)), delete(POLICY, "c")),
     ),
     "a model gets another image and more pods": Scenario(
         TEAM, (edit(MODEL, "tiny", engine=_engine(image="engine:2", replicas=2)),)
@@ -252,7 +258,7 @@ SCENARIOS: Mapping[str, Scenario] = {
          _list_and_diff, _list_and_diff),
     ),
     "tenants with data keys come and go": Scenario(
-        SEALED, (put(policy("e")), delete(POLICY, "c"), delete(GROUP, "lab"), _list_and_diff, _list_and_diff)
+        SEALED, (put(policy("e")), leave("c"), delete(GROUP, "lab"), _list_and_diff, _list_and_diff)
     ),
     "encryption is switched off and on": Scenario(
         SEALED, (edit(TIER, "shared", encryption="Disabled"), edit(TIER, "shared", encryption="Required"))

@@ -131,6 +131,8 @@ def test_one_state_after_another_is_the_same_as_the_second_alone(first: list[Raw
     kept = {(raw["kind"], raw["metadata"]["name"], raw["spec"].get("tenant")) for raw in second}
     for raw in first:
         if (raw["kind"], raw["metadata"]["name"], raw["spec"].get("tenant")) not in kept:
+            if raw["kind"] == "TenantCachePolicy":
+                simulation.edit(raw["kind"], raw["metadata"]["name"], deletionPolicy="Abandon")
             simulation.delete(raw["kind"], raw["metadata"]["name"])
     simulation.come_to_rest()
     for raw in second:

@@ -17,6 +17,8 @@ CHANGES = 8
 RESTORES = 3
 BELIEVED_AGAIN_AFTER_S = 3700.0
 TENANTS = ("acme", "red", "blue")
+ACME = policy("acme", deletionPolicy="Abandon")
+"""It is deleted and made anew, and nobody erases here."""
 SCOPES = ({"tenant": "acme"}, {"group": "team"}, {"all": True})
 
 
@@ -26,7 +28,7 @@ class History:
     def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
         self.world = RestoredWorld.of(
-            domain(), cpu_tier(), model(tiers=("cpu",)), model("other"), group("team", "red", "blue"), policy("acme"),
+            domain(), cpu_tier(), model(tiers=("cpu",)), model("other"), group("team", "red", "blue"), ACME,
             policy("red", group="team"), policy("blue", group="team"), pod("pod-0"), pod("pod-1"),
             pod("other-0", model="other"),
         )  # fmt: skip
@@ -97,7 +99,7 @@ class History:
     def _recreate(self) -> None:
         self._simulation.delete("TenantCachePolicy", "acme")
         self.world.work(self._chance.randrange(4))
-        self._simulation.put(policy("acme"))
+        self._simulation.put(ACME)
 
     def _replace_pod(self) -> None:
         self.world.held.pop(self._simulation.pod("pod-1").uid, None)

@@ -112,6 +112,10 @@ class MemoryKube(Kube):
             if not (error.is_not_found or error.is_conflict):
                 raise
 
+    async def is_ending(self, namespace: str) -> bool:
+        """Whether the test ends a namespace."""
+        return namespace in self.api.ending
+
     async def review_token(self, token: str, audience: str) -> TokenIdentity | None:
         """Return whose token the test said that this is."""
         return self.tokens.get(token)

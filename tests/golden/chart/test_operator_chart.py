@@ -127,6 +127,7 @@ def test_the_operator_may_do_what_it_does_to_every_kind_it_handles() -> None:
         assert verbs(rules, "kvstrata.io", resource.plural) >= {"get", "list", "watch", "patch"}, resource
         assert verbs(rules, "kvstrata.io", f"{resource.plural}/status") >= {"patch"}, resource
         assert verbs(rules, "kvstrata.io", f"{resource.plural}/finalizers") == {"update"}, resource
+    assert verbs(rules, "kvstrata.io", "cacheinvalidations") >= {"create", "delete"}, "those of deleted policies"
     for resource in CHILD_RESOURCES:
         group = resource.api_version.rpartition("/")[0]
         assert verbs(rules, group, resource.plural) >= {"get", "list", "watch", "create", "patch", "delete"}, resource

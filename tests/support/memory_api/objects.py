@@ -30,6 +30,7 @@ class MemoryApi:
     Values are never changed in place, so a copy of `objects` is a snapshot. managedFields are not put into the objects,
     where nobody here reads them: `managed_fields` returns them. Deletion collects what nobody owns any more at once,
     where the real server leaves that to a controller; not so unless `collects`. `now` is the time as the API writes it.
+    In namespaces that are `ending` nothing is created any more.
     """
 
     def __init__(self, now: Callable[[], str] = lambda: "2026-01-01T00:00:00Z", *, collects: bool = True) -> None:
@@ -37,6 +38,7 @@ class MemoryApi:
         self.owners: dict[Slot, dict[Manager, Fields]] = {}
         self.events: list[Event] = []
         self.history: list[Event] = []
+        self.ending: set[str] = set()
         self._now, self._collects = now, collects
         self._version = 100
         self._uid = 0
@@ -46,6 +48,7 @@ class MemoryApi:
         self.objects, self.owners = dict(other.objects), dict(other.owners)
         self.events, self.history = [], []
         self._version, self._uid = other._version, other._uid
+        self.ending = set(other.ending)
 
     # what is asked
 
@@ -60,6 +63,7 @@ class MemoryApi:
         self, slot: Slot, body: Mapping[str, Any], manager: str, told: Mapping[str, Any] = MappingProxyType({})
     ) -> Raw:
         """Create an object, as POST does. `told` is metadata that a test sets where a server would."""
+        self._admit(slot)
         if slot in self.objects:
             raise KubeError(409, "AlreadyExists", f'{slot[0].lower()}s "{slot[2]}" already exists')
         if body["metadata"].get("resourceVersion"):
@@ -96,6 +100,7 @@ class MemoryApi:
 
     def apply(self, slot: Slot, config: Mapping[str, Any], manager: str, *, force: bool) -> Raw:
         """Apply on the server's side; a 409 names fields of others unless `force`."""
+        self._admit(slot)
         metadata = config["metadata"]
         if metadata.get("managedFields"):
             raise KubeError(400, "BadRequest", "metadata.managedFields must be nil")
@@ -108,6 +113,12 @@ class MemoryApi:
         except FieldConflictError as conflict:
             raise KubeError(409, "Conflict", str(conflict)) from conflict
         return self._stored(slot, self._of_user(slot, result, known), owners)
+
+    def _admit(self, slot: Slot) -> None:
+        """Refuse what would be new in a namespace that is being deleted."""
+        if slot[1] in self.ending and slot not in self.objects:
+            told = f"unable to create new content in namespace {slot[1]} because it is being terminated"
+            raise KubeError(403, "Forbidden", told, causes=frozenset({"NamespaceTerminating"}))
 
     def delete(self, slot: Slot, uid: str | None = None) -> None:
         """Delete an object, or mark it as going while it has finalizers; with `uid` only the one that has it."""

@@ -103,3 +103,25 @@ async def test_a_refusal_whose_causes_are_not_what_it_says_is_told_as_it_came(
     with pytest.raises(KubeError) as raised:
         await kube.get(SECRET, "team", "one")
     assert raised.value.message == said["message"]
+
+
+@pytest.mark.parametrize(("cause", "ends"), [("NamespaceTerminating", True), ("FieldValueInvalid", False)])
+async def test_a_namespace_that_creates_nothing_any_more_is_told_by_the_refusal(
+    answering: Answers, cause: str, ends: bool
+) -> None:
+    said = {"message": "forbidden", "reason": "Forbidden", "details": {"causes": [{"reason": cause, "message": "m"}]}}
+    kube = await answering(status=403, text=json.dumps(said))
+    with pytest.raises(KubeError) as raised:
+        await kube.create(SECRET, "team", {"metadata": {"name": "one"}})
+    assert raised.value.is_of_ending_namespace == ends
+
+
+@pytest.mark.parametrize(
+    ("status", "metadata", "ends"),
+    [(200, {}, False), (200, {"deletionTimestamp": "2026-01-01T00:00:00Z"}, True), (404, {}, True), (403, {}, False)],
+)
+async def test_a_namespace_is_asked_whether_it_goes(
+    answering: Answers, status: int, metadata: dict[str, str], ends: bool
+) -> None:
+    kube = await answering(status=status, text=json.dumps({"metadata": metadata}))
+    assert await kube.is_ending("team") == ends

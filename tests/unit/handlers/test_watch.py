@@ -80,17 +80,22 @@ async def test_events_of_secrets_reach_their_owners_and_no_others() -> None:
 
 @pytest.mark.parametrize("resource", [*child_resources(True), SECRET], ids=lambda resource: resource.plural)
 def test_what_the_operator_makes_is_selected_by_the_api_server(resource: Resource) -> None:
-    selectors = build_settings(70.0).watching.label_selectors
+    selectors = build_settings(70.0, ()).watching.label_selectors
     (made,) = (one for one in selectors if one.any_name == resource.plural)
     assert selectors[made] == "app.kubernetes.io/managed-by=kvstrata"
 
 
 def test_kopf_posts_no_events_of_its_own() -> None:
-    assert not build_settings(70.0).posting.enabled
+    assert not build_settings(70.0, ()).posting.enabled
+
+
+def test_a_namespace_that_is_named_is_watched_while_it_is_deleted() -> None:
+    assert build_settings(70.0, (NAMESPACE,)).scanning.disabled
+    assert not build_settings(70.0, ()).scanning.disabled
 
 
 def test_a_watch_that_says_nothing_is_given_up_after_the_time_that_is_set() -> None:
-    assert build_settings(12.0).watching.inactivity_timeout == 12.0
+    assert build_settings(12.0, ()).watching.inactivity_timeout == 12.0
 
 
 async def test_an_edit_queues_bundles_before_all_that_reports_on_them() -> None:

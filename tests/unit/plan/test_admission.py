@@ -331,5 +331,6 @@ class TestOrder:
         simulation.put(policy("b", tiers=has("60Mi")))
         under_way = {Key(TCP, NAMESPACE, "b"): {"shared": 60 << 20}}
         simulation.store.domain(NAMESPACE).granting.update(under_way)
+        simulation.step(Key(TCP, NAMESPACE, "a"))  # its finalizer
         simulation.step(Key(TCP, NAMESPACE, "a"))
         assert simulation.status(TCP, "a")["admission"] == {"models": "", "tiers": []}

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.api.common import ScopeStatus
+from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.contract.keyspace import Scope, ScopeKind
 from kvstrata.plan.deletion import (
     ABANDON,
     ERASES,
@@ -15,7 +18,6 @@ from kvstrata.plan.deletion import (
     AbandonErasure,
     CreateInvalidation,
     DeletionCase,
-    DeletionReason,
     DropFinalizer,
     EraseWithoutObject,
     SetFinalizer,
@@ -29,9 +31,9 @@ EPOCH = {"kind": "Tenant", "name": "acme", "epoch": "0" * 32, "rolls": 0}
 
 
 def policy(
-    deleting: bool = True, cached: bool = True, wish: str = "Erase", why: str | None = None
+    deleting: bool = True, cached: bool = True, wish: str | None = "Erase", why: str | None = None
 ) -> TenantCachePolicy:
-    raw = objects.policy("acme", deletionPolicy=wish)
+    raw = objects.policy("acme", **({"deletionPolicy": wish} if wish else {}))
     raw["metadata"] |= {"finalizers": [FINALIZER], "annotations": {ABANDON: why} if why else {}}
     if deleting:
         raw["metadata"]["deletionTimestamp"] = "2026-11-22T10:00:00Z"
@@ -44,7 +46,7 @@ def without_finalizer(found: TenantCachePolicy) -> TenantCachePolicy:
 
 
 def invalidation(phase: str = "AwaitingAcks", of: TenantCachePolicy | None = None, **status: Any) -> CacheInvalidation:
-    spec = build_invalidation(DeletionCase(of or policy()))
+    spec = build_invalidation(of or policy())
     raw = objects.invalidation("name", **spec["spec"])
     raw["metadata"] |= {"name": spec["metadata"]["name"], "annotations": spec["metadata"]["annotations"]}
     raw["status"] = {"phase": phase, **status}
@@ -60,8 +62,27 @@ def test_a_policy_with_an_epoch_that_erases_gets_the_finalizer_and_others_lose_i
     assert plan_deletion(DeletionCase(without_finalizer(policy(deleting=False, cached=False)))).order is None
 
 
+def test_a_policy_that_says_nothing_of_its_deletion_erases() -> None:
+    assert plan_deletion(DeletionCase(without_finalizer(policy(deleting=False, wish=None)))).order == SetFinalizer()
+
+
+def test_the_finalizer_is_there_before_the_epoch_is() -> None:
+    own, shared = Scope(ScopeKind.TENANT, "acme"), Scope(ScopeKind.GROUP, "lab")
+    fresh = without_finalizer(policy(deleting=False, cached=False))
+    assert plan_deletion(DeletionCase(fresh, draws=own)).order == SetFinalizer()
+    assert plan_deletion(DeletionCase(fresh, draws=shared)).order is None
+
+
+def test_a_tenant_that_only_shares_leaves_nothing_that_would_be_erased() -> None:
+    sharing = policy(deleting=False)
+    scope = ScopeStatus(kind=ScopeKind.GROUP, name="lab", epoch="0" * 32, rolls=0)
+    sharing = sharing.model_copy(update={"status": sharing.status.model_copy(update={"scope": scope})})
+    assert plan_deletion(DeletionCase(sharing)).order == DropFinalizer()
+    assert plan_deletion(DeletionCase(without_finalizer(sharing))).order is None
+
+
 def test_a_deleted_policy_orders_one_eager_invalidation_that_leaves_what_others_share() -> None:
-    step = plan_deletion(DeletionCase(policy(), shares=True))
+    step = plan_deletion(DeletionCase(policy()))
     assert isinstance(step.order, CreateInvalidation)
     made = step.order.invalidation
     CacheInvalidation.model_validate(made)
@@ -69,10 +90,7 @@ def test_a_deleted_policy_orders_one_eager_invalidation_that_leaves_what_others_
     assert (made["spec"]["mode"], made["spec"]["sharedScopes"]) == ("Eager", "Exclude")
     assert made["metadata"]["annotations"] == {ERASES: policy().uid}
     assert "ownerReferences" not in made["metadata"]
-    assert plan_deletion(DeletionCase(policy(), shares=True)) == step
-    alone = plan_deletion(DeletionCase(policy())).order
-    assert isinstance(alone, CreateInvalidation)
-    assert "sharedScopes" not in alone.invalidation["spec"]
+    assert plan_deletion(DeletionCase(policy())) == step
 
 
 def test_the_invalidations_name_fits_and_differs_for_a_policy_that_comes_later() -> None:
@@ -86,6 +104,17 @@ def test_the_invalidations_name_fits_and_differs_for_a_policy_that_comes_later()
 def test_in_a_namespace_that_goes_nothing_is_created() -> None:
     step = plan_deletion(DeletionCase(policy(), namespace_deleting=True))
     assert step.order == EraseWithoutObject(policy().uid)
+    begun = plan_deletion(DeletionCase(policy(), kept=frozenset({policy().uid}), nameable=False))
+    assert begun.order == EraseWithoutObject(policy().uid), "what has begun needs no name any more"
+
+
+def test_a_policy_whose_blocks_nobody_can_name_goes_with_its_namespace_and_says_why() -> None:
+    for given_up in (None, "whatever"):
+        case = DeletionCase(policy(why=given_up), namespace_deleting=True, nameable=False)
+        order = plan_deletion(case).order
+        assert isinstance(order, DropFinalizer)
+        assert "no receipt" in order.unproven
+    assert isinstance(plan_deletion(DeletionCase(policy(), nameable=False)).order, CreateInvalidation)
 
 
 @pytest.mark.parametrize("phase", ["Rolling", "AwaitingAcks", "Complete"])
@@ -93,7 +122,7 @@ def test_without_a_receipt_the_finalizer_stays(phase: str) -> None:
     step = plan_deletion(DeletionCase(policy(), erasing=invalidation(phase)))
     assert step.order is None
     assert step.decision is not None
-    expected = DeletionReason.RECEIPT_MISSING if phase == "Complete" else DeletionReason.ERASING
+    expected = PolicyReason.RECEIPT_MISSING if phase == "Complete" else PolicyReason.ERASING
     assert step.decision.reason == expected
 
 
@@ -110,7 +139,7 @@ def test_an_erasure_that_failed_keeps_the_policy_says_why_and_how_out() -> None:
         step = plan_deletion(DeletionCase(policy(), erasing=failed, receipt=receipt))
         assert step.order is None
         assert step.decision is not None
-        assert step.decision.reason == DeletionReason.ERASURE_FAILED
+        assert step.decision.reason == PolicyReason.ERASURE_FAILED
         assert "files of pod chat-2" in step.decision.message
         assert ABANDON in step.decision.message
 
@@ -118,8 +147,10 @@ def test_an_erasure_that_failed_keeps_the_policy_says_why_and_how_out() -> None:
 def test_who_gives_it_up_gets_a_receipt_that_says_so_before_the_policy_goes() -> None:
     given_up = policy(why="the disk was shredded")
     erasing = invalidation("AwaitingAcks")
-    step = plan_deletion(DeletionCase(given_up, erasing=erasing))
+    step = plan_deletion(DeletionCase(given_up, erasing=erasing, kept=frozenset({erasing.uid})))
     assert step.order == AbandonErasure(erasing.uid, "the disk was shredded")
+    refused = plan_deletion(DeletionCase(given_up, erasing=invalidation("Failed"))).order
+    assert refused == AbandonErasure(given_up.uid, "the disk was shredded"), "it never began, and has no receipt"
     never_begun = plan_deletion(DeletionCase(given_up)).order
     assert never_begun == AbandonErasure(given_up.uid, "the disk was shredded")
     done = DeletionCase(given_up, erasing=invalidation("Failed"), receipt="d" * 64)
@@ -134,8 +165,10 @@ def test_a_strangers_invalidation_of_that_name_is_named_and_not_taken_for_ours()
     step = plan_deletion(DeletionCase(policy(), erasing=invalidation("Complete", of=other)))
     assert step.order is None
     assert step.decision is not None
-    assert step.decision.reason == DeletionReason.NAME_TAKEN
+    assert step.decision.reason == PolicyReason.NAME_TAKEN
 
 
 def test_a_policy_whose_owner_changed_to_abandon_goes_at_once() -> None:
     assert plan_deletion(DeletionCase(policy(wish="Abandon"))).order == DropFinalizer()
+    failed = DeletionCase(policy(wish="Abandon"), erasing=invalidation("Failed"), receipt="d" * 64)
+    assert plan_deletion(failed).order == DropFinalizer()

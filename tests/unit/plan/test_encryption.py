@@ -210,6 +210,7 @@ class TestDropping:
     def test_the_keys_of_a_tenant_that_goes_go_with_it(self) -> None:
         simulation = at_rest(SEALED, *OBJECTS)
         gone = epoch(simulation, "acme")
+        simulation.edit(TCP, "acme", deletionPolicy="Abandon")
         simulation.delete(TCP, "acme")
         simulation.come_to_rest()
         assert gone not in stored(simulation)
@@ -237,6 +238,7 @@ class TestDropping:
         simulation.come_to_rest()
         assert simulation.entry("acme").keys == ()
         assert stored(simulation) == keys
+        simulation.edit(TCP, "acme", deletionPolicy="Abandon")
         simulation.delete(TCP, "acme")
         simulation.come_to_rest()
         assert len(stored(simulation)) == len(keys) - 1

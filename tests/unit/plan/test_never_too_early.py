@@ -143,6 +143,8 @@ def test_a_pod_that_never_fences_itself_is_not_taken_for_fenced_after_a_restart(
 
 def test_an_object_that_is_made_anew_while_a_list_is_read_is_not_forgotten() -> None:
     simulation = one_model()
+    simulation.edit(TCP, "acme", deletionPolicy="Abandon")
+    simulation.come_to_rest()
     real = simulation.kube.list
     done: list[bool] = []
 

@@ -34,6 +34,7 @@ def test_no_bundle_holds_a_keyspace_whose_epoch_is_not_in_status() -> None:
     bundle = Key(BUNDLE, NAMESPACE, "tiny")
     simulation.step(bundle)
     assert "acme" not in simulation.bundle().entries
+    simulation.step(Key(TCP, NAMESPACE, "acme"))  # its finalizer
     drawn = simulation.step(Key(TCP, NAMESPACE, "acme"))
     assert drawn.statuses[0].status["scope"]["kind"] == "Tenant"
     assert bundle in drawn.enqueue
@@ -127,7 +128,7 @@ def test_the_younger_policy_takes_over_when_the_older_goes() -> None:
 
 
 def test_a_deleted_policy_leaves_the_bundle_and_a_recreated_one_reaches_nothing_of_it() -> None:
-    simulation = settled(policy("acme"), policy("globex"))
+    simulation = settled(policy("acme", deletionPolicy="Abandon"), policy("globex"))
     before = simulation.entry("acme").keyspace
     simulation.delete(TCP, "acme")
     simulation.come_to_rest()

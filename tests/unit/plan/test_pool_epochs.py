@@ -88,7 +88,7 @@ class TestDataKeys:
         assert not {OLD, NEW} & keyed(simulation)
 
     def test_no_key_goes_while_a_pool_cannot_be_read(self) -> None:
-        simulation = at_rest(holding(OLD), policy("globex"))
+        simulation = at_rest(holding(OLD), policy("globex", deletionPolicy="Abandon"))
         gone = simulation.status("TenantCachePolicy", "globex")["scope"]["epoch"]
         stored = simulation.kube.objects[(POOL, NAMESPACE, "manual")]
         simulation.put({**stored, "spec": {**stored["spec"], "readers": {}}})

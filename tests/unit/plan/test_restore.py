@@ -252,6 +252,7 @@ def test_a_bundle_that_was_deleted_while_no_operator_ran_is_written_anew_and_cos
     world = at_rest()
     world.simulation.edit("TenantCachePolicy", "acme", cacheGeneration=1)
     world.rest()
+    world.simulation.advance(5)  # what statuses may put off is written
     cached, held = world.keyspaces(), world.simulation.bundle().root.revision
     world.simulation.kube.remove("Secret", NAMESPACE, "kvs-tiny-bundle")
     world.restart()

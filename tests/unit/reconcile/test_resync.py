@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
+import pytest
+
+from kvstrata.adapters.kube import KubeError
+from kvstrata.adapters.resources import Resource
 from kvstrata.model.refs import BUNDLE, Key
-from tests.support.objects import NAMESPACE, cpu_tier, model, policy
+from tests.support.objects import NAMESPACE, Raw, cpu_tier, model, policy
 from tests.support.worlds import Simulation, finish
 
 
@@ -74,3 +79,23 @@ def test_a_bundle_that_was_read_before_a_commit_does_not_replace_it() -> None:
     finish(simulation.resync.secrets())
     assert simulation.world.bundles["tiny"] is newer
     assert Key(BUNDLE, NAMESPACE, "tiny") in set(simulation.store.all_keys())
+
+
+def test_a_namespace_that_goes_and_may_not_be_looked_into_holds_up_nobody() -> None:
+    simulation = at_rest()
+    simulation.kube.put(policy("late"))
+    simulation.kube.take_events()
+    listed = simulation.kube.list
+
+    async def forbidden(resource: Resource, namespace: str | None, selector: str | None = None) -> AsyncIterator[Raw]:
+        if resource.kind != "TenantCachePolicy":
+            raise KubeError(403, "Forbidden", f"{resource.plural} is forbidden")
+        async for found in listed(resource, namespace, selector):
+            yield found
+
+    simulation.kube.list = forbidden  # type: ignore[method-assign,assignment]
+    with pytest.raises(KubeError):
+        resync(simulation)
+    simulation.kube.api.ending.add(NAMESPACE)
+    assert Key("TenantCachePolicy", NAMESPACE, "late") in resync(simulation)
+    assert "tiny" in simulation.world.models, "what cannot be seen is not taken for gone"

@@ -38,7 +38,8 @@ def with_an_edit() -> Simulation:
     """A world at rest, and one policy more that the bundle does not hold yet."""
     simulation = at_rest()
     simulation.put(policy("globex"))
-    simulation.step(Key("TenantCachePolicy", NAMESPACE, "globex"))
+    for _ in ("its finalizer", "its epoch"):
+        simulation.step(Key("TenantCachePolicy", NAMESPACE, "globex"))
     return simulation
 
 

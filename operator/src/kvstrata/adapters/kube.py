@@ -18,7 +18,7 @@ import orjson
 from yarl import URL
 
 from .credentials import Credentials, find_credentials
-from .resources import POD, TOKEN_REVIEW, Resource
+from .resources import NAMESPACE, POD, TOKEN_REVIEW, Resource
 
 REQUEST_TIMEOUT_S = 15.0
 LIST_PAGE = 500
@@ -26,19 +26,29 @@ LIST_PAGE = 500
 
 _REASONS = {status.value: status.phrase.title().replace(" ", "") for status in HTTPStatus if status >= 400}
 """Reasons of answers that give none, as a proxy on the way or an overloaded API server does (`TooManyRequests`)."""
+_NAMESPACE_ENDS = "NamespaceTerminating"
 _NOT_OF_ITS_TYPE = "failed to create typed patch object"
 """Said with status 500, of an applied object that has two list entries of one key, or a field of another type."""
 
 
 class KubeError(Exception):
-    """The API server refused or did not answer. `status` is 0 when there was no answer at all."""
+    """The API server refused or did not answer. `status` is 0 when there was no answer at all, `causes` are the words
+    by which it says more closely why."""
 
-    def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        retry_after_s: float | None = None,
+        causes: frozenset[str] = frozenset(),
+    ) -> None:
         super().__init__(f"{status} {reason}: {message}")
         self.status = status
         self.reason = reason
         self.message = message
         self.retry_after_s = retry_after_s
+        self.causes = causes
 
     @property
     def is_conflict(self) -> bool:
@@ -59,6 +69,11 @@ class KubeError(Exception):
     def is_not_found(self) -> bool:
         """Whether there is no such object (or its kind is not installed)."""
         return self.status == 404
+
+    @property
+    def is_of_ending_namespace(self) -> bool:
+        """Whether nothing can be created in the namespace any more, because it is being deleted."""
+        return self.status == 403 and _NAMESPACE_ENDS in self.causes
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +227,16 @@ class Kube:
             if not (error.is_not_found or error.is_conflict):
                 raise
 
+    async def is_ending(self, namespace: str) -> bool:
+        """Whether a namespace is being deleted, or gone; False where that may not be asked."""
+        try:
+            found = await self.request("GET", NAMESPACE.path(None, namespace))
+        except KubeError as error:
+            if error.is_not_found or error.is_refusal:
+                return error.is_not_found
+            raise
+        return "deletionTimestamp" in found["metadata"]
+
     async def review_token(self, token: str, audience: str) -> TokenIdentity | None:
         """Ask whose token this is; None if it is not valid for `audience`."""
         answer = await self.request(
@@ -245,10 +270,10 @@ def _decoded(data: bytes) -> dict[str, Any]:
 
 
 def _refusal(status: int, data: bytes, retry_after: str | None) -> KubeError:
-    reason, message = _REASONS.get(status, "Unknown"), ""
+    reason, message, causes = _REASONS.get(status, "Unknown"), "", frozenset[str]()
     try:
         raw = orjson.loads(data)
-        reason, message = raw.get("reason") or reason, _in_order(raw) or message
+        reason, message, causes = raw.get("reason") or reason, _in_order(raw) or message, _causes(raw)
     except (ValueError, AttributeError):
         message = data[:200].decode("utf-8", "replace")
     try:
@@ -257,7 +282,14 @@ def _refusal(status: int, data: bytes, retry_after: str | None) -> KubeError:
         wait_s = None
     if wait_s is not None and not 0 <= wait_s < math.inf:
         wait_s = None
-    return KubeError(status, reason, message, wait_s)
+    return KubeError(status, reason, message, wait_s, causes)
+
+
+def _causes(raw: Any) -> frozenset[str]:
+    try:
+        return frozenset(str(cause["reason"]) for cause in raw["details"]["causes"])
+    except (KeyError, TypeError):
+        return frozenset()
 
 
 def _in_order(raw: Any) -> str:

@@ -21,6 +21,7 @@ class InvalidationReason(Reason):
     )
     LAZY_COMPLETE = "LazyComplete", "The data is unreachable; its bytes age out of each tier."
     TENANT_NOT_FOUND = "TenantNotFound", "No TenantCachePolicy of the namespace is for the tenant."
+    POLICY_GONE = "PolicyGone", "The TenantCachePolicy whose deletion ordered it is gone, or is not being deleted."
     GROUP_NOT_FOUND = "GroupNotFound", "The TenantGroup does not exist."
     POOL_NOT_FOUND = texts.POOL_NOT_FOUND
     MODEL_NOT_FOUND = texts.MODEL_NOT_FOUND
@@ -48,7 +49,7 @@ class InvalidationReason(Reason):
     KEYS_IN_SECRETS = "KeysInSecrets", "Data keys were in Secrets: etcd's history and backups may have copies."
     NOT_CONFIRMED = "NotConfirmed", "Nobody who can know has said so."
     WAITING_OUT_WRITES = "WaitingOutWrites", "Writes that had begun before may still arrive in shared tiers."
-    ERASING = "Erasing", "Servers and pods are deleting."
+    ERASING = texts.ERASING
     TIER_AWAY = "TierAway", "Servers of a tier do not answer; they are waited for."
     POD_GONE_MID_ERASE = "PodGoneMidErase", "A pod that acknowledged cannot be asked any more, or started anew."
     COPY_UNREACHABLE = "CopyUnreachable", "Copies are where nobody can reach them."

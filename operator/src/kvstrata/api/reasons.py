@@ -187,9 +187,16 @@ class PolicyReason(Reason):
         "NarrowedByScope",
         "Another tenant of the same scope may not read a PrefixPool, so none of the scope does.",
     )
-    ERASURE_NOT_RECONCILED = (
-        "ErasureNotReconciled",
-        "This version makes data unreachable when the policy is deleted, but does not erase it.",
+    ERASES = "Erases", "Deleting the policy erases what the tenant has cached, and leaves a receipt."
+    SHARES_ALL = "SharesAll", "The tenant shares all that it caches, so deleting the policy erases nothing."
+    BEING_DELETED = "BeingDeleted", "The policy is being deleted; its tenant reuses nothing any more."
+    ERASING = texts.ERASING
+    ERASURE_FAILED = "ErasureFailed", "The policy was deleted, and the erasure failed; a person has to decide."
+    NAME_TAKEN = "NameTaken", "Another CacheInvalidation has the name of the one that erases for a deleted policy."
+    RECEIPT_MISSING = "ReceiptMissing", "The erasure for a deleted policy is over, and its receipt is not written."
+    ABANDONING = (
+        "Abandoning",
+        "The erasure for a deleted policy is given up; the receipt that says so is being written.",
     )
 
 

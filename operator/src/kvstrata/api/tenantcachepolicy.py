@@ -93,8 +93,8 @@ class TenantCachePolicySpec(ApiModel):
     use shared scopes too."""
 
     deletion_policy: DeletionPolicy | None = None
-    """Erase: when the policy is deleted, so is the data. Abandon: it becomes unreachable and ages out. Absent means
-    Erase."""
+    """Erase: when the policy is deleted, so is what the tenant has cached and does not share; the policy goes when a
+    receipt says what became of it. Abandon: it becomes unreachable and ages out. Absent means Erase."""
 
     suspended: bool | None = None
     """Whether reuse is off for this tenant. Its requests are still answered."""

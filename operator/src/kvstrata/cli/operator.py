@@ -179,7 +179,7 @@ class Operator:
         self._first_lists.set_result(watches.lists if await self._first_to_lead() else None)
         await kopf.operator(
             registry=watches.registry(),
-            settings=build_settings(self._settings.watch_silence_s),
+            settings=build_settings(self._settings.watch_silence_s, self._settings.watch_namespaces),
             standalone=True,
             identity=self._settings.pod_name,  # type: ignore[arg-type]  # a NewType that kopf does not export
             ready_flag=self._watching,

@@ -78,14 +78,17 @@ class Watches:
         return registry
 
 
-def build_settings(silence_s: float) -> kopf.OperatorSettings:
+def build_settings(silence_s: float, namespaces: Collection[str]) -> kopf.OperatorSettings:
     """Return kopf's settings: no events posted, watches renewed often, and no giving up on an absent API server.
 
     A watch that says nothing for `silence_s` seconds is taken for dead and taken up again where it stopped. An API
     server sends a bookmark each minute, so below that quiet watches are renewed for nothing, which is harmless.
+    `namespaces` that are named are watched to their end: kopf would leave one as soon as it is being deleted, and what
+    its policies wait for then would never be seen.
     """
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
+    settings.scanning.disabled = bool(namespaces)
     settings.persistence.diffbase_storage = NoDiffBase()
     settings.persistence.progress_storage = NoProgress()
     # The API server selects: objects that are not the operator's, Secrets above all, are never sent to it.

@@ -123,7 +123,8 @@ class Surroundings:
 
     `heirs` names by (uid, tier) the pod that has taken over files of one that is gone. `deletions_elsewhere` are Jobs
     of other erasures that run. `custody_problem` says why keys cannot be removed, `receipt_problem` why no receipt can
-    be written, `abandoned` is the reason of a person who gives the erasure up; each may be empty.
+    be written, `abandoned` is the reason of a person who gives the erasure up; each may be empty. `unattended` is
+    whether the namespace goes, and with it whoever could decide what is to become of what is left.
     """
 
     operator: str
@@ -134,11 +135,12 @@ class Surroundings:
     custody_problem: str = ""
     receipt_problem: str = ""
     abandoned: str = ""
+    unattended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LeftEpoch:
-    """An epoch that a scope leaves, and the one that it gets. Neither is told to anybody."""
+    """An epoch that a scope leaves, and the one that it gets, empty if it ends with it. Neither is told to anybody."""
 
     kind: ScopeKind
     name: str
@@ -150,7 +152,8 @@ class LeftEpoch:
 class ErasureRecord:
     """All that is kept of an erasure. Who has it can go on from there.
 
-    `namespace` and `invalidation` name the object that ordered it, `domain` is the domain's id. `epochs` and `keys`
+    `namespace` and `invalidation` name the object that ordered it, which is a policy that was deleted where the order's
+    subject says so; `domain` is the domain's id. `epochs` and `keys`
     were written down before any epoch was rolled, because afterwards nobody knows them. `named` gives by keyspace the
     names of chunks, as hexadecimal digits, which tiers had before they were emptied: they are asked for afterwards.
     `named_tiers` are the tiers that were looked at for that.

@@ -16,6 +16,7 @@ from kvstrata.api.tenantgroup import TenantGroup
 
 from .claims import Claim, TierClaims
 from .credentials import CredentialLook
+from .ending import Ending
 from .erasure import ErasureNow
 from .facts import (
     BackendReport,
@@ -60,7 +61,8 @@ class World:
 
     `reclaims` gives how the deletion of a former cache stands, by its order and round.
 
-    `erasures` gives what is kept of an erasure, by the UID of what ordered it.
+    `erasures` gives what is kept of an erasure, by the UID of what ordered it, `ending` what is known of objects that
+    are gone, for erasures in a namespace that is being deleted.
 
     `servers` gives the pods of a managed tier by the tier's name and their own, `clusters` the last look at a managed
     cluster.
@@ -114,6 +116,7 @@ class World:
     holdings: Mapping[str, Mapping[str, HoldingReport]] = field(default_factory=dict)
     erasures: Mapping[str, ErasureNow] = field(default_factory=dict)
     reclaims: Mapping[tuple[str, int], ReclaimReport] = field(default_factory=dict)
+    ending: Ending = field(default_factory=Ending)
     memo: Memo = field(default_factory=Memo, compare=False, repr=False)
 
     @property
@@ -130,6 +133,12 @@ class World:
     def domain_id(self) -> str | None:
         """The domain's random id, once it has one."""
         return self.domain.status.domain_id if self.domain else None
+
+    @property
+    def identity(self) -> tuple[bytes, str] | None:
+        """The domain's key and id, as they are or were last: by these its blocks and its receipts are named."""
+        key, domain = self.domain_key or self.ending.domain_key, self.domain_id or self.ending.domain_id
+        return (key, domain) if key is not None and domain is not None else None
 
     def live_pods(self, model: str) -> tuple[Pod, ...]:
         """Every pod of a model that may hold a policy, by name: what an invalidation waits for."""

@@ -27,6 +27,7 @@ from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.bundle import Entry
 from kvstrata.contract.datakey import MAX_GENERATION, BundledKey, DataKey, KeyReference
+from kvstrata.contract.keyspace import ScopeKind
 from kvstrata.contract.receiptwords import KeyCustody
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
@@ -83,8 +84,8 @@ def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
     if in_force(domain) is not KeyCustody.SECRET:
         return _plan_in_memory(world, used, now)
     back = {name for name in map(names.data_keys_secret, world.data_keys) if _came_back(world, name)}
-    wanted = {epoch for epoch in used if epoch not in world.data_keys or names.data_keys_secret(epoch) in back}
-    wanted -= world.keys_lost
+    gone = world.keys_lost | _ending(world)
+    wanted = {epoch for epoch in used - gone if epoch not in world.data_keys or names.data_keys_secret(epoch) in back}
     lacking = _by_secret(wanted) if encrypts(world) else {}
     unused = world.data_keys.keys() - used
     spent = _by_secret(_droppable(world, unused, now))
@@ -109,7 +110,8 @@ def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
 
 def _plan_in_memory(world: World, used: set[str], now: datetime) -> Plan:
     unused = world.data_keys.keys() - used
-    wanted = used - world.data_keys.keys() - world.keys_lost if encrypts(world) else set()
+    gone = world.keys_lost | _ending(world)
+    wanted = used - world.data_keys.keys() - gone if encrypts(world) else set()
     spent = _droppable(world, unused, now)
     return Plan(
         actions=(KeepInMemory(tuple(sorted(wanted)), tuple(sorted(spent))),) if wanted or spent else (),
@@ -145,6 +147,17 @@ def epochs_in_use(world: World) -> set[str]:
     ]
     of_pools = [epoch for pool in world.pools.values() for epoch in pool.status.epochs]
     return {*(scope.epoch for scope in scopes if scope is not None), *of_pools}
+
+
+def epochs_with_a_future(world: World) -> set[str]:
+    """Return the epochs that statuses name and that go on: those whose key is drawn if there is none."""
+    return epochs_in_use(world) - _ending(world)
+
+
+def _ending(world: World) -> set[str]:
+    """Return the epochs of policies that are being deleted: whoever erases them removes their keys for good."""
+    scopes = [policy.status.scope for policy in world.policies.values() if policy.metadata.deleting]
+    return {scope.epoch for scope in scopes if scope is not None and scope.kind == ScopeKind.TENANT}
 
 
 def _droppable(world: World, unused: Iterable[str], now: datetime) -> tuple[str, ...]:

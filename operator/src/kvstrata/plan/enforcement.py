@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
 from kvstrata.api.cachedmodel import CachedModel
@@ -129,6 +129,17 @@ def policy_enforcement(world: World, policy: TenantCachePolicy, desired: Entry) 
             coverage=total,
         )
     return Enforcement(enforced_finding(total), committed=True, coverage=total)
+
+
+def bundles_lack(world: World, keyspaces: Set[str]) -> bool:
+    """Whether every model's bundle can be read and holds none of these keyspaces."""
+    return all(
+        committed is not None
+        and committed.whole
+        and committed.bundle.root.model_uid == model.uid
+        and keyspaces.isdisjoint(committed.bundle.keyspaces)
+        for model, committed in ((model, world.bundles.get(name)) for name, model in world.models.items())
+    )
 
 
 def needed_revision(root: Root, since: int, *, settled: bool) -> int:

@@ -61,6 +61,9 @@ STILL_S = 3600
 """For how long the slots of a tier stand still for one erasure, counted from when nobody reuses anything any more: one
 that waits longer, for a server or for ever, has its deletions and looks made again if slots move."""
 
+ENDING_LIMIT_S = 900
+"""How long an erasure may take in a namespace that is being deleted, which waits for it."""
+
 LOOK_AGAIN_S = 5.0
 """When to look again at what others do, if they do not say so themselves."""
 
@@ -189,7 +192,7 @@ def destroy(case: ErasureCase) -> Step | None:
 def wait_out_writes(case: ErasureCase) -> Step | None:
     """What is deleted while a write may still arrive would have to be deleted again."""
     end = window_ends(case.erasure)
-    if end is None or case.now >= end or not case.erasure.order.tiers:
+    if end is None or case.now >= end or not tiers_at_hand(case.erasure):
         return None
     left_s = (end - case.now).total_seconds()
     why = Decision(R.WAITING_OUT_WRITES, "writes that had begun before may arrive in shared tiers for 30 s")
@@ -220,18 +223,21 @@ def verify(case: ErasureCase) -> Step | None:
 
 
 def finish_short(case: ErasureCase) -> Step:
-    """Nothing is left to do, and something is left: that is said, waited for, allowed, or a failure."""
+    """Nothing is left to do, and something is left: that is said, waited for, allowed, or a failure.
+
+    Where the namespace goes, only copies that somebody may yet reach are waited for: what is gone does not come back.
+    """
     owed = _owed(case)
     late = next((why for why in owed.stuck if why.reason == R.LATE_COPIES), None)
     if late is not None:
         return _judged(case, False, late.reason, late.message)
     why = owed.stuck[0] if owed.stuck else Decision(R.NOT_VERIFIED, _unproven(case))
     message = "; ".join(dict.fromkeys(one.message for one in owed.stuck)) or why.message
-    allowed, deadline = case.erasure.order.allow_residue, _deadline(case)
+    allowed, deadline = case.erasure.order.allow_residue or case.seen.unattended, _deadline(case)
     ends = last_moment(case.erasure) + timedelta(seconds=RESIDUE_PATIENCE_S if allowed else PATIENCE_S)
     if deadline is not None:
         ends = min(deadline, ends) if allowed else deadline
-    if case.now >= ends:
+    if case.now >= ends or (case.seen.unattended and not owed.stuck):
         if allowed:
             return _judged(case, True, R.COMPLETE_WITH_RESIDUE, f"what could be reached is erased; left: {message}")
         return _judged(case, False, why.reason, message)
@@ -297,9 +303,14 @@ def _waiting(phase: ErasurePhase, why: Decision) -> Step:
     return Step(phase, why, again_s=LOOK_AGAIN_S)
 
 
+def _limit_s(case: ErasureCase) -> int | None:
+    own = case.erasure.order.deadline_s
+    return ENDING_LIMIT_S if own is None and case.seen.unattended else own
+
+
 def _deadline(case: ErasureCase) -> datetime | None:
-    order = case.erasure.order
-    return order.started + timedelta(seconds=order.deadline_s) if order.deadline_s is not None else None
+    limit_s = _limit_s(case)
+    return case.erasure.order.started + timedelta(seconds=limit_s) if limit_s is not None else None
 
 
 def _cut_short(case: ErasureCase, step: Step) -> Step:
@@ -312,7 +323,7 @@ def _cut_short(case: ErasureCase, step: Step) -> Step:
     if deadline is None:
         return step
     if case.now >= deadline:
-        message = f"not complete within {case.erasure.order.deadline_s} s: {step.decision.message}"
+        message = f"not complete within {_limit_s(case)} s: {step.decision.message}"
         return _judged(case, False, R.DEADLINE_EXCEEDED, message)
     left_s = (deadline - case.now).total_seconds()
     again_s = left_s if step.again_s is None else min(left_s, step.again_s)

@@ -7,9 +7,10 @@ same plan that rolls epochs for lazy ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
 from datetime import datetime, timedelta
 
+from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cacheinvalidation import AwaitedPod, CacheInvalidation, InvalidationScope
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
@@ -59,9 +60,9 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
     None as long as its intent is not in its status, or the domain has no identity.
     """
     status, started = invalidation.status, invalidation.status.start_time
-    if started is None or not status.scopes or world.domain_key is None or world.domain_id is None:
+    if started is None or not status.scopes or world.identity is None:
         return None
-    domain_key, domain = world.domain_key, world.domain_id
+    domain_key, domain = world.identity
     epochs = tuple(
         LeftEpoch(ScopeKind(one.kind), one.name, one.old_epoch, one.new_epoch or "")
         for one in status.scopes
@@ -74,18 +75,26 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         keyspaces=tuple(sorted(keyspaces)),
         tiers=tuple(SharedTier(tier.name, tier.spec.encryption_required) for tier in _shared(world, invalidation)),
         excluded_tiers=tuple(sorted(tier.name for tier in world.tiers.values() if _is_excluded(tier, invalidation))),
-        excluded_scopes=tuple(
-            "Public" if scope.kind is ScopeKind.PUBLIC else scope.name for scope in scopes_to_leave(world, invalidation)
-        ),
+        excluded_scopes=left_out(scopes_to_leave(world, invalidation)),
         deadline_s=invalidation.spec.deadline_s,
         allow_residue=invalidation.spec.residue_allowed,
     )
-    keys = tuple(
+    keys = keys_held(world, domain, epochs)
+    return ErasureRecord(invalidation.namespace, invalidation.name, domain, epochs, keys, Erasure(order))
+
+
+def left_out(scopes: Iterable[Scope]) -> tuple[str, ...]:
+    """Return shared scopes as an order names what it leaves out."""
+    return tuple("Public" if scope.kind is ScopeKind.PUBLIC else scope.name for scope in scopes)
+
+
+def keys_held(world: World, domain: str, epochs: Iterable[LeftEpoch]) -> tuple[HeldKey, ...]:
+    """Return the data keys of epochs, as far as there are any."""
+    return tuple(
         _held_key(world, world.data_keys[one.old], _commitment(domain, one))
         for one in epochs
         if one.old in world.data_keys
     )
-    return ErasureRecord(invalidation.namespace, invalidation.name, domain, epochs, keys, Erasure(order))
 
 
 def _held_key(world: World, kept: bytes | str, revoked: str) -> HeldKey:
@@ -98,11 +107,32 @@ def _held_key(world: World, kept: bytes | str, revoked: str) -> HeldKey:
 
 def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord) -> Rolled | None:
     """Return that every bundle follows, once the invalidation's status says so."""
-    status, order = invalidation.status, record.erasure.order
+    status = invalidation.status
     if status.rolled_time is None:
         return None
-    named = order.subject.scope_name if order.subject.scope is ScopeForm.TENANT else None
-    revoked = tuple(
+    targets = tuple(Target(target.model, target.revision) for target in status.targets)
+    pods = {pod.uid: (pod.model, pod.pod) for pod in status.awaiting}
+    models = {target.model for target in targets}
+    # Some may have been reported as running only after the status was written.
+    pods |= {pod.uid: (model, pod.name) for model in sorted(models) for pod in world.live_pods(model)}
+    chosen = frozenset(tier.name for tier in invalidation.spec.tiers)
+    return Rolled(
+        status.rolled_time,
+        revoked(record),
+        targets,
+        tuple(
+            Witness(model, uid, name, inside(world.models.get(model), world.tiers, chosen))
+            for uid, (model, name) in pods.items()
+        ),
+        record.keys,
+    )
+
+
+def revoked(record: ErasureRecord) -> tuple[Revoked, ...]:
+    """Return what becomes unreachable, as receipts list it: of tenants the one that the order names."""
+    subject = record.erasure.order.subject
+    named = subject.scope_name if subject.scope is ScopeForm.TENANT else None
+    return tuple(
         Revoked(
             RevokedKind(str(one.kind)),
             one.name if one.kind is not ScopeKind.TENANT or one.name == named else None,
@@ -110,18 +140,6 @@ def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord)
             epoch_commitment(record.domain, one.kind, one.name, one.new) if one.new else None,
         )
         for one in record.epochs
-    )
-    targets = tuple(Target(target.model, target.revision) for target in status.targets)
-    pods = {pod.uid: (pod.model, pod.pod) for pod in status.awaiting}
-    models = {target.model for target in targets}
-    # Some may have been reported as running only after the status was written.
-    pods |= {pod.uid: (model, pod.name) for model in sorted(models) for pod in world.live_pods(model)}
-    return Rolled(
-        status.rolled_time,
-        revoked,
-        targets,
-        tuple(Witness(model, uid, name, _inside(world, invalidation, model)) for uid, (model, name) in pods.items()),
-        record.keys,
     )
 
 
@@ -244,13 +262,13 @@ def _is_excluded(tier: CacheTier, invalidation: CacheInvalidation) -> bool:
     return bool(chosen) and tier.name not in chosen and tier.spec.medium is not Medium.HBM
 
 
-def _inside(world: World, invalidation: CacheInvalidation, model: str) -> tuple[HeldTier, ...]:
-    """Return the tiers inside a model's pods that the order concerns."""
-    found = world.models.get(model)
-    listed = [world.tiers[name] for name in (found.spec.tier_names if found else ()) if name in world.tiers]
-    chosen = {tier.name for tier in invalidation.spec.tiers}
+def inside(
+    model: CachedModel | None, tiers: Mapping[str, CacheTier], chosen: Set[str] = frozenset()
+) -> tuple[HeldTier, ...]:
+    """Return the tiers inside a model's pods that an order concerns; without any that are `chosen`, all."""
+    listed = [tiers[name] for name in (model.spec.tier_names if model else ()) if name in tiers]
     held = tuple(
-        HeldTier(tier.name, _IN_PODS[tier.spec.medium], tier.spec.encryption_required, _outlives(tier))
+        HeldTier(tier.name, _IN_PODS[tier.spec.medium], tier.spec.encryption_required, outlives(tier))
         for tier in listed
         if tier.spec.medium in _IN_PODS and (not chosen or tier.name in chosen)
     )
@@ -258,6 +276,6 @@ def _inside(world: World, invalidation: CacheInvalidation, model: str) -> tuple[
     return held if has_memory or chosen else (*held, HeldTier(OWN_MEMORY, PodMedium.CPU, False, False))
 
 
-def _outlives(tier: CacheTier) -> bool:
+def outlives(tier: CacheTier) -> bool:
     """Whether a tier's files stay when the pod is gone: a folder of the node does, a pod's own volume goes with it."""
     return tier.spec.nvme is not None and tier.spec.nvme.host_path is not None

@@ -206,11 +206,11 @@ def _member_policies(world: World, group: TenantGroup) -> tuple[TenantCachePolic
     members = set(group.spec.members)
     if not _shares_blocks(group):
         standing = (by_seniority(world, tenant)[:1] for tenant in sorted(members))
-        return tuple(policy for found in standing for policy in found)
+        return tuple(policy for found in standing for policy in found if not policy.metadata.deleting)
     return tuple(
         policy
         for policy in world.policies.values()
-        if policy.spec.group_name == group.name and policy.spec.tenant in members
+        if policy.spec.group_name == group.name and policy.spec.tenant in members and not policy.metadata.deleting
     )
 
 

@@ -17,6 +17,7 @@ from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, Inva
 from kvstrata.api.common import ScopeStatus
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.canonical import digest
 from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace, epoch_from_random
 from kvstrata.model.erasurefacts import Verdict
@@ -29,6 +30,7 @@ from .chains.policy import by_seniority
 from .conditions import false, kstatus, true, write_status
 from .custody import Witness, account_for, witnesses_now
 from .deletion import FINALIZER
+from .enforcement import bundles_lack
 from .scopes import held as epoch_held
 from .types import CarryOutErasure, Decision, EndErasure, Plan, Remove, StatusWrite
 
@@ -72,7 +74,7 @@ def _erase(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
     """Return the next step of an eager one whose intent is written: epochs are rolled by the same plan as for a lazy
     one, once it is kept what nobody can tell afterwards; everything else follows from what is kept.
     """
-    order = CarryOutErasure(invalidation.name, invalidation.uid)
+    order = CarryOutErasure(invalidation.INFO.kind, invalidation.name, invalidation.uid)
     found = world.erasures.get(invalidation.uid)
     if found is None:
         return Plan(actions=(order,), wake_after_s=LOOK_AGAIN_S)
@@ -89,7 +91,8 @@ def _finishes(told: tuple[StatusWrite, ...]) -> bool:
 
 
 def _end(invalidation: CacheInvalidation) -> Plan:
-    return Plan(actions=(EndErasure(invalidation.name, invalidation.uid),), wake_after_s=LOOK_AGAIN_S)
+    order = EndErasure(invalidation.INFO.kind, invalidation.name, invalidation.uid)
+    return Plan(actions=(order,), wake_after_s=LOOK_AGAIN_S)
 
 
 def _awake_at_deadline(step: Plan, invalidation: CacheInvalidation, now: datetime) -> Plan:
@@ -107,20 +110,23 @@ def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
     refused = chain.refusal(world, invalidation)
     if refused:
         return _fail(invalidation, now, refused)
-    scopes = chain.scopes_to_roll(world, invalidation)
+    leaving = chain.erased_policy(world, invalidation)
+    scopes = chain.scopes_to_roll(world, invalidation) if leaving is None else ()
     missing = [scope for scope in scopes if _holder(world, scope)[1] is None]
     if missing:
         waiting = Decision(
             InvalidationReason.WAITING_FOR_DOMAIN, f"scope {missing[0]} has not drawn its first epoch yet"
         )
         return Plan(statuses=write_status(invalidation, now, kstatus(None, waiting, waiting), {}), wake_after_s=1)
-    rolled = [intent for scope in scopes for intent in _intents(world, scope)]
+    rolled = [intent for scope in scopes for intent in _intents(world, scope)] if leaving is None else _ends(leaving)
     if not rolled and invalidation.spec.mode is InvalidationMode.EAGER:
         nothing = (
             f"{invalidation.spec.scope.summary} has no scope of its own that was ever cached under: nothing was done"
         )
         return _fail(invalidation, now, Decision(InvalidationReason.NOTHING_TO_ERASE, nothing))
     waiting = Decision(InvalidationReason.ROLLING_EPOCHS, f"{len(scopes)} scopes get a new epoch")
+    if leaving is not None:
+        waiting = Decision(InvalidationReason.ROLLING_EPOCHS, f"TenantCachePolicy {leaving.name} leaves every bundle")
     fields = {
         "phase": str(Phase.ROLLING),
         "startTime": format_timestamp(now),
@@ -130,6 +136,15 @@ def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
     }
     findings = (*kstatus(None, waiting, waiting), false(LOGICALLY_INVALID, waiting.reason, waiting.message))
     return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
+
+
+def _ends(policy: TenantCachePolicy) -> list[dict[str, Any]]:
+    """Return the epoch that a policy leaves for good when it is deleted: it stays in its status, so that one that has
+    to try again erases the same."""
+    told = policy.status.scope
+    if told is None or told.kind != ScopeKind.TENANT:
+        return []
+    return [{"kind": str(told.kind), "name": told.name, "oldEpoch": told.epoch}]
 
 
 def _intents(world: World, scope: Scope) -> list[dict[str, Any]]:
@@ -219,20 +234,15 @@ def _pool_rolls(world: World, intents: Iterable[RolledScope]) -> Iterator[Status
 
 def _bundles_follow(world: World, invalidation: CacheInvalidation) -> bool:
     """Whether every model's bundle can be read and holds no keyspace of an epoch that this invalidation left."""
-    if world.domain_key is None:
+    if world.identity is None:
         return False
+    domain_key, _ = world.identity
     gone = {
-        derive_keyspace(world.domain_key, Scope(ScopeKind(rolled.kind), rolled.name), rolled.old_epoch)
+        derive_keyspace(domain_key, Scope(ScopeKind(rolled.kind), rolled.name), rolled.old_epoch)
         for rolled in invalidation.status.scopes
         if rolled.old_epoch
     }
-    return all(
-        committed is not None
-        and committed.whole
-        and committed.bundle.root.model_uid == model.uid
-        and not gone & committed.bundle.keyspaces
-        for model, committed in ((model, world.bundles.get(name)) for name, model in world.models.items())
-    )
+    return bundles_lack(world, gone)
 
 
 def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason
-from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.bundle import Entry
 from kvstrata.contract.keyspace import ScopeKind
 from kvstrata.model.refs import BUNDLE, Key
@@ -20,6 +20,7 @@ from .classification import because_of_policy, levels_of, tiers_admitted
 from .compile import compile_policy, selects
 from .conditions import Finding, false, kstatus, true, write_status
 from .datakeys import is_lost
+from .departure import erases, finalizer_due, plan_departed, plan_departure
 from .enforcement import ENFORCED, Enforcement, holds, policy_enforcement
 from .pools import pools_resolved
 from .scopes import Epoch, current_epoch, former_scopes, fresh_epoch, held, scope_in_force, tenant_scope
@@ -27,7 +28,6 @@ from .types import Decision, Plan
 from .usage import usage_status
 
 ADMITTED = "Admitted"
-ERASES_ON_DELETION = "ErasesOnDeletion"
 
 
 def plan_policy(world: World, name: str, now: datetime) -> Plan:
@@ -38,10 +38,15 @@ def plan_policy(world: World, name: str, now: datetime) -> Plan:
     could be lost, and nothing is guaranteed that the next leader could give to somebody else.
     """
     policy = world.policies.get(name)
-    if policy is None or policy.metadata.deleting:
-        return Plan(enqueue=_bundles(world))
+    if policy is None:
+        return plan_departed(world, name)
+    if policy.metadata.deleting:
+        return plan_departure(world, policy, now)
     blocked = first(chain.BLOCKING, world, policy)
     epoch, drawn = _epoch(world, policy, blocked)
+    held_first = finalizer_due(policy, drawn.scope if drawn is not None else None)
+    if held_first is not None:
+        return held_first
     verdict = judge(world, policy, blocked)
     if drawn is not None or verdict.due:
         fields = {
@@ -174,7 +179,7 @@ def _declared(
         _within_budget(world, policy, blocked),
         *_tiers_admitted(world, policy),
         pools_resolved(world, policy, blocked),
-        *_erasure(policy),
+        *erases(policy),
     )
 
 
@@ -206,19 +211,6 @@ def _tiers_admitted(world: World, policy: TenantCachePolicy) -> tuple[Finding, .
     models = [model for model in world.models.values() if selects(policy, model)]
     levels = levels_of(world, policy, scope)
     return tiers_admitted(world, levels, because_of_policy(policy, scope), models)
-
-
-def _erasure(policy: TenantCachePolicy) -> tuple[Finding, ...]:
-    if policy.spec.effective_deletion_policy is not DeletionPolicy.ERASE:
-        return ()
-    return (
-        false(
-            ERASES_ON_DELETION,
-            PolicyReason.ERASURE_NOT_RECONCILED,
-            "deleting this policy makes the tenant's blocks unreachable at once and lets them expire; this version "
-            "does not erase them and issues no receipt",
-        ),
-    )
 
 
 def _bundles(world: World) -> tuple[Key, ...]:

@@ -269,18 +269,35 @@ class InspectPool:
 
 @dataclass(frozen=True, slots=True)
 class CarryOutErasure:
-    """Take up the eager invalidation of this name and UID, or have whoever carries it out look what is new."""
+    """Take up the erasure that the object of this UID orders, or have whoever carries it out look what is new.
 
-    invalidation: str
+    That is an eager invalidation, or a policy that is deleted and can have none.
+    """
+
+    kind: str
+    name: str
     uid: str
 
 
 @dataclass(frozen=True, slots=True)
 class EndErasure:
-    """Remove what is kept of an eager invalidation that has finished, then its finalizer."""
+    """Remove what is kept of an erasure that is over, then the finalizer of the invalidation that ordered it."""
 
-    invalidation: str
+    kind: str
+    name: str
     uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetFinalizers:
+    """Set the finalizers of the planned object, if it is still at `resource_version`.
+
+    `unproven` is said in the log where an object goes that was to leave a receipt, and leaves none.
+    """
+
+    finalizers: tuple[str, ...]
+    resource_version: str
+    unproven: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,9 +368,18 @@ ErasureOrder = CarryOutErasure | EndErasure
 Question = ProbeBackend | TendServers | TendCluster | PoolQuestion | IsolationQuestion | ErasureOrder | ReclaimQuestion
 """Actions that change no object of the plan; their answers are facts of a later plan, and nobody waits for them."""
 
-Action = (
-    EnsureSecret | KeepInMemory | TurnSecret | CommitBundle | EmptySecrets | Question | Create | Remove | EndReclaim
+Write = (
+    EnsureSecret
+    | KeepInMemory
+    | TurnSecret
+    | CommitBundle
+    | EmptySecrets
+    | SetFinalizers
+    | Create
+    | Remove
+    | EndReclaim
 )
+Action = Write | Question
 
 
 @dataclass(frozen=True, slots=True)

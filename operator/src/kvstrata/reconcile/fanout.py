@@ -25,6 +25,7 @@ from kvstrata.model.world import World
 from kvstrata.plan.backend import servers_held
 from kvstrata.plan.capacity import BUDGETED, keeps_budgets, overcommitted
 from kvstrata.plan.classification import sharers_to_tell
+from kvstrata.plan.deletion import ERASES
 from kvstrata.plan.pools import narrowed_anew
 from kvstrata.plan.poolshards import changed_pools, leftovers
 from kvstrata.plan.types import CommitBundle
@@ -90,6 +91,8 @@ def concerned_by_object(world: World, key: Key, before: Resource | None, after: 
             }
             others = {key for name in named for key in _pools(world, name)}  # one that goes makes room for another
             return frozenset({*own, *readers, *models, *bundles, *others})
+        case "CacheInvalidation":
+            return frozenset({*own, *_leaving(world, before, after)})
         case _:
             return frozenset(own)
 
@@ -283,6 +286,13 @@ def _rivals(world: World, *policies: Resource | None) -> set[Key]:
         for tenant in tenants
         for name in world.policies_of_tenant.get(tenant, ())
     }
+
+
+def _leaving(world: World, *invalidations: Resource | None) -> set[Key]:
+    """Return the policies whose deletion ordered an invalidation: they wait for it."""
+    uids = {found.metadata.annotations.get(ERASES, "") for found in invalidations if found is not None}
+    names = {world.policy_names[uid] for uid in uids if uid in world.policy_names}
+    return {Key("TenantCachePolicy", world.namespace, name) for name in names}
 
 
 def _sharers(world: World, *policies: Resource | None) -> set[Key]:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from kvstrata.contract.receiptwords import KeyCustody as Kind
 from kvstrata.model.refs import Key
-from kvstrata.plan.datakeys import epochs_in_use
+from kvstrata.plan.datakeys import epochs_with_a_future
 from kvstrata.plan.keycustody import in_force, named_in_bundles
 from kvstrata.plan.types import KeepInMemory
 
@@ -87,7 +87,7 @@ class MemoryKeys:
             self.custody(namespace)
             self._wanted[namespace] = dict(named)
             domain.data_keys, domain.keys_awaited = dict(named), frozenset(named)
-            domain.keys_lost = frozenset(epochs_in_use(world) - named.keys())
+            domain.keys_lost = frozenset(epochs_with_a_future(world) - named.keys())
             if named:
                 log.info("data keys are asked back from pods", extra={"namespace": namespace, "keys": len(named)})
 
@@ -143,7 +143,7 @@ class MemoryKeys:
         """Forget lost keys whose epochs no status names any more."""
         domain = self._store.domain(namespace)
         if domain.keys_lost:
-            left = domain.keys_lost & epochs_in_use(self._store.world(namespace))
+            left = domain.keys_lost & epochs_with_a_future(self._store.world(namespace))
             if left != domain.keys_lost:
                 domain.keys_lost = left
                 self._queue.add(Key("CacheDomain", namespace, "default"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvstrata.api.base import Resource
+from kvstrata.api.base import InvalidObjectError, Resource
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cacheinvalidation import CacheInvalidation
@@ -23,6 +23,21 @@ OWN_KINDS: Mapping[str, type[Resource]] = {
 
 
 GATE = "gate"
+
+
+def read(raw: Mapping[str, Any], before: Resource | None) -> Resource:
+    """Return an object of the API, `before` being what was known of this name. Raises InvalidObjectError.
+
+    A policy that is being deleted goes whatever its spec says: what was understood last tells what is to be erased.
+    """
+    kind = OWN_KINDS[raw["kind"]]
+    try:
+        return kind.parse(raw)
+    except InvalidObjectError:
+        going = "deletionTimestamp" in raw["metadata"]
+        if not (going and isinstance(before, TenantCachePolicy) and before.uid == raw["metadata"].get("uid")):
+            raise
+        return kind.parse({**raw, "spec": before.spec.to_kubernetes()})
 
 
 def parse_pod(raw: Mapping[str, Any]) -> Pod | None:

@@ -6,10 +6,10 @@ A watch that is re-established lists the objects that exist, and says nothing of
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from kvstrata.adapters.kube import Kube
+from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import OWN_RESOURCES, SECRET, Resource, child_resources
 from kvstrata.model.refs import Key
 from kvstrata.objects import labels
@@ -41,9 +41,9 @@ class Resync:
         }
         for scope in self._scopes:
             for resource in OWN_RESOURCES:
-                await self._diff(resource, scope, None, report)
+                await self._where_it_may(scope, self._diff(resource, scope, None, report))
             for resource in self._children:
-                await self._diff(resource, scope, labels.OWNED_SELECTOR, report)
+                await self._where_it_may(scope, self._diff(resource, scope, labels.OWNED_SELECTOR, report))
         for namespace, epochs in keys.items():
             domain = self._store.domain(namespace)
             domain.judged_epochs |= epochs & domain.data_keys.keys()
@@ -52,35 +52,50 @@ class Resync:
     async def secrets(self) -> None:
         """Read which Secrets of the operator there are, with the domains' keys and every model's bundle."""
         for scope in self._scopes:
-            namespaces = self._namespaces(scope)
-            known = {
-                (namespace, name): facts
-                for namespace in namespaces
-                for name, facts in self._store.domain(namespace).secrets.items()
-            }
-            committed = {
-                (namespace, model): self._store.domain(namespace).bundles.get(model)
-                for namespace in namespaces
-                for model in self._store.domain(namespace).objects["CachedModel"]
-            }
-            seen: dict[str, set[str]] = {}
-            bundles: dict[str, dict[str, Any]] = {}
-            async for raw in self._kube.list(SECRET, scope, labels.OWNED_SELECTOR):
-                namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
-                seen.setdefault(namespace, set()).add(name)
-                self._keeper.observe(self._store.domain(namespace), raw)
-                if bundle_of(raw) is not None:
-                    bundles.setdefault(namespace, {})[name] = raw
-            for (namespace, name), facts in known.items():
-                domain = self._store.domain(namespace)
-                # One that was written while the list was read is not in it.
-                if name not in seen.get(namespace, set()) and domain.secrets.get(name) is facts:
-                    self._keeper.forget(domain, name)
-            for (namespace, model), before in committed.items():
-                domain = self._store.domain(namespace)
-                if domain.bundles.get(model) is before:
-                    # Otherwise a commit was made while it was read.
-                    take(domain, model, assemble(model, bundles.get(namespace, {})))
+            await self._where_it_may(scope, self._read_secrets(scope))
+
+    async def _where_it_may(self, scope: str | None, work: Coroutine[Any, Any, None]) -> None:
+        """Do it; a namespace that is being deleted, or gone, took the right to look into it along.
+
+        What it still has is told by watches, as far as they go on, and the other namespaces are looked at all the same.
+        """
+        try:
+            await work
+        except KubeError as error:
+            if scope is None or not error.is_refusal or not await self._kube.is_ending(scope):
+                raise
+            log.info("a namespace that goes cannot be looked at any more", extra={"namespace": scope})
+
+    async def _read_secrets(self, scope: str | None) -> None:
+        namespaces = self._namespaces(scope)
+        known = {
+            (namespace, name): facts
+            for namespace in namespaces
+            for name, facts in self._store.domain(namespace).secrets.items()
+        }
+        committed = {
+            (namespace, model): self._store.domain(namespace).bundles.get(model)
+            for namespace in namespaces
+            for model in self._store.domain(namespace).objects["CachedModel"]
+        }
+        seen: dict[str, set[str]] = {}
+        bundles: dict[str, dict[str, Any]] = {}
+        async for raw in self._kube.list(SECRET, scope, labels.OWNED_SELECTOR):
+            namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
+            seen.setdefault(namespace, set()).add(name)
+            self._keeper.observe(self._store.domain(namespace), raw)
+            if bundle_of(raw) is not None:
+                bundles.setdefault(namespace, {})[name] = raw
+        for (namespace, name), facts in known.items():
+            domain = self._store.domain(namespace)
+            # One that was written while the list was read is not in it.
+            if name not in seen.get(namespace, set()) and domain.secrets.get(name) is facts:
+                self._keeper.forget(domain, name)
+        for (namespace, model), before in committed.items():
+            domain = self._store.domain(namespace)
+            if domain.bundles.get(model) is before:
+                # Otherwise a commit was made while it was read.
+                take(domain, model, assemble(model, bundles.get(namespace, {})))
 
     async def _diff(
         self, resource: Resource, scope: str | None, selector: str | None, report: Callable[[Key], None]

@@ -97,6 +97,7 @@ class Keeper:
         if name == names.DOMAIN_KEY_SECRET:
             key = values.get(names.DOMAIN_KEY_DATA_KEY, b"")
             domain.domain_key = key if len(key) >= DOMAIN_KEY_BYTES else None
+            domain.ending.domain_key = None
         if name.startswith(names.DATA_KEYS_PREFIX):
             _take_data_keys(domain, name, values)
 
@@ -111,7 +112,7 @@ class Keeper:
         domain.versions.gone(slot, version)
         domain.secrets.pop(name, None)
         if name == names.DOMAIN_KEY_SECRET:
-            domain.domain_key = None
+            domain.ending.domain_key, domain.domain_key = domain.domain_key or domain.ending.domain_key, None
         if name.startswith(names.DATA_KEYS_PREFIX):
             _take_data_keys(domain, name, {})
         return True

@@ -21,6 +21,7 @@ from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.link import ScopeUsage
 from kvstrata.model.claims import ClaimIndex
 from kvstrata.model.credentials import CredentialLook
+from kvstrata.model.ending import Ending
 from kvstrata.model.erasure import ErasureNow
 from kvstrata.model.facts import (
     BackendReport,
@@ -46,8 +47,9 @@ from kvstrata.plan.capacity import guaranteed_bytes
 from kvstrata.plan.line import Ask, Line
 from kvstrata.plan.ownership import controllers
 
+from . import endings
 from .fanout import concerned_by_object, concerned_by_pod, concerned_by_state
-from .parse import OWN_KINDS, parse_pod, resource_version, unreadable
+from .parse import OWN_KINDS, parse_pod, read, resource_version, unreadable
 from .serverpods import parse_server_pod
 from .versions import Versions
 
@@ -109,6 +111,7 @@ class DomainStore:
     """By the UID of what ordered them."""
     reclaims: dict[tuple[str, int], ReclaimReport] = field(default_factory=dict)
     """By order and round."""
+    ending: Ending = field(default_factory=Ending)
     memo: Memo = field(default_factory=Memo)
 
 
@@ -179,6 +182,7 @@ class Store:
             probes=d.probes,
             erasures=d.erasures,
             reclaims=d.reclaims,
+            ending=d.ending,
             memo=d.memo,
         )
 
@@ -214,6 +218,7 @@ class Store:
         if kind in OWN_KINDS:
             before = d.objects[kind].pop(name, None)
             _note_epoch_left(d, before, None)
+            endings.note_end(d.ending, before)
             d.claims.replace(Key(kind, namespace, name), None)
             d.unreadable.pop(Key(kind, namespace, name), None)
             if isinstance(before, TenantCachePolicy):
@@ -295,7 +300,7 @@ class Store:
         key = Key(kind, d.namespace, name)
         before: Resource | None = d.objects[kind].get(name)
         try:
-            after: Resource = OWN_KINDS[kind].parse(raw)
+            after = read(raw, before)
         except InvalidObjectError as error:
             # What was last understood stays in the store: its policy stays in force until the object can be read.
             d.unreadable[key] = unreadable(raw, str(error))
@@ -306,6 +311,7 @@ class Store:
             after = after.model_copy(update={"spec": getattr(before, "spec")})  # noqa: B009  (declared by each kind)
         d.objects[kind][name] = after
         _note_epoch_left(d, before, after)
+        endings.note_presence(d.ending, after)
         d.claims.replace(key, after)
         if isinstance(before, TenantCachePolicy):
             self._index_policy(d, before, present=False)

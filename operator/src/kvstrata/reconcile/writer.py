@@ -37,6 +37,7 @@ from kvstrata.plan.types import (
     ReclaimFormer,
     Remove,
     RenderPool,
+    SetFinalizers,
     StatusWrite,
     TellFormer,
     TellIsolation,
@@ -55,6 +56,7 @@ from .credentials import CredentialTender
 from .events import Events
 from .fanout import concerned_by_commit
 from .invalidations import count_lazy
+from .lifecycle import create, set_finalizers
 from .memorykeys import KeepsKeys
 from .queue import WorkQueue
 from .reclaimed import Reclaimer, reclaim, tell_reclaimed
@@ -152,23 +154,17 @@ class Writer:
                 self._erase(key.namespace, action)
             case ReclaimFormer() | TellFormer() | EndReclaim():
                 await reclaim(self._reclaims, key.namespace, action, self._may_write)
+            case SetFinalizers():
+                self._may_write()
+                self._enqueue(await set_finalizers(self._kube, self._store, key, action))
             case Create():
-                await self._create(key, action.body)
+                self._may_write()
+                self._enqueue(await create(self._kube, self._store, key, action))
             case Remove():
                 self._may_write()
                 await self._kube.delete(BY_KIND[action.kind], key.namespace, action.name, action.uid)
                 if (action.kind, action.name) in self._store.domain(key.namespace).children:
                     await self._note_removed(key.namespace, action)
-
-    async def _create(self, key: Key, body: Mapping[str, Any]) -> None:
-        self._may_write()
-        try:
-            created = await self._kube.create(BY_KIND[body["kind"]], key.namespace, body)
-        except KubeError as error:
-            if error.is_conflict:
-                return
-            raise
-        self._enqueue(self._store.observe(_typed(created, body)))
 
     async def _note_removed(self, namespace: str, removed: Remove) -> None:
         """Know at once what became of a child: the next plan must not count on it until a watch tells."""

@@ -15,6 +15,7 @@ from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
 from kvstrata.model.world import World
+from kvstrata.plan.deletion import ERASES
 from kvstrata.plan.scopes import former_scopes, group_scope, held, pool_scope, scope_in_force, tenant_scope
 from kvstrata.plan.types import Decision
 
@@ -43,6 +44,18 @@ def has_a_scope_with_an_epoch(world: World, invalidation: CacheInvalidation) -> 
         InvalidationReason.SCOPE_NOT_RECONCILED,
         f"scope {scope.summary} is not reconciled by this version: nothing was done; name a tenant, a group, a "
         "pool, a model or all",
+    )
+
+
+def is_of_a_policy_that_is_deleted(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """One that a policy's deletion ordered is about that policy alone, and not about another of the same tenant."""
+    if ERASES not in invalidation.metadata.annotations or erased_policy(world, invalidation) is not None:
+        return None
+    return Decision(
+        InvalidationReason.POLICY_GONE,
+        f"the TenantCachePolicy of tenant {invalidation.spec.scope.tenant or ''} that annotation {ERASES} names by its "
+        f"uid is not being deleted in namespace {world.namespace}: nothing was done; without the annotation an "
+        "invalidation is about whatever policy the tenant has",
     )
 
 
@@ -105,6 +118,7 @@ def is_no_more_than_can_be_written_down(world: World, invalidation: CacheInvalid
 RULES = (
     resets_engines_only_to_erase,
     has_a_scope_with_an_epoch,
+    is_of_a_policy_that_is_deleted,
     names_something_that_exists,
     says_what_becomes_of_shared_scopes,
     is_no_more_than_can_be_written_down,
@@ -138,6 +152,15 @@ def scopes_to_roll(world: World, invalidation: CacheInvalidation) -> tuple[Scope
     return tuple(sorted(chosen))
 
 
+def erased_policy(world: World, invalidation: CacheInvalidation) -> TenantCachePolicy | None:
+    """Return the policy whose deletion ordered an invalidation, as long as it is there."""
+    uid = invalidation.metadata.annotations.get(ERASES, "")
+    policy = world.policies.get(world.policy_names.get(uid, ""))
+    if policy is None or policy.uid != uid or not policy.metadata.deleting:
+        return None
+    return policy if policy.spec.tenant == invalidation.spec.scope.tenant else None
+
+
 def scopes_to_leave(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
     """Return the scopes that the tenant may have written to and that the user chose to leave."""
     if invalidation.spec.shared_scopes is not SharedScopes.EXCLUDE:
@@ -161,6 +184,10 @@ def _has_own_scope(world: World, policy: TenantCachePolicy) -> bool:
 
 
 def _policies_of_tenant(world: World, invalidation: CacheInvalidation) -> list[TenantCachePolicy]:
+    """Return the policies that an invalidation of a tenant is about."""
+    if ERASES in invalidation.metadata.annotations:
+        policy = erased_policy(world, invalidation)
+        return [policy] if policy is not None else []
     tenant = invalidation.spec.scope.tenant
     return [world.policies[name] for name in world.policies_of_tenant.get(tenant or "", ())]
 
@@ -177,7 +204,12 @@ def _policies_of_model(world: World, name: str) -> list[TenantCachePolicy]:
 
 
 def _shared_with_others(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
-    return tuple(sorted(_shared_scopes(world, _policies_of_tenant(world, invalidation))))
+    return shared_by(world, *_policies_of_tenant(world, invalidation))
+
+
+def shared_by(world: World, *policies: TenantCachePolicy) -> tuple[Scope, ...]:
+    """Return the shared scopes that a tenant with these policies is in or has left, and may have written to."""
+    return tuple(sorted(_shared_scopes(world, policies)))
 
 
 def _shared_scopes(world: World, policies: Iterable[TenantCachePolicy]) -> set[Scope]:

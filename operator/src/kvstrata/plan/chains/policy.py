@@ -17,7 +17,7 @@ FIELD = "spec.tiers"
 
 
 def only_policy_of_its_tenant(world: World, policy: TenantCachePolicy) -> Decision | None:
-    """Of two policies for one tenant the older stands."""
+    """Of two policies for one tenant the older stands, unless it is being deleted."""
     winner = by_seniority(world, policy.spec.tenant)[0]
     if seniority(winner) >= seniority(policy):
         return None
@@ -83,14 +83,14 @@ ISOLATING = (group_exists, group_lists_the_tenant)
 
 
 def by_seniority(world: World, tenant: str) -> list[TenantCachePolicy]:
-    """Return the policies for a tenant, the one that stands first."""
+    """Return the policies for a tenant, the one that stands first; those that are being deleted stand behind all."""
     return sorted((world.policies[name] for name in world.policies_of_tenant.get(tenant, ())), key=seniority)
 
 
-def seniority(policy: TenantCachePolicy) -> tuple[float, str]:
-    """Return what orders policies for one tenant by age."""
+def seniority(policy: TenantCachePolicy) -> tuple[bool, float, str]:
+    """Return what orders policies for one tenant: by age, after whether they are being deleted."""
     created = policy.metadata.creation_timestamp
-    return (created.timestamp() if created else 0.0, policy.uid)
+    return (policy.metadata.deleting, created.timestamp() if created else 0.0, policy.uid)
 
 
 def _classification_problem(tier: CacheTier, policy: TenantCachePolicy) -> Decision | None:

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.resources import BY_KIND
+from kvstrata.api.base import Resource
 from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.model.refs import Key
 from kvstrata.plan.deletion import FINALIZER
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Erasures:
-    """Carries out eager invalidations. Use it as a context manager, within one event loop.
+    """Carries out erasures. Use it as a context manager, within one event loop.
 
     It is given its orders by plans, which may repeat them at will.
     """
@@ -51,14 +52,14 @@ class Erasures:
         """Begin with an order, or wake who is at it."""
         match order:
             case CarryOutErasure():
-                self._carry_out(namespace, order.invalidation, order.uid)
+                self._carry_out(namespace, order)
             case EndErasure():
                 self._end(namespace, order)
 
     async def recall(self, watched: Collection[str] = ()) -> None:
         """Go on with every erasure that is kept, of these namespaces or, without any, of all.
 
-        Plans name those whose invalidation is there; of others the receipt is still owed.
+        Plans name those whose order is there; of others the receipt is still owed.
         """
         while True:
             try:
@@ -68,17 +69,17 @@ class Erasures:
                 await self._crew.sleep(RETRY_S)
             else:
                 break
-        for namespace, invalidation, uid in kept:
+        for namespace, order in kept:
             if not watched or namespace in watched:
-                self._carry_out(namespace, invalidation, uid)
+                self._carry_out(namespace, order)
 
-    def _carry_out(self, namespace: str, invalidation: str, uid: str) -> None:
-        course = self._courses.get(uid)
+    def _carry_out(self, namespace: str, order: CarryOutErasure) -> None:
+        course = self._courses.get(order.uid)
         if course is not None:
             course.wake()
             return
-        course = self._courses[uid] = Course(self._crew, namespace, invalidation, uid)
-        self._tasks[uid] = asyncio.create_task(self._follow(course), name=f"erasure {namespace}/{invalidation}")
+        course = self._courses[order.uid] = Course(self._crew, namespace, order)
+        self._tasks[order.uid] = asyncio.create_task(self._follow(course), name=f"erasure {course.name}")
         metrics.ERASURES_OPEN.set(len(self._tasks))
 
     async def _follow(self, course: Course) -> None:
@@ -90,17 +91,16 @@ class Erasures:
             except NotLeadingError:
                 return
             except Exception:
-                log.exception("an erasure failed; this is a defect", extra={"invalidation": course.invalidation})
-                metrics.FAILURES.labels("CacheInvalidation", "Bug").inc()
+                log.exception("an erasure failed; this is a defect", extra={"erasure": course.name})
+                metrics.FAILURES.labels(course.order.kind, "Bug").inc()
                 await self._crew.sleep(RETRY_S)
-                course = self._courses[course.uid] = Course(
-                    self._crew, course.namespace, course.invalidation, course.uid
-                )
+                course = self._courses[course.uid] = Course(self._crew, course.namespace, course.order)
         del self._tasks[course.uid]
         metrics.ERASURES_OPEN.set(len(self._tasks))
-        if self._object(course.namespace, course.invalidation, course.uid) is None:
+        end = EndErasure(course.order.kind, course.order.name, course.uid)
+        if self._object(course.namespace, end) is None:
             # Nobody is left to tell, and no plan orders the end.
-            self._end(course.namespace, EndErasure(course.invalidation, course.uid))
+            self._end(course.namespace, end)
 
     def _jobs_but(self, uid: str) -> int:
         return sum(course.jobs_running for course in self._courses.values() if course.uid != uid)
@@ -120,8 +120,8 @@ class Erasures:
         except NotLeadingError:
             return
         except KubeError as error:
-            log.warning("an erasure's end waits", extra={"invalidation": order.invalidation, "error": str(error)})
-            if self._object(namespace, order.invalidation, order.uid) is None:
+            log.warning("an erasure's end waits", extra={"order": order.name, "error": str(error)})
+            if self._object(namespace, order) is None:
                 await self._crew.sleep(RETRY_S)
                 del self._ending[order.uid]
                 self._end(namespace, order)
@@ -132,8 +132,8 @@ class Erasures:
         del self._ending[order.uid]
 
     async def _release(self, namespace: str, order: EndErasure) -> None:
-        found = self._object(namespace, order.invalidation, order.uid)
-        if found is None or FINALIZER not in found.metadata.finalizers:
+        found = self._object(namespace, order)
+        if not isinstance(found, CacheInvalidation) or FINALIZER not in found.metadata.finalizers:
             return
         self._crew.may_write()
         resource = BY_KIND[found.INFO.kind]
@@ -150,6 +150,7 @@ class Erasures:
             self._crew.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
             self._crew.queue.add(Key(found.INFO.kind, namespace, found.name))
 
-    def _object(self, namespace: str, name: str, uid: str) -> CacheInvalidation | None:
-        found = self._crew.store.domain(namespace).objects["CacheInvalidation"].get(name)
-        return found if found is not None and found.uid == uid else None
+    def _object(self, namespace: str, order: EndErasure) -> Resource | None:
+        """Return what ordered an erasure, as long as it is there."""
+        found: Resource | None = self._crew.store.domain(namespace).objects[order.kind].get(order.name)
+        return found if found is not None and found.uid == order.uid else None

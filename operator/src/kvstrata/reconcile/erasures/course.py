@@ -1,8 +1,9 @@
 """The course of one erasure: what is known is kept, what follows from it is ordered, and nobody waits for an answer.
 
-Observes: the invalidation, pods and their acknowledgements, servers of tiers, Jobs. Writes: the record in the
-operator's namespace, and through `orders` everything that `plan.erasure` orders. Runs again when: its invalidation is
-planned, an order was carried out, or `Step.again_s` is over.
+Observes: what ordered it (an invalidation, or a policy that is deleted where no invalidation can be made), pods and
+their acknowledgements, servers of tiers, Jobs. Writes: the record in the operator's namespace, and through `orders`
+everything that `plan.erasure` orders. Runs again when: what ordered it is planned, an order was carried out, or
+`Step.again_s` is over.
 
 Whatever an order brings is kept before anything follows from it, and that a deletion runs before its Job is made. So
 a process may end anywhere: who leads next reads the record and gives the same orders.
@@ -19,15 +20,12 @@ from functools import partial
 from typing import Any
 
 from kvstrata.adapters.kube import KubeError
-from kvstrata.adapters.resources import BY_KIND
-from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract import ContractError
 from kvstrata.model.erasure import ErasureNow, ErasureRecord, Surroundings, TierNow
-from kvstrata.model.erasurefacts import Fact, ReceiptWritten, Rolled, Verdict
+from kvstrata.model.erasurefacts import Fact, ReceiptWritten, Verdict
 from kvstrata.model.refs import Key
 from kvstrata.plan import erasuregather as gather
-from kvstrata.plan.deletion import ABANDON, FINALIZER
 from kvstrata.plan.erasure import LOOK_AGAIN_S, Conclude, IssueReceipt, Step, next_step
 from kvstrata.plan.erasurefacts import found_again, tiers_at_hand, unreachable_at
 from kvstrata.plan.erasureorders import (
@@ -39,6 +37,7 @@ from kvstrata.plan.erasureorders import (
     StartDeletion,
     VerifyTier,
 )
+from kvstrata.plan.types import CarryOutErasure
 from kvstrata.reconcile import invalidations, metrics
 from kvstrata.reconcile.writer import NotLeadingError
 
@@ -47,6 +46,7 @@ from .audit import tell_news
 from .crew import Crew
 from .keep import Kept
 from .orders import CustodyAwayError, Orders, ReceiptConflictError, TroubleError, with_names
+from .source import Source
 from .tiers import chunks_of
 
 log = logging.getLogger(__name__)
@@ -60,8 +60,6 @@ SHORTEST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 15.0
 """To what the pause grows while nothing changes: an erasure may wait for days."""
 
-REMOVED = "its CacheInvalidation was removed"
-
 _MANY = frozenset({"AskPodToErase", "AskPodToVerify", "ResetEngine", "VerifyTier", "names", "servers"})
 """Orders of which there may be hundreds, and those that cost servers something."""
 
@@ -69,9 +67,10 @@ _MANY = frozenset({"AskPodToErase", "AskPodToVerify", "ResetEngine", "VerifyTier
 class Course:
     """One erasure on its way."""
 
-    def __init__(self, crew: Crew, namespace: str, invalidation: str, uid: str) -> None:
+    def __init__(self, crew: Crew, namespace: str, order: CarryOutErasure) -> None:
         self._crew, self._orders = crew, Orders(crew)
-        self.namespace, self.invalidation, self.uid = namespace, invalidation, uid
+        self.namespace, self.order, self.uid = namespace, order, order.uid
+        self._source = Source(crew, namespace, order)
         self._kept: Kept | None = None
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
         self._inbox: list[Fact] = []
@@ -120,7 +119,7 @@ class Course:
                 try:
                     pause_s = await self._pass(elsewhere())
                 except (KubeError, ContractError) as error:
-                    log.warning("an erasure waits", extra={"invalidation": self._name, "error": str(error)})
+                    log.warning("an erasure waits", extra={"erasure": self.name, "error": str(error)})
                     pause_s = RETRY_S
                 if self._told is not None and self.over:
                     return
@@ -142,6 +141,8 @@ class Course:
         verdict = next((order.verdict for order in step.orders if isinstance(order, Conclude)), None)
         if verdict is not None:
             await self._hear((verdict,))
+            if not verdict.complete:
+                self._crew.named.update(self._stored.record.named)
             await self._tell(verdict)
             return 0.0
         starts = [order for order in step.orders if isinstance(order, StartDeletion)]
@@ -160,40 +161,20 @@ class Course:
         self._kept = await self._crew.keep.read(self.uid)
         if self._kept is not None:
             return True
-        found = self._found()
-        world = self._crew.store.world(self.namespace)
-        record = gather.begin(world, found) if found is not None else None
-        if found is None or record is None:
+        record = self._source.begin()
+        if record is None:
             return False
-        await self._hold(found)
+        own = self._crew.named.keys() & set(record.erasure.order.keyspaces)
+        record = replace(record, named={keyspace: self._crew.named[keyspace] for keyspace in own})
+        await self._source.hold()
         self._crew.may_write()
         self._kept = await self._crew.keep.create(record)
         return True
 
-    async def _hold(self, found: CacheInvalidation) -> None:
-        """Keep the object until its erasure is over: what it says is what people look at."""
-        metadata = found.metadata
-        if FINALIZER in metadata.finalizers or metadata.deleting:
-            return
-        self._crew.may_write()
-        resource = BY_KIND[found.INFO.kind]
-        written = await self._crew.kube.set_finalizers(
-            resource, found.namespace, found.name, (*metadata.finalizers, FINALIZER), metadata.resource_version
-        )
-        self._crew.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
-
     def _news(self) -> tuple[Fact, ...]:
         """Return the facts since the last look: what orders brought, what pods said, what was removed."""
         taken, self._inbox = tuple(self._inbox), []
-        record, found = self.record, self._found()
-        if record is None or found is None:
-            return taken
-        world, now = self._crew.store.world(self.namespace), self._crew.now()
-        if record.erasure.only(Rolled) is None and (rolled := gather.rolled(world, found, record)) is not None:
-            # What pods said is looked at against it, so it is the only news.
-            return (*taken, rolled)
-        said = gather.words(world, record, found.status.awaiting, now)
-        return (*taken, *said, *gather.tiers_lost(world, record.erasure, now))
+        return (*taken, *self._source.news(self.record)) if self.record is not None else taken
 
     async def _hear(self, facts: Iterable[Fact]) -> None:
         """Keep these facts, and names that were found."""
@@ -216,11 +197,6 @@ class Course:
 
     def _surroundings(self, record: ErasureRecord, elsewhere: int) -> Surroundings:
         world = self._crew.store.world(self.namespace)
-        found, abandoned = self._found(), ""
-        if found is not None:
-            abandoned = found.metadata.annotations.get(ABANDON, "").strip()
-        elif self._key not in world.unreadable:
-            abandoned = REMOVED
         return Surroundings(
             operator=self._crew.operator,
             tiers=dict(self._servers),
@@ -228,7 +204,8 @@ class Course:
             deletions_elsewhere=elsewhere,
             custody_problem=self._custody_problem,
             receipt_problem=self._receipt_problem,
-            abandoned=abandoned,
+            abandoned=self._source.abandoned,
+            unattended=self._source.unattended,
         )
 
     def _has_seen(self, tier: str) -> bool:
@@ -261,7 +238,7 @@ class Course:
     def _begin(self, slot: Hashable, work: Callable[..., Coroutine[Any, Any, None]], *about: Any) -> None:
         if slot not in self._tasks:
             carried_out = self._carried_out(slot, partial(work, *about))
-            self._tasks[slot] = asyncio.create_task(carried_out, name=f"erasure {self._name}")
+            self._tasks[slot] = asyncio.create_task(carried_out, name=f"erasure {self.name}")
 
     async def _carried_out(self, slot: Hashable, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Do it, and wait a moment before it may be ordered again if it could not be done."""
@@ -360,22 +337,17 @@ class Course:
         erasures = self._crew.store.domain(self.namespace).erasures
         before = erasures.get(self.uid)
         erasures[self.uid] = now
-        self._crew.queue.add(self._key)
+        self._crew.queue.add(self._source.key)
         for tier in now.still ^ (before.still if before is not None else frozenset()):
             self._crew.queue.add(Key(CacheTier.INFO.kind, self.namespace, tier))
         return True
 
     async def _tell(self, verdict: Verdict) -> None:
-        found = self._found()
+        found = self._source.found
         metrics.ERASURES.labels("Complete" if verdict.complete else "Failed").inc()
-        log.info("an erasure was judged", extra={"invalidation": self._name, "reason": verdict.reason})
+        log.info("an erasure was judged", extra={"erasure": self.name, "reason": verdict.reason})
         if found is not None:
             await self._crew.events.tell(found, verdict.reason, verdict.message, warning=not verdict.complete)
-
-    def _found(self) -> CacheInvalidation | None:
-        """Return the invalidation as it is now; None if it is gone, or another one has its name."""
-        found = self._crew.store.domain(self.namespace).objects["CacheInvalidation"].get(self.invalidation)
-        return found if found is not None and found.uid == self.uid else None
 
     async def _pause(self, at_most_s: float) -> None:
         if at_most_s > 0:
@@ -385,12 +357,9 @@ class Course:
         self._woken.clear()
 
     @property
-    def _key(self) -> Key:
-        return Key(CacheInvalidation.INFO.kind, self.namespace, self.invalidation)
-
-    @property
-    def _name(self) -> str:
-        return f"{self.namespace}/{self.invalidation}"
+    def name(self) -> str:
+        """What it is called in logs."""
+        return f"{self.namespace}/{self.order.name}"
 
 
 def _kind_of(slot: Hashable) -> str:

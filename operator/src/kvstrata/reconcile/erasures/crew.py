@@ -54,6 +54,8 @@ class Crew:
     monotonic: Callable[[], float]
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     limit: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    named: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    """By keyspace, names of chunks that pods are asked for: of erasures that failed, for one that tries again."""
     issuing: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     """By namespace: receipts of one chain are written one after the other."""
 

@@ -18,6 +18,7 @@ from kvstrata.adapters.resources import SECRET
 from kvstrata.contract import ContractError
 from kvstrata.model.erasure import ErasureRecord
 from kvstrata.objects import labels
+from kvstrata.plan.types import CarryOutErasure
 
 from .codec import decode, encode
 
@@ -49,8 +50,8 @@ class Keep:
         stored = await self._kube.get(SECRET, self._namespace, name_of(uid))
         return _kept(stored) if stored is not None else None
 
-    async def listed(self) -> tuple[tuple[str, str, str], ...]:
-        """Return namespace and name of what ordered each erasure that is kept, and its uid.
+    async def listed(self) -> tuple[tuple[str, CarryOutErasure], ...]:
+        """Return of each erasure that is kept the namespace, and the order by which it is taken up.
 
         What nobody can read is left out, and logged: its invalidation says why it does not go on.
         """
@@ -62,7 +63,8 @@ class Keep:
             except ContractError as error:
                 log.error("a record of an erasure cannot be read", extra={"error": str(error)})
                 continue
-            found.append((record.namespace, record.invalidation, record.erasure.order.uid))
+            subject = record.erasure.order.subject
+            found.append((record.namespace, CarryOutErasure(str(subject.kind), record.invalidation, subject.uid)))
         return tuple(found)
 
     async def create(self, record: ErasureRecord) -> Kept:

@@ -1,0 +1,103 @@
+"""What ordered an erasure, and what it tells: an invalidation, or a policy that is deleted and can have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kvstrata.adapters.resources import BY_KIND
+from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.model.erasure import ErasureRecord
+from kvstrata.model.erasurefacts import Fact, Rolled
+from kvstrata.model.refs import Key
+from kvstrata.plan import erasuredeparted as departed
+from kvstrata.plan import erasuregather as gather
+from kvstrata.plan.deletion import ABANDON, ERASES, FINALIZER
+from kvstrata.plan.types import CarryOutErasure
+
+from .crew import Crew
+
+REMOVED = "the object that ordered it was removed"
+
+
+class Source:
+    """The object of an order, as it is at each moment."""
+
+    def __init__(self, crew: Crew, namespace: str, order: CarryOutErasure) -> None:
+        self._crew, self._namespace, self._order = crew, namespace, order
+
+    @property
+    def key(self) -> Key:
+        """What is planned when there is news of the erasure."""
+        return Key(self._order.kind, self._namespace, self._order.name)
+
+    @property
+    def found(self) -> CacheInvalidation | TenantCachePolicy | None:
+        """The object; None if it is gone, or another one has its name."""
+        objects = self._crew.store.domain(self._namespace).objects[self._order.kind]
+        found: CacheInvalidation | TenantCachePolicy | None = objects.get(self._order.name)
+        return found if found is not None and found.uid == self._order.uid else None
+
+    @property
+    def abandoned(self) -> str:
+        """For what reason the erasure is given up: a person's, on the order or on the policy whose deletion it is, or
+        that the order was taken away. Empty if it is not."""
+        world, found = self._crew.store.world(self._namespace), self.found
+        if found is None:
+            return "" if self.key in world.unreadable else REMOVED
+        policy = world.policies.get(world.policy_names.get(found.metadata.annotations.get(ERASES, ""), ""))
+        told = [one.metadata.annotations.get(ABANDON, "").strip() for one in (found, policy) if one is not None]
+        return next(filter(None, told), "")
+
+    @property
+    def unattended(self) -> bool:
+        """Whether the namespace is going: its domain went, and the order is deleted, too."""
+        found = self.found
+        return found is not None and found.metadata.deleting and self._crew.store.world(self._namespace).domain is None
+
+    def begin(self) -> ErasureRecord | None:
+        """Return what is to be kept before anything is done; None while that cannot be said."""
+        world, found = self._crew.store.world(self._namespace), self.found
+        match found:
+            case CacheInvalidation():
+                return gather.begin(world, found)
+            case TenantCachePolicy():
+                return departed.begin(world, found, self._crew.now())
+        return None
+
+    async def hold(self) -> None:
+        """Keep an invalidation until its erasure is over: what it says is what people look at. Policies are held
+        before anything is cached under them."""
+        found = self.found
+        if not isinstance(found, CacheInvalidation) or found.metadata.deleting:
+            return
+        if FINALIZER in found.metadata.finalizers:
+            return
+        self._crew.may_write()
+        resource, metadata = BY_KIND[found.INFO.kind], found.metadata
+        written = await self._crew.kube.set_finalizers(
+            resource, found.namespace, found.name, (*metadata.finalizers, FINALIZER), metadata.resource_version
+        )
+        self._crew.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
+
+    def news(self, record: ErasureRecord) -> Iterable[Fact]:
+        """Return what the world tells that is not in the record."""
+        found = self.found
+        if found is None:
+            return ()
+        if record.erasure.only(Rolled) is None and (rolled := self._rolled(record)) is not None:
+            # What pods said is looked at against it, so it is the only news.
+            return (rolled,)
+        return tuple(self._words(record, found))
+
+    def _words(self, record: ErasureRecord, found: CacheInvalidation | TenantCachePolicy) -> Iterator[Fact]:
+        world, now = self._crew.store.world(self._namespace), self._crew.now()
+        awaiting = found.status.awaiting if isinstance(found, CacheInvalidation) else ()
+        yield from gather.words(world, record, awaiting, now)
+        yield from gather.tiers_lost(world, record.erasure, now)
+
+    def _rolled(self, record: ErasureRecord) -> Rolled | None:
+        world, found = self._crew.store.world(self._namespace), self.found
+        if isinstance(found, CacheInvalidation):
+            return gather.rolled(world, found, record)
+        return departed.rolled(world, record, self._crew.now())
