@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvstrata.adapters.transit_tokens import TokenFile
+from kvstrata.contract.receiptclaims import claims
 from kvstrata.contract.receiptresidue import Claim
 from kvstrata.contract.receiptwords import KeyCustody, Party
 from tests.custody.bao_server import MOUNT, BaoServer
@@ -19,15 +20,19 @@ from tests.support.objects import cpu_tier, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 from tests.unit.reconcile.erasing import World
 from tests.unit.reconcile.erasure_stories import ALL, order
+from tests.unit.reconcile.test_policy_deletions import POLICY, delete_namespace, end_pods, erasing, gone, is_gone
+
+AWAY = "KeyCustodyAway"
 
 Story = Callable[[World], Awaitable[None]]
 
 
 @pytest.fixture
 def told(bao: BaoServer, token_file: Path, objects: tuple[dict[str, Any], ...]) -> Callable[[Story], World]:
-    """Let a story happen to a tenant with blocks under such a key, while an operator leads."""
+    """Let a story happen to a tenant with blocks under such a key, while an operator leads; what happens `meanwhile`
+    does so before it, and while none leads."""
 
-    def tell(story: Story) -> World:
+    def tell(story: Story, *, meanwhile: Story | None = None) -> World:
         async def run() -> World:
             sim = Simulation()
             sim.kms_addresses, sim.kms_login = (bao.address,), lambda _: TokenFile(token_file)
@@ -48,7 +53,12 @@ def told(bao: BaoServer, token_file: Path, objects: tuple[dict[str, Any], ...]) 
                 async with made.leading_operator():
                     await made.keys.turn()
                     assert made.keys.named() == {*made.keys.held["pod-0"]} != set()
-                    await story(made)
+                    if not meanwhile:
+                        await story(made)
+                if meanwhile:
+                    await meanwhile(made)
+                    async with made.leading_operator():
+                        await story(made)
             finally:
                 await sim.kms.__aexit__(None, None, None)
             return made
@@ -106,3 +116,53 @@ def test_a_service_that_is_away_is_waited_for_by_name(told: Callable[[Story], Wo
 
     made = told(story)
     assert made.proven() == ALL | {Claim.KEYS_DESTROYED}
+
+
+def test_an_operator_that_was_started_anew_waits_for_the_key_of_a_deleted_policy_before_it_begins(
+    told: Callable[[Story], World], bao: BaoServer
+) -> None:
+    """No bundle names it any more, so that nobody but the service knows which it is."""
+    held: dict[str, str] = {}
+
+    async def meanwhile(w: World) -> None:
+        (key,) = w.sim.entry("acme").keys
+        held["acme"] = key.id
+        w.sim.erase = lambda namespace, order: None
+        w.sim.delete(POLICY, "acme")
+        w.sim.settle()
+        assert erasing(w.sim) is not None
+        assert not w.kept()
+        assert "acme" not in w.sim.bundle().entries
+        bao.seal()
+        await w.sim.kms.__aexit__(None, None, None)
+        w.sim.restart()
+
+    async def story(w: World) -> None:
+        try:
+            await until(w, lambda: w.sim.condition("CacheDomain", "default", "KeysAtHand") == ("False", AWAY))
+            assert not w.kept()
+        finally:
+            bao.unseal()
+        await until(w, lambda: is_gone(w))
+        await asked(w.keys)
+        assert w.sim.condition("CacheDomain", "default", "KeysAtHand") == ("True", "KeysAtHand")
+
+    made = told(story, meanwhile=meanwhile)
+    assert [(key.fingerprint, key.custody) for key in made.chain.issued[-1].keys] == [(held["acme"], KeyCustody.KMS)]
+    assert made.proven() == ALL | {Claim.KEYS_DESTROYED}
+
+
+def test_with_its_namespace_goes_the_note_of_what_the_service_has_and_no_receipt_says_that_it_is_destroyed(
+    told: Callable[[Story], World],
+) -> None:
+    async def story(w: World) -> None:
+        delete_namespace(w.sim)
+        end_pods(w.sim)
+        for name in ("acme", "globex"):
+            await gone(w, name=name, tick_s=5)
+
+    made = told(story)
+    assert len(made.chain.issued) == 2
+    for facts in made.chain.issued:
+        assert [(key.custody, key.destroyed) for key in facts.keys] == [(KeyCustody.KMS, None)]
+        assert Claim.KEYS_DESTROYED not in claims(facts)

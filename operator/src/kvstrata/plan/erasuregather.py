@@ -46,7 +46,7 @@ from .chains.invalidation import scopes_to_leave
 from .custody import FENCE_MARGIN_S, is_fenced
 from .custody import Witness as Held
 from .erasurefacts import has_acknowledged, standing_of, tiers_at_hand, witnesses
-from .keycustody import in_force
+from .keycustody import last_in_force
 
 _IN_PODS = {Medium.CPU: PodMedium.CPU, Medium.NVME: PodMedium.NVME}
 
@@ -97,11 +97,19 @@ def keys_held(world: World, domain: str, epochs: Iterable[LeftEpoch]) -> tuple[H
     )
 
 
+def lacks_keys(world: World, record: ErasureRecord) -> bool:
+    """Whether keys of what is erased are still being had from where they are kept: which they are, nobody knows yet.
+
+    With its CacheDomain a namespace loses where they are kept: from then on none is to come.
+    """
+    return world.domain is not None and any(
+        left.old in world.keys_awaited and left.old not in world.data_keys for left in record.epochs
+    )
+
+
 def _held_key(world: World, kept: bytes | str, revoked: str) -> HeldKey:
-    if isinstance(kept, str) and world.domain is not None:
-        return HeldKey(kept, revoked, in_force(world.domain))
     if isinstance(kept, str):
-        return HeldKey(kept, revoked, KeyCustody.MEMORY)
+        return HeldKey(kept, revoked, last_in_force(world) or KeyCustody.MEMORY)
     return HeldKey(key_fingerprint(kept), revoked, KeyCustody.SECRET)
 
 

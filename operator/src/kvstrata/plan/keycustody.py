@@ -57,6 +57,11 @@ def in_force(domain: CacheDomain) -> KeyCustody:
     return KeyCustody(str(domain.status.key_custody or KeyCustody.SECRET))
 
 
+def last_in_force(world: World) -> KeyCustody | None:
+    """Return where the domain's data keys are kept, or were until it was deleted; None if nobody saw it."""
+    return in_force(world.domain) if world.domain is not None else world.ending.custody
+
+
 def change_to(wanted: KeyCustody, kept: Mapping[str, KeyCustody], namespace: str) -> CustodyChange:
     """Return what it means to keep keys in `wanted` where those of epochs are `kept` as they are."""
     elsewhere = {epoch: custody for epoch, custody in kept.items() if custody is not wanted}

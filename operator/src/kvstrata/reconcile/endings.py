@@ -11,6 +11,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.model.ending import Ending
 from kvstrata.model.refs import Key
+from kvstrata.plan.keycustody import in_force
 
 
 def note_presence(ending: Ending, after: Resource) -> None:
@@ -23,7 +24,7 @@ def note_presence(ending: Ending, after: Resource) -> None:
         case CachedModel():
             ending.models.pop(after.name, None)
         case CacheDomain() if after.status.domain_id is not None:
-            ending.domain_id = None
+            ending.domain_id = ending.custody = None
 
 
 def note_end(ending: Ending, before: Resource | None) -> None:
@@ -38,6 +39,7 @@ def note_end(ending: Ending, before: Resource | None) -> None:
             ending.models[before.name] = before
         case CacheDomain():
             ending.domain_id = before.status.domain_id or ending.domain_id
+            ending.custody = in_force(before)
 
 
 def note_refusal(ending: Ending, policies: Iterable[TenantCachePolicy]) -> frozenset[Key]:

@@ -21,7 +21,7 @@ from kvstrata.contract.receiptwords import KeyCustody as Kind
 from kvstrata.contract.receiptwords import Party
 from kvstrata.model.keycustody import Destruction, Revocation, Undestroyed
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.plan.datakeys import epochs_in_use
+from kvstrata.plan.datakeys import epochs_in_use, epochs_with_a_future
 from kvstrata.plan.keycustody import in_force, named_in_bundles
 from kvstrata.plan.types import KeepInMemory
 
@@ -186,7 +186,7 @@ class KmsKeys:
             if epoch not in ended:
                 ring.take(epoch, secret)
         missing = wanted - found.keys()
-        lost = (recorded | frozenset(domain.data_keys)) & missing
+        lost = (recorded | frozenset(domain.data_keys)) & missing & epochs_with_a_future(self._store.world(namespace))
         kept = {epoch: key for epoch, key in domain.data_keys.items() if epoch not in missing}
         tell_memory(namespace, made=len(found.keys() - domain.data_keys), removed=0)
         domain.data_keys = {**kept, **ring.ids(found)}

@@ -14,6 +14,7 @@ from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import TenantGroup
 from kvstrata.model.facts import Pod, Unreadable
+from kvstrata.model.refs import Key
 from kvstrata.objects import labels
 
 OWN_KINDS: Mapping[str, type[Resource]] = {
@@ -38,6 +39,16 @@ def read(raw: Mapping[str, Any], before: Resource | None) -> Resource:
         if not (going and isinstance(before, TenantCachePolicy) and before.uid == raw["metadata"].get("uid")):
             raise
         return kind.parse({**raw, "spec": before.spec.to_kubernetes()})
+
+
+def owners(raw: Mapping[str, Any]) -> frozenset[Key]:
+    """Return the objects of the API that own a child."""
+    metadata = raw["metadata"]
+    return frozenset(
+        Key(owner["kind"], metadata["namespace"], owner["name"])
+        for owner in metadata.get("ownerReferences") or ()
+        if owner["kind"] in OWN_KINDS
+    )
 
 
 def parse_pod(raw: Mapping[str, Any]) -> Pod | None:

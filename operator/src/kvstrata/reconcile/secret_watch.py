@@ -15,9 +15,9 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import names
 
 from .bundles import bundle_of
-from .parse import resource_version
+from .parse import owners, resource_version
 from .secrets import Keeper
-from .store import DomainStore, Store, owners
+from .store import DomainStore, Store
 
 Raw = Mapping[str, Any]
 

@@ -49,7 +49,7 @@ from kvstrata.plan.ownership import controllers
 
 from . import endings
 from .fanout import concerned_by_object, concerned_by_pod, concerned_by_state
-from .parse import OWN_KINDS, parse_pod, read, resource_version, unreadable
+from .parse import OWN_KINDS, owners, parse_pod, read, resource_version, unreadable
 from .serverpods import parse_server_pod
 from .versions import Versions
 
@@ -394,13 +394,3 @@ def _epochs(resource: Resource | None) -> frozenset[str]:
         return resource.status.epochs
     scope = getattr(getattr(resource, "status", None), "scope", None)
     return frozenset() if scope is None else frozenset({scope.epoch})
-
-
-def owners(raw: Mapping[str, Any]) -> frozenset[Key]:
-    """Return the objects of the API that own a child."""
-    metadata = raw["metadata"]
-    return frozenset(
-        Key(owner["kind"], metadata["namespace"], owner["name"])
-        for owner in metadata.get("ownerReferences") or ()
-        if owner["kind"] in OWN_KINDS
-    )

@@ -56,14 +56,19 @@ class Source:
         return found is not None and found.metadata.deleting and self._crew.store.world(self._namespace).domain is None
 
     def begin(self) -> ErasureRecord | None:
-        """Return what is to be kept before anything is done; None while that cannot be said."""
+        """Return what is to be kept before anything is done; None while that cannot be said.
+
+        Keys that are still to come are waited for, so that they end with what was under them, unless it is given up.
+        """
         world, found = self._crew.store.world(self._namespace), self.found
+        record: ErasureRecord | None = None
         match found:
             case CacheInvalidation():
-                return gather.begin(world, found)
+                record = gather.begin(world, found)
             case TenantCachePolicy():
-                return departed.begin(world, found, self._crew.now())
-        return None
+                record = departed.begin(world, found, self._crew.now())
+        waits = record is not None and gather.lacks_keys(world, record) and not self.abandoned
+        return None if waits else record
 
     async def hold(self) -> None:
         """Keep an invalidation until its erasure is over: what it says is what people look at. Policies are held
