@@ -1,4 +1,4 @@
-"""Fixtures: rigs of real servers."""
+"""Fixtures: rigs of real servers, and a cluster that never was."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from kvstrata.model.topology import Cluster
 from tests.tiers.server_kinds import KINDS, REDIS_7, ServerKind
+from tests.topology import looks
 from tests.topology.rig import Rig
 
 
@@ -50,3 +52,9 @@ async def rig(servers: Rig) -> AsyncIterator[Rig]:
     yield servers
     servers.thaw_all()
     await servers.nodes.close()
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """Three shards of two, all well."""
+    return looks.cluster(looks.even(3), replicas=1)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from kvstrata.model.topology import Cluster
 from kvstrata.plan.topology import failovers, verdict
 from tests.topology import looks
-from tests.topology.test_rules import goal, pods, silent, told, without
+from tests.topology.three_shards import goal, pods, silent, told, without
 
 
 def whole() -> Cluster:

@@ -9,7 +9,7 @@ import pytest
 from kvstrata.model.topology import Cluster, Goal
 from kvstrata.plan.topology import StepReason, step
 from tests.topology import looks
-from tests.topology.test_rules import pods, silent
+from tests.topology.three_shards import pods, silent
 
 UIDS = [f"uid-{shard}-{ordinal}" for shard in range(3) for ordinal in range(2)]
 NEW = dict.fromkeys(range(3), "new")
