@@ -1,4 +1,4 @@
-"""Fixtures: a real Redis, a gate stand-in, a tier between the two."""
+"""Fixtures: a real Redis, a cluster of three, a gate stand-in, a tier between the two."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.protocol import WRITE_WINDOW_MS
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.runtime import acquire, release
+from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.pool_gate import PoolGate
+from tests.tiers.redis_cluster import RedisCluster
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.server_kinds import KINDS, REDIS_7, ServerKind
 from tests.tiers.tier_driver import Driver
+from tests.tiers.writer_by_hand import WINDOW_MS, ByHand
 
 PATIENT = {
     "io_timeout_ms": 5000,
@@ -33,7 +36,8 @@ SHORT = {"io_timeout_ms": 400, "lookup_deadline_ms": 200, "load_deadline_ms": 60
 CORE = {
     "test_tier.py": None,
     "test_budget.py": ("TestTheLimit", "TestALedgerThatIsLost"),
-    "test_crash.py": ("TestWritersThatAreLate", "TestAServerThatForgets"),
+    "test_crash.py": ("TestWritersThatAreLate",),
+    "test_forgetful_server.py": None,
     "test_guarantees.py": None,
     "test_revocation.py": None,
     "test_interleavings.py": None,
@@ -60,6 +64,14 @@ def redis_server(tmp_path: Path, server_kind: ServerKind) -> Iterator[RedisProce
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, server_kind: ServerKind) -> Iterator[RedisCluster]:
+    cluster = RedisCluster(tmp_path, command=server_kind.command())
+    cluster.start()
+    yield cluster
+    cluster.kill()
 
 
 @pytest.fixture
@@ -117,3 +129,22 @@ def driver(start: Callable[..., Driver], redis_server: RedisProcess, gate: GateS
     driver.until("closed")
     gate.allow(KEYSPACE_A, KEYSPACE_B)
     return driver
+
+
+@pytest.fixture
+def books(redis_server: RedisProcess) -> Books:
+    return Books(redis_server, KEYSPACE_A)
+
+
+@pytest.fixture
+def quick(start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn) -> Driver:
+    """A tier with a short write window."""
+    driver = start(redis_server.port, window_ms=WINDOW_MS)
+    driver.until("closed")
+    gate.allow(KEYSPACE_A)
+    return driver
+
+
+@pytest.fixture
+def late(redis_server: RedisProcess, connect_to: Callable[..., Connection]) -> ByHand:
+    return ByHand(connect_to(redis_server.port))

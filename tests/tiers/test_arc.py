@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from kvstrata.contract.bundle import TierBudget
 from kvstrata.contract.keys import BlockKey
-from kvstrata.contract.value import value_bytes
 from kvstrata_sidecar.adapter.protocol import FOR_EVER_MS, Bounds, Place, Terms, call, reserve, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from tests.support.redis_binary import needs_redis
@@ -20,7 +19,7 @@ from tests.tiers.arc_model import Arc
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, GateStandIn
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.tier_driver import BLOCK_BYTES, Driver
+from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver
 from tests.tiers.tier_driver import block as numbered
 from tests.tiers.writers import Writer
 
@@ -29,12 +28,6 @@ SIZE = 100
 CAPACITY = 6
 KEEP_MS = 60_000
 TERMS = Terms(life_ms=600_000, bounds=Bounds(CAPACITY * SIZE), arc=True)
-VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
-
-
-@pytest.fixture
-def books(redis_server: RedisProcess) -> Books:
-    return Books(redis_server, KEYSPACE_A)
 
 
 def place(number: int) -> Place:

@@ -11,7 +11,6 @@ import pytest
 
 from kvstrata.contract.bundle import TierBudget
 from kvstrata.contract.keys import BUCKETS, bucket_prefix
-from kvstrata.contract.value import value_bytes
 from kvstrata.objects.redisusers import users_acl
 from kvstrata_sidecar.adapter.protocol import Bounds, Transport, call, read_numbers, read_text, state_key
 from kvstrata_sidecar.adapter.resp import Connection
@@ -21,20 +20,14 @@ from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
+from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block, stored
 from tests.tiers.writers import Writer
 
 pytestmark = needs_redis
-VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
 
 
 def limited(gate: GateStandIn, limit: int | None, retention_s: int | None = None) -> None:
     gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(TierBudget("shared", limit_bytes=limit, retention_s=retention_s),))
-
-
-@pytest.fixture
-def books(redis_server: RedisProcess) -> Books:
-    return Books(redis_server, KEYSPACE_A)
 
 
 def until(condition: Callable[[], bool], what: object = "", timeout_s: float = 60) -> None:

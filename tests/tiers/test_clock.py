@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
-
 from kvstrata.contract.bundle import TierBudget
 from kvstrata.contract.keys import claim_key
 from kvstrata_sidecar.adapter import protocol
-from kvstrata_sidecar.adapter.resp import Connection
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, GateStandIn
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.test_crash import PLACE, VALUE_BYTES, WINDOW_MS, ByHand
-from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
+from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block, stored
+from tests.tiers.writer_by_hand import PLACE, ByHand
 
 pytestmark = needs_redis
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture
-def books(redis_server: RedisProcess) -> Books:
-    return Books(redis_server, KEYSPACE_A)
-
-
-@pytest.fixture
-def quick(start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn) -> Driver:
-    driver = start(redis_server.port, window_ms=WINDOW_MS)
-    driver.until("closed")
-    gate.allow(KEYSPACE_A)
-    return driver
-
-
-@pytest.fixture
-def late(redis_server: RedisProcess, connect_to: Callable[..., Connection]) -> ByHand:
-    return ByHand(connect_to(redis_server.port))
 
 
 def test_a_block_of_which_nobody_knows_how_old_it_is_is_no_hit_and_goes(

@@ -14,8 +14,8 @@ from tests.tiers.certificates import Authority
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, GateStandIn
 from tests.tiers.redis_cluster import ClusterNode, RedisCluster, raw, text, until
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.test_cluster import BLOCKS, all_closed, begin, load_right, node_of, slot_of_bucket, store_all
 from tests.tiers.tier_driver import Driver, block
+from tests.tiers.tier_on_cluster import BLOCKS, all_closed, begin, load_right, node_of, slot_of_bucket, store_all
 
 pytestmark = pytest.mark.redis
 Start = Callable[..., Driver]

@@ -11,17 +11,15 @@ from kvstrata.contract.bundle import Rules, TierBudget
 from kvstrata.contract.cacheview import CacheView
 from kvstrata.contract.keys import rooms_key
 from kvstrata.contract.link import apply_request
-from kvstrata.contract.value import value_bytes
 from kvstrata_sidecar.adapter.protocol import call, read_numbers
 from kvstrata_sidecar.adapter.scope import Share
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, STALE_AFTER_S, GateStandIn
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, spread
+from tests.tiers.tier_driver import VALUE_BYTES, Driver, block, spread
 
 pytestmark = needs_redis
-VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
 CAPACITY = 40 * VALUE_BYTES
 
 

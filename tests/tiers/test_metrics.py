@@ -18,16 +18,14 @@ from kvstrata.contract.link import (
     metrics_answer,
     metrics_request,
 )
-from kvstrata.contract.value import value_bytes
 from kvstrata_sidecar.adapter.counts import MAX_SCOPES, NOBODY, OTHER, Counters
 from kvstrata_sidecar.adapter.enforcement import Refusal
 from kvstrata_sidecar.adapter.metrics import page
 from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
-from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
+from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block
 
 pytestmark = needs_redis
-VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
 REFERENCE = Path(__file__).resolve().parents[2] / "docs/reference/metrics.md"
 LINE = re.compile(r'kvstrata_cache_[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [0-9.e+-]+')
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -12,27 +11,16 @@ from tests.tiers.pool_blocks import PATIENT, READERS, blocks, load_right, scoped
 from tests.tiers.pool_gate import POOL, PoolGate, content, reader, reader_space
 from tests.tiers.redis_cluster import RedisCluster, until
 from tests.tiers.tier_driver import Driver
+from tests.tiers.tier_on_cluster import all_closed
 
 pytestmark = pytest.mark.redis
 
 
 class TestACluster:
     @pytest.fixture
-    def cluster(self, tmp_path: Any, server_kind: Any) -> Iterator[RedisCluster]:
-        cluster = RedisCluster(tmp_path, command=server_kind.command())
-        cluster.start()
-        yield cluster
-        cluster.kill()
-
-    @pytest.fixture
     def spread(self, start: Callable[..., Driver], cluster: RedisCluster) -> Driver:
         driver = start(cluster.nodes[0].port, cluster=True, workers=2, **PATIENT)
-
-        def closed() -> bool:
-            state = driver.tier.state()
-            return (state.breaker, state.nodes, state.nodes_away) == ("closed", len(cluster.primaries), 0)
-
-        until(closed, driver.tier.state)
+        all_closed(driver, len(cluster.primaries))
         return driver
 
     NUMBERS = tuple(range(0, 250, 11))

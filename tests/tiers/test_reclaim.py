@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata.contract.value import value_bytes
 from kvstrata_sidecar.adapter.protocol import Bounds, Transport
 from kvstrata_sidecar.adapter.reclaim import parts
 from kvstrata_sidecar.adapter.wire import TransportError
@@ -20,10 +19,9 @@ from tests.tiers.books import Books
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.server_kinds import on_every_server
 from tests.tiers.sharing_pod import SharingPod
-from tests.tiers.tier_driver import BLOCK_BYTES
+from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES
 
 pytestmark = [*needs_redis, on_every_server]
-VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
 CAPACITY = 40 * VALUE_BYTES
 NEW, *BORROWERS = (f"{number:032x}" for number in range(5))
 loans = st.dictionaries(st.text(max_size=3), st.integers(1, 10**6), max_size=8)

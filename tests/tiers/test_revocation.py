@@ -9,7 +9,6 @@ import pytest
 
 from kvstrata.contract.bundle import TierBudget
 from kvstrata.contract.keys import BUCKETS, bucket_prefix, claim_key, revoked_key
-from kvstrata.contract.value import value_bytes
 from kvstrata_sidecar.adapter.protocol import call, read_number, read_numbers, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.tasks import StoreOutcome
@@ -17,21 +16,15 @@ from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored
+from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block, stored
 
 pytestmark = needs_redis
-VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
 KEEP_MS = 7_200_000
 BLOCKS = [block(KEYSPACE_A, number) for number in range(0, 256, 8)]
 
 
 def retained(gate: GateStandIn, seconds: int) -> None:
     gate.allow(KEYSPACE_A, KEYSPACE_B, budgets=(TierBudget("shared", retention_s=seconds),))
-
-
-@pytest.fixture
-def books(redis_server: RedisProcess) -> Books:
-    return Books(redis_server, KEYSPACE_A)
 
 
 @pytest.fixture

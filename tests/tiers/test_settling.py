@@ -10,7 +10,6 @@ import pytest
 
 from kvstrata.contract.bundle import TierBudget
 from kvstrata.contract.keys import bucket_prefix
-from kvstrata.contract.value import value_bytes
 from kvstrata_sidecar.adapter import audit
 from kvstrata_sidecar.adapter.protocol import Bounds
 from kvstrata_sidecar.adapter.settling import Settling
@@ -18,10 +17,9 @@ from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
+from tests.tiers.tier_driver import VALUE_BYTES, Driver, block
 
 pytestmark = needs_redis
-VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 FREE = (None, None)
 

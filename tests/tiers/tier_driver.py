@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from kvstrata.contract.keys import parse_block_key
+from kvstrata.contract.value import value_bytes
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
 from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.runtime import Runtime
@@ -15,6 +16,8 @@ from kvstrata_sidecar.adapter.tier import Tier
 from tests.tiers.redis_process import RedisProcess
 
 BLOCK_BYTES = 64 * 1024
+VALUE_BYTES = value_bytes(BLOCK_BYTES, encrypted=False)
+"""What a server keeps of a block, in plain."""
 
 
 class Driver:

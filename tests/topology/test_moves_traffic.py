@@ -14,8 +14,8 @@ from kvstrata_sidecar.adapter.params import Endpoint
 from tests.tiers.conftest import gate, start  # noqa: F401  (fixtures)
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
 from tests.tiers.server_kinds import ServerKind
-from tests.tiers.test_cluster import all_closed, load_right, store_all
 from tests.tiers.tier_driver import Driver, block
+from tests.tiers.tier_on_cluster import all_closed, load_right, store_all
 from tests.topology.mover_rig import MoverRig, total
 
 pytestmark = pytest.mark.redis
