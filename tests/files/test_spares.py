@@ -11,16 +11,7 @@ import pytest
 from kvstrata.contract.blockfile import ROOT
 from kvstrata.contract.budget import TierBudget
 from kvstrata_sidecar.adapter.files import disk, keeper
-from tests.files.file_driver import (
-    BLOCK_BYTES,
-    FILE_BYTES,
-    FileDriver,
-    block,
-    blocks,
-    file_of,
-    files_in,
-    on_disk_bytes,
-)
+from tests.files.file_driver import BLOCK_BYTES, FILE_BYTES, FileDriver, block, blocks, file_of, files_in, on_disk_bytes
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 
 Start = Callable[..., FileDriver]
@@ -114,7 +105,7 @@ def test_a_store_that_fails_leaves_neither_spare_nor_account(
         raise OSError(5, "the disk has it not")
 
     with monkeypatch.context() as patched:
-        patched.setattr(disk, "_write_all", refuse)
+        patched.setattr(disk, "write_all", refuse)
         driver.store([block(KEYSPACE_B, 5)])
     assert driver.lookup([block(KEYSPACE_B, 5)]) == [0]
     assert driver.tier.state().used_bytes == on_disk_bytes(directory)

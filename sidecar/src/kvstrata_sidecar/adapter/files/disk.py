@@ -21,12 +21,11 @@ from pathlib import Path
 
 from kvstrata.contract.blockfile import CLOCK_FILE, PAGE_BYTES, ROOT, is_keyspace_directory, temporary_name
 
+from .descriptors import FILE_MODE, PROBE_NAME, Directory, open_directory, read_all, rename, takes_direct, write_all
 from .faults import DiskError, Fault, TooLateError, told
 from .spares import SPARES
 
-FILE_MODE = 0o600
 DIRECTORY_MODE = 0o700
-PROBE_NAME = ".probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +39,6 @@ class Found:
     used_s: float
 
 
-class _Directory:
-    """An open directory, closed when nobody uses it any more: its number must not come to mean another one."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, path: str | Path, *, within: _Directory | None = None, follow: bool = False) -> None:
-        self.number = -1
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-        self.number = os.open(path, flags, dir_fd=None if within is None else within.number)
-
-    def __del__(self) -> None:
-        if self.number >= 0:
-            os.close(self.number)
-
-
 class Disk:
     """The files below one directory, from `open` until `close`. Safe to share between threads once it is open.
 
@@ -66,21 +50,21 @@ class Disk:
         self.path = path
         self.direct = direct
         self._try_direct = direct
-        self._opened: tuple[_Directory, _Directory] | None = None
+        self._opened: tuple[Directory, Directory] | None = None
 
     def open(self) -> None:
         """Take the directory and make in it what is missing. Raises DiskError."""
         with told("open the directory"):
-            root = _Directory(self.path, follow=True)
+            root = Directory(self.path, follow=True)
             with suppress(FileExistsError):
                 os.mkdir(ROOT, DIRECTORY_MODE, dir_fd=root.number)
-            blocks = _Directory(ROOT, within=root)
+            blocks = Directory(ROOT, within=root)
             try:
                 # It ends with the process, however that ends.
                 fcntl.flock(blocks.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise DiskError(Fault.BUSY, "another process uses the directory") from None
-            self.direct = self._try_direct and _takes_direct(blocks.number)
+            self.direct = self._try_direct and takes_direct(blocks.number)
             self._opened = root, blocks
 
     def close(self) -> None:
@@ -88,14 +72,14 @@ class Disk:
         self._opened = None
 
     @property
-    def _root(self) -> _Directory:
+    def _root(self) -> Directory:
         return self._directories()[0]
 
     @property
-    def _blocks(self) -> _Directory:
+    def _blocks(self) -> Directory:
         return self._directories()[1]
 
-    def _directories(self) -> tuple[_Directory, _Directory]:
+    def _directories(self) -> tuple[Directory, Directory]:
         opened = self._opened
         if opened is None:
             raise DiskError(Fault.MISSING, "the directory is not open")
@@ -138,7 +122,7 @@ class Disk:
                 temporary = f"{SPARES}/{spare}"
             try:
                 try:
-                    _write_all(descriptor, buffers)
+                    write_all(descriptor, buffers)
                     os.utime(descriptor, ns=(int(used_s * 1e9), int(computed_s * 1e9)))
                     if not self.direct:
                         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -147,12 +131,12 @@ class Disk:
                 if not wanted():
                     raise TooLateError
                 try:
-                    _rename(blocks, temporary, f"{keyspace}/{name}")
+                    rename(blocks, temporary, f"{keyspace}/{name}")
                 except FileNotFoundError:
                     # Nobody has made the directory of the keyspace yet if it is a spare that was written over.
                     with suppress(FileExistsError):
                         os.mkdir(keyspace, DIRECTORY_MODE, dir_fd=blocks.number)
-                    _rename(blocks, temporary, f"{keyspace}/{name}")
+                    rename(blocks, temporary, f"{keyspace}/{name}")
             except BaseException:
                 with suppress(OSError):
                     os.unlink(temporary, dir_fd=blocks.number)
@@ -168,7 +152,7 @@ class Disk:
                 length = sum(len(buffer) for buffer in buffers)
                 if os.fstat(descriptor).st_size != length:
                     return False
-                whole = _read_all(descriptor, buffers)
+                whole = read_all(descriptor, buffers)
                 if not self.direct:
                     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
                 return whole
@@ -180,7 +164,7 @@ class Disk:
         blocks = self._blocks
         with told("keep a file"):
             try:
-                _rename(blocks, f"{keyspace}/{name}", f"{SPARES}/{spare}")
+                rename(blocks, f"{keyspace}/{name}", f"{SPARES}/{spare}")
             except FileNotFoundError:
                 return False
             return True
@@ -239,7 +223,7 @@ class Disk:
         blocks = self._blocks
         with told("list blocks"):
             try:
-                descriptor = os.open(keyspace, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=blocks.number)
+                descriptor = open_directory(blocks, keyspace)
             except FileNotFoundError:
                 return []
             try:
@@ -252,7 +236,7 @@ class Disk:
         blocks = self._blocks
         with told("sync a directory"):
             try:
-                descriptor = os.open(keyspace, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=blocks.number)
+                descriptor = open_directory(blocks, keyspace)
             except FileNotFoundError:
                 descriptor = os.dup(blocks.number)
             try:
@@ -270,7 +254,7 @@ class Disk:
                         os.unlink(keyspace, dir_fd=blocks.number)
                     continue
                 try:
-                    descriptor = os.open(keyspace, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=blocks.number)
+                    descriptor = open_directory(blocks, keyspace)
                 except FileNotFoundError:
                     continue
                 except NotADirectoryError:
@@ -332,14 +316,14 @@ class Disk:
             except FileNotFoundError:
                 return 0.0
 
-    def _reopen(self, blocks: _Directory, path: str) -> int | None:
+    def _reopen(self, blocks: Directory, path: str) -> int | None:
         flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECT if self.direct else 0)
         try:
             return os.open(path, flags, dir_fd=blocks.number)
         except FileNotFoundError:
             return None
 
-    def _create(self, blocks: _Directory, keyspace: str, temporary: str) -> int:
+    def _create(self, blocks: Directory, keyspace: str, temporary: str) -> int:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         flags |= os.O_DIRECT if self.direct else 0
         try:
@@ -348,54 +332,3 @@ class Disk:
             with suppress(FileExistsError):
                 os.mkdir(keyspace, DIRECTORY_MODE, dir_fd=blocks.number)
             return os.open(temporary, flags, FILE_MODE, dir_fd=blocks.number)
-
-
-def _rename(blocks: _Directory, path: str, other: str) -> None:
-    os.rename(path, other, src_dir_fd=blocks.number, dst_dir_fd=blocks.number)
-
-
-def _takes_direct(directory: int) -> bool:
-    """Whether files in here can be opened past the page cache."""
-    try:
-        flags = os.O_CREAT | os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC
-        descriptor = os.open(PROBE_NAME, flags, FILE_MODE, dir_fd=directory)
-    except OSError as error:
-        if error.errno in (errno.EINVAL, errno.EOPNOTSUPP):
-            with suppress(OSError):
-                os.unlink(PROBE_NAME, dir_fd=directory)
-            return False
-        if error.errno == errno.EROFS:
-            return True
-        raise
-    os.close(descriptor)
-    os.unlink(PROBE_NAME, dir_fd=directory)
-    return True
-
-
-def _write_all(descriptor: int, buffers: Sequence[memoryview]) -> None:
-    offset, left = 0, list(buffers)
-    while left:
-        written = os.pwritev(descriptor, left, offset)
-        if written <= 0:
-            raise OSError(errno.ENOSPC, "nothing was written")
-        offset += written
-        left = _after(left, written)
-
-
-def _read_all(descriptor: int, buffers: Sequence[memoryview]) -> bool:
-    offset, left = 0, list(buffers)
-    while left:
-        count = os.preadv(descriptor, left, offset)
-        if count <= 0:
-            return False
-        offset += count
-        left = _after(left, count)
-    return True
-
-
-def _after(buffers: list[memoryview], count: int) -> list[memoryview]:
-    """Return what is left of buffers of which the first `count` bytes are done."""
-    while buffers and count >= len(buffers[0]):
-        count -= len(buffers[0])
-        buffers = buffers[1:]
-    return [buffers[0][count:], *buffers[1:]] if buffers else []
