@@ -2,8 +2,8 @@
 
 JOB is a file of JSON with the deletion's order and, by port, the process of each server. One line of JSON on standard
 output says how long it took, what was found, and of each exchange with a server how long it took as seen from here and
-how much processor time the server's process used meanwhile. That is at least what its command needed, whoever else had
-the processor: the clock of a process stands still while it waits for one.
+how much processor time the server used meanwhile, in the thread that serves and beside it. The first is what its
+commands needed, whoever else had the processor: such a clock stands still while it waits for one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.erase.clocks import Exchange, ServerClock
 from kvstrata.adapters.redis_probe import Access
 from kvstrata.adapters.tier_verifier import TierLook, TierVerifier
 from kvstrata.contract.erasereport import Erased, Line
@@ -30,20 +31,14 @@ CONTROL_EVERY = 8
 """After how many exchanges one is a PING, which tells what waiting alone takes."""
 
 
-def processor_clock(pid: int) -> int:
-    """Return the clock of a process' processor time, in nanoseconds: what clock_getcpuclockid(3) returns."""
-    return (~pid << 3) | 2
-
-
 class WatchedServers(Servers):
     """Servers whose processor time is read before and after each exchange."""
 
     def __init__(self, tier: TierParams, pids: dict[int, int]) -> None:
         super().__init__(tier)
-        self._clocks = {one: processor_clock(pids[one.address.port]) for one in self.layout.primaries}
-        self.exchanges: list[tuple[float, float]] = []
-        self.commands: list[int] = []
-        self.controls: list[tuple[float, float]] = []
+        self._clocks = {one: ServerClock(pids[one.address.port]) for one in self.layout.primaries}
+        self.exchanges: list[Exchange] = []
+        self.controls: list[Exchange] = []
 
     def ask_one(self, primary: Primary, commands: Sequence[Command]) -> list[Any]:
         """Ask, and note seconds of either kind."""
@@ -52,18 +47,19 @@ class WatchedServers(Servers):
         def ask() -> None:
             answers[:] = super(WatchedServers, self).ask_one(primary, commands)
 
-        self.exchanges.append(self._timed(primary, ask))
-        self.commands.append(len(commands))
+        self.exchanges.append(self._timed(primary, ask)._replace(commands=len(commands)))
         if len(self.exchanges) % CONTROL_EVERY == 0:
             ping = Command(b"", (b"PING",))
             self.controls.append(self._timed(primary, lambda: super(WatchedServers, self).ask_one(primary, [ping])))
         return answers
 
-    def _timed(self, primary: Primary, do: Any) -> tuple[float, float]:
+    def _timed(self, primary: Primary, do: Callable[[], object]) -> Exchange:
         clock = self._clocks[primary]
-        began_s, began_cpu_s = time.perf_counter(), time.clock_gettime(clock)
+        before, began_s = clock.read(), time.perf_counter()
         do()
-        return time.perf_counter() - began_s, time.clock_gettime(clock) - began_cpu_s
+        took_s = time.perf_counter() - began_s
+        used = clock.read().since(before)
+        return Exchange(took_s, used.serving_s, used.beside_s)
 
 
 def main(path: Path) -> None:
@@ -83,7 +79,7 @@ def main(path: Path) -> None:
     whole = Deletion(order, servers, lines.append, clock=time.monotonic, sleep=sleep).run()
     servers.close()
     deleted_s = time.perf_counter() - began_s
-    server_cpu_s = sum(cpu for _, cpu in servers.exchanges)
+    server_cpu_s = sum(one.serving_s + one.beside_s for one in servers.exchanges)
     used = resource.getrusage(resource.RUSAGE_SELF)
     look = _look(order)
     print(
@@ -101,7 +97,6 @@ def main(path: Path) -> None:
                 "client_cpu_s": used.ru_utime + used.ru_stime,
                 "server_cpu_s": server_cpu_s,
                 "exchanges": servers.exchanges,
-                "commands": servers.commands,
                 "controls": servers.controls,
             }
         )

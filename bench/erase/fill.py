@@ -24,9 +24,13 @@ for number = first, first + count - 1 do
   redis.call('ZADD', base .. '#a', string.format('%.0f', now), member)
   redis.call('HSET', base .. '#m', member, size .. ':' .. string.format('%.0f', now))
 end
-redis.call('HINCRBY', KEYS[1], 'used', string.format('%.0f', count * tonumber(size)))
+local used = redis.call('HINCRBY', KEYS[1], 'used', string.format('%.0f', count * tonumber(size)))
+redis.call('HSET', KEYS[1], 'held', '0', 'lease', used, 'retention', ARGV[5], 'version', clock[1] .. clock[2])
+for _, key in ipairs({KEYS[1], base .. '#x', base .. '#a', base .. '#m'}) do
+  redis.call('PEXPIREAT', key, string.format('%.0f', now + 2 * ARGV[5]))
+end
 """
-"""What `reserve`, SET and `commit` leave of blocks; a bucket's state is KEYS[1]."""
+"""What `reserve`, SET and `commit` leave of blocks of a scope with a budget; a bucket's state is KEYS[1]."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ def test_steps_grow_while_they_are_short_and_shrink_when_they_are_not() -> None:
     for _ in range(10):
         pace.took(pace.count(1), GOAL_S / 10)
     assert pace.count(1) == MOST_AT_ONCE
-    for _ in range(100):
+    for _ in range(5 * COMMANDS_SEEN):
         pace.took(pace.count(1), GOAL_S * 2)
     assert pace.count(1) == LEAST_AT_ONCE
 
@@ -26,7 +26,7 @@ def test_steps_fit_what_a_value_takes() -> None:
 def test_what_most_commands_wait_for_a_processor_makes_steps_no_smaller_and_pauses_no_longer() -> None:
     pace = Pace()
     pauses = []
-    for number in range(80):
+    for number in range(10 * COMMANDS_SEEN):
         count = pace.count(1)
         waited_s = 0.0 if number % COMMANDS_SEEN == 0 else 0.1
         pauses.append(pace.took(count, count * GOAL_S / 100 + waited_s))

@@ -32,7 +32,7 @@ LOOK_TIMEOUT_S = 900.0
 """For all of one server."""
 
 SLOTS_AT_ONCE = 256
-NAMES_IN_A_SLOT = 20_000
+NAMES_IN_A_SLOT = 8_000
 """Names that are asked for in one go, which takes a server a few ms. A slot with more, of which names cannot be had in
 parts, is found by walking through all names of its server."""
 

@@ -19,7 +19,7 @@ script has to work on a server that is full: there the first write decides wheth
 | recount | entries that are added up at once, step | `ok`, `more` or `again`, drift of used, drift of held, strays |
 | clamp | retention, since, cursor, count | `done`, `more` or `again`, next cursor, since |
 | drop | count, keep | removed, left, their bytes, values deleted since the tombstone, their bytes, milliseconds since then |
-| cull | cursor, count, identities | next cursor, removed, their bytes, entries left, bytes of all |
+| cull | cursor, count, identities | next cursor, removed, their bytes, entries left, bytes of all, 1 if there was no time for all of these |
 | oust | window, keep, patience, since, cursor, count | `done`, `more` or `wait`, since, next cursor, removed |
 | yield | bytes, evict_before, count, arc | bytes yielded, ledger version, bytes evicted, how many |
 | raise | bytes, version | `ok` or `void` |

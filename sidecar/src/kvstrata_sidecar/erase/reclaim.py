@@ -77,7 +77,7 @@ class Reclaim:
         for start in range(0, len(states), BUCKETS_AT_ONCE):
             some = states[start : start + BUCKETS_AT_ONCE]
             sizes = self._servers.ask([self._command(state, 0, 0) for state in some])
-            for state, (_, _, _, entries, used_bytes) in zip(some, sizes, strict=True):
+            for state, (_, _, _, entries, used_bytes, _) in zip(some, sizes, strict=True):
                 if entries:
                     self._walk(primary, pace, state, used_bytes // entries)
 
@@ -87,20 +87,20 @@ class Reclaim:
         while True:
             count = min(MOST_AT_ONCE, pace.count(mean_bytes))
             began_s = self._clock()
-            ((cursor, removed, freed_bytes, entries, used_bytes),) = self._servers.ask(
+            ((cursor, removed, freed_bytes, entries, used_bytes, again),) = self._servers.ask(
                 [self._command(state, cursor, count)]
             )
             took_s = self._clock() - began_s
             known = self._removed[primary]
             self._removed[primary] = Amount(known.keys + removed, known.bytes + freed_bytes)
-            pace.took(count, took_s)
+            pace.took(removed if again else count, took_s)
             self._sleep(min(LONGEST_PAUSE_S, PAUSE * took_s))
-            if not cursor:
+            if not cursor and not again:
                 return
             mean_bytes = used_bytes // entries if entries else mean_bytes
 
     def _command(self, state: bytes, cursor: int, count: int) -> Command:
-        return call("cull", state, cursor, count, *self._identities, read=lambda reply: read_numbers(reply, 5))
+        return call("cull", state, cursor, count, *self._identities, read=lambda reply: read_numbers(reply, 6))
 
     def _lines(self) -> Iterator[Line]:
         for primary, amount in self._removed.items():

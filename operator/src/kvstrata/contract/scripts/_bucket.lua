@@ -8,6 +8,19 @@ local gone_once, gone_often = base .. '#b', base .. '#c'
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
+-- A server serves nobody while a script runs. One that has more to do after so many microseconds leaves it to the next
+-- call. Which clock goes on meanwhile is up to the server: newer ones stop that of the day and have one of their work.
+local longest_us = 2000
+local work = rawget(_G, 'os')
+local began = work and work.clock and work.clock()
+local function is_over()
+  if began then
+    return (work.clock() - began) * 1000000 >= longest_us
+  end
+  local moment = redis.call('TIME')
+  return (moment[1] - clock[1]) * 1000000 + moment[2] - clock[2] >= longest_us
+end
+
 -- Lua would write large numbers with an exponent.
 local function whole(number)
   return string.format('%.0f', number)

@@ -1,4 +1,5 @@
--- More would keep the server for too long. 0 leaves a tombstone and removes what nobody can read yet.
+-- One step: takes out as many blocks as it has time for, `count` and 256 at most. 0 leaves a tombstone and removes what
+-- nobody can read yet.
 local count, keep = math.min(tonumber(ARGV[1]), 256), tonumber(ARGV[2])
 free_first()
 redis.call('HSET', state, 'tombstone', '1')
@@ -14,52 +15,73 @@ local function weigh(member)
   if size > 0 then
     values, bytes = values + 1, bytes + size
   end
+  return size
 end
 
 local all = redis.call('HSCAN', reservations, '0', 'COUNT', '256')[2]
+local ended = 0
 for i = 1, #all, 2 do
   -- What is committed goes with its index.
   if not redis.call('ZSCORE', expiries, all[i]) then
     weigh(all[i])
   end
-  add('held', -release(all[i], all[i + 1]))
-end
--- All in few calls: each of them costs, and the server serves nobody meanwhile.
-local function remove_all(members)
-  if #members == 0 then
-    return
+  ended = ended + release(all[i], all[i + 1])
+  if is_over() then
+    break
   end
-  local names = {}
-  for i, member in ipairs(members) do
-    weigh(member)
-    names[i] = base .. member
+end
+add('held', -ended)
+-- The first of these in few calls, because each of them costs; fewer of large values, whose memory is given back
+-- meanwhile. Returns how many.
+local function remove_some(members)
+  local some, names, freed, weight = {}, {}, 0, 0
+  for i = 1, math.min(#members, 32) do
+    local member = members[i]
+    some[i], names[i] = member, base .. member
+    weight = weight + weigh(member)
     if counted_until() then
       local entry = redis.call('HGET', entries, member)
       recount(redis.call('ZSCORE', expiries, member), entry and -size_of(entry) or 0)
     end
+    if weight >= 16777216 then
+      break
+    end
   end
-  local freed = 0
-  for _, entry in ipairs(redis.call('HMGET', entries, unpack(members))) do
+  for _, entry in ipairs(redis.call('HMGET', entries, unpack(some))) do
     freed = freed + (entry and size_of(entry) or 0)
   end
   redis.call('UNLINK', unpack(names))
   for _, index in ipairs({expiries, once, often}) do
-    redis.call('ZREM', index, unpack(members))
+    redis.call('ZREM', index, unpack(some))
   end
-  redis.call('HDEL', entries, unpack(members))
+  redis.call('HDEL', entries, unpack(some))
   add('used', -freed)
-  removed = removed + #members
+  removed = removed + #some
+  return #some
 end
 for _, index in ipairs({expiries, once, often}) do
-  remove_all(removed < count and redis.call('ZRANGE', index, '0', whole(count - removed - 1)) or {})
-end
-if removed == 0 and count > 0 then
-  local found, members = redis.call('HSCAN', entries, '0', 'COUNT', whole(count))[2], {}
-  -- One step of a scan may give more than was asked for, and a call takes fewer than 8,000 arguments.
-  for i = 1, math.min(#found, 4096), 2 do
-    members[#members + 1] = found[i]
+  -- However late it is, what a call was to do is at least begun.
+  while removed < count and (removed == 0 or not is_over()) do
+    local members = redis.call('ZRANGE', index, '0', whole(math.min(count - removed, 32) - 1))
+    if #members == 0 then
+      break
+    end
+    remove_some(members)
   end
-  remove_all(members)
+end
+-- Entries that nothing else names are walked through: what lies in front of the cursor is empty.
+if removed == 0 and count > 0 and redis.call('HLEN', entries) > 0 then
+  local cursor = redis.call('HGET', state, 'dropped_at') or '0'
+  repeat
+    local found, members = redis.call('HSCAN', entries, cursor, 'COUNT', '32'), {}
+    for i = 1, #found[2], 2 do
+      members[#members + 1] = found[2][i]
+    end
+    if #members == 0 or remove_some(members) == #members then
+      cursor = found[1]
+    end
+  until cursor == '0' or removed >= count or is_over()
+  redis.call('HSET', state, 'dropped_at', cursor)
 end
 if values > 0 then
   redis.call('HINCRBY', state, 'dropped', whole(values))
@@ -71,7 +93,7 @@ local left = redis.call('HLEN', reservations) + math.max(redis.call('HLEN', entr
   redis.call('ZCARD', once) + redis.call('ZCARD', often))
 if left == 0 then
   redis.call('HDEL', state, 'used', 'held', 'lease', 'retention', 'cap', 'cap_since', 'cap_until', 'p',
-    'rc_at', 'rc_sum', 'rc_used')
+    'dropped_at', 'rc_at', 'rc_sum', 'rc_used')
   if keep > 0 then
     redis.call('PEXPIREAT', state, whole(now + keep))
   else
