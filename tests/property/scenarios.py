@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from tests.support.memory_keeper import CERTIFICATE_LIFE
 from tests.support.objects import (
     NAMESPACE,
     Raw,
@@ -21,7 +22,7 @@ from tests.support.objects import (
     redis_tier,
 )  # fmt: skip
 from tests.support.renderer import rendered_by
-from tests.support.worlds import CERTIFICATE_LIFE, Simulation, finish
+from tests.support.worlds import Simulation, finish
 
 Step = Callable[[Simulation], None]
 POLICY, GROUP, TIER, MODEL, DOMAIN = "TenantCachePolicy", "TenantGroup", "CacheTier", "CachedModel", "CacheDomain"

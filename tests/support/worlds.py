@@ -7,43 +7,33 @@ and events reach the store after the write that caused them, as a watch would br
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from kvstrata.adapters.kube import KubeError
-from kvstrata.adapters.pki import KeyPair
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.ack import PodState
 from kvstrata.contract.bundle import Bundle, Entry
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.link import ScopeUsage, TierState
-from kvstrata.model.credentials import CredentialLook, ServerCredentials, TlsFacts
-from kvstrata.model.external import ExternalReport, ServerFacts
-from kvstrata.model.facts import BackendReport, Pod, SecretFacts, VerifiedState
+from kvstrata.model.external import ExternalReport
+from kvstrata.model.facts import Pod, VerifiedState
 from kvstrata.model.refs import Key
-from kvstrata.model.topology import SLOTS
 from kvstrata.model.world import World
 from kvstrata.objects import names
 from kvstrata.objects.applied import is_applied, stamped
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.redisusers import what_users_may
 from kvstrata.plan.types import (
     EndReclaim,
-    EnsureSecret,
     ErasureOrder,
     IsolationQuestion,
-    Order,
     Plan,
     PoolQuestion,
     ProbeBackend,
     Question,
     ReclaimQuestion,
     TendServers,
-    Turn,
-    TurnSecret,
 )
 from kvstrata.reconcile.controllers import plan
 from kvstrata.reconcile.custody.services import KmsServices, Login, by_service_account
@@ -52,18 +42,18 @@ from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync
 from kvstrata.reconcile.secret_watch import SecretWatch
-from kvstrata.reconcile.secrets import Keeper
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.writer import Writer
 from tests.support.memory_api.objects import MemoryApi
+from tests.support.memory_keeper import MemoryKeeper
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, Raw
 from tests.support.pool_answers import answer_for_pools
 from tests.support.renderer import Renderer
+from tests.support.server_answers import SimulatedServer, answer_probe, answer_tending
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CONTEXT = BuildContext(sidecar_image="sidecar:1", redis_image="redis:8")
-CERTIFICATE_LIFE = timedelta(days=240)
 MAX_STEPS = 1500
 
 
@@ -79,58 +69,6 @@ def finish(coroutine: Coroutine[Any, Any, Any]) -> Any:
 
 class Killed(BaseException):
     """The operator's process is gone, with all that it knew."""
-
-
-class MemoryKeeper(Keeper):
-    """Makes Secrets whose certificates are only a date and a number, which these tests never look into further."""
-
-    is_open = True
-
-    def _facts(self, raw: Mapping[str, Any], values: Mapping[str, bytes]) -> SecretFacts:
-        certificate = values.get(names.CERTIFICATE_KEY, b"")
-        renew_at = datetime.fromisoformat(certificate.decode().split()[0]) if certificate else None
-        authority = digest_bytes(self.authority.certificate_pem)
-        return SecretFacts(
-            raw["metadata"]["name"],
-            frozenset(values),
-            raw["metadata"]["resourceVersion"],
-            users=what_users_may(values.get(names.ACL_FILE_KEY, b"")),
-            renewal_due=renew_at is not None and self._now() >= renew_at,
-            passwords=self._passwords(raw, values) if names.ACL_FILE_KEY in values else None,
-            tls=TlsFacts(
-                digest_bytes(certificate), trusted=frozenset({authority}), authority=authority, renew_at=renew_at
-            )
-            if certificate
-            else None,
-        )
-
-    @property
-    def authority(self) -> KeyPair:
-        return KeyPair(b"authority", b"key")
-
-    def _issued(self, order: EnsureSecret | TurnSecret) -> dict[str, bytes]:
-        renewed_at = format_timestamp(self._now() + CERTIFICATE_LIFE)
-        return {
-            names.CERTIFICATE_KEY: f"{renewed_at} {self._entropy(8).hex()}".encode(),
-            names.PRIVATE_KEY_KEY: self._entropy(8),
-        }
-
-    def _material(self, order: EnsureSecret, there: Mapping[str, bytes]) -> dict[str, bytes]:
-        made = super()._material(order, there)
-        return {key: value for key, value in made.items() if key != names.AUTHORITY_KEY}
-
-    def _turned(self, order: TurnSecret, there: Mapping[str, bytes]) -> dict[str, bytes]:
-        return self._issued(order) if order.turn is Turn.ISSUE else super()._turned(order, there)
-
-
-@dataclass(frozen=True)
-class SimulatedServer:
-    """What a managed server has: its line of passwords, what admits its users, their rights, its certificate."""
-
-    made: str
-    admitted: Mapping[str, frozenset[str]]
-    marker: str
-    certificate: str | None
 
 
 class Simulation:
@@ -324,9 +262,9 @@ class Simulation:
             self.queue.done(key)
         for action in made.actions:
             if isinstance(action, ProbeBackend):
-                self._answer_probe(action)
+                answer_probe(self, action)
             if isinstance(action, TendServers):
-                self._tend(action)
+                answer_tending(self, action)
         while self.pool_questions:
             answer_for_pools(self, self.pool_questions.pop())
         self._deliver()
@@ -425,55 +363,6 @@ class Simulation:
 
     def _postpone(self, key: Key) -> None:
         self.queue._due.pop(key)
-
-    def _answer_probe(self, order: ProbeBackend) -> None:
-        self.asked.append(order.endpoint)
-        reason, sentence = ("", "") if self.backends_up else ("Unreachable", f"there is no route to {order.endpoint}")
-        checked = None if order.domain is None else self._check(order, reason, sentence)
-        report = BackendReport(
-            order.endpoint, order.username, self.backends_up, reason, sentence, self.now, version="8.0.0",
-            password_secret=order.password_secret, authority_secret=order.authority_secret, cluster=order.cluster,
-            external=checked,
-        )  # fmt: skip
-        self.store.domain(NAMESPACE).backends[order.tier] = report
-        self.queue.add(Key("CacheTier", NAMESPACE, order.tier))
-
-    def _check(self, order: ProbeBackend, reason: str, sentence: str) -> ExternalReport:
-        """What an external server says: nothing, what a test has it say, or that all is well."""
-        if not self.backends_up:
-            return ExternalReport((ServerFacts(order.endpoint, False, reason, sentence),))
-        well = ServerFacts(
-            order.endpoint, True, "", "", version="8.0.0", in_cluster_mode=order.cluster, max_bytes=1 << 50,
-            eviction="noeviction", slots=SLOTS if order.cluster else 0,
-        )  # fmt: skip
-        return self.external.get(order.tier, ExternalReport((well,), mapped=order.cluster))
-
-    def _tend(self, order: TendServers) -> None:
-        """Let servers do what they are told, and say what they have. One that is new has what the Secrets say."""
-        if not self.backends_up:
-            said = {one.name: ServerCredentials(one.name, "Unreachable", "no route") for one in order.servers}
-        else:
-            said = {one.name: self._tended(one.name, order) for one in order.servers}
-        look = CredentialLook(said, self.now, told=bool(order.orders))
-        self.store.domain(NAMESPACE).credentials[order.tier] = look
-        self.queue.add(Key("CacheTier", NAMESPACE, order.tier))
-
-    def _tended(self, server: str, order: TendServers) -> ServerCredentials:
-        users, tls = (self.world.secrets[name] if name else None for name in (order.users_secret, order.tls_secret))
-        assert users is not None
-        assert users.passwords is not None
-        shown = tls.tls.fingerprint if tls is not None and tls.tls is not None else None
-        has = self.servers.get(server)
-        orders = order.orders.get(server, ())
-        if has is None or has.made != users.passwords.made:
-            has = SimulatedServer(users.passwords.made, users.passwords.admitted, users.passwords.marker, shown)
-        if Order.SET_USERS in orders:
-            has = replace(has, admitted=users.passwords.admitted, marker=users.passwords.marker)
-        if Order.LOAD_CERTIFICATE in orders:
-            has = replace(has, certificate=shown)
-        self.servers[server] = has
-        marked = has.marker == users.passwords.marker
-        return ServerCredentials(server, admitted=has.admitted, marked=marked, certificate=has.certificate)
 
     def _say(self, pod: Pod, state: PodState) -> None:
         for key in self.store.observe_state(pod, NAMESPACE, VerifiedState(state, self.now)):

@@ -17,8 +17,9 @@ from kvstrata.objects import names
 from kvstrata.plan.types import TendCluster, TendServers
 from kvstrata.reconcile import topology
 from kvstrata.reconcile.topology import Topologies
+from tests.support.memory_keeper import MemoryKeeper
 from tests.support.objects import NAMESPACE, redis_tier, server_pod
-from tests.support.worlds import START, MemoryKeeper, Simulation
+from tests.support.worlds import START, Simulation
 
 TIER = Key("CacheTier", NAMESPACE, "shared")
 NO_REDIS = {

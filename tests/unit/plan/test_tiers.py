@@ -16,8 +16,9 @@ from kvstrata.objects import labels, names
 from kvstrata.plan.passwords import OVERLAP_S, SETTLE_S
 from kvstrata.plan.types import ProbeBackend
 from kvstrata.reconcile.secrets import decode
+from tests.support.memory_keeper import CERTIFICATE_LIFE
 from tests.support.objects import NAMESPACE, cpu_tier, hbm_tier, model, pod, redis_tier
-from tests.support.worlds import CERTIFICATE_LIFE, Simulation, finish
+from tests.support.worlds import Simulation, finish
 
 
 def at_rest(*objects: Any) -> Simulation:

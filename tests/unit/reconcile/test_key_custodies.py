@@ -20,8 +20,8 @@ from kvstrata.reconcile.custody.secret import SecretCustody
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.store import DomainStore
 from kvstrata.reconcile.versions import Versions
+from tests.support.memory_keeper import MemoryKeeper
 from tests.support.memory_kube import MemoryKube
-from tests.support.worlds import MemoryKeeper
 
 NAMESPACE = "team-a"
 OPERATOR = "operator-1"
