@@ -226,7 +226,7 @@ def test_when_the_leader_vanishes_the_other_takes_over(
     assert leader.leading
     assert not standby.leading
     leader.kill()
-    standby.wait_until_leading(30)
+    standby.wait_until_leading(120)
     found = _lease(server)
     assert found["spec"]["holderIdentity"] == "operator-d"
     assert found["spec"]["leaseTransitions"] > lease["spec"]["leaseTransitions"]
