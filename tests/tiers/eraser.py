@@ -22,6 +22,7 @@ from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.protocol import call, read_text, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.wire import Command
+from kvstrata_sidecar.erase.chunks import ChunkDeletion
 from kvstrata_sidecar.erase.deletion import Deletion
 from kvstrata_sidecar.erase.order import Order
 from kvstrata_sidecar.erase.reclaim import Reclaim
@@ -107,7 +108,7 @@ def erase(
     opened = servers(asked.tier)
     sleep = time.sleep if sleeps is None else sleeps.append
     try:
-        work = Reclaim if asked.identities else Deletion
+        work = Reclaim if asked.identities else ChunkDeletion if asked.chunks else Deletion
         work(asked, opened, report.lines.append, clock=clock, sleep=sleep).run()
     finally:
         opened.close()
@@ -127,7 +128,14 @@ def report_of(output: bytes) -> Report:
     return Report([decode_line(line) for line in output.splitlines(keepends=True)])
 
 
-def look(port: int, *keyspaces: str, cluster: bool = False, access: Access | None = None, **options: Any) -> TierLook:
+def look(
+    port: int,
+    *keyspaces: str,
+    cluster: bool = False,
+    access: Access | None = None,
+    chunks: Sequence[str] = (),
+    **options: Any,
+) -> TierLook:
     """Look at a tier as the operator does."""
 
     async def at_once(_: float) -> None:
@@ -135,12 +143,17 @@ def look(port: int, *keyspaces: str, cluster: bool = False, access: Access | Non
 
     entered = access or Access(password=None, ca_pem=None)
     verifier = TierVerifier(f"127.0.0.1:{port}", "127.0.0.1", entered, cluster=cluster, pause=at_once, **options)
-    return asyncio.run(verifier.look(DOMAIN, keyspaces or (KEYSPACE_A,)))
+    return asyncio.run(verifier.look(DOMAIN, keyspaces or (KEYSPACE_A,), chunks))
+
+
+def chunk_of(number: int) -> bytes:
+    """Return the name of the chunk of a number."""
+    return bytes([number * 16 % 256]) + number.to_bytes(31, "big")
 
 
 def name_of(keyspace: str, number: int, domain: str = DOMAIN, identity: str = IDENTITY) -> tuple[bytes, bytes]:
     """Return bucket and member of the block of a number."""
-    chunk = bytes([number * 16 % 256]) + number.to_bytes(31, "big")
+    chunk = chunk_of(number)
     member = member_of(identity, 0x01000100, 0, chunk)
     return bucket_prefix(domain, keyspace, bucket_of(chunk)).encode(), member.encode()
 

@@ -18,7 +18,19 @@ from kvstrata_sidecar.adapter import slots
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.erase.servers import Layout, Servers
 from tests.support.redis_binary import needs_redis
-from tests.tiers.eraser import VALUE, KilledError, MortalServers, Report, erase, look, name_of, order, reserve, write
+from tests.tiers.eraser import (
+    VALUE,
+    KilledError,
+    MortalServers,
+    Report,
+    chunk_of,
+    erase,
+    look,
+    name_of,
+    order,
+    reserve,
+    write,
+)
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B
 from tests.tiers.redis_cluster import RedisCluster, raw, until
 from tests.tiers.server_kinds import REDIS_7
@@ -81,6 +93,20 @@ def test_every_primary_is_emptied_and_every_replica_with_it(cluster: RedisCluste
     assert sorted(one.primary for one in after.nodes) == [False] * 3 + [True] * 3
     assert {one.node for one in after.nodes} == {node.node_id for node in cluster.nodes}
     assert sum(one.values for one in seen(cluster, KEYSPACE_B).nodes if one.primary) == COUNT, "another's stays"
+
+
+def test_chunks_go_from_every_primary_and_its_replica_and_the_rest_stays(
+    cluster: RedisCluster, connect_to: Connect
+) -> None:
+    fill(cluster, connect_to, KEYSPACE_A)
+    chunks = [chunk_of(number).hex() for number in range(0, COUNT, 2)]
+    before = sum(node.values for node in seen(cluster, KEYSPACE_A).nodes if node.primary)
+    report = erase(order(cluster.nodes[0].port, KEYSPACE_A, cluster=True, chunks=chunks))
+    assert report.sums[1].keys == len(chunks)
+    assert all(one.replicas_in_step == one.replicas == 1 for one in report.primaries)
+    found = look(cluster.nodes[0].port, KEYSPACE_A, cluster=True, chunks=chunks)
+    assert found.empty, found
+    assert sum(node.values for node in seen(cluster, KEYSPACE_A).nodes if node.primary) == before - len(chunks)
 
 
 def test_names_by_slot_and_names_by_a_walk_are_the_same(cluster: RedisCluster, connect_to: Connect) -> None:

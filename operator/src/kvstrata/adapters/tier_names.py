@@ -35,16 +35,19 @@ class Sorted:
             part = self.names.part_of(name)
             if part is None:
                 continue
+            if self.names.chunks and part.rpartition(":")[2] not in self.names.chunks:
+                continue
             kind = self.states if part == STATE else self.others if part.startswith("#") else self.values
             kind.add(name)
 
 
 @dataclass(frozen=True)
 class Names:
-    """The names below some keyspaces' prefixes."""
+    """The names below some keyspaces' prefixes; with `chunks`, by the digits of their hashes, blocks of these alone."""
 
     domain: str
     keyspaces: frozenset[str]
+    chunks: frozenset[str] = frozenset()
 
     @cached_property
     def slots(self) -> frozenset[int]:

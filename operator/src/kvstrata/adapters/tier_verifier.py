@@ -142,9 +142,12 @@ class TierVerifier:
         nodes = tuple(NodeLook(one.node, one.address, one.primary is None, idle=one.idle) for one in standings)
         return TierLook(nodes, tuple(dict.fromkeys(problems)), _digest(standings), _digest(standings))
 
-    async def look(self, domain: str, keyspaces: Sequence[str]) -> TierLook:
-        """Look at every server. Never raises, but for the cancellation of the caller."""
-        names = Names(domain, frozenset(keyspaces))
+    async def look(self, domain: str, keyspaces: Sequence[str], chunks: Sequence[str] = ()) -> TierLook:
+        """Look at every server, for all of the keyspaces or for blocks of these chunks alone.
+
+        Never raises, but for the cancellation of the caller.
+        """
+        names = Names(domain, frozenset(keyspaces), frozenset(chunks))
         found = TierLook((), (), "", "")
         for _ in range(ATTEMPTS):
             before, problems = await self._standings(names)

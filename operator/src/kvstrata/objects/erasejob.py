@@ -57,6 +57,7 @@ def deletion_order(
     keyspaces: tuple[str, ...],
     strays: tuple[str, ...] = (),
     identities: tuple[str, ...] = (),
+    chunks: tuple[str, ...] = (),
 ) -> bytes:
     """Return the order file; of `strays` only as many as fit, because another look names the rest.
 
@@ -70,6 +71,7 @@ def deletion_order(
         "keyspaces": list(keyspaces),
         "tier": _tier_params(tier),
         "sums": True,
+        **({"chunks": list(chunks)} if chunks else {}),
     }
     if identities:
         order["identities"] = list(identities)

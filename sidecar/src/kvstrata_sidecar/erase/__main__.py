@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvstrata.contract.erasereport import End, Line, Outcome, encode_line
 
+from .chunks import ChunkDeletion
 from .deletion import Deletion
 from .order import Order
 from .reclaim import Reclaim
@@ -35,7 +36,7 @@ def main(arguments: list[str]) -> int:
         _tell(End(Outcome.STOPPED, error.reason, str(error)[:512], None, 0))
         return STOPPED
     try:
-        work = Reclaim if order.identities else Deletion
+        work = Reclaim if order.identities else ChunkDeletion if order.chunks else Deletion
         whole = work(order, servers, _tell, clock=time.monotonic, sleep=time.sleep).run()
     finally:
         servers.close()

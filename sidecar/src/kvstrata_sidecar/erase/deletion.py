@@ -29,6 +29,7 @@ from kvstrata_sidecar.adapter.wire import Command
 
 from .order import Order
 from .pace import LEAST_AT_ONCE, Pace
+from .replicas import await_replicas
 from .servers import Primary, Servers, StoppedError
 
 TOMBSTONE_KEEP_MS = 7 * 86_400_000
@@ -42,9 +43,6 @@ NAMES_AT_ONCE = 8
 
 IN_VAIN = 1_000
 """After how many commands that removed nothing an index is taken for one that cannot be emptied."""
-
-REPLICA_PATIENCE_S = 30.0
-REPLICA_POLL_S = 0.1
 
 
 Row = TypeVar("Row")
@@ -174,16 +172,10 @@ class Deletion:
                 rooms.leave(servers, keyspace, view(servers, domain, keyspace), lambda: None)
 
     def _await_replicas(self, primary: Primary) -> None:
-        written = self._servers.written(primary)
-        give_up_at_s = self._clock() + REPLICA_PATIENCE_S
-        while True:
-            replicas, in_step = self._replicas[primary] = self._servers.in_step(primary, written)
-            if in_step >= replicas:
-                return
-            if self._clock() >= give_up_at_s:
-                late = f"{replicas - in_step} of {replicas} replicas do not confirm"
-                raise StoppedError(StopReason.REPLICAS_BEHIND, f"{primary.address}: {late}")
-            self._sleep(REPLICA_POLL_S)
+        def told(replicas: int, in_step: int) -> None:
+            self._replicas[primary] = replicas, in_step
+
+        await_replicas(self._servers, primary, told, clock=self._clock, sleep=self._sleep)
 
     def _require_same_map(self) -> None:
         if self._servers.look_again().digest != self._servers.layout.digest:

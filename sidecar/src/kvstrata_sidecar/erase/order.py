@@ -14,16 +14,19 @@ from kvstrata_sidecar.adapter.protocol import WRITE_WINDOW_MS
 
 _DOMAIN = re.compile(r"[0-9a-f]{16}")
 _IDENTITY = re.compile(r"[0-9a-f]{16}")
+_CHUNK = re.compile(r"[0-9a-f]{64}")
 
 MAX_KEYSPACES = 65_536
 MAX_STRAYS = 4_096
 MAX_IDENTITIES = 64
+MAX_CHUNKS = 4_096
 MAX_PARALLELISM = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Delete all of `keyspaces`, which no bundle since `revision` has, from one tier of a domain.
+    """Delete all of `keyspaces`, which no bundle since `revision` has, from one tier of a domain; with `chunks`, by
+    the hexadecimal digits of their hashes, those alone, and the keyspaces live on.
 
     `parallelism` bounds how many primaries are worked on at once. Indexes are looked at for the last time `window_ms`
     after the revocation: until then a value may come that was reserved before. `strays` are names of values without an
@@ -43,6 +46,7 @@ class Order:
     strays: tuple[str, ...] = ()
     sums: bool = False
     identities: tuple[str, ...] = ()
+    chunks: tuple[str, ...] = ()
 
     @classmethod
     def from_json(cls, raw: Any) -> Order:
@@ -50,7 +54,7 @@ class Order:
         if not isinstance(raw, Mapping):
             raise ValueError("an order must be an object")
         required = {"domain", "revision", "keyspaces", "tier"}
-        known = required | {"parallelism", "window_ms", "strays", "sums", "identities"}
+        known = required | {"parallelism", "window_ms", "strays", "sums", "identities", "chunks"}
         if missing := sorted(required - raw.keys()):
             raise ValueError(f"the order lacks {', '.join(missing)}")
         if unknown := sorted(raw.keys() - known):
@@ -82,7 +86,17 @@ class Order:
             strays,
             raw.get("sums", False),
             identities,
+            _chunks(raw.get("chunks", []), identities),
         )
+
+
+def _chunks(raw: Any, identities: tuple[str, ...]) -> tuple[str, ...]:
+    chunks = _texts(raw, "chunks", MAX_CHUNKS)
+    if not all(map(_CHUNK.fullmatch, chunks)) or len(set(chunks)) < len(chunks):
+        raise ValueError("chunks must be different names of 64 lower-case hexadecimal digits")
+    if chunks and identities:
+        raise ValueError("chunks go whoever computed them: leave identities out")
+    return chunks
 
 
 def _texts(raw: Any, name: str, most: int) -> tuple[str, ...]:

@@ -78,7 +78,9 @@ class Jobs:
         tier, name = order.tier, names.deletion_job(order.erasure, order.tier.name, order.round)
         job = await self._kube.get(JOB, self._namespace, name)
         if job is None or _is_suspended(job):
-            what = deletion_order(tier, order.domain, order.revision, order.keyspaces, order.strays, order.identities)
+            what = deletion_order(
+                tier, order.domain, order.revision, order.keyspaces, order.strays, order.identities, order.chunks
+            )
             files = await self._files(tier)
             if job is None:
                 built = build_deletion_job(self._ctx, tier, order.erasure, order.round, len(order.keyspaces))

@@ -25,7 +25,8 @@ class TierDeletion:
     `erasure` is the uid of what was ordered, `round` counts the Jobs for this tier from 1: with the tier's name they
     name the Job. `domain` is the domain's id, `revision` one since which no bundle of it has the keyspaces. `strays`
     are names of values without an index, from a look that found them. With `identities` the keyspaces stay in use, and
-    only what was computed under one of these cache identities goes.
+    only what was computed under one of these cache identities goes; with `chunks` they are in use again afterwards, and
+    only these go.
     """
 
     erasure: str
@@ -36,6 +37,7 @@ class TierDeletion:
     keyspaces: tuple[str, ...]
     strays: tuple[str, ...] = ()
     identities: tuple[str, ...] = ()
+    chunks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

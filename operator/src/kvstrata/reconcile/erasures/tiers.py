@@ -62,11 +62,14 @@ class Looks:
         told = "; ".join(one.message for one in found.problems[:3])
         return TierNow(primaries, found.slots_before, bool(primaries) and not found.problems, told)
 
-    async def look(self, tier: CacheTier, domain: str, keyspaces: Iterable[str]) -> Found:
-        """Look at every server of a tier. Raises LookError if that proves nothing, and KubeError."""
+    async def look(self, tier: CacheTier, domain: str, keyspaces: Iterable[str], chunks: Iterable[str] = ()) -> Found:
+        """Look at every server of a tier, for all of the keyspaces or for blocks of these chunks.
+
+        Raises LookError if that proves nothing, and KubeError.
+        """
         verifier = await self._enter(tier)
         began = self._now()
-        found = await verifier.look(domain, tuple(keyspaces))
+        found = await verifier.look(domain, tuple(keyspaces), tuple(chunks))
         moved = found.slots_before != found.slots_after
         others = [one for one in found.problems if not (moved and one.reason == SLOT_MAP_CHANGED)]
         if others:

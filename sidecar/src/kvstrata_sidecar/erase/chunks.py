@@ -1,0 +1,191 @@
+"""Deletes some chunks of keyspaces that live on, whoever computed them: a prefix is what its tokens are.
+
+Nobody uses the keyspaces meanwhile: every pod let go of them, and the time in which a write could still arrive is over.
+So there is no tombstone, and nothing is revoked. Reservations of these chunks that somebody left go too: a writer that
+was frozen since then finds no reservation, and cannot commit.
+
+1. The indexes of the chunks' buckets are walked through; committed blocks of these chunks go with their index.
+2. Reservations of them are given up, with what may have been written.
+3. Values without an index go by name, as far as a look named them.
+4. The indexes are walked through again: what is left is reported.
+5. Replicas confirm, and the map of slots has to be the one of the beginning.
+
+A run counts what it deleted itself: one that is killed loses its count, and what it deleted is not found again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from kvstrata.contract.erasereport import End, Erased, Line, Outcome, PrimaryEnd, StopReason
+from kvstrata.contract.keys import bucket_of, bucket_prefix, parse_block_key, parse_member
+from kvstrata.contract.receiptfacts import Amount
+from kvstrata_sidecar.adapter.protocol import call, read_list, read_number, read_numbers, state_key
+from kvstrata_sidecar.adapter.wire import Command, FramingError, Reply
+
+from .order import Order
+from .pace import Pace
+from .replicas import await_replicas
+from .servers import Servers, StoppedError
+
+WALK_COUNT = 512
+"""Entries of an index that a server goes over in one command."""
+
+
+class Found(NamedTuple):
+    """A block that an index or a reservation names: in which bucket, its name there, and its record."""
+
+    base: bytes
+    member: bytes
+    record: bytes
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of one primary's blocks, in keys and bytes."""
+
+    deleted_keys: int = 0
+    deleted_bytes: int = 0
+    left_keys: int = 0
+    left_bytes: int = 0
+    strays: int = 0
+    replicas: tuple[int, int] = (0, 0)
+    looked: bool = False
+
+    def confirmed(self, replicas: int, in_step: int) -> None:
+        """Note how many replicas there are, and how many confirmed."""
+        self.replicas = replicas, in_step
+
+    def line(self, node: str) -> Erased:
+        """Return its line of the report."""
+        deleted, left = Amount(self.deleted_keys, self.deleted_bytes), Amount(self.left_keys, self.left_bytes)
+        return Erased(None, node, Amount(deleted.keys + left.keys, deleted.bytes + left.bytes), deleted, left)
+
+
+class ChunkDeletion:
+    """One run. `tell` is given the lines of its report, `clock` and `sleep` are in seconds."""
+
+    def __init__(
+        self,
+        order: Order,
+        servers: Servers,
+        tell: Callable[[Line], None],
+        *,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._order = order
+        self._servers = servers
+        self._tell = tell
+        self._clock = clock
+        self._sleep = sleep
+        self._chunks = frozenset(bytes.fromhex(chunk) for chunk in order.chunks)
+        self._tallies = {primary: Tally() for primary in servers.layout.primaries}
+        self._paces = {primary: Pace() for primary in servers.layout.primaries}
+
+    def run(self) -> bool:
+        """Delete and report; whether it is whole."""
+        try:
+            for base in self._buckets():
+                self._empty(base)
+            self._unlink_strays()
+            for base in self._buckets():
+                self._count_left(base)
+            for primary, tally in self._tallies.items():
+                tally.looked = True
+                await_replicas(self._servers, primary, tally.confirmed, clock=self._clock, sleep=self._sleep)
+            if self._servers.look_again().digest != self._servers.layout.digest:
+                raise StoppedError(StopReason.SLOT_MAP_CHANGED, "slots went to other servers meanwhile")
+            if any(tally.left_keys for tally in self._tallies.values()):
+                raise StoppedError(StopReason.NOT_EMPTIED, "blocks were stored again meanwhile")
+            end = End(Outcome.ERASED, StopReason.NONE, "", self._servers.layout.digest, 0)
+        except StoppedError as error:
+            message = "".join(one for one in str(error) if one.isprintable())[:512]
+            end = End(Outcome.STOPPED, error.reason, message, self._servers.layout.digest, 0)
+        for primary, tally in self._tallies.items():
+            if tally.looked:
+                self._tell(tally.line(primary.node))
+            self._tell(PrimaryEnd(primary.node, *tally.replicas, tally.strays))
+        self._tell(end)
+        return end.outcome is Outcome.ERASED
+
+    def _buckets(self) -> Iterator[bytes]:
+        numbers = sorted({bucket_of(chunk) for chunk in self._chunks})
+        for keyspace in self._order.keyspaces:
+            for number in numbers:
+                yield bucket_prefix(self._order.domain, keyspace, number).encode()
+
+    def _empty(self, base: bytes) -> None:
+        """Delete what a bucket has of the chunks, committed or reserved."""
+        primary = self._servers.layout.of(state_key(base))
+        tally, pace = self._tallies[primary], self._paces[primary]
+        for found in self._walk(base, b":#m"):
+            began_s = self._clock()
+            (there,) = self._servers.ask([_discard(found)])
+            if there:
+                tally.deleted_keys += 1
+                tally.deleted_bytes += _size_of(found.record)
+            self._sleep(pace.took(1, self._clock() - began_s))
+        for found in self._walk(base, b":#r"):
+            size, written = _size_of(found.record), found.base + b":" + found.member
+            (length,) = self._servers.ask([Command(written, (b"STRLEN", written), read_number)])
+            (stood,) = self._servers.ask([_abandon(found)])
+            if stood and length:
+                tally.deleted_keys += 1
+                tally.deleted_bytes += size
+
+    def _count_left(self, base: bytes) -> None:
+        tally = self._tallies[self._servers.layout.of(state_key(base))]
+        for part in (b":#m", b":#r"):
+            for found in self._walk(base, part):
+                tally.left_keys += 1
+                tally.left_bytes += _size_of(found.record)
+
+    def _walk(self, base: bytes, part: bytes) -> list[Found]:
+        """Return what an index of a bucket names of the chunks: each once, although a walk may tell some twice."""
+        found: dict[bytes, Found] = {}
+        cursor, key = b"0", base + part
+        while True:
+            question = Command(key, (b"HSCAN", key, cursor, b"COUNT", b"%d" % WALK_COUNT), _read_scan)
+            ((cursor, rows),) = self._servers.ask([question])
+            for member, record in rows:
+                parts = parse_member(member.decode("ascii", "replace"))
+                if parts is not None and parts[-1] in self._chunks:
+                    found[member] = Found(base, member, record)
+            if cursor == b"0":
+                return list(found.values())
+
+    def _unlink_strays(self) -> None:
+        for name in self._order.strays:
+            key = parse_block_key(name)
+            if key is None or key.chunk_hash not in self._chunks:
+                continue
+            word = name.encode()
+            (gone,) = self._servers.ask([Command(word, (b"UNLINK", word), read_number)])
+            self._tallies[self._servers.layout.of(word)].strays += gone
+
+
+def _discard(found: Found) -> Command:
+    return call("discard", state_key(found.base), found.member, read=lambda reply: read_numbers(reply, 1)[0])
+
+
+def _abandon(found: Found) -> Command:
+    token = found.record.split(b":")[2]
+    return call("abandon", state_key(found.base), found.member, token, read=read_number)
+
+
+def _size_of(record: bytes) -> int:
+    size = record.split(b":", 1)[0]
+    return int(size) if size.isdigit() else 0
+
+
+def _read_scan(reply: Reply) -> tuple[bytes, Sequence[tuple[bytes, bytes]]]:
+    cursor, rows = read_list(reply, 2)
+    if not isinstance(cursor, bytes) or not isinstance(rows, list) or len(rows) % 2:
+        raise FramingError("a walk through an index was not answered as it can be")
+    words = [row for row in rows if isinstance(row, bytes)]
+    if len(words) != len(rows):
+        raise FramingError("an index has something that is no name")
+    return cursor, list(zip(words[::2], words[1::2], strict=True))
