@@ -21,6 +21,8 @@ def answer_for_pools(simulation: Simulation, question: PoolQuestion) -> None:
             return
         case RenderPool():
             _render(simulation, question)
+            simulation.queue.add(Key(question.asker, NAMESPACE, question.pool))
+            return
         case WarmPool():
             _warm(simulation, question)
             _inspect(simulation, InspectPool(question.pool, question.pool_uid, question.pod))

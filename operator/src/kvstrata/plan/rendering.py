@@ -17,6 +17,7 @@ from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.reasons import PoolReason
 from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.pools import CHUNK_HASH_BYTES, MAX_CHUNKS
+from kvstrata.contract.prefix import PrefixSource
 from kvstrata.contract.warm import MAX_PREFIX_TOKENS, Rendered, RenderRefusal, manifest_hashes
 from kvstrata.model.facts import Pod
 from kvstrata.model.poolfacts import NoRendering, RenderReport
@@ -72,16 +73,18 @@ def newest_render_id(world: World, model: CachedModel) -> str:
     return world.memo.get((render_id, model.name), (model.spec,), lambda: render_id(model))
 
 
-def render(world: World, model: CachedModel, pool: str, content: Content, now: datetime) -> Renderings:
-    """Return where the rendering of `content` stands."""
+def render(
+    world: World, model: CachedModel, name: str, content: Content, now: datetime, *, asker: str = PrefixPool.INFO.kind
+) -> Renderings:
+    """Return where the rendering of `content` stands, for the object of kind `asker` that has this name."""
     wanted = newest_render_id(world, model)
     serving = [pod for pod in world.serving_pods(model.name) if not pod.deleting]
     current = [pod for pod in serving if pod.render_id == wanted]
     if not current:
         return Renderings(pending=_nobody(model, serving))
     said = {pod: _said(world, pod, wanted, content) for pod in current}
-    asked = [_asked(world, pod, said[pod], pool, content, now) for pod in current]
-    questions = tuple(question for question, _ in asked if question is not None)
+    asked = [_asked(world, pod, said[pod], content, now) for pod in current]
+    questions = tuple(RenderPool(name, pod, due, asker) for pod, (due, _) in zip(current, asked, strict=True) if due)
     again_s = min((after for _, after in asked if after is not None), default=None)
     objection = _objection(content, said.values())
     if objection is not None:
@@ -144,16 +147,16 @@ def _said(world: World, pod: Pod, wanted: str, content: Content) -> dict[str, Re
 
 
 def _asked(
-    world: World, pod: Pod, said: Mapping[str, Rendered], pool: str, content: Content, now: datetime
-) -> tuple[RenderPool | None, float | None]:
+    world: World, pod: Pod, said: Mapping[str, Rendered], content: Content, now: datetime
+) -> tuple[tuple[PrefixSource, ...], float | None]:
     """Return what to ask a pod now, and after how long there may be more to ask."""
     if not _can_be_asked(world, pod):
-        return None, None
+        return (), None
     reports = world.renders.get(pod.uid, {})
     waits = {digest: _wait_s(reports.get(digest), digest in said, now) for digest in content.distinct}
     due = tuple(source for digest, source in content.distinct.items() if waits[digest] <= 0)
     later = [wait_s for wait_s in waits.values() if wait_s > 0]
-    return (RenderPool(pool, pod, due) if due else None), min(later, default=None)
+    return due, min(later, default=None)
 
 
 def _can_be_asked(world: World, pod: Pod) -> bool:

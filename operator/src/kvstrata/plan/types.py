@@ -233,11 +233,16 @@ class ReadSource:
 
 @dataclass(frozen=True, slots=True)
 class RenderPool:
-    """Ask a pod to name the chunks of a pool's prefixes, one after the other."""
+    """Ask a pod to name the chunks of a pool's prefixes, one after the other.
+
+    `pool` is the name of the object that is planned again with the answers, of kind `asker`: pools ask, and
+    invalidations of a prefix.
+    """
 
     pool: str
     pod: Pod
     prefixes: tuple[PrefixSource, ...] = field(repr=False)
+    asker: str = "PrefixPool"
 
 
 @dataclass(frozen=True, slots=True)

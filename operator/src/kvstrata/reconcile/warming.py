@@ -95,26 +95,29 @@ class Warming:
         """Begin with a question, unless it is being asked."""
         match question:
             case ReadSource():
-                self._begin(namespace, (namespace, question), self._read(namespace, question))
+                self._begin((namespace, question), self._read(namespace, question))
             case RenderPool():
-                slot = (namespace, question.pod.uid, question.pool)
-                self._begin(namespace, slot, self._render_all(namespace, question), question.pool)
+                slot = (namespace, question.pod.uid, question.asker, question.pool)
+                again = Key(question.asker, namespace, question.pool)
+                self._begin(slot, self._render_all(namespace, question, again), again)
             case WarmPool():
                 self._warm(namespace, question)
             case InspectPool():
-                self._begin(namespace, (namespace, question), self._inspect(namespace, question), question.pool)
+                again = Key(PrefixPool.INFO.kind, namespace, question.pool)
+                self._begin((namespace, question), self._inspect(namespace, question), again)
 
     def _warm(self, namespace: str, question: WarmPool) -> None:
         """Begin with a warm-up if the pods of its model are not at as many as they may be; else ask the pool again."""
+        again = Key(PrefixPool.INFO.kind, namespace, question.pool)
         of_model = _Warmup(namespace, question.pod.model, question.pod.uid, question.pool, question.scope)
         running = [slot for slot in self._tasks if isinstance(slot, _Warmup) and slot.model == of_model.model]
         if of_model in running or len([slot for slot in running if slot.namespace == namespace]) < question.at_once:
-            self._begin(namespace, of_model, self._warm_all(namespace, question), question.pool)
+            self._begin(of_model, self._warm_all(namespace, question), again)
         else:
-            self._queue.add(Key("PrefixPool", namespace, question.pool), RETRY_S)
+            self._queue.add(again, RETRY_S)
 
-    def _begin(self, namespace: str, slot: Hashable, work: Coroutine[Any, Any, None], *again: str) -> None:
-        """Begin with `work` unless its slot is taken; the pools in `again` are planned anew if it fails."""
+    def _begin(self, slot: Hashable, work: Coroutine[Any, Any, None], *again: Key) -> None:
+        """Begin with `work` unless its slot is taken; the objects in `again` are planned anew if it fails."""
         if slot in self._tasks:
             work.close()
             return
@@ -126,8 +129,8 @@ class Warming:
             if task.cancelled() or (error := task.exception()) is None:
                 return
             log.error("a question for a pool failed, and is asked again", exc_info=error)
-            for name in again:
-                self._queue.add(Key("PrefixPool", namespace, name), RETRY_S)
+            for key in again:
+                self._queue.add(key, RETRY_S)
 
         task.add_done_callback(ended)
 
@@ -168,7 +171,7 @@ class Warming:
             if any(ref is not None and (ref.name, ref.key) == (where.name, where.key) for ref in refs):
                 self._queue.add(Key("PrefixPool", namespace, pool.name), after_s)
 
-    async def _render_all(self, namespace: str, question: RenderPool) -> None:
+    async def _render_all(self, namespace: str, question: RenderPool, again: Key) -> None:
         busy = self._busy.setdefault(question.pod.uid, asyncio.Lock())
         for prefix in question.prefixes:
             async with busy:
@@ -178,7 +181,7 @@ class Warming:
                 return
             domain.renders[question.pod.uid][prefix.digest] = _shared(domain, prefix.digest, report)
         _forget(self._store.domain(namespace).renders[question.pod.uid])
-        self._queue.add(Key("PrefixPool", namespace, question.pool))
+        self._queue.add(again)
 
     async def _render(self, namespace: str, pod: Pod, prefix: PrefixSource) -> RenderReport:
         server_name = gate_server_name(pod.model, namespace)
