@@ -87,6 +87,18 @@ async def test_a_keyspace_that_the_policy_in_force_has_is_refused_by_name(gate: 
     assert gate.adapter.erasures == [], "of the others nothing was erased either"
 
 
+async def test_a_keyspace_that_pauses_for_an_erasure_is_erased_and_in_use_again_afterwards(gate: World) -> None:
+    own = entry("acme")
+    paused = own.paused(True)
+    await gate.acked(await gate.publish([paused]))
+    said = await erased(gate, own.keyspace)
+    assert said.outcome is EraseOutcome.COMPLETE
+    answer = await say(gate, posted(VERIFY_PATH, VerifyRequest(own.keyspace).encode()))
+    assert not Verified.decode(answer.body).in_force
+    await gate.acked(await gate.publish([paused.paused(False)]))
+    assert (await erased(gate, own.keyspace)).outcome is EraseOutcome.IN_FORCE
+
+
 async def test_a_cache_server_that_still_has_the_keyspace_is_not_done(gate: World) -> None:
     gate.adapter.erased = {"outcome": EraseOutcome.IN_FORCE, "tiers": ()}
     assert (await erased(gate)).outcome is EraseOutcome.NOT_ENFORCED

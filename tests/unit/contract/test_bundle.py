@@ -50,6 +50,15 @@ def test_a_shard_is_read_as_it_was_written_whatever_the_order(group: list[Entry]
     )
 
 
+@given(entries)
+def test_an_entry_that_pauses_is_a_suspended_one_to_every_reader_and_comes_back_as_it_was(entry: Entry) -> None:
+    paused = entry.paused(True)
+    assert paused.to_json()["suspended"] is True
+    assert Entry.from_json(paused.to_json()) == paused == paused.paused(True)
+    assert paused.enforces_the_same_as(replace(entry, suspended=True)) is entry.suspended
+    assert paused.paused(False) == entry
+
+
 @given(st.lists(entries, min_size=1, max_size=3, unique_by=lambda entry: entry.tenant), st.data())
 def test_a_shard_with_one_changed_byte_is_refused(group: list[Entry], data: st.DataObject) -> None:
     encoded = encode_shard(group)

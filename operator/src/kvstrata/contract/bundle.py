@@ -36,7 +36,7 @@ class Entry:
     last changed: the policy is enforced once every live pod has acknowledged that revision. `keys` are the data keys of
     the keyspace, or their names: the first encrypts, the others only decrypt; none where nothing is encrypted. `pools`
     names the pools of this model that the tenant may read, in its policy's order; a name that the bundle has no pool
-    for means nothing.
+    for means nothing. `resumes` is whether it is suspended for an erasure only, and will be in use again as it was.
     """
 
     tenant: str
@@ -48,6 +48,7 @@ class Entry:
     budgets: tuple[TierBudget, ...] = ()
     keys: tuple[BundledKey, ...] = ()
     pools: tuple[str, ...] = ()
+    resumes: bool = False
 
     def enforces_the_same_as(self, other: Entry) -> bool:
         """Whether nothing but the revision of the last change differs."""
@@ -55,6 +56,7 @@ class Entry:
             self.keyspace == other.keyspace
             and self.policy == other.policy
             and self.suspended == other.suspended
+            and self.resumes == other.resumes
             and self.budgets == other.budgets
             and self.scope == other.scope
             and self.tenant == other.tenant
@@ -77,6 +79,7 @@ class Entry:
         return (
             keys_to_json(self.keys)
             | pools
+            | ({"resumes": True} if self.resumes else {})
             | {
                 "tenant": self.tenant,
                 "keyspace": self.keyspace,
@@ -104,7 +107,13 @@ class Entry:
             keys=keys_from_json(raw),
             # An operator of the version before knows no pools: its tenants read none.
             pools=_pool_names(raw.get("pools", [])),
+            resumes=bool(raw.get("resumes", False)),
         )
+
+    def paused(self, paused: bool) -> Entry:
+        """Return the entry as it is while its scope pauses for an erasure, or as it is without that."""
+        own = self.suspended and not self.resumes
+        return replace(self, suspended=own or paused, resumes=paused and not own)
 
 
 @dataclass(frozen=True, slots=True)

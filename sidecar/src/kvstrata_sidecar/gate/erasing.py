@@ -118,12 +118,15 @@ class PodEraser:
         return LeftKeys(files.gate + in_policy, files.volume, said.keys)
 
     def _has(self, keyspaces: Collection[str]) -> bool:
-        """Whether the policy in force has any of these, be it suspended or switched off for now."""
+        """Whether the policy in force has any of these, be it suspended or switched off for now; what is suspended for
+        an erasure alone is there to be erased.
+        """
         bundle = self._enforcement.bundle
         if bundle is None:
             return False
         versions = (version for shard in bundle.pools.values() for version in shard.versions)
-        return any(entry.keyspace in keyspaces for entry in bundle.entries.values()) or any(
+        entries = (entry for entry in bundle.entries.values() if not entry.resumes)
+        return any(entry.keyspace in keyspaces for entry in entries) or any(
             version.keyspace in keyspaces for version in versions
         )
 
