@@ -1,5 +1,6 @@
 """A model's pod where no kubelet runs: its object, a gate process with the pod's own tokens, the policy adapter over
-files and a real Redis. LMCache is a stand-in, and so is the engine, which knows how to forget and nothing else."""
+files and a real Redis. LMCache and the engine are stand-ins: a chunk of 16 tokens is named by its first one, and an
+engine that serves says the tokens of no text."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from kvstrata_sidecar.adapter.files.tier import FileTier
+from kvstrata_sidecar.adapter.hashing import Hasher
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, FileTierParams, TierParams
 from kvstrata_sidecar.adapter.runtime import Runtime
 from kvstrata_sidecar.adapter.tasks import Task
@@ -30,17 +32,19 @@ from tests.tiers.memory_stand_in import Key
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
 
 ROOT = Path(__file__).resolve().parents[2]
+CHUNK_TOKENS = 16
 MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
 class Engine(socketserver.ThreadingUnixStreamServer):
-    """Answers on the engine's socket: how often it was told to forget is all that there is of it."""
+    """Answers on the engine's socket: how often it was told to forget, and, if it `serves`, that any token is one."""
 
     daemon_threads = True
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path), _EngineRequest)
         self.resets = 0
+        self.serves = False
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def get_request(self) -> tuple[Any, Any]:
@@ -54,16 +58,22 @@ class _EngineRequest(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("content-length", 0)))
-        knows = self.path == ENGINE_RESET_PATH
-        self.server.resets += knows
-        body = b'{"success":true}' if knows else b"{}"
-        self.send_response(200 if knows else 503)
+        if self.path == ENGINE_RESET_PATH:
+            self.server.resets += 1
+            self._answer(200, b'{"success":true}')
+        elif self.server.serves and self.path == "/tokenize":
+            self._answer(200, b'{"tokens":[1],"max_model_len":4096}')
+        else:
+            self._answer(200 if self.server.serves else 503, b"{}")
+
+    def do_GET(self) -> None:
+        self._answer(200 if self.server.serves else 503, b"{}")
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-    def do_GET(self) -> None:
-        self.send_error(503)
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
@@ -87,9 +97,10 @@ class InferencePod:
         self.engine = Engine(self.directory / "engine" / "engine.sock")
         self.uid = ""
 
-    def start(self, domain: str, redis_port: int, open_port: int) -> None:
+    def start(self, domain: str, redis_port: int, open_port: int, render_id: str = "") -> None:
         """Show the pod as running, and start what is in it: `shared` is a tier that is encrypted, `open` one that is
         not."""
+        self._render_id = render_id
         self._show()
         self._write_files()
         api = urlsplit(self._cluster["server"])
@@ -110,6 +121,7 @@ class InferencePod:
         params = AdapterParams(domain=domain, identity="1" * 16, tier=None, **folders)
         self._runtime = Runtime(params)
         self._runtime.names = _names
+        self._runtime.hasher = Hasher(CHUNK_TOKENS, _chunks)
         self._runtime.memory = self.memory.governor
         files = FileTierParams(
             "files", self.directory / "files", 64 << 20, 4096, free_floor_percent=0, encryption="Required"
@@ -170,6 +182,7 @@ class InferencePod:
     def _show(self) -> None:
         pods = f"/api/v1/namespaces/{self._namespace}/pods"
         owned = {"app.kubernetes.io/managed-by": "kvstrata", "kvstrata.io/model": "tiny"}
+        owned |= {"kvstrata.io/render": self._render_id} if self._render_id else {}
         spec = {"nodeName": NODE, "serviceAccountName": "kvs-tiny", "containers": [{"name": "engine", "image": "e:1"}]}
         metadata = {"name": self.name, "labels": owned}
         made = self._request("POST", pods, {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}, {})
@@ -207,6 +220,7 @@ class InferencePod:
         return {
             "MODEL": "tiny",
             "IDENTITY": "1" * 16,
+            "RENDER_ID": self._render_id,
             "BUNDLE_SECRET": "kvs-tiny-bundle",
             "API_KEYS_SECRET": "keys",
             "BIND": self._address,
@@ -229,6 +243,10 @@ def _tier(name: str, port: int, encryption: str) -> TierParams:
         name, (Endpoint("127.0.0.1", port),), capacity_bytes=64 << 20, encryption=encryption, io_timeout_ms=5000,
         lookup_deadline_ms=10_000, load_deadline_ms=10_000,
     )  # fmt: skip
+
+
+def _chunks(tokens: list[int]) -> list[bytes]:
+    return [bytes([tokens[at]]) * 32 for at in range(0, len(tokens), CHUNK_TOKENS)]
 
 
 def _names(keyspace: str, chunks: Any) -> list[list[Key]]:

@@ -15,15 +15,17 @@ from typing import Any
 import pytest
 
 from e2e.cluster.control_plane import ControlPlane
+from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.cli import plugin
-from kvstrata.contract.keys import BlockKey
+from kvstrata.contract.keys import BlockKey, parse_block_key
 from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receipt import read_receipt
 from kvstrata.contract.receiptresidue import Claim, Residue
 from kvstrata.contract.receiptwords import PodMedium
+from kvstrata.objects.identity import render_id
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.apiserver.conftest import REPOSITORY, install_crds
-from tests.apiserver.inference_pod import InferencePod
+from tests.apiserver.inference_pod import CHUNK_TOKENS, InferencePod
 from tests.apiserver.kubelet import Kubelet, wait
 from tests.apiserver.operator_process import Operators
 from tests.apiserver.searches import control_plane, folders_with, forms, processes_with
@@ -102,6 +104,11 @@ class Place:
             name for one in (self.redis, self.plain) for name in one.admin().scan_iter(f"*{keyspace}*", count=1000)
         ]
         return [name for name in found if not name.endswith(b"#s")]
+
+    def blocks(self, keyspace: str) -> list[str]:
+        """Names of blocks in both servers, without what a keyspace is accounted by, which comes and goes by itself."""
+        names = (name.decode() for name in self.names_with(keyspace))
+        return sorted(name for name in names if parse_block_key(name) is not None)
 
     def places_of(self, *patterns: bytes) -> set[str]:
         """The processes and folders in which one of the patterns is found; the cache servers' is this process."""
@@ -196,7 +203,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
     plain.kill()
 
 
-def start_pods(place: Place) -> str:
+def start_pods(place: Place, render_id: str = "") -> str:
     """Start the pods once they have all that they need, wait until they enforce, and return the domain's id."""
     place.wait(
         "what pods need", lambda: place.has("secrets/kvs-tiny-gate-tls") and place.has("serviceaccounts/kvs-tiny")
@@ -205,12 +212,15 @@ def start_pods(place: Place) -> str:
         "the domain's id", lambda: place.get("cachedomains", "default").get("status", {}).get("domainID")
     )
     for pod in place.pods:
-        pod.start(domain, place.redis.port, place.plain.port)
+        pod.start(domain, place.redis.port, place.plain.port, render_id)
     place.wait("policies in force", lambda: place.enforced("acme") and place.enforced("globex"))
     return domain
 
 
-def receipt_of(place: Place, folder: Path, tenant: str = "") -> list[str]:
+ERASED = ("Unreachable", "KeysRevoked", "Erased", "Verified")
+
+
+def receipt_of(place: Place, folder: Path, tenant: str = "", claims: tuple[str, ...] = ERASED) -> list[str]:
     """Write the only receipt, or the only one of a tenant, and the key into files; return the words to verify them."""
     stored = place.config_maps()
     receipts = [data["receipt.json"] for name, data in stored.items() if name.startswith("kvstrata-receipt-")]
@@ -218,7 +228,7 @@ def receipt_of(place: Place, folder: Path, tenant: str = "") -> list[str]:
     (public_key,) = stored["kvstrata-receipts-keys"].values()
     (folder / "receipt.json").write_text(receipt)
     (folder / "key.pem").write_text(public_key)
-    needed = [word for claim in ("Unreachable", "KeysRevoked", "Erased", "Verified") for word in ("--require", claim)]
+    needed = [word for claim in claims for word in ("--require", claim)]
     return ["receipt", "verify", str(folder / "receipt.json"), "--public-key", str(folder / "key.pem"), *needed]
 
 
@@ -320,3 +330,43 @@ def test_what_a_model_has_is_erased_engines_forget_and_a_tenant_of_another_model
     assert [bool(pod["engineReset"]) for pod in facts["pods"]] == [True, True]
     assert "EngineMemory" not in {item["kind"] for item in facts["residue"]}
     assert [one["name"] for one in facts["revoked"]] == [None, None]
+
+
+def test_of_a_prefix_its_chunks_go_and_a_tenant_has_all_else_again_although_the_operator_is_killed(
+    place: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place.server.apply(model(tiers=("cpu", "files", "shared", "open"), probe={"mode": "Never"}))
+    first = place.operators.start("operator-a")
+    first.wait_until_leading()
+    place.operators.start("operator-b")
+    for pod in place.pods:
+        pod.engine.serves = True
+    start_pods(place, render_id(CachedModel.parse(place.get("cachedmodels", "tiny"))))
+    going, staying = place.keyspace("acme"), place.keyspace("globex")
+    for number, pod in enumerate(place.pods):
+        pod.store(going, 3 + number, 9 + number)
+        pod.store(staying, 3 + number)
+    theirs = place.blocks(staying)
+    assert len(theirs) == 4, "two in each of two tiers"
+
+    tokens = [3] * CHUNK_TOKENS + [4] * CHUNK_TOKENS + [9] * (CHUNK_TOKENS - 1)
+    prefix = {"modelRef": {"name": "tiny"}, "content": {"tokenIDs": tokens}, "tenants": ["acme"]}
+    place.server.apply(invalidation("leave", scope={"prefix": prefix}, mode="Eager", hbm="ResetEngine"))
+    place.wait("the deletion", lambda: place.status.get("phase") == "Erasing")
+    assert place.pods[0].finds(going, 9) == [0], "nobody reuses anything of the scope meanwhile"
+    first.kill()
+    place.wait("the end", lambda: place.status.get("phase") in ("Complete", "Failed"))
+
+    assert place.status["phase"] == "Complete", place.tails()
+    assert place.holds() >= {"LogicallyInvalid", "Erased", "Verified", "Complete", "Ready"}
+    assert place.status["keys"] == 4, "two chunks in each of two tiers"
+    assert place.blocks(staying) == theirs
+    assert [(pod.file_names(going), len(pod.file_names(staying))) for pod in place.pods] == [([], 1)] * 2
+    assert place.keyspace("acme") == going
+    place.wait("all else to be in use again", lambda: place.pods[0].finds(going, 3, 4, 9, 10) == [0, 0, 1, 1])
+    assert all(pod.engine.resets for pod in place.pods)
+    words = receipt_of(place, tmp_path, claims=("Unreachable", "Erased", "Verified"))
+    assert plugin.main(words) == 0, capsys.readouterr()
+    facts = json.loads((tmp_path / "receipt.json").read_text())["record"]["erasure"]
+    assert [(one["kind"], one["name"], one["new"]) for one in facts["revoked"]] == [("Prefix", "tiny", None)]
+    assert facts["keys"] == []

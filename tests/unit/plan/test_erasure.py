@@ -12,7 +12,7 @@ from kvstrata.contract.receipt import Head, Record
 from kvstrata.contract.receiptfacts import Amount, Copies
 from kvstrata.contract.receiptresidue import Claim, Residue
 from kvstrata.contract.receiptwords import Hbm, KeyCustody, ScopeForm
-from kvstrata.model.erasure import DenyList, Erasure, PodNow, TierNow
+from kvstrata.model.erasure import ErasedPrefix, Erasure, PodNow, TierNow
 from kvstrata.model.erasurefacts import (
     EngineKept,
     EngineReset,
@@ -534,11 +534,16 @@ def test_where_nothing_was_held_it_completes_and_claims_nothing_of_it() -> None:
     assert holding(step) == {"LogicallyInvalid", "KeysRevoked", "KeysDestroyed"}
 
 
-def test_a_prefix_is_refused_by_adapters_until_its_erasure_is_verified() -> None:
-    denied = DenyList("chat", ("ab" * 16,), ("c1", "c2"))
-    prefix = {"denied": denied, "subject": subject(scope=ScopeForm.PREFIX, hbm=Hbm.ROLL_SCOPES)}
-    assert step_of(rolled(), **prefix).denied == denied
+def test_writes_into_pods_are_waited_out_where_the_keyspace_lives_on() -> None:
+    facts = (rolled(), acked("p1"), acked("p2"), *removed())
+    assert step_of(*facts, now_s=10, tiers=()).phase is ErasurePhase.ERASING
+    prefix = ErasedPrefix("chat", ("c1",))
+    assert step_of(*facts, now_s=10, tiers=(), prefix=prefix).phase is ErasurePhase.WAITING_OUT_WRITES
+    assert step_of(*facts, now_s=33, tiers=(), prefix=prefix).phase is ErasurePhase.ERASING
+
+
+def test_of_a_prefix_its_chunks_alone_are_ordered_to_go() -> None:
+    order_of_prefix = subject(scope=ScopeForm.PREFIX, hbm=Hbm.ROLL_SCOPES)
+    prefix = {"prefix": ErasedPrefix("chat", ("c1", "c2")), "subject": order_of_prefix}
     erasing = step_of(rolled(), acked("p1"), acked("p2"), *removed(), **prefix)
     assert {one.chunks for one in erasing.orders} == {("c1", "c2")}  # type: ignore[union-attr]
-    assert step_of(*until_erased(), **prefix).denied == denied
-    assert step_of(*until_verified(), **prefix).denied is None

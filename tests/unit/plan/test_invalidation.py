@@ -64,13 +64,22 @@ def test_a_deadline_that_passed_while_no_operator_ran_fails_by_name_and_brings_n
     assert simulation.unsettled() == {}
 
 
+PREFIX = {"prefix": {"modelRef": {"name": "tiny"}, "content": {"text": "x"}}}
+EXACT = {"mode": "Eager", "hbm": "ResetEngine"}
+
+
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
         ({"scope": {"tenant": "acme"}, "hbm": "ResetEngine"}, "ResetNotReconciled"),
         ({"scope": {"model": "nobody"}}, "ModelNotFound"),
         ({"scope": {"pool": "p"}}, "PoolNotFound"),
-        ({"scope": {"prefix": {"modelRef": {"name": "tiny"}, "content": {"text": "x"}}}}, "ScopeNotReconciled"),
+        ({"scope": PREFIX}, "PrefixNotErasable"),
+        ({"scope": PREFIX, "mode": "Eager"}, "PrefixNotErasable"),
+        ({"scope": PREFIX, **EXACT, "tiers": [{"name": "cpu"}]}, "PrefixNotErasable"),
+        ({"scope": {"prefix": {**PREFIX["prefix"], "modelRef": {"name": "no"}}}, **EXACT}, "ModelNotFound"),
+        ({"scope": {"prefix": {**PREFIX["prefix"], "tenants": ["acme", "no"]}}, **EXACT}, "TenantNotFound"),
+        ({"scope": {"prefix": {**PREFIX["prefix"], "tenants": ["member"]}}, **EXACT}, "SharedScopeChoiceRequired"),
         ({"scope": {"tenant": "nobody"}}, "TenantNotFound"),
         ({"scope": {"group": "nobody"}}, "GroupNotFound"),
         ({"scope": {"tenant": "member"}}, "SharedScopeChoiceRequired"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -65,11 +65,17 @@ class Server:
         self.problem = ""
         self.looks = 0
 
-    def fill(self, domain: str, *keyspaces: str, blocks: int = 3) -> None:
-        """Store some blocks of keyspaces."""
+    def fill(self, domain: str, *keyspaces: str, blocks: int = 3, chunks: tuple[bytes, ...] = ()) -> None:
+        """Store some blocks of keyspaces, besides those of `chunks`."""
+        named = [*(bytes([n]) + CHUNK[1:] for n in range(blocks)), *chunks]
         for keyspace in keyspaces:
-            chunks = [bytes([n]) + CHUNK[1:] for n in range(blocks)]
-            self.values[keyspace] = {str(BlockKey(domain, keyspace, "1d" * 8, 1, 0, chunk)) for chunk in chunks}
+            self.values[keyspace] = {str(BlockKey(domain, keyspace, "1d" * 8, 1, 0, chunk)) for chunk in named}
+
+    def names(self, keyspaces: Iterable[str], chunks: Iterable[str] = ()) -> list[str]:
+        """Names of blocks of keyspaces; of these chunks alone, if there are any."""
+        meant = set(chunks)
+        found = (name for keyspace in keyspaces for name in self.values.get(keyspace, ()))
+        return sorted(name for name in found if not meant or name.rpartition(":")[2] in meant)
 
 
 class Verifier:
@@ -78,11 +84,11 @@ class Verifier:
     def __init__(self, server: Server) -> None:
         self._server = server
 
-    def _seen(self, keyspaces: Any) -> TierLook:
+    def _seen(self, keyspaces: Any, chunks: Any = ()) -> TierLook:
         server = self._server
         if server.problem:
             return TierLook((), (Problem("Timeout", server.problem),), "", "")
-        found = sorted(name for keyspace in keyspaces for name in server.values.get(keyspace, ()))
+        found = server.names(keyspaces, chunks)
         node = NodeLook(server.node, "redis:6379", True, len(found), SIZE * len(found), names=tuple(found))
         return TierLook((node,), (), server.slots, server.slots)
 
@@ -90,11 +96,11 @@ class Verifier:
         """Which servers there are."""
         return replace(self._seen(()), nodes=tuple(replace(one, values=0) for one in self._seen(()).nodes))
 
-    async def look(self, domain: str, keyspaces: Any) -> TierLook:
+    async def look(self, domain: str, keyspaces: Any, chunks: Any = ()) -> TierLook:
         """What they have."""
         self._server.looks += 1
         await asyncio.sleep(0)
-        return self._seen(keyspaces)
+        return self._seen(keyspaces, chunks)
 
 
 @dataclass
@@ -134,7 +140,9 @@ class Jobs:
         if self.fails:
             self.fails -= 1
             return replace(run, state=JobState.FAILED, problem="the Job's pod was evicted")
-        order, server, lines = self.ran[-1], self.server, []
+        order, server, lines = self.ran[-1], self.server, list[ErasedLine]()
+        if order.chunks:
+            return self._chunks_done(run, order)
         node = server.node
         for keyspace in order.keyspaces:
             gone = len(server.values.pop(keyspace, ()))
@@ -146,6 +154,20 @@ class Jobs:
             self.late.pop(0)()
         end = End(Outcome.ERASED, StopReason.NONE, "", SLOTS, 30_000)
         report: tuple[Line, ...] = (*lines, PrimaryEnd(node, 1, 1, 0), end)
+        return replace(run, state=JobState.DONE, lines=report)
+
+    def _chunks_done(self, run: DeletionRun, order: TierDeletion) -> DeletionRun:
+        gone = set(self.server.names(order.keyspaces, order.chunks))
+        for held in self.server.values.values():
+            held -= gone
+        amount = Amount(len(gone), SIZE * len(gone))
+        if self.late:
+            self.late.pop(0)()
+        report: tuple[Line, ...] = (
+            ErasedLine(None, self.server.node, amount, amount, Amount(0, 0)),
+            PrimaryEnd(self.server.node, 1, 1, 0),
+            End(Outcome.ERASED, StopReason.NONE, "", SLOTS, 0),
+        )
         return replace(run, state=JobState.DONE, lines=report)
 
     async def remove(self, erasure: str) -> None:

@@ -51,7 +51,8 @@ class PrefixContent(ApiModel):
 
 
 class PrefixScope(ApiModel):
-    """Blocks of one prefix."""
+    """Blocks of one prefix: its whole chunks, as the model's pods name them. Meanwhile the scopes that may have them
+    are not reused, and their copies in pods are erased; what else they have in shared tiers stays."""
 
     model_ref: ObjectRef
     """The CachedModel."""
@@ -80,7 +81,7 @@ class InvalidationScope(ApiModel):
     of all models, so what these tenants have cached under others goes, too."""
 
     prefix: PrefixScope | None = None
-    """Everything that begins with one prefix."""
+    """One prefix, with mode Eager and hbm ResetEngine. PrefixPools are left as they are."""
 
     all: Literal[True] | None = None
     """Everything of the namespace."""
@@ -91,6 +92,13 @@ class InvalidationScope(ApiModel):
             "scope needs exactly one of tenant, group, pool, model, prefix and all",
         ),
     )
+
+    @property
+    def named_tenants(self) -> tuple[str, ...]:
+        """The tenants that are named, one or those of a prefix; none where all are meant, or something else."""
+        if self.tenant is not None:
+            return (self.tenant,)
+        return (self.prefix.tenants or ()) if self.prefix is not None else ()
 
     @property
     def summary(self) -> str:
@@ -234,7 +242,7 @@ class RolledScope(StatusModel):
     """The epoch that the scope had; it is replaced only while the scope still has it."""
 
     new_epoch: Annotated[str, StringConstraints(max_length=32)] | None = None
-    """The epoch that replaces the old one."""
+    """The epoch that replaces the old one; of a prefix, for which scopes only pause, if its end is not proven."""
 
 
 class TargetBundle(StatusModel):
@@ -370,3 +378,8 @@ class CacheInvalidation(Resource):
 
     spec: CacheInvalidationSpec
     status: CacheInvalidationStatus = CacheInvalidationStatus()
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will happen."""
+        return self.status.phase is not None and self.status.phase.finished

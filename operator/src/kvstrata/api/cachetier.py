@@ -303,6 +303,11 @@ class CacheTierSpec(ApiModel):
         return self.medium in _AT_REST and self.encryption is not Encryption.DISABLED
 
     @property
+    def outlives_pods(self) -> bool:
+        """Whether files stay when their pod is gone: a folder of the node does, a pod's own volume goes with it."""
+        return self.nvme is not None and self.nvme.host_path is not None
+
+    @property
     def max_retention_s(self) -> int | None:
         """maxRetention in seconds; None for no limit."""
         return self.max_retention.in_seconds if self.max_retention is not None else None

@@ -29,11 +29,13 @@ class InvalidationReason(Reason):
         "SharedScopeChoiceRequired",
         "The tenant shares a scope: sharedScopes must say whether that is rolled or left.",
     )
-    SCOPE_NOT_RECONCILED = (
-        "ScopeNotReconciled",
-        "This version invalidates tenants, groups, pools, models and whole namespaces, and no single prefix.",
+    PREFIX_NOT_ERASABLE = (
+        "PrefixNotErasable",
+        "A prefix cannot be erased like this: copies of it would be left where they are found again.",
     )
     TOO_MANY_SCOPES = "TooManyScopes", "One invalidation takes 4,096 scopes, and an eager one 2,048."
+    PREFIX_REFUSED = "PrefixRefused", "The prefix has no chunks that pods agree on, or too many."
+    NAMING_CHUNKS = "NamingChunks", "Pods are naming the chunks of the prefix."
     NOTHING_TO_ERASE = "NothingToErase", "What is named has no scope of its own with an epoch."
     RESET_NOT_RECONCILED = (
         "ResetNotReconciled",
@@ -46,6 +48,7 @@ class InvalidationReason(Reason):
     KEYS_REVOKED = "KeysRevoked", "The data keys are gone from their custody and from every pod."
     KEYS_DESTROYED = "KeysDestroyed", "The custody says that no copy of the data keys exists."
     NO_DATA_KEYS = "NoDataKeys", "Nothing of it was encrypted, so there is no key to revoke."
+    KEYS_STAY = "KeysStay", "The scopes of a prefix live on, and so do their data keys."
     KEYS_IN_SECRETS = "KeysInSecrets", "Data keys were in Secrets: etcd's history and backups may have copies."
     NOT_CONFIRMED = "NotConfirmed", "Nobody who can know has said so."
     WAITING_OUT_WRITES = "WaitingOutWrites", "Writes that had begun before may still arrive in shared tiers."

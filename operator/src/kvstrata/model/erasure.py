@@ -30,14 +30,13 @@ class SharedTier:
 
 
 @dataclass(frozen=True, slots=True)
-class DenyList:
-    """Chunks of one prefix, which adapters are to refuse until their erasure is verified: the keyspace itself lives on.
+class ErasedPrefix:
+    """Chunks of one prefix. Their keyspaces live on: nobody may use them until the erasure is over (`plan.pausing`).
 
-    `chunks` are the chunk hashes as the pods of the model named them, `keyspaces` whose they are.
+    `chunks` are the chunk hashes as the pods of the model named them, in hexadecimal digits.
     """
 
     model: str
-    keyspaces: tuple[str, ...]
     chunks: tuple[str, ...]
 
 
@@ -47,7 +46,7 @@ class ErasureOrder:
 
     `keyspaces` are those that are revoked; they stay inside the cluster and are in no receipt. `tiers` are the shared
     tiers concerned, `excluded_tiers` and `excluded_scopes` (names of groups, or `Public`) what is left as ordered.
-    `denied` is set for a prefix only.
+    `prefix` is set for a prefix only.
     """
 
     subject: Subject
@@ -58,7 +57,7 @@ class ErasureOrder:
     excluded_scopes: tuple[str, ...] = ()
     deadline_s: int | None = None
     allow_residue: bool = False
-    denied: DenyList | None = None
+    prefix: ErasedPrefix | None = None
     versions: tuple[Component, ...] = ()
 
     @property

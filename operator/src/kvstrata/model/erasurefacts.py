@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar
 
+from kvstrata.api.invalidationreasons import InvalidationReason
 from kvstrata.contract.receiptfacts import Amount, Copies, Fence, Revoked, Target, Word
 from kvstrata.contract.receiptwords import KeyCustody, PodMedium, Standing
 
@@ -306,6 +307,11 @@ class Verdict(_Fact):
     message: str
     at: datetime
     abandoned: str = ""
+
+    @property
+    def proves(self) -> bool:
+        """Whether everything is gone, by the facts."""
+        return self.reason in (InvalidationReason.ERASED_AND_VERIFIED, InvalidationReason.NOTHING_HELD)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from .admission import lost_everywhere
 from .capacity import BUDGETED
 from .classification import shared_classifications
 from .compile import Compiled, compile_policy, entry_in, rules_of, selects, still_allowed
+from .pausing import paused_epochs
 from .poolshards import are_placed, desired_pools, empty_leftovers, leftovers, place
 from .scopes import current_epoch
 from .types import CommitBundle, Plan
@@ -194,6 +195,7 @@ def _common_inputs(world: World, model: CachedModel) -> tuple[Any, ...]:
         model.metadata.labels,
         model.spec.tier_names,
         shared_classifications(world),
+        paused_epochs(world),
         # Rivals for a tenant look at each other.
         tuple([tuple(world.policies[name] for name in names) for _, names in sorted(world.contested.items())]),
     )

@@ -26,7 +26,7 @@ from .scopes import is_member, scope_in_force
 NAMED = 3
 
 
-class _Snapshot:
+class Snapshot:
     """A world that equals itself alone: what follows from all of its policies is found once in each plan."""
 
     __slots__ = ("_world",)
@@ -35,7 +35,7 @@ class _Snapshot:
         self._world = world
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Snapshot) and self._world is other._world
+        return isinstance(other, Snapshot) and self._world is other._world
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -164,7 +164,7 @@ def _strictest_first(levels: Iterable[Classification]) -> tuple[Classification, 
 
 def _shared(world: World) -> Mapping[Scope, Mapping[Classification, Sequence[str]]]:
     """Return, by shared scope and classification, the policies that have it, by name."""
-    return world.memo.get((Classification, world.namespace), (_Snapshot(world),), lambda: _of_shared_scopes(world))
+    return world.memo.get((Classification, world.namespace), (Snapshot(world),), lambda: _of_shared_scopes(world))
 
 
 def _of_shared_scopes(world: World) -> Mapping[Scope, Mapping[Classification, Sequence[str]]]:

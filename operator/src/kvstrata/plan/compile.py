@@ -22,6 +22,7 @@ from .chains import model as model_chain
 from .chains import policy as chain
 from .classification import denied_tiers
 from .datakeys import as_held, encrypts, keys_of
+from .pausing import pauses
 from .pools import may_read, of_model, reading_inputs
 from .probing import is_fenced
 from .scopes import current_epoch, epoch_of, scope_in_force
@@ -70,6 +71,7 @@ def _inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
         tuple(sorted(world.tiers)) if None in tiers else (),
         tuple(world.policies[name] for name in rivals) if len(rivals) > 1 else (),
         tuple(name in world.models for name in spec.models.names or ()) if spec.models else (),
+        pauses(world, current_epoch(world, policy)),
         reading_inputs(world, policy) if spec.pools else (),
     )
 
@@ -96,7 +98,7 @@ def _compile(world: World, policy: TenantCachePolicy) -> Compiled:
             budgets=budgets_of(world, policy, epoch.scope),
             keys=keys_of(world, epoch),
             pools=may_read(world, policy.spec.tenant, policy.spec.pool_names),
-        )
+        ).paused(pauses(world, epoch))
     )
 
 
@@ -120,7 +122,8 @@ def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry
     epoch = epoch_of(world, policy, kept.scope)
     pools = may_read(world, kept.tenant, kept.pools)
     if epoch is None or world.domain_key is None:
-        return replace(kept, suspended=True, keys=(), pools=pools)
+        return replace(kept, suspended=True, resumes=False, keys=(), pools=pools)
+    kept = kept.paused(pauses(world, epoch))
     return replace(kept, keyspace=epoch.keyspace(world.domain_key), keys=keys_of(world, epoch), pools=pools)
 
 

@@ -22,7 +22,7 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receiptfacts import Erasure as ReceiptFacts
 from kvstrata.contract.receiptresidue import Claim
 from kvstrata.contract.receiptwords import KeyCustody, Standing
-from kvstrata.model.erasure import DenyList, Erasure, Surroundings
+from kvstrata.model.erasure import Erasure, Surroundings
 from kvstrata.model.erasurefacts import KeyNotDestroyed, ReceiptWritten, Rolled, Verdict
 
 from .conditions import Finding, false, true
@@ -105,7 +105,7 @@ class IssueReceipt:
 class Step:
     """What to order, why, and when to look again if nothing happens.
 
-    `still` names tiers whose slots must not move meanwhile, `denied` what adapters are to refuse beyond keyspaces.
+    `still` names tiers whose slots must not move meanwhile.
     """
 
     phase: ErasurePhase
@@ -113,7 +113,6 @@ class Step:
     orders: tuple[Order | Conclude | IssueReceipt, ...] = ()
     again_s: float | None = None
     still: frozenset[str] = frozenset()
-    denied: DenyList | None = None
     findings: tuple[Finding, ...] = ()
 
 
@@ -133,8 +132,7 @@ def next_step(erasure: Erasure, seen: Surroundings, now: datetime) -> Step:
     step = next(step for rule in RULES if (step := rule(case)) is not None)
     if not any(isinstance(order, Conclude) for order in step.orders) and erasure.only(Verdict) is None:
         step = _cut_short(case, step)
-    denied = None if Claim.VERIFIED in case.holds or step.phase.finished else erasure.order.denied
-    return Step(step.phase, step.decision, step.orders, step.again_s, step.still, denied, tuple(_findings(case, step)))
+    return Step(step.phase, step.decision, step.orders, step.again_s, step.still, tuple(_findings(case, step)))
 
 
 def finish(case: ErasureCase) -> Step | None:
@@ -190,12 +188,15 @@ def destroy(case: ErasureCase) -> Step | None:
 
 
 def wait_out_writes(case: ErasureCase) -> Step | None:
-    """What is deleted while a write may still arrive would have to be deleted again."""
+    """What is deleted while a write may still arrive would have to be deleted again.
+
+    In pods what arrives under a keyspace that is gone goes by itself; one that lives on would keep it.
+    """
     end = window_ends(case.erasure)
-    if end is None or case.now >= end or not tiers_at_hand(case.erasure):
+    if end is None or case.now >= end or not (tiers_at_hand(case.erasure) or case.erasure.order.prefix):
         return None
     left_s = (end - case.now).total_seconds()
-    why = Decision(R.WAITING_OUT_WRITES, "writes that had begun before may arrive in shared tiers for 30 s")
+    why = Decision(R.WAITING_OUT_WRITES, "writes that had begun before may still arrive for 30 s")
     return Step(ErasurePhase.WAITING_OUT_WRITES, why, again_s=left_s, still=_still(case))
 
 
@@ -366,6 +367,8 @@ def _keys_lacking(case: ErasureCase, claim: Claim) -> Decision | None:
     rolled = case.erasure.only(Rolled)
     if rolled is None or claim not in (Claim.KEYS_REVOKED, Claim.KEYS_DESTROYED):
         return None
+    if case.erasure.order.prefix is not None:
+        return Decision(R.KEYS_STAY, "the scopes of a prefix live on, and so do their data keys")
     if not rolled.keys:
         return Decision(R.NO_DATA_KEYS, "nothing of it was encrypted, so there is no data key")
     if claim is Claim.KEYS_DESTROYED and any(key.custody is KeyCustody.SECRET for key in rolled.keys):

@@ -87,7 +87,7 @@ def _tiers(world: World) -> dict[str, CacheTier]:
 def _lost(world: World, policy: TenantCachePolicy, now: datetime) -> Iterator[TierLost]:
     """Yield tiers of files that stay on nodes when they are removed, and what may have been removed unseen."""
     for name, tier in sorted(world.ending.tiers.items()):
-        if name not in world.tiers and gather.outlives(tier):
+        if name not in world.tiers and tier.spec.outlives_pods:
             yield TierLost(name, now)
     if policy.uid not in world.ending.witnessed:
         yield TierLost(UNKNOWN, now)

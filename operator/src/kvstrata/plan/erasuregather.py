@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Set
 from datetime import datetime, timedelta
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cacheinvalidation import AwaitedPod, CacheInvalidation, InvalidationScope
+from kvstrata.api.cacheinvalidation import AwaitedPod, CacheInvalidation, InvalidationScope, PrefixScope
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.scalars import format_timestamp
@@ -28,8 +28,10 @@ from kvstrata.contract.receiptwords import (
     SubjectKind,
     epoch_commitment,
     key_fingerprint,
+    prefix_commitment,
 )
 from kvstrata.model.erasure import (
+    ErasedPrefix,
     Erasure,
     ErasureOrder,
     ErasureRecord,
@@ -46,6 +48,8 @@ from .chains.invalidation import scopes_to_leave
 from .custody import FENCE_MARGIN_S, is_fenced
 from .custody import Witness as Held
 from .erasurefacts import has_acknowledged, standing_of, tiers_at_hand, witnesses
+from .erasureprefix import chunks_of as prefix_chunks
+from .erasureprefix import source_of
 from .keycustody import last_in_force
 
 _IN_PODS = {Medium.CPU: PodMedium.CPU, Medium.NVME: PodMedium.NVME}
@@ -63,6 +67,10 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
     if started is None or not status.scopes or world.identity is None:
         return None
     domain_key, domain = world.identity
+    prefix = invalidation.spec.scope.prefix
+    chunks = prefix_chunks(world, invalidation, started).chunks if prefix is not None else ()
+    if prefix is not None and not chunks:
+        return None
     epochs = tuple(
         LeftEpoch(ScopeKind(one.kind), one.name, one.old_epoch, one.new_epoch or "")
         for one in status.scopes
@@ -78,8 +86,10 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         excluded_scopes=left_out(scopes_to_leave(world, invalidation)),
         deadline_s=invalidation.spec.deadline_s,
         allow_residue=invalidation.spec.residue_allowed,
+        prefix=ErasedPrefix(prefix.model_ref.name, chunks) if prefix is not None else None,
     )
-    keys = keys_held(world, domain, epochs)
+    # What stays of a keyspace is read with the same keys again.
+    keys = keys_held(world, domain, epochs if prefix is None else ())
     return ErasureRecord(invalidation.namespace, invalidation.name, domain, epochs, keys, Erasure(order))
 
 
@@ -100,11 +110,10 @@ def keys_held(world: World, domain: str, epochs: Iterable[LeftEpoch]) -> tuple[H
 def lacks_keys(world: World, record: ErasureRecord) -> bool:
     """Whether keys of what is erased are still being had from where they are kept: which they are, nobody knows yet.
 
-    With its CacheDomain a namespace loses where they are kept: from then on none is to come.
+    With its CacheDomain a namespace loses where they are kept: from then on none is to come. Those of a prefix stay.
     """
-    return world.domain is not None and any(
-        left.old in world.keys_awaited and left.old not in world.data_keys for left in record.epochs
-    )
+    going = world.domain is not None and record.erasure.order.prefix is None
+    return going and any(left.old in world.keys_awaited and left.old not in world.data_keys for left in record.epochs)
 
 
 def _held_key(world: World, kept: bytes | str, revoked: str) -> HeldKey:
@@ -118,6 +127,7 @@ def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord)
     status = invalidation.status
     if status.rolled_time is None:
         return None
+    prefix = invalidation.spec.scope.prefix
     targets = tuple(Target(target.model, target.revision) for target in status.targets)
     pods = {pod.uid: (pod.model, pod.pod) for pod in status.awaiting}
     models = {target.model for target in targets}
@@ -126,7 +136,7 @@ def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord)
     chosen = frozenset(tier.name for tier in invalidation.spec.tiers)
     return Rolled(
         status.rolled_time,
-        revoked(record),
+        revoked(record) if prefix is None else (_of_prefix(world, prefix),),
         targets,
         tuple(
             Witness(model, uid, name, inside(world.models.get(model), world.tiers, chosen))
@@ -239,7 +249,7 @@ def _subject(invalidation: CacheInvalidation) -> Subject:
         uid=invalidation.uid,
         scope=form,
         scope_name=name,
-        tenants=(),
+        tenants=spec.scope.named_tenants if spec.scope.prefix is not None else (),
         mode=Mode.EAGER,
         hbm=Hbm(str(spec.effective_hbm)),
         tiers=tuple(tier.name for tier in spec.tiers),
@@ -247,7 +257,17 @@ def _subject(invalidation: CacheInvalidation) -> Subject:
     )
 
 
+def _of_prefix(world: World, prefix: PrefixScope) -> Revoked:
+    """Return what stands for a prefix: its text can be guessed, so it takes the domain's key to confirm it."""
+    model = prefix.model_ref.name
+    return Revoked(
+        RevokedKind.PREFIX, model, prefix_commitment(world.domain_key or b"", model, source_of(prefix).digest), None
+    )
+
+
 def _form(scope: InvalidationScope) -> tuple[ScopeForm, str]:
+    if scope.prefix is not None:
+        return ScopeForm.PREFIX, scope.prefix.model_ref.name
     for form in (ScopeForm.TENANT, ScopeForm.GROUP, ScopeForm.POOL, ScopeForm.MODEL):
         if (name := getattr(scope, str(form))) is not None:
             return form, name
@@ -276,14 +296,9 @@ def inside(
     """Return the tiers inside a model's pods that an order concerns; without any that are `chosen`, all."""
     listed = [tiers[name] for name in (model.spec.tier_names if model else ()) if name in tiers]
     held = tuple(
-        HeldTier(tier.name, _IN_PODS[tier.spec.medium], tier.spec.encryption_required, outlives(tier))
+        HeldTier(tier.name, _IN_PODS[tier.spec.medium], tier.spec.encryption_required, tier.spec.outlives_pods)
         for tier in listed
         if tier.spec.medium in _IN_PODS and (not chosen or tier.name in chosen)
     )
     has_memory = any(tier.spec.medium is Medium.CPU for tier in listed)
     return held if has_memory or chosen else (*held, HeldTier(OWN_MEMORY, PodMedium.CPU, False, False))
-
-
-def outlives(tier: CacheTier) -> bool:
-    """Whether a tier's files stay when the pod is gone: a folder of the node does, a pod's own volume goes with it."""
-    return tier.spec.nvme is not None and tier.spec.nvme.host_path is not None

@@ -319,4 +319,4 @@ def _round(deletion: Deletion) -> int:
 
 
 def _chunks(erasure: Erasure) -> tuple[str, ...]:
-    return erasure.order.denied.chunks if erasure.order.denied else ()
+    return erasure.order.prefix.chunks if erasure.order.prefix else ()

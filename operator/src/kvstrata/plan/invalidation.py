@@ -7,31 +7,30 @@ revisions to wait for are read off bundles that no longer hold the old keyspaces
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from kvstrata.api.cachedomain import DOMAIN_NAME
-from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, InvalidationMode, Phase, RolledScope
-from kvstrata.api.common import ScopeStatus
+from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, InvalidationMode, Phase
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.canonical import digest
-from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace, epoch_from_random
+from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace, epoch_from_random
 from kvstrata.model.erasurefacts import Verdict
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
 from . import erasurestatus
 from .chains import invalidation as chain
-from .chains.policy import by_seniority
 from .conditions import false, kstatus, true, write_status
 from .custody import Witness, account_for, witnesses_now
 from .deletion import FINALIZER
 from .enforcement import bundles_lack
-from .scopes import held as epoch_held
+from .epochrolls import epoch_writes, holder_of
+from .erasureprefix import Prefix
+from .erasureprefix import chunks_of as prefix_chunks
 from .types import CarryOutErasure, Decision, EndErasure, Plan, Remove, StatusWrite
 
 LOGICALLY_INVALID = "LogicallyInvalid"
@@ -47,7 +46,7 @@ def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
     invalidation = world.invalidations.get(name)
     held = invalidation is not None and FINALIZER in invalidation.metadata.finalizers
     if invalidation is None or (invalidation.metadata.deleting and not held):
-        return Plan()
+        return Plan(enqueue=_followers(world))  # what paused for it does so no more
     phase = invalidation.status.phase or Phase.PENDING
     if phase.finished:
         return _end(invalidation) if held else _expire(invalidation, now)
@@ -77,13 +76,35 @@ def _erase(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
     order = CarryOutErasure(invalidation.INFO.kind, invalidation.name, invalidation.uid)
     found = world.erasures.get(invalidation.uid)
     if found is None:
-        return Plan(actions=(order,), wake_after_s=LOOK_AGAIN_S)
-    if invalidation.status.rolled_time is None and found.record.erasure.only(Verdict) is None:
+        return _before_it_is_kept(world, invalidation, now, order)
+    verdict = found.record.erasure.only(Verdict)
+    if invalidation.status.rolled_time is None and verdict is None:
         step = _roll(world, invalidation, now)
         return replace(step, actions=(*step.actions, order))
+    if invalidation.spec.scope.prefix is not None and verdict is not None and not verdict.proves:
+        # Its keyspaces would be in use again, and what is left of it with them.
+        writes = tuple(epoch_writes(world, invalidation.status.scopes))
+        if writes:
+            return Plan(actions=(order,), statuses=writes, enqueue=(*_followers(world), _key(invalidation)))
     told = erasurestatus.tell(invalidation, found, now, _took(invalidation, now))
     # Its own status does not wake it, and what is kept may go when it has finished.
-    return Plan(actions=(order,), statuses=told, enqueue=(_key(invalidation),) if _finishes(told) else ())
+    over = (*_followers(world), _key(invalidation)) if _finishes(told) else ()
+    return Plan(actions=(order,), statuses=told, enqueue=over)
+
+
+def _before_it_is_kept(world: World, invalidation: CacheInvalidation, now: datetime, order: CarryOutErasure) -> Plan:
+    """Have it taken up. What is kept of a prefix needs the names of its chunks, which pods may have to say again."""
+    named = Prefix()
+    if invalidation.spec.scope.prefix is not None and invalidation.status.rolled_time is None:
+        named = prefix_chunks(world, invalidation, now)
+        why = named.objection
+        if why is None and _past_deadline(invalidation, now):
+            why = Decision(
+                InvalidationReason.DEADLINE_EXCEEDED, "pods did not name the chunks in time: nothing was done"
+            )
+        if why is not None:
+            return replace(_fail(invalidation, now, why), enqueue=(*_followers(world), _key(invalidation)))
+    return Plan(actions=(order, *named.questions), wake_after_s=LOOK_AGAIN_S)
 
 
 def _finishes(told: tuple[StatusWrite, ...]) -> bool:
@@ -110,9 +131,15 @@ def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
     refused = chain.refusal(world, invalidation)
     if refused:
         return _fail(invalidation, now, refused)
+    if invalidation.spec.scope.prefix is not None:
+        named = prefix_chunks(world, invalidation, now)
+        if named.objection is not None:
+            return replace(_fail(invalidation, now, named.objection), actions=named.questions)
+        if named.pending is not None:
+            return _wait_for_names(invalidation, now, named, named.pending)
     leaving = chain.erased_policy(world, invalidation)
     scopes = chain.scopes_to_roll(world, invalidation) if leaving is None else ()
-    missing = [scope for scope in scopes if _holder(world, scope)[1] is None]
+    missing = [scope for scope in scopes if holder_of(world, scope)[1] is None]
     if missing:
         waiting = Decision(
             InvalidationReason.WAITING_FOR_DOMAIN, f"scope {missing[0]} has not drawn its first epoch yet"
@@ -124,12 +151,13 @@ def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan
             f"{invalidation.spec.scope.summary} has no scope of its own that was ever cached under: nothing was done"
         )
         return _fail(invalidation, now, Decision(InvalidationReason.NOTHING_TO_ERASE, nothing))
-    waiting = Decision(InvalidationReason.ROLLING_EPOCHS, f"{len(scopes)} scopes get a new epoch")
+    what = "get a new epoch" if invalidation.spec.scope.prefix is None else "pause"
+    waiting = Decision(InvalidationReason.ROLLING_EPOCHS, f"{len(scopes)} scopes {what}")
     if leaving is not None:
         waiting = Decision(InvalidationReason.ROLLING_EPOCHS, f"TenantCachePolicy {leaving.name} leaves every bundle")
     fields = {
         "phase": str(Phase.ROLLING),
-        "startTime": format_timestamp(now),
+        "startTime": format_timestamp(invalidation.status.start_time or now),
         "scopeSummary": invalidation.spec.scope.summary,
         "scopes": rolled,
         "message": waiting.message,
@@ -147,12 +175,22 @@ def _ends(policy: TenantCachePolicy) -> list[dict[str, Any]]:
     return [{"kind": str(told.kind), "name": told.name, "oldEpoch": told.epoch}]
 
 
+def _wait_for_names(invalidation: CacheInvalidation, now: datetime, named: Prefix, why: Decision) -> Plan:
+    fields = {
+        "startTime": format_timestamp(invalidation.status.start_time or now),
+        "scopeSummary": invalidation.spec.scope.summary,
+        "message": why.message,
+    }
+    statuses = write_status(invalidation, now, kstatus(None, why, why), fields)
+    return Plan(actions=named.questions, statuses=statuses, wake_after_s=named.again_s or LOOK_AGAIN_S)
+
+
 def _intents(world: World, scope: Scope) -> list[dict[str, Any]]:
     """Return which epochs a scope leaves and which it gets; each scope's draw differs, from one plan's entropy.
 
     A pool whose content is being replaced has two, of which the second may take over at any time.
     """
-    status = _holder(world, scope)[1]
+    status = holder_of(world, scope)[1]
     epochs = [status.epoch if status else ""]
     if scope.kind is ScopeKind.POOL and (following := world.pools[scope.name].status.next) is not None:
         epochs.append(following.scope.epoch)
@@ -164,22 +202,13 @@ def _intents(world: World, scope: Scope) -> list[dict[str, Any]]:
 
 
 def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
-    """Write the epochs that are still old; when none is, go on to waiting for the pods."""
-    writes: list[StatusWrite] = []
-    for rolled in invalidation.status.scopes:
-        scope = Scope(ScopeKind(rolled.kind), rolled.name)
-        if scope.kind is ScopeKind.POOL:
-            continue
-        holder, status, version = _holder_with_version(world, scope)
-        if status is None or status.epoch != rolled.old_epoch or rolled.new_epoch is None:
-            continue
-        epoch = {"kind": str(scope.kind), "name": scope.name, "epoch": rolled.new_epoch, "rolls": status.rolls + 1}
-        # What the scope held under the old epoch says nothing of the new one.
-        writes.append(StatusWrite(holder, version, {"scope": epoch, "usage": None}))
-    writes += _pool_rolls(world, invalidation.status.scopes)
+    """Write the epochs that are still old; when none is, go on to waiting for the pods. Scopes that only pause keep
+    theirs: bundles leave them out because this invalidation names them.
+    """
+    writes = tuple(epoch_writes(world, invalidation.status.scopes)) if invalidation.spec.scope.prefix is None else ()
     if writes:
         followers = _followers(world)
-        return Plan(statuses=tuple(writes), enqueue=(*followers, _key(invalidation)))
+        return Plan(statuses=writes, enqueue=(*followers, _key(invalidation)))
     if not _bundles_follow(world, invalidation):
         return Plan(enqueue=tuple(Key(BUNDLE, world.namespace, name) for name in sorted(world.models)), wake_after_s=1)
     targets = [
@@ -206,30 +235,6 @@ def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
     }
     findings = (*kstatus(None, waiting, waiting), false(LOGICALLY_INVALID, waiting.reason, waiting.message))
     return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
-
-
-def _pool_rolls(world: World, intents: Iterable[RolledScope]) -> Iterator[StatusWrite]:
-    """Yield the writes for pools that still have an epoch which is to go, in force or to come.
-
-    The new one is that of content that nobody has computed, so it is not published.
-    """
-    gone: dict[str, dict[str, str]] = {}
-    for intent in intents:
-        if ScopeKind(intent.kind) is ScopeKind.POOL and intent.old_epoch and intent.new_epoch:
-            gone.setdefault(intent.name, {})[intent.old_epoch] = intent.new_epoch
-    for name, epochs in sorted(gone.items()):
-        pool = world.pools.get(name)
-        if pool is None or not pool.status.epochs & epochs.keys():
-            continue
-        now, following = pool.status.scope, pool.status.next
-        fields: dict[str, Any] = {}
-        if following is not None and following.scope.epoch in epochs:
-            fields["next"] = None
-        if now is not None and now.epoch in epochs:
-            rolls = max(now.rolls, following.scope.rolls if following is not None else 0) + 1
-            scope = {"kind": str(ScopeKind.POOL), "name": name, "epoch": epochs[now.epoch], "rolls": rolls}
-            fields |= {"scope": scope, "published": None, "warmedAt": None, "usage": None}
-        yield StatusWrite(Key(pool.INFO.kind, world.namespace, name), pool.metadata.resource_version, fields)
 
 
 def _bundles_follow(world: World, invalidation: CacheInvalidation) -> bool:
@@ -330,39 +335,3 @@ def _key(invalidation: CacheInvalidation) -> Key:
 
 def _followers(world: World) -> tuple[Key, ...]:
     return tuple(Key(BUNDLE, world.namespace, name) for name in sorted(world.models))
-
-
-def _holder(world: World, scope: Scope) -> tuple[Key | None, ScopeStatus | None]:
-    key, status, _ = _holder_with_version(world, scope)
-    return key, status
-
-
-def _holder_with_version(world: World, scope: Scope) -> tuple[Key, ScopeStatus | None, str]:
-    """Return the object whose status holds a scope's epoch, what it says, and its resourceVersion."""
-    match scope.kind:
-        case ScopeKind.GROUP:
-            group = world.groups.get(scope.name)
-            key = Key("TenantGroup", world.namespace, scope.name)
-            return (
-                (key, epoch_held(group.status.scope, scope), group.metadata.resource_version)
-                if group
-                else (key, None, "")
-            )
-        case ScopeKind.PUBLIC:
-            domain = world.domain
-            key = Key("CacheDomain", world.namespace, DOMAIN_NAME)
-            found = epoch_held(domain.status.scope, PUBLIC_SCOPE) if domain else None
-            return key, found, domain.metadata.resource_version if domain else ""
-        case ScopeKind.POOL:
-            pool = world.pools.get(scope.name)
-            key = Key("PrefixPool", world.namespace, scope.name)
-            return (
-                (key, epoch_held(pool.status.scope, scope), pool.metadata.resource_version) if pool else (key, None, "")
-            )
-        case _:
-            # Of two policies for one tenant only the older one's epoch is in bundles.
-            for policy in by_seniority(world, scope.name):
-                found = epoch_held(policy.status.scope, scope)
-                if found:
-                    return Key(policy.INFO.kind, world.namespace, policy.name), found, policy.metadata.resource_version
-            return Key("TenantCachePolicy", world.namespace, ""), None, ""

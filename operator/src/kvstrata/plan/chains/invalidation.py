@@ -35,15 +35,24 @@ def resets_engines_only_to_erase(world: World, invalidation: CacheInvalidation) 
     )
 
 
-def has_a_scope_with_an_epoch(world: World, invalidation: CacheInvalidation) -> Decision | None:
-    """This version rolls the epochs of whole scopes; a prefix is a part of several."""
-    scope = invalidation.spec.scope
-    if scope.prefix is None:
+def leaves_nothing_of_a_prefix(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """The keyspaces of a prefix live on: what is left in an engine, a tier or on a node would be found again."""
+    spec = invalidation.spec
+    if spec.scope.prefix is None:
+        return None
+    why = ""
+    if spec.mode is not InvalidationMode.EAGER or spec.effective_hbm is not HbmHandling.RESET_ENGINE:
+        why = "it takes mode Eager and hbm ResetEngine: set both"
+    elif spec.tiers:
+        why = "what stays in other tiers would be found again: leave tiers out"
+    elif folders := _kept_on_nodes(world):
+        why = f"files that pods of before left on nodes, as CacheTier {folders[0]} keeps them, would be found again"
+    if not why:
         return None
     return Decision(
-        InvalidationReason.SCOPE_NOT_RECONCILED,
-        f"scope {scope.summary} is not reconciled by this version: nothing was done; name a tenant, a group, a "
-        "pool, a model or all",
+        InvalidationReason.PREFIX_NOT_ERASABLE,
+        f"a prefix cannot be erased like this: {why}; or name the tenants, or the model, whose scopes are to be "
+        "forgotten as a whole; nothing was done",
     )
 
 
@@ -62,10 +71,11 @@ def is_of_a_policy_that_is_deleted(world: World, invalidation: CacheInvalidation
 def names_something_that_exists(world: World, invalidation: CacheInvalidation) -> Decision | None:
     """A name that matches nothing is a mistake, not a success."""
     scope = invalidation.spec.scope
-    if scope.tenant is not None and not world.policies_of_tenant.get(scope.tenant):
+    unknown = [tenant for tenant in scope.named_tenants if not world.policies_of_tenant.get(tenant)]
+    if unknown:
         return Decision(
             InvalidationReason.TENANT_NOT_FOUND,
-            f"no TenantCachePolicy of namespace {world.namespace} speaks for tenant {scope.tenant}: nothing of it is "
+            f"no TenantCachePolicy of namespace {world.namespace} speaks for tenant {unknown[0]}: nothing of it is "
             "cached under a policy; correct the name",
         )
     if scope.group is not None and scope.group not in world.groups:
@@ -78,10 +88,11 @@ def names_something_that_exists(world: World, invalidation: CacheInvalidation) -
             InvalidationReason.POOL_NOT_FOUND,
             f"PrefixPool {scope.pool} does not exist in namespace {world.namespace}: correct the name",
         )
-    if scope.model is not None and scope.model not in world.models:
+    model = scope.prefix.model_ref.name if scope.prefix is not None else scope.model
+    if model is not None and model not in world.models:
         return Decision(
             InvalidationReason.MODEL_NOT_FOUND,
-            f"CachedModel {scope.model} does not exist in namespace {world.namespace}: correct the name; of a model "
+            f"CachedModel {model} does not exist in namespace {world.namespace}: correct the name; of a model "
             "that was deleted, name the tenants that used it",
         )
     return None
@@ -94,7 +105,8 @@ def says_what_becomes_of_shared_scopes(world: World, invalidation: CacheInvalida
         return None
     return Decision(
         InvalidationReason.SHARED_SCOPE_CHOICE_REQUIRED,
-        f"tenant {invalidation.spec.scope.tenant} shares or shared scope {', '.join(map(str, shared))}: create one "
+        f"tenant {', '.join(invalidation.spec.scope.named_tenants[:3])} shares or shared scope "
+        f"{', '.join(map(str, shared))}: create one "
         "with sharedScopes Roll (invalidate it for everyone) or Exclude (leave it, named as residue)",
     )
 
@@ -117,7 +129,7 @@ def is_no_more_than_can_be_written_down(world: World, invalidation: CacheInvalid
 
 RULES = (
     resets_engines_only_to_erase,
-    has_a_scope_with_an_epoch,
+    leaves_nothing_of_a_prefix,
     is_of_a_policy_that_is_deleted,
     names_something_that_exists,
     says_what_becomes_of_shared_scopes,
@@ -131,7 +143,7 @@ def refusal(world: World, invalidation: CacheInvalidation) -> Decision | None:
 
 
 def scopes_to_roll(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
-    """Return the scopes that get a new epoch, in order, each once."""
+    """Return the scopes that get a new epoch, in order, each once; of a prefix those that pause meanwhile."""
     scope = invalidation.spec.scope
     if scope.group is not None:
         return (group_scope(scope.group),)
@@ -146,6 +158,10 @@ def scopes_to_roll(world: World, invalidation: CacheInvalidation) -> tuple[Scope
         users = _policies_of_model(world, scope.model)
         pools = {one for one in pools if world.pools[one.name].spec.model_ref.name == scope.model}
         return tuple(sorted({*_own_scopes(world, users), *_shared_scopes(world, users), *pools}))
+    if scope.prefix is not None and not scope.named_tenants:
+        users = _policies_of_model(world, scope.prefix.model_ref.name)
+        left = invalidation.spec.shared_scopes is SharedScopes.EXCLUDE
+        return tuple(sorted({*_own_scopes(world, users), *(() if left else _shared_scopes(world, users))}))
     chosen = _own_scopes(world, _policies_of_tenant(world, invalidation))
     if invalidation.spec.shared_scopes is SharedScopes.ROLL:
         chosen |= set(_shared_with_others(world, invalidation))
@@ -162,15 +178,33 @@ def erased_policy(world: World, invalidation: CacheInvalidation) -> TenantCacheP
 
 
 def scopes_to_leave(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
-    """Return the scopes that the tenant may have written to and that the user chose to leave."""
+    """Return the scopes that the order's tenants may have written to and that it leaves: those that the user chose to
+    leave, and of a prefix the pools of its model, which have content of their own.
+    """
+    prefix = invalidation.spec.scope.prefix
+    pools: set[Scope] = set()
+    if prefix is not None:
+        pools = {
+            pool_scope(name)
+            for name, pool in world.pools.items()
+            if pool.status.scope is not None and pool.spec.model_ref.name == prefix.model_ref.name
+        }
     if invalidation.spec.shared_scopes is not SharedScopes.EXCLUDE:
-        return ()
-    return _shared_with_others(world, invalidation)
+        return tuple(sorted(pools))
+    if prefix is not None and prefix.tenants is None:
+        return tuple(sorted({*pools, *_shared_scopes(world, _policies_of_model(world, prefix.model_ref.name))}))
+    return tuple(sorted({*pools, *_shared_with_others(world, invalidation)}))
 
 
 def residue(invalidation: CacheInvalidation) -> str:
     """Return what the user chose to leave, in words, or nothing."""
     return "scopes shared with others" if invalidation.spec.shared_scopes is SharedScopes.EXCLUDE else ""
+
+
+def _kept_on_nodes(world: World) -> list[str]:
+    """Return the tiers whose files stay on a node when their pod is gone, of any model."""
+    listed = {name for model in world.models.values() for name in model.spec.tier_names}
+    return sorted(name for name in listed if (tier := world.tiers.get(name)) is not None and tier.spec.outlives_pods)
 
 
 def _own_scopes(world: World, policies: Iterable[TenantCachePolicy]) -> set[Scope]:
@@ -184,12 +218,12 @@ def _has_own_scope(world: World, policy: TenantCachePolicy) -> bool:
 
 
 def _policies_of_tenant(world: World, invalidation: CacheInvalidation) -> list[TenantCachePolicy]:
-    """Return the policies that an invalidation of a tenant is about."""
+    """Return the policies that an invalidation of tenants is about."""
     if ERASES in invalidation.metadata.annotations:
         policy = erased_policy(world, invalidation)
         return [policy] if policy is not None else []
-    tenant = invalidation.spec.scope.tenant
-    return [world.policies[name] for name in world.policies_of_tenant.get(tenant or "", ())]
+    named = invalidation.spec.scope.named_tenants
+    return [world.policies[name] for tenant in named for name in world.policies_of_tenant.get(tenant, ())]
 
 
 def _policies_of_model(world: World, name: str) -> list[TenantCachePolicy]:

@@ -57,7 +57,8 @@ def over(erasure: Erasure, tier: str, round: int, run: DeletionRun, now: datetim
             one for one in erasure.of(Deletion) if (one.tier, one.node) == (tier, node) and one.state is JobState.DONE
         ]
         found, deleted, remaining = totals(lines, node)
-        earlier = _sum(one.deleted for one in before)
+        # Where keyspaces live on no tombstone remembers what runs before deleted.
+        earlier = _sum(one.deleted for one in before) if erasure.order.prefix is None else NOTHING
         yield Deletion(
             tier, node, round, run.job, JobState.DONE, began, len(ends), now,
             found=_less(found, earlier), deleted=_less(deleted, earlier), remaining=remaining,

@@ -13,7 +13,7 @@ from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.resources import BY_KIND
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.model.erasure import ErasureRecord
+from kvstrata.model.erasure import ErasureOrder, ErasureRecord
 from kvstrata.model.erasurefacts import Fact, JobState, ReceiptWritten, Rolled
 from kvstrata.model.facts import Pod
 from kvstrata.plan.erasure import IssueReceipt
@@ -71,7 +71,8 @@ class Orders:
         """Look at every server of a tier."""
         try:
             found = self._tier(record.namespace, tier)
-            return await self._crew.looks.look(found, record.domain, record.erasure.order.keyspaces)
+            order = record.erasure.order
+            return await self._crew.looks.look(found, record.domain, order.keyspaces, chunks_meant(order))
         except LookError as error:
             raise TroubleError(f"CacheTier {tier}: {error}") from error
 
@@ -96,7 +97,16 @@ class Orders:
         self._crew.may_write()
         try:
             return await self._crew.jobs.start(
-                TierDeletion(order.uid, found, round, record.domain, revision, order.keyspaces, strays)
+                TierDeletion(
+                    order.uid,
+                    found,
+                    round,
+                    record.domain,
+                    revision,
+                    order.keyspaces,
+                    strays,
+                    chunks=chunks_meant(order),
+                )
             )
         except LookupError as error:
             raise TroubleError(f"CacheTier {tier}: {error}") from error
@@ -148,6 +158,11 @@ class Orders:
         if found is None:
             raise TroubleError("a pod is gone that was to be asked")
         return found
+
+
+def chunks_meant(order: ErasureOrder) -> tuple[str, ...]:
+    """Return the chunks that are erased, none where it is all of the keyspaces."""
+    return order.prefix.chunks if order.prefix is not None else ()
 
 
 def with_names(record: ErasureRecord, tier: str, named: Mapping[str, tuple[str, ...]]) -> ErasureRecord:

@@ -1,0 +1,274 @@
+"""A prefix is erased while its scopes pause: its chunks alone go from servers, and everything else is in use again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstrata.contract.prefix import PrefixSource
+from kvstrata.contract.receiptresidue import Claim, Residue
+from kvstrata.contract.receiptwords import prefix_commitment
+from kvstrata.plan.deletion import ABANDON
+from kvstrata.plan.pausing import paused_epochs
+from tests.support.objects import NAMESPACE, group, invalidation, model, pod, policy, pool, redis_tier
+from tests.unit.plan.invalidations import at_rest
+from tests.unit.plan.rendered_pools import TEXT, rendered_by
+from tests.unit.reconcile.erasing import KIND, World
+from tests.unit.reconcile.erasure_stories import acked, run
+
+PROVEN = {Claim.UNREACHABLE, Claim.ERASED, Claim.VERIFIED}
+SOURCE = PrefixSource(text=TEXT)
+
+
+def world(*objects: Any) -> World:
+    """Two tenants that have a prefix and other blocks in a Redis tier and in two pods."""
+    plain = {"managed": {"tls": {"mode": "Disabled"}}}
+    sim = at_rest(redis_tier(encryption="Required", redis=plain), policy("acme"), policy("globex"), *objects)
+    listing = model(tiers=("cpu", "shared"))
+    sim.put(listing)
+    sim.put(*(pod(f"pod-{number}", render_id=rendered_by(listing)) for number in range(2)))
+    sim.come_to_rest()
+    made = World(sim)
+    sim.come_to_rest()
+    hashes = sim.renderer._made(sim.pod("pod-0"), sim.acks[sim.pod("pod-0").uid], SOURCE).hashes
+    chunks = tuple(hashes[at : at + 32] for at in range(0, len(hashes), 32))
+    for tenant in ("acme", "globex"):
+        made.server.fill(sim.world.domain_id or "", sim.entry(tenant).keyspace, chunks=chunks)
+    return made
+
+
+def order(made: World, tenants: tuple[str, ...] = ("acme",), **spec: Any) -> None:
+    """Order the erasure of the prefix."""
+    prefix: dict[str, Any] = {"modelRef": {"name": "tiny"}, "content": {"text": TEXT}}
+    prefix |= {"tenants": list(tenants)} if tenants else {}
+    made.sim.put(invalidation("leave", scope={"prefix": prefix}, **{"mode": "Eager", "hbm": "ResetEngine", **spec}))
+
+
+async def complete(made: World) -> None:
+    """Wait for the end, and for what follows from it."""
+    await made.until(lambda: made.phase == "Complete")
+    await made.turn(1)
+
+
+def test_of_a_prefix_its_chunks_go_and_the_keyspace_is_in_use_again_with_all_else() -> None:
+    made = world()
+    sim = made.sim
+    old, other = sim.entry("acme"), sim.entry("globex")
+    before = set(made.server.values[old.keyspace])
+    theirs = set(made.server.values[other.keyspace])
+
+    async def story(w: World) -> None:
+        order(w)
+        await w.until(lambda: w.status.get("rolledTime"))
+        paused = w.sim.entry("acme")
+        assert (paused.suspended, paused.resumes, paused.keyspace) == (True, True, old.keyspace)
+        assert old.keyspace not in w.sim.bundle().keyspaces
+        assert not w.sim.entry("globex").suspended
+        await acked(w)
+        await complete(w)
+
+    run(story, made)
+    assert made.sim.condition(KIND, "leave", "Complete") == ("True", "ErasedAndVerified")
+    assert made.proven() == PROVEN
+    now = sim.entry("acme")
+    assert (now.keyspace, now.suspended, now.resumes, now.keys) == (old.keyspace, False, False, old.keys)
+    left = made.server.values[old.keyspace]
+    assert left < before
+    assert len(left) == 3
+    assert made.server.values[other.keyspace] == theirs
+    assert sorted(made.gates.resets) == ["pod-0", "pod-1"]
+    assert all(request.keyspaces == (old.keyspace,) for _, request in made.gates.erased)
+    assert sim.status("TenantCachePolicy", "acme")["scope"]["epoch"] in sim.world.data_keys
+    assert sim.unsettled() == {}
+
+
+def test_a_receipt_of_a_prefix_commits_to_it_and_tells_no_text() -> None:
+    made = world()
+
+    async def story(w: World) -> None:
+        order(w)
+        await acked(w)
+        await complete(w)
+
+    run(story, made)
+    (facts,) = made.chain.issued
+    (revoked,) = facts.revoked
+    assert (str(revoked.kind), revoked.name, revoked.new) == ("Prefix", "tiny", None)
+    assert revoked.old == prefix_commitment(made.sim.world.domain_key or b"", "tiny", SOURCE.digest)
+    assert (str(facts.subject.scope), facts.subject.scope_name, facts.subject.tenants) == ("prefix", "tiny", ("acme",))
+    assert facts.keys == ()
+    assert TEXT[:8] not in repr(facts)
+
+
+@pytest.mark.parametrize("how", ["a pod finds it", "given up", "too late"])
+def test_where_it_is_not_proven_the_scopes_get_new_epochs_and_what_is_left_is_out_of_reach(how: str) -> None:
+    made = world()
+    old = made.sim.entry("acme").keyspace
+
+    async def story(w: World) -> None:
+        if how == "a pod finds it":
+            w.gates.finding.add("pod-1")
+        order(w, **({"deadline": "20s"} if how == "too late" else {}))
+        await acked(w)
+        if how == "given up":
+            raw = w.sim.kube.objects[(KIND, NAMESPACE, "leave")]
+            w.sim.put({**raw, "metadata": {**raw["metadata"], "annotations": {ABANDON: "no time"}}})
+        await w.until(lambda: w.phase == "Failed", tick_s=5)
+        await w.turn(1)
+
+    run(story, made)
+    entry = made.sim.entry("acme")
+    assert entry.keyspace != old
+    assert not entry.suspended
+    assert paused_epochs(made.sim.world) == frozenset()
+    assert made.sim.unsettled() == {}
+
+
+def test_without_tenants_everybodys_chunks_go_and_pools_are_named_as_left() -> None:
+    content = {"prefixes": [{"name": "p0", "text": TEXT}]}
+    made = world(group("lab", "ann"), policy("ann", group="lab"), pool("manual", **content))
+    keyspaces = {tenant: made.sim.entry(tenant).keyspace for tenant in ("acme", "globex", "ann")}
+
+    async def story(w: World) -> None:
+        order(w, tenants=())
+        await w.until(lambda: w.status.get("rolledTime"))
+        assert all(w.sim.entry(tenant).resumes for tenant in keyspaces)
+        await acked(w)
+        await complete(w)
+
+    run(story, made)
+    assert all(len(names) == 3 for names in made.server.values.values())
+    assert {tenant: made.sim.entry(tenant).keyspace for tenant in keyspaces} == keyspaces
+    (facts,) = made.chain.issued
+    left = {item.about for item in facts.residue if item.kind is Residue.SHARED_SCOPE_EXCLUDED}
+    assert left == {"manual"}
+
+
+@pytest.mark.parametrize(
+    ("says", "text"),
+    [({"pod-1": {"seasoning": b"another tokenizer"}}, "different tokens"), ({"pod-0": {"hashes": b""}}, "tokens")],
+)
+def test_a_prefix_that_pods_do_not_agree_on_or_that_fills_no_chunk_is_refused_and_nothing_is_done(
+    says: dict[str, dict[str, Any]], text: str
+) -> None:
+    made = world()
+    made.sim.renderer.says = says
+    before = made.sim.bundle()
+
+    async def story(w: World) -> None:
+        order(w)
+        await w.until(lambda: w.phase == "Failed")
+
+    run(story, made)
+    assert made.sim.condition(KIND, "leave", "Failed") == ("True", "PrefixRefused")
+    assert text in made.status["message"]
+    assert made.sim.bundle() == before
+    assert made.kept() == []
+
+
+def test_a_pod_that_names_no_chunks_yet_is_waited_for() -> None:
+    made = world()
+    made.sim.renderer.silent = {"pod-0", "pod-1"}
+
+    async def story(w: World) -> None:
+        order(w)
+        await w.until(lambda: "chunks of the prefix" in w.status.get("message", ""))
+        assert not w.phase
+        w.sim.renderer.silent = set()
+        await acked(w)
+        await complete(w)
+
+    run(story, made)
+
+
+def test_who_leads_next_keeps_scopes_paused_before_it_has_read_what_is_kept() -> None:
+    made = world()
+    old = made.sim.entry("acme").keyspace
+
+    async def begin(w: World) -> None:
+        order(w)
+        await acked(w)
+        await w.until(lambda: w.phase in ("WaitingOutWrites", "Erasing"))
+
+    run(begin, made)
+    made.sim.erase = lambda _namespace, _order: None
+    made.sim.restart()
+    made.sim.settle()
+    assert made.sim.entry("acme").resumes
+    assert old not in made.sim.bundle().keyspaces
+
+    async def rest(w: World) -> None:
+        await acked(w)
+        await complete(w)
+
+    run(rest, made)
+    assert made.proven() == PROVEN
+    assert made.sim.entry("acme").keyspace == old
+    assert not made.sim.entry("acme").suspended
+
+
+def forgotten(made: World) -> None:
+    """Have the operator die when its intent is written and nothing is kept, and with it what pods said."""
+    order(made)
+    made.sim.settle()
+    assert made.phase == "Rolling"
+    assert made.kept() == []
+    made.sim.restart()
+
+
+def test_an_operator_that_dies_before_anything_is_kept_is_followed_by_one_that_has_the_chunks_named_again() -> None:
+    made = world()
+    forgotten(made)
+
+    async def story(w: World) -> None:
+        await acked(w)
+        await complete(w)
+
+    run(story, made)
+    assert made.proven() == PROVEN
+    assert len(made.server.values[made.sim.entry("acme").keyspace]) == 3
+
+
+@pytest.mark.parametrize("how", ["they disagree", "nobody says"])
+def test_what_cannot_be_named_again_ends_and_nobody_pauses_any_more(how: str) -> None:
+    made = world()
+    before = made.sim.entry("acme")
+    if how == "nobody says":
+        order_with_deadline = {"deadline": "1m"}
+        order(made, **order_with_deadline)
+        made.sim.settle()
+        made.sim.restart()
+        made.sim.renderer.silent = {"pod-0", "pod-1"}
+    else:
+        forgotten(made)
+        made.sim.renderer.says = {"pod-1": {"seasoning": b"another tokenizer"}}
+
+    async def story(w: World) -> None:
+        await w.until(lambda: w.phase == "Failed", tick_s=5)
+        await w.turn(1)
+        await w.turn(1)
+
+    run(story, made)
+    reason = "PrefixRefused" if how == "they disagree" else "DeadlineExceeded"
+    assert made.sim.condition(KIND, "leave", "Failed") == ("True", reason)
+    now = made.sim.entry("acme")
+    assert (now.keyspace, now.suspended) == (before.keyspace, False)
+    assert made.kept() == []
+
+
+def test_a_tenant_whose_spec_becomes_invalid_meanwhile_is_in_use_again_as_it_was() -> None:
+    made = world()
+
+    async def story(w: World) -> None:
+        order(w)
+        await acked(w)
+        w.sim.edit("TenantCachePolicy", "acme", models={"names": ["gone"]})
+        await w.turn(1)
+        assert w.sim.entry("acme").suspended
+        await w.until(lambda: w.phase == "Complete")
+        await w.turn(1)
+
+    run(story, made)
+    entry = made.sim.entry("acme")
+    assert (entry.suspended, entry.resumes) == (False, False)
