@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from types import TracebackType
 
 from kvstrata.adapters.gate_client import GateClient, GateError, GateFailure
 from kvstrata.adapters.kube import Kube, KubeError
@@ -24,6 +23,7 @@ from kvstrata.plan.types import IsolationQuestion, ProbePod, TellIsolation
 
 from . import metrics
 from .audit import tell_refused
+from .background import Background
 from .clock import utc_now
 from .events import Events
 from .podtokens import PodTokens
@@ -36,32 +36,18 @@ AT_ONCE = 4
 """How many pods are probed at a time, of whatever model: all are due when an operator starts."""
 
 EVENT = "IsolationBroken"
-RETRY_S = 5.0
 
 
-class Probing:
-    """Has pods probed. Use it as a context manager, within one event loop: it ends what is under way.
-
-    `leading` says whether this process may still write.
-    """
+class Probing(Background):
+    """Has pods probed, whose UIDs are the slots. `leading` says whether this process may still write."""
 
     def __init__(
         self, kube: Kube, gates: GateClient, store: Store, queue: WorkQueue, leading: Callable[[], bool]
     ) -> None:
-        self._gates, self._store, self._queue, self._leading = gates, store, queue, leading
+        super().__init__(queue)
+        self._gates, self._store, self._leading = gates, store, leading
         self._tokens, self._events = PodTokens(kube), Events(kube)
         self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        """By the UIDs of pods that are being probed."""
-
-    async def __aenter__(self) -> Probing:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for task in self._tasks.values():
-            task.cancel()
 
     def ask(self, namespace: str, question: IsolationQuestion) -> None:
         """Begin with a probe, unless the pod is being probed."""
@@ -69,7 +55,9 @@ class Probing:
             case TellIsolation():
                 self._show(namespace, question)
             case ProbePod():
-                self._begin(namespace, question)
+                failure = "a probe of isolation failed, and is asked again"
+                again = Key("CachedModel", namespace, question.model)
+                self._begin(question.pod.uid, self._probe(namespace, question), failure, again)
 
     def _show(self, namespace: str, question: TellIsolation) -> None:
         if question.failed:
@@ -77,20 +65,6 @@ class Probing:
             return
         with contextlib.suppress(KeyError):
             metrics.ISOLATION_BROKEN.remove(namespace, question.model)
-
-    def _begin(self, namespace: str, question: ProbePod) -> None:
-        uid = question.pod.uid
-        if uid in self._tasks:
-            return
-        task = self._tasks[uid] = asyncio.create_task(self._probe(namespace, question))
-
-        def ended(_: asyncio.Task[None]) -> None:
-            del self._tasks[uid]
-            if not task.cancelled() and (error := task.exception()) is not None:
-                log.error("a probe of isolation failed, and is asked again", exc_info=error)
-                self._queue.add(Key("CachedModel", namespace, question.model), RETRY_S)
-
-        task.add_done_callback(ended)
 
     async def _probe(self, namespace: str, question: ProbePod) -> None:
         async with self._at_once:

@@ -15,7 +15,6 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime
-from types import TracebackType
 
 from kvstrata.adapters.kube import KubeError
 from kvstrata.api.cachedmodel import CachedModel
@@ -29,6 +28,7 @@ from kvstrata.plan.former import keyspaces_in_force, reclaimable_tiers
 from kvstrata.plan.types import EndReclaim, ReclaimFormer, ReclaimQuestion, TellFormer
 
 from . import metrics
+from .background import RETRY_S, Background
 from .erasures.ports import DeletionJobs, DeletionRun, TierDeletion
 from .queue import WorkQueue
 from .store import Store
@@ -47,11 +47,10 @@ RECLAIMED, FAILED = "reclaimed", "failed"
 """What becomes of a round."""
 
 LOOK_EVERY_S = 5.0
-RETRY_S = 5.0
 
 
-class Reclaims:
-    """Has former caches deleted. Use it as a context manager, within one event loop: it ends what is under way.
+class Reclaims(Background):
+    """Has former caches deleted, whose orders are the slots.
 
     `now` is the wall clock in UTC. `jobs` ask themselves whether this process leads.
     """
@@ -64,20 +63,9 @@ class Reclaims:
         now: Callable[[], datetime],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._store, self._queue, self._jobs, self._now, self._sleep = store, queue, jobs, now, sleep
+        super().__init__(queue)
+        self._store, self._jobs, self._now, self._sleep = store, jobs, now, sleep
         self._at_once = asyncio.Semaphore(AT_ONCE)
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        """By the order of the former cache."""
-
-    async def __aenter__(self) -> Reclaims:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     def ask(self, namespace: str, question: ReclaimQuestion) -> None:
         """Show what waits, or begin with a round unless the deletion is under way."""
@@ -85,17 +73,16 @@ class Reclaims:
             case TellFormer():
                 self._show(namespace, question)
             case ReclaimFormer():
-                self._begin(namespace, question)
+                failure = "a former cache was not deleted, which is tried again"
+                again = Key("CachedModel", namespace, question.cache.model)
+                self._begin(question.cache.order, self._reclaim(namespace, question), failure, again)
 
     async def end(self, namespace: str, order: EndReclaim) -> None:
         """Let a former cache be deleted no further, and forget its deletion. Raises KubeError and NotLeadingError.
 
         Its Jobs are gone, or on their way out, when this returns.
         """
-        task = self._tasks.pop(order.cache.order, None)
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await self._end(order.cache.order)
         await self._jobs.remove(order.cache.order)
         self._forget(namespace, lambda known: known.order == order.cache.order)
 
@@ -108,22 +95,6 @@ class Reclaims:
         if question.model not in self._store.domain(namespace).objects["CachedModel"]:
             self._forget(namespace, lambda known: known.model == question.model)
             _forget_counts(namespace, question.model)
-
-    def _begin(self, namespace: str, question: ReclaimFormer) -> None:
-        order = question.cache.order
-        if order in self._tasks:
-            return
-        task = self._tasks[order] = asyncio.create_task(self._reclaim(namespace, question))
-
-        def ended(_: asyncio.Task[None]) -> None:
-            if self._tasks.get(order) is task:
-                del self._tasks[order]
-            if not task.cancelled() and (error := task.exception()) is not None:
-                log.error("a former cache was not deleted, which is tried again", exc_info=error)
-                metrics.FAILURES.labels("CachedModel", "Bug").inc()
-                self._queue.add(Key("CachedModel", namespace, question.cache.model), RETRY_S)
-
-        task.add_done_callback(ended)
 
     async def _reclaim(self, namespace: str, question: ReclaimFormer) -> None:
         cache = question.cache
