@@ -23,7 +23,7 @@ from kvstrata.contract.datakey import (
 from kvstrata.contract.erase import LeftKeys
 from kvstrata.contract.keydelivery import overwrite
 
-_DRAFT = ".draft"
+from .wholefiles import write_whole
 
 
 class KeyFiles:
@@ -143,13 +143,5 @@ class KeyFiles:
         return secret if count == DATA_KEY_BYTES else None
 
     def _write(self, name: str, secret: bytes | bytearray) -> None:
-        draft = self._directory / _DRAFT
-        draft.unlink(missing_ok=True)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o400)
-        try:
-            if os.write(descriptor, secret) != len(secret):
-                raise OSError("a data key's file was not written in full")
-        finally:
-            os.close(descriptor)
-        draft.replace(self._directory / name)
+        write_whole(self._directory, name, secret)
         self.changes += 1

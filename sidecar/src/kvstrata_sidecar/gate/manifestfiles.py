@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvstrata.contract.cacheview import MANIFESTS_DIRECTORY
 
-_DRAFT = ".draft"
+from .wholefiles import write_whole
 
 
 class ManifestFiles:
@@ -47,13 +47,5 @@ class ManifestFiles:
         self._left = False
 
     def _write(self, digest: str, hashes: bytes) -> None:
-        draft = self._directory / _DRAFT
-        draft.unlink(missing_ok=True)
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o400)
-        try:
-            if os.write(descriptor, hashes) != len(hashes):
-                raise OSError("a manifest's file was not written in full")
-        finally:
-            os.close(descriptor)
-        draft.replace(self._directory / digest)
+        write_whole(self._directory, digest, hashes)
         self._written.add(digest)
