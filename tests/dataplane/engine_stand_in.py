@@ -8,11 +8,14 @@ and answers each with one. A `sequence` names a prompt of four chunks; its block
     {"op": "read", "sequence": 1, "salt": "…"}                -> {"hits": 4, "values": [7.0], "ms": 4.5}
     {"op": "hold", "sequence": 1, "salt": "…"}                -> {"hits": 4, "ms": 1.2}
     {"op": "let_go", "sequence": 1, "salt": "…"}              -> {"hits": 4, "ms": 1.2}
+    {"op": "lookups", "asked": [[1, "…"], [2, "…"]]}          -> {"hits": [1, 0], "ms": 2.3}
+    {"op": "tokens", "sequence": 1}                           -> {"tokens": [1, 9906, …]}
 
 `values` are the distinct elements that a retrieve put into zeroed blocks. `hold` is a lookup whose blocks stay locked
-until `let_go`. A store with `"marker": "6b76…"` fills its blocks with these bytes over and over; with `"freeze"` the
-process stops itself in the middle of it, as by SIGSTOP: `"reserved"` when it has room in the server's memory and has
-copied nothing, `"copied"` when it has not said so yet.
+until `let_go`. `lookups` asks for the first chunk of each sequence, for all at once, and lets go what it found. A store
+with `"marker": "6b76…"` fills its blocks with these bytes over and over; with `"freeze"` the process stops itself in
+the middle of it, as by SIGSTOP: `"reserved"` when it has room in the server's memory and has copied nothing, `"copied"`
+when it has not said so yet.
 """
 
 from __future__ import annotations
@@ -71,7 +74,11 @@ class Engine:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Carry out one request."""
         global _current_salt
-        _current_salt = request["salt"]
+        _current_salt = request.get("salt", "")
+        if request["op"] == "tokens":
+            return {"tokens": helpers._build_token_ids(request["sequence"], TOKENS)}
+        if request["op"] == "lookups":
+            return self._lookups(request["asked"])
         if request["op"] in ("hold", "let_go"):
             return self._hold(request)
         context = self._client.create_request(request["sequence"], uuid.uuid4().hex, "test")
@@ -110,6 +117,30 @@ class Engine:
             self._free(context, hits)
             self._client.end_session(context)
         return {"hits": hits, "ms": _ms_since(started_s)}
+
+    def _lookups(self, asked: list[tuple[int, str]]) -> dict[str, Any]:
+        """Look many sequences up at once, each under a salt of its own."""
+        started_s = time.monotonic()
+        keys = [self._first_chunk(sequence, salt) for sequence, salt in asked]
+        for sent in [self._rpc.lookup(key, 1) for key in keys]:
+            sent.result(timeout=LOOKUP_TIMEOUT_S)
+        hits = [self._found(key.request_id) for key in keys]
+        held = [self._rpc.free_lookup_locks(key, 1) for key, found in zip(keys, hits, strict=True) if found]
+        for ended in [*held, *(self._rpc.end_session(key.request_id) for key in keys)]:
+            ended.result(timeout=LOOKUP_TIMEOUT_S)
+        return {"hits": hits, "ms": _ms_since(started_s)}
+
+    def _first_chunk(self, sequence: int, salt: str) -> Any:
+        global _current_salt
+        _current_salt = salt
+        tokens = helpers._build_token_ids(sequence, TOKENS)
+        return helpers._make_key(tokens, uuid.uuid4().hex, start=0, end=BLOCK_TOKENS)
+
+    def _found(self, request_id: str) -> int:
+        hits = self._rpc.wait_prefetch_status(request_id, LOOKUP_TIMEOUT_S).result(timeout=2 * LOOKUP_TIMEOUT_S)
+        if hits is None:
+            raise TimeoutError("the lookup was never answered")
+        return int(hits)
 
     def _freeze_once(self, when: str) -> None:
         """Have the next store stop this process when it is so far."""

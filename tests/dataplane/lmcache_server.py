@@ -123,6 +123,14 @@ class LMCacheServer:
         """Return `hits`, `values` and `ms`."""
         return self.ask_engine(op="read", sequence=sequence, salt=salt)
 
+    def lookups(self, asked: list[tuple[int, str]]) -> list[bool]:
+        """Look sequences up at once, each under a salt of its own; return for each whether its first chunk is there."""
+        return [hits > 0 for hits in self.ask_engine(op="lookups", asked=asked)["hits"]]
+
+    def tokens(self, sequence: int) -> list[int]:
+        """Return a sequence's tokens."""
+        return [int(token) for token in self.ask_engine(op="tokens", sequence=sequence)["tokens"]]
+
     def forget_memory(self) -> None:
         """Empty the server's own memory, so that only the tiers can answer."""
         self.post("/cache/clear", {"tier": "l1", "force": True})
