@@ -12,7 +12,6 @@ import logging
 from collections.abc import Awaitable, Coroutine, Hashable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -32,6 +31,7 @@ from kvstrata.plan.types import InspectPool, PoolQuestion, ReadSource, RenderPoo
 
 from . import metrics
 from .audit import tell_refused
+from .background import RETRY_S, Background
 from .clock import utc_now
 from .podtokens import PodTokens
 from .queue import WorkQueue
@@ -42,7 +42,6 @@ log = logging.getLogger(__name__)
 UNHEARD_OF = (404, 413)
 """What gates answer that do not know the path, or take no body on this port."""
 
-RETRY_S = 5.0
 FORGET_AFTER = timedelta(seconds=2 * RENDER_AGAIN_S)
 """What nobody asks again is of a prefix that no pool has any more."""
 
@@ -72,39 +71,30 @@ class _NoAnswerError(Exception):
         self.problem = problem
 
 
-class Warming:
-    """Asks for pools. Use it as a context manager, within one event loop: it ends what is under way."""
+class Warming(Background):
+    """Asks for pools."""
 
     def __init__(self, kube: Kube, gates: GateClient, store: Store, queue: WorkQueue) -> None:
-        self._kube, self._gates, self._store, self._queue = kube, gates, store, queue
+        super().__init__(queue)
+        self._kube, self._gates, self._store = kube, gates, store
         self._tokens = PodTokens(kube)
-        self._tasks: dict[Hashable, asyncio.Task[None]] = {}
         self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """By the UIDs of pods that are being asked."""
-
-    async def __aenter__(self) -> Warming:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for task in self._tasks.values():
-            task.cancel()
 
     def ask(self, namespace: str, question: PoolQuestion) -> None:
         """Begin with a question, unless it is being asked."""
         match question:
             case ReadSource():
-                self._begin((namespace, question), self._read(namespace, question))
+                self._ask((namespace, question), self._read(namespace, question))
             case RenderPool():
                 slot = (namespace, question.pod.uid, question.asker, question.pool)
                 again = Key(question.asker, namespace, question.pool)
-                self._begin(slot, self._render_all(namespace, question, again), again)
+                self._ask(slot, self._render_all(namespace, question, again), again)
             case WarmPool():
                 self._warm(namespace, question)
             case InspectPool():
                 again = Key(PrefixPool.INFO.kind, namespace, question.pool)
-                self._begin((namespace, question), self._inspect(namespace, question), again)
+                self._ask((namespace, question), self._inspect(namespace, question), again)
 
     def _warm(self, namespace: str, question: WarmPool) -> None:
         """Begin with a warm-up if the pods of its model are not at as many as they may be; else ask the pool again."""
@@ -112,27 +102,12 @@ class Warming:
         of_model = _Warmup(namespace, question.pod.model, question.pod.uid, question.pool, question.scope)
         running = [slot for slot in self._tasks if isinstance(slot, _Warmup) and slot.model == of_model.model]
         if of_model in running or len([slot for slot in running if slot.namespace == namespace]) < question.at_once:
-            self._begin(of_model, self._warm_all(namespace, question), again)
+            self._ask(of_model, self._warm_all(namespace, question), again)
         else:
             self._queue.add(again, RETRY_S)
 
-    def _begin(self, slot: Hashable, work: Coroutine[Any, Any, None], *again: Key) -> None:
-        """Begin with `work` unless its slot is taken; the objects in `again` are planned anew if it fails."""
-        if slot in self._tasks:
-            work.close()
-            return
-        task = asyncio.create_task(work)
-        self._tasks[slot] = task
-
-        def ended(_: asyncio.Task[None]) -> None:
-            del self._tasks[slot]
-            if task.cancelled() or (error := task.exception()) is None:
-                return
-            log.error("a question for a pool failed, and is asked again", exc_info=error)
-            for key in again:
-                self._queue.add(key, RETRY_S)
-
-        task.add_done_callback(ended)
+    def _ask(self, slot: Hashable, work: Coroutine[Any, Any, None], *again: Key) -> None:
+        self._begin(slot, work, "a question for a pool failed, and is asked again", *again)
 
     async def _read(self, namespace: str, where: ReadSource) -> None:
         named = f"ConfigMap {where.name} in namespace {namespace}"
