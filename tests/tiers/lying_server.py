@@ -103,7 +103,9 @@ def right_answer(arguments: list[bytes], world: World) -> bytes:
         return b"+OK\r\n"
     if name in (b"EVALSHA", b"EVAL"):
         which = SCRIPTS.get(arguments[1], "other")
-        return {"reserve": _array(bulk(b"ok"), b":0\r\n", b":0\r\n"), "commit": bulk(b"ok")}.get(which, b":0\r\n")
+        return {"reserve": _array(bulk(b"ok"), b":0\r\n", b":0\r\n", bulk(b"")), "commit": bulk(b"ok")}.get(
+            which, b":0\r\n"
+        )
     fixed = {
         b"TIME": _array(bulk(str(int(time.time())).encode()), bulk(b"0")),
         b"HMGET": _array(*[NULL] * (len(arguments) - 2)),

@@ -257,7 +257,7 @@ class TestALedgerThatIsLost:
         state = state_key(bucket_prefix(DOMAIN, KEYSPACE_A, 0).encode())
         commands = [
             call("grant", ledger, 0, 500, 1, 20 * VALUE_BYTES, 60_000, 0, read=lambda reply: reply),
-            call("yield", state, 100, 0, 10, 0, read=lambda reply: read_numbers(reply, 4)),
+            call("yield", state, 100, 0, 10, 0, read=lambda reply: read_numbers(reply[:4], 4)),
         ]
         (granted, (taken, version, *_)) = connection.ask(commands)
         assert granted[0] == b"ok"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.keys import bucket_prefix
 from kvstrata.contract.link import (
     MAX_LINE_BYTES,
     AdapterState,
@@ -22,7 +23,8 @@ from kvstrata_sidecar.adapter.counts import MAX_SCOPES, NOBODY, OTHER, Counters
 from kvstrata_sidecar.adapter.enforcement import Refusal
 from kvstrata_sidecar.adapter.metrics import page
 from tests.support.redis_binary import needs_redis
-from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
+from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
+from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES, Driver, block
 
 pytestmark = needs_redis
@@ -147,6 +149,8 @@ class TestThePage:
 
 
 class TestARealTier:
+    LONG_AGO_S = 30_000
+
     @pytest.fixture
     def used(self, driver: Driver, gate: GateStandIn) -> Driver:
         budgets = (TierBudget("shared", limit_bytes=8 * VALUE_BYTES),)
@@ -179,7 +183,26 @@ class TestARealTier:
         assert found[f'kvstrata_cache_tier_limit_bytes{{tier="shared",scope="{a}"}}'] == 8 * VALUE_BYTES
         assert found['kvstrata_cache_operation_seconds_count{tier="shared",operation="store"}'] == 3
         assert found['kvstrata_cache_block_age_seconds_count{tier="shared",at="hit"}'] == self.hits
+        assert found['kvstrata_cache_block_age_seconds_count{tier="shared",at="eviction"}'] == evicted
         assert KEYSPACE_A not in text
+
+    def test_how_old_blocks_were_that_made_room_is_told_wherever_it_was_needed(
+        self, driver: Driver, gate: GateStandIn, redis_server: RedisProcess
+    ) -> None:
+        gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=8 * VALUE_BYTES),))
+        driver.store([block(KEYSPACE_A, number) for number in range(8)])
+        admin, bucket = redis_server.admin(), bucket_prefix(DOMAIN, KEYSPACE_A, 0)
+        for name, record in admin.hgetall(f"{bucket}:#m").items():
+            size, computed_ms = map(int, record.split(b":"))
+            admin.hset(f"{bucket}:#m", name, f"{size}:{computed_ms - 1000 * self.LONG_AGO_S}")
+        # First other buckets want the room of these, and then a bucket that of its own.
+        for first in (16, 24):
+            driver.store([block(KEYSPACE_A, number) for number in range(first, first + 8)])
+        told = driver.tier.ages()["eviction"]
+        evicted = driver.tier.counters()["evicted"]
+        assert evicted >= 16
+        assert sum(told.buckets) == evicted
+        assert 8 * self.LONG_AGO_S <= told.sum_s < 9 * self.LONG_AGO_S
 
     def test_the_state_tells_use_and_limit_of_scopes_in_the_tier(self, used: Driver) -> None:
         state = decode_answer(used.runtime.link.answer(b'{"op":"state"}\n'))

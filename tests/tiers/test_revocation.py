@@ -111,7 +111,7 @@ class TestRetention:
         (state,) = {state_key(bucket_prefix(DOMAIN, KEYSPACE_A, 0).encode())}
         old_pod = connect_to(redis_server.port)
         reserve = call("reserve", state, b"m", 10, b"t", 30_000, KEEP_MS, 3_600_000, b"0", 0, read=lambda reply: reply)
-        assert old_pod.ask([reserve]) == [[b"ok", 0, b"0"]]
+        assert old_pod.ask([reserve]) == [[b"ok", 0, b"0", b""]]
         first = [one for one in BLOCKS if one.chunk_hash[0] < 16]
         assert sum(idle.lookup(BLOCKS)) == len(BLOCKS) - len(first), "its bucket may hold what lives too long"
         idle.tier._sweeper.sweep(KEYSPACE_A)

@@ -8,7 +8,7 @@ script has to work on a server that is full: there the first write decides wheth
 
 | script | arguments | answer |
 |---|---|---|
-| reserve | member, bytes, token, window, keep, retention, limited, evict_before, arc, encrypts, age | `ok`, evicted, their bytes; `present`; `tombstone`; `sealed`; `short`, missing, evicted, their bytes |
+| reserve | member, bytes, token, window, keep, retention, limited, evict_before, arc, encrypts, age | `ok`, evicted, their bytes, their ages; `present`; `tombstone`; `sealed`; `short`, missing, evicted, their bytes, their ages |
 | commit | member, token, ttl, age, keep, arc | `ok` or `gone` |
 | abandon | member, token | 1 if the reservation stood |
 | touch | arc, members | how many there were |
@@ -21,7 +21,7 @@ script has to work on a server that is full: there the first write decides wheth
 | drop | count, keep | removed, left, their bytes, values deleted since the tombstone, their bytes, milliseconds since then |
 | cull | cursor, count, identities | next cursor, removed, their bytes, entries left, bytes of all, 1 if there was no time for all of these |
 | oust | window, keep, patience, since, cursor, count | `done`, `more` or `wait`, since, next cursor, removed |
-| yield | bytes, evict_before, count, arc | bytes yielded, ledger version, bytes evicted, how many |
+| yield | bytes, evict_before, count, arc | bytes yielded, ledger version, bytes evicted, how many, their ages |
 | raise | bytes, version | `ok` or `void` |
 | adopt | version, keep | `ok` or `newer`, lease or version |
 | grant | bucket, wanted, minimum, limit, keep, divided, part of its lease that it grows by beyond the minimum at most or 0 | `ok`, bytes, version; `exhausted`, room; `unshared`, leased, room, turn; `void`, version |

@@ -27,9 +27,9 @@ from .protocol import (
     Terms,
     Transport,
     call,
+    read_ages,
     read_list,
     read_number,
-    read_numbers,
     read_text,
     reserve,
     state_key,
@@ -76,8 +76,9 @@ class Demand:
 class Ledgers:
     """Makes room in the scopes of one tier. Safe to share between threads.
 
-    `clock` returns seconds, `count(name, amount, keyspace)` is told what happened. With `arc` each bucket chooses by
-    ARC what goes; then buckets are not compared by the age of their blocks, because what ARC keeps may be old.
+    `clock` returns seconds, `count(name, amount, keyspace)` is told what happened, `aged` how many seconds ago each
+    block was computed that was evicted. With `arc` each bucket chooses by ARC what goes; then buckets are not compared
+    by the age of their blocks, because what ARC keeps may be old.
     """
 
     def __init__(
@@ -88,10 +89,12 @@ class Ledgers:
         window_ms: int,
         pause: Callable[[float], None] = time.sleep,
         *,
+        aged: Callable[[float], None] = lambda _: None,
         arc: bool = False,
     ) -> None:
         self._domain = domain
         self._count = count
+        self._aged = aged
         self._arc = arc
         self._clock = clock
         self._window_ms = window_ms
@@ -162,7 +165,7 @@ class Ledgers:
         if isinstance(answer, Exception):
             return answer
         if answer.evicted:
-            self._count_evicted(keyspace, answer.evicted, answer.evicted_bytes)
+            self._count_evicted(keyspace, answer.evicted, answer.evicted_bytes, answer.evicted_ages_ms)
         if answer.status == "short":
             return None
         return REFUSALS.get(answer.status, answer.status == "ok")
@@ -185,17 +188,9 @@ class Ledgers:
             if status == "busy":
                 self._pause(REBUILD_PATIENCE_MS / 1000 / (ATTEMPTS - 2))
                 continue
+            keys = [state_key(self._base(keyspace, bucket)) for bucket in range(BUCKETS)]
             adopted = transport.ask(
-                [
-                    call(
-                        "adopt",
-                        state_key(self._base(keyspace, bucket)),
-                        version,
-                        LEDGER_KEEP_MS,
-                        read=_read_status_and_number,
-                    )
-                    for bucket in range(BUCKETS)
-                ]
+                [call("adopt", key, version, LEDGER_KEEP_MS, read=_read_status_and_number) for key in keys]
             )
             newer = [number for status, number in adopted if status != "ok"]
             if newer:
@@ -211,13 +206,11 @@ class Ledgers:
     def take(self, transport: Transport, keyspace: str, bucket: int, amount: int, evict_before_ms: int) -> int:
         """Take up to `amount` bytes of a bucket's lease back to the ledger, evicting what stands in the way."""
         key = state_key(self._base(keyspace, bucket))
-        yielding = call(
-            "yield", key, amount, evict_before_ms, EVICTIONS_PER_CALL, int(self._arc),
-            read=lambda reply: read_numbers(reply, 4),
-        )  # fmt: skip
-        ((taken, version, evicted_bytes, evicted),) = transport.ask([yielding])
+        limits = (evict_before_ms, EVICTIONS_PER_CALL, int(self._arc))
+        yielding = call("yield", key, amount, *limits, read=_read_yielded)
+        ((taken, version, evicted_bytes, evicted, ages_ms),) = transport.ask([yielding])
         if evicted:
-            self._count_evicted(keyspace, evicted, evicted_bytes)
+            self._count_evicted(keyspace, evicted, evicted_bytes, ages_ms)
         if taken:
             ledger = ledger_key(self._domain, keyspace).encode()
             transport.ask([call("return", ledger, bucket, taken, version, read=read_text)])
@@ -372,12 +365,20 @@ class Ledgers:
                 taken += self.take(transport, keyspace, bucket.bucket, min(amount - taken, bucket.slack), 0)
         return taken
 
-    def _count_evicted(self, keyspace: str, number: int, size: int) -> None:
+    def _count_evicted(self, keyspace: str, number: int, size: int, ages_ms: Sequence[int]) -> None:
         self._count("evicted", number, keyspace)
         self._count("evicted_bytes", size, keyspace)
+        for age_ms in ages_ms:
+            self._aged(age_ms / 1000)
 
     def _base(self, keyspace: str, bucket: int) -> bytes:
         return bucket_prefix(self._domain, keyspace, bucket).encode()
+
+
+def _read_yielded(reply: Reply) -> tuple[int, int, int, int, list[int]]:
+    *numbers, ages = read_list(reply, 5)
+    taken, version, evicted_bytes, evicted = map(read_number, numbers)
+    return taken, version, evicted_bytes, evicted, read_ages(ages)
 
 
 def _read_status_and_number(reply: Reply) -> tuple[str, int]:

@@ -115,13 +115,14 @@ RESERVED = frozenset({"ok", "present", "tombstone", "sealed", "short"})
 @dataclass(frozen=True, slots=True)
 class Reserved:
     """The answer to a reservation: `ok`, `present`, `tombstone`, `sealed` against plaintext, or `short` of
-    `missing_bytes`; and what it evicted.
+    `missing_bytes`; and what it evicted, with how long ago each of these blocks was computed.
     """
 
     status: str
     missing_bytes: int = 0
     evicted: int = 0
     evicted_bytes: int = 0
+    evicted_ages_ms: Sequence[int] = ()
 
 
 class Sought(NamedTuple):
@@ -293,6 +294,13 @@ def read_numbers(reply: Reply, count: int) -> list[int]:
     return [read_number(one) for one in read_list(reply, count)]
 
 
+def read_ages(reply: Reply) -> list[int]:
+    """Return a reply that says of blocks how long ago they were computed, in milliseconds."""
+    if not isinstance(reply, bytes):
+        raise FramingError("ages are not a string")
+    return [integer(one) for one in reply.split()]
+
+
 def read_list(reply: Reply, *counts: int) -> list[Reply]:
     """Return a reply that is an array of one of these lengths."""
     if not isinstance(reply, list) or len(reply) not in counts:
@@ -341,12 +349,14 @@ def _latest_ms(now_ms: int, state: tuple[int | None, int | None]) -> float:
 
 
 def _read_reserved(reply: Reply) -> Reserved:
-    words = read_list(reply, 1, 3, 4)
+    words = read_list(reply, 1, 4, 5)
     status = read_text(words[0])
-    if status not in RESERVED:
+    if status not in RESERVED or len(words) != {"ok": 4, "short": 5}.get(status, 1):
         raise FramingError("a reservation was not answered as it can be")
-    numbers = [read_number(word) for word in words[1:]]
-    return Reserved(status, *numbers) if status == "short" else Reserved(status, 0, *numbers)
+    if len(words) == 1:
+        return Reserved(status)
+    *missing, evicted, evicted_bytes = map(read_number, words[1:-1])
+    return Reserved(status, sum(missing), evicted, evicted_bytes, read_ages(words[-1]))
 
 
 def _read_optional_pair(reply: Reply) -> tuple[int | None, int | None]:

@@ -10,6 +10,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from kvstrata.contract.keys import KEY_PREFIX
 from kvstrata.contract.link import PurgeAnswer, ScopeUsage, TierState
@@ -18,7 +19,7 @@ from .block_parts import Lent, LoadPart, StorePart
 from .cluster import Node, Topology
 from .cluster_scout import Scout
 from .cluster_transport import ClusterTransport
-from .counts import Counters, Histogram
+from .counts import EVICTION, Counters, Histogram
 from .crew import CLOSE_TIMEOUT_S, Crew
 from .enforcement import Enforcement, Refusal
 from .full_nodes import FullNodes
@@ -100,7 +101,8 @@ class Tier:
             params, tier, topology, enforcement, self._refusal, self._full.rests, self._counters, pools
         )
         arc = tier.eviction == "ARC"
-        ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms, arc=arc)
+        aged = partial(self._counters.age, EVICTION)
+        ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms, aged=aged, arc=arc)
         self._plaintext = Plaintext(self._domain, self._counters.add, window_ms=window_ms) if tier.encrypts else None
         self._sweeper = Sweeper(
             f"kvs-{tier.name}-sweeper",

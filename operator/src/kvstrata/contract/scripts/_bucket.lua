@@ -76,7 +76,7 @@ local function encrypted(member)
   return redis.call('GETRANGE', base .. member, '4', '4') == '\1'
 end
 
--- Takes a block out, value and index; returns its bytes, by which the caller lowers `used`.
+-- Takes a block out, value and index; returns its bytes, by which the caller lowers `used`, and when it was computed.
 local function remove(member)
   redis.call('UNLINK', base .. member)
   local expiry = counted_until() and redis.call('ZSCORE', expiries, member)
@@ -89,7 +89,7 @@ local function remove(member)
   end
   redis.call('HDEL', entries, member)
   recount(expiry, -size_of(entry))
-  return size_of(entry)
+  return size_of(entry), tonumber(string.match(entry, '^%d+:(%d+)'))
 end
 
 -- A set that was created just now lives as long as the rest of its bucket.
@@ -194,11 +194,11 @@ local function oldest_of(order)
   return found[1], tonumber(found[2] or 0)
 end
 
--- Takes out blocks that were last used before `before` until `wanted` bytes are free; returns bytes and number. Without
--- `arc` the least recently used goes first. With it, REPLACE of ARC (Megiddo and Modha, FAST 2003) chooses, by which
+-- Takes out blocks that were last used before `before` until `wanted` bytes are free; returns bytes, number, and how many
+-- milliseconds ago each was computed, with spaces between. Without `arc` the least recently used goes first. With it, REPLACE of ARC (Megiddo and Modha, FAST 2003) chooses, by which
 -- blocks that were used once go while they are more than the target `arc.target`; names of what went are kept.
 local function evict(wanted, before, count, arc)
-  local freed, number = 0, 0
+  local freed, number, ages = 0, 0, {}
   while freed < wanted and number < count do
     local member, used_at = oldest_of(once)
     local other, other_used_at = oldest_of(often)
@@ -217,7 +217,11 @@ local function evict(wanted, before, count, arc)
     if not member or used_at >= before then
       break
     end
-    freed = freed + remove(member)
+    local bytes, computed = remove(member)
+    freed = freed + bytes
+    if computed then
+      ages[#ages + 1] = whole(math.max(0, now - computed))
+    end
     if arc then
       local moment = string.format('%.3f', now + math.min(number, 999) / 1000)
       redis.call('ZADD', choose_other and gone_often or gone_once, moment, member)
@@ -229,7 +233,7 @@ local function evict(wanted, before, count, arc)
     lasts(gone_often)
   end
   add('used', -freed)
-  return freed, number
+  return freed, number, table.concat(ages, ' ')
 end
 
 -- An index outlives its blocks for a while, and then nobody has to remember it: all of it goes at one moment.

@@ -58,7 +58,7 @@ if arc then
   order.target = learnt
 end
 
-local evicted, evicted_bytes = 0, 0
+local evicted, evicted_bytes, ages = 0, 0, ''
 if limited then
   local missing = used + held + bytes - lease
   if missing > 0 then
@@ -69,11 +69,11 @@ if limited then
   end
   -- Not in vain: what is held by other writers cannot be evicted.
   if missing > 0 and held + bytes <= lease then
-    evicted_bytes, evicted = evict(missing, evict_before, 256, order)
+    evicted_bytes, evicted, ages = evict(missing, evict_before, 256, order)
     missing = missing - evicted_bytes
   end
   if missing > 0 then
-    return {'short', whole(missing), evicted, whole(evicted_bytes)}
+    return {'short', whole(missing), evicted, whole(evicted_bytes), ages}
   end
 end
 
@@ -90,4 +90,4 @@ if redis.call('PTTL', state) < keep then
 else
   redis.call('PEXPIREAT', reservations, whole(now + 2 * keep))
 end
-return {'ok', evicted, whole(evicted_bytes)}
+return {'ok', evicted, whole(evicted_bytes), ages}

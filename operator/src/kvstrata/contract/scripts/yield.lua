@@ -1,7 +1,7 @@
 local wanted, evict_before, count, arc = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1'
 local used, held, lease, version, target = fields('used', 'held', 'lease', 'version', 'p')
 local taken = math.min(wanted, lease)
-local evicted, number = 0, 0
+local evicted, number, ages = 0, 0, ''
 
 local excess = used + held + taken - lease
 if excess > 0 then
@@ -10,7 +10,7 @@ if excess > 0 then
   excess = excess - dead - late
 end
 if excess > 0 then
-  evicted, number = evict(excess, evict_before, count, arc and {target = target})
+  evicted, number, ages = evict(excess, evict_before, count, arc and {target = target})
   excess = excess - evicted
 end
 taken = math.max(0, taken - math.max(0, excess))
@@ -18,4 +18,4 @@ if taken > 0 then
   free_first()
   add('lease', -taken)
 end
-return {whole(taken), whole(version), whole(evicted), number}
+return {whole(taken), whole(version), whole(evicted), number, ages}
