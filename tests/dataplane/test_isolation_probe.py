@@ -1,12 +1,17 @@
-"""The isolation probe by the real engine, cache server, Redis and files, through the gate's own port; and that engine's
-prefix cache, emptied at the same port."""
+"""The isolation probe by the real engine, cache server, Redis and files, through the gate's own port; that engine's
+prefix cache, emptied at the same port; and requests of callers in pairs, of which one must hit and one must miss.
+
+`KVSTRATA_ENGINE_PAIRS` says how many pairs there are.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import ssl
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +27,9 @@ from kvstrata.contract.pools import PoolShard, PoolState, PoolVersion, pack_hash
 from kvstrata.contract.probe import PROBE_PATH, Probed, ProbeOutcome, ProbeRequest
 from kvstrata_sidecar.gate.enginecalls import WholeAnswer, judged, request_bytes
 from tests.dataplane.conftest import StartServer, file_tier, tier
+from tests.dataplane.engine_pairs import EnginePairs
 from tests.dataplane.engine_process import CHUNK_TOKENS, MODEL, EngineProcess, engine_python
+from tests.dataplane.moving_scopes import Fault, Play
 from tests.dataplane.test_pool_engine import Folders, posted, say
 from tests.gate.stand_in_api import StandInApi
 from tests.gate.world import World, entry, keyspace, until
@@ -34,6 +41,13 @@ pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
 TIERS = ("Engine", "disk", "dram", "shared")
 LONG = 800
 """Tokens of an answer that is still being computed when requests that run are told to make way."""
+
+PAIRS = int(os.environ.get("KVSTRATA_ENGINE_PAIRS", "300"))
+KINDS = {
+    *(f"{who} / {whose}" for who in ("Tenant", "Group") for whose in ("Tenant", "Group", "Pool")),
+    *(f"Former epoch / {whose}" for whose in ("Tenant", "Group")),
+}
+"""Who asks, and whose prompt it is."""
 
 _KEYS: dict[str, tuple[DataKey, ...]] = {}
 
@@ -185,3 +199,20 @@ async def test_an_engine_that_is_told_to_forget_finds_nothing_of_before_and_answ
     assert await reset(gate, wait_s=60) is ResetOutcome.RESET
     assert await completion(gate, prompt, salt, 4) == (first, 0)
     assert (await running)[0] == alone
+
+
+async def test_no_caller_of_an_engine_finds_what_another_scope_has_while_policies_change(gate: World) -> None:
+    play = Play(random.Random(1))
+    pairs = EnginePairs(gate, play, random.Random(1))
+    seen = await pairs.run(lambda seen: seen.pairs.total() >= PAIRS and {*seen.pairs, *seen.first} >= KINDS, 3 * PAIRS)
+    assert (+seen.foreign, +seen.missed, seen.unanswered) == (Counter(), Counter(), 0)
+    assert {*seen.pairs, *seen.first} >= KINDS
+    assert min(play.moved.values()) > 1, play.moved
+
+
+async def test_a_caller_that_was_given_anothers_keyspace_is_seen_by_its_hits(gate: World) -> None:
+    play = Play(random.Random(2), fault=Fault.ONE_KEYSPACE)
+    pairs = EnginePairs(gate, play, random.Random(2), ("plain", "other", "ann"))
+    seen = await pairs.run(lambda seen: "Tenant / Tenant" in +seen.foreign, 1000)
+    assert "Tenant / Tenant" in +seen.foreign
+    assert +seen.missed == Counter()
