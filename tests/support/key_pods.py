@@ -52,6 +52,7 @@ class KeyPods:
             self,
             self.sim.store,
             self.sim.memory,
+            self.sim.holders,
             lambda: leading,
             monotonic=lambda: self.sim.now.timestamp(),
         )
@@ -66,6 +67,7 @@ class KeyPods:
                 if name in self.sim.world.pods.get("tiny", {}):
                     self.say(name)
             self.courier.follow()
+            await asyncio.gather(*self.courier._looks.values())
             await asyncio.gather(*self.courier._visits.values())
             self.sim.settle()
         self.sim.advance(seconds)

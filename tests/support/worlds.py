@@ -37,6 +37,7 @@ from kvstrata.plan.types import (
 )
 from kvstrata.reconcile.controllers import plan
 from kvstrata.reconcile.custody.services import KmsServices, Login, by_service_account
+from kvstrata.reconcile.keyholders import KeyHolders
 from kvstrata.reconcile.kmskeys import KmsKeys
 from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.queue import WorkQueue
@@ -96,6 +97,8 @@ class Simulation:
         self.kms_login: Login = by_service_account(Path("/nonexistent"))
         self.plans: list[tuple[Key, Plan]] = []
         self.boots = 0
+        self.operator_pod = ""
+        """Of which pod operators that are started from now on are; empty: each of one of its own."""
         self._boot()
         self.put(*objects)
 
@@ -103,14 +106,19 @@ class Simulation:
         self.store = Store(lambda: self.random.randbytes(64), lambda: self.now)
         self.boots += 1
         self.store.term = self.boots
+        operator = self.operator_pod or f"op-{self.boots}"
         self.queue = WorkQueue(lambda: (self.now - START).total_seconds())
         keeper = MemoryKeeper(self.kube, "kvstrata-system", self.random.randbytes, lambda: self.now)
         self.keeper = keeper
         self.secret_watch = SecretWatch(self.store, keeper)
-        self.memory = MemoryKeys(self.store, self.queue, self.random.randbytes, lambda: self.now, f"op-{self.boots}")
+        self.memory = MemoryKeys(self.store, self.queue, self.random.randbytes, lambda: self.now, operator)
+        self.holders = KeyHolders(
+            self.kube, "kvstrata-system", self.store, self.memory, operator, lambda: self.now, lambda: True,
+            lambda: self.now.timestamp(),
+        )  # fmt: skip
         self.kms = KmsKeys(
             self.kube, self.store, self.queue, self.memory, KmsServices(self.kube, self.kms_addresses, self.kms_login),
-            f"op-{self.boots}", lambda: self.now, lambda: True,
+            operator, lambda: self.now, lambda: True,
         )  # fmt: skip
         self.writer = Writer(
             self.kube, self.store, self.queue, keeper, lambda: True,

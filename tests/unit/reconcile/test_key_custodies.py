@@ -12,7 +12,8 @@ from kvstrata.contract.datakey import DATA_KEY_BYTES, key_id
 from kvstrata.contract.keydelivery import KeysHeld, pack_keys, unpack_keys
 from kvstrata.contract.receiptresidue import Residue
 from kvstrata.contract.receiptwords import Party
-from kvstrata.model.keycustody import Undestroyed
+from kvstrata.model.keycustody import LetGo, Release, Undestroyed
+from kvstrata.model.keyholders import DIGITS, FormerHolders
 from kvstrata.objects import names
 from kvstrata.reconcile.custody import CustodyError, KeyCustody
 from kvstrata.reconcile.custody.memory import MemoryCustody
@@ -27,6 +28,7 @@ NAMESPACE = "team-a"
 OPERATOR = "operator-1"
 OWNER = {"apiVersion": "kvstrata.io/v1alpha1", "kind": "CacheDomain", "name": "default", "uid": "u"}
 ACME, GLOBEX = "a" * 32, "b" * 32
+FORMER = FormerHolders({"operator-0": None})
 
 
 class Clock:
@@ -183,7 +185,7 @@ class TestAnOperatorThatWasStartedAnew:
         named, keys = before.ids([ACME]), await before.unlock([ACME])
         body = before.pack("pod-1", [ACME, GLOBEX])
         after = memory(first=99)
-        found = after.recover(body, named, holders=["pod-1", "pod-2"], predecessors=["operator-0"])
+        found = after.recover(body, named, FORMER, holders=["pod-1", "pod-2"])
         assert found == {ACME}
         assert not any(body), "the message is overwritten"
         await after.draw([ACME, GLOBEX])
@@ -194,9 +196,7 @@ class TestAnOperatorThatWasStartedAnew:
         before = memory("operator-0")
         await before.draw([ACME])
         after = memory()
-        after.recover(
-            before.pack("pod-1", [ACME]), before.ids([ACME]), holders=["pod-1", "pod-2"], predecessors=["operator-0"]
-        )
+        after.recover(before.pack("pod-1", [ACME]), before.ids([ACME]), FORMER, holders=["pod-1", "pod-2"])
         await after.revoke([ACME])
         after.hear("pod-1", says(), 5)
         assert (await after.destroy([ACME]))[ACME].why_not is Undestroyed.HOLDERS_OPEN
@@ -210,12 +210,49 @@ class TestAnOperatorThatWasStartedAnew:
         await custody.draw([ACME])
         named, body = custody.ids([ACME]), custody.pack("pod-1", [ACME])
         await custody.revoke([ACME])
-        assert not custody.recover(body, named, holders=["pod-1"], predecessors=["operator-0"])
+        assert not custody.recover(body, named, FORMER, holders=["pod-1"])
         assert await custody.unlock([ACME]) == {}
 
-    async def test_refuses_what_is_no_message_and_keys_that_nobody_drew(self) -> None:
-        custody = memory()
+    async def test_counts_whoever_went_unseen_with_the_key_and_not_with_another(self) -> None:
+        before = memory("operator-0")
+        await before.draw([ACME, GLOBEX])
+        ids = before.ids([ACME, GLOBEX])
+        ended = Release("operator-0", LetGo.ENDED, "2026-11-22T10:00:00Z")
+        former = FormerHolders({"operator-0": ended}, unaccounted={ids[ACME][:DIGITS]: "pod-0"})
+        after = memory()
+        after.recover(before.pack("pod-1", [ACME, GLOBEX]), ids, former, holders=["pod-1"])
+        await after.revoke([ACME, GLOBEX])
+        after.ended("pod-1")
+        ends = await after.destroy([ACME, GLOBEX])
+        assert ends[ACME].why_not is Undestroyed.HOLDERS_OPEN
+        assert "pod-0" in ends[ACME].evidence[0]
+        assert ends[GLOBEX].confirmed is not None
+
+    async def test_knows_who_ended_before_it_turned_out_that_they_had_the_key(self) -> None:
+        before = memory("operator-0")
+        await before.draw([ACME])
+        after = memory()
+        after.ended("pod-1")
+        after.ended("operator-0")
+        after.recover(before.pack("pod-1", [ACME]), before.ids([ACME]), FORMER, holders=["pod-1"])
+        await after.revoke([ACME])
+        assert (await after.destroy([ACME]))[ACME].confirmed is not None
+
+    async def test_has_a_key_that_it_never_had_called_destroyed_when_all_who_may_have_it_let_go(self) -> None:
+        before = memory("operator-0")
+        await before.draw([ACME])
+        name = before.ids([ACME])[ACME]
+        after = memory()
+        after.remember(ACME, name, FormerHolders({"operator-0": None}, frozenset({"pod-1"})))
+        assert (await after.revoke([ACME]))[ACME].removed is not None
+        assert await after.unlock([ACME]) == {}
+        after.hear("pod-1", says(name), 5)
+        assert (await after.destroy([ACME]))[ACME].why_not is Undestroyed.HOLDERS_OPEN
+        after.hear("pod-1", says(), 5)
+        assert (await after.destroy([ACME]))[ACME].why_not is Undestroyed.PREDECESSOR_UNKNOWN
+        after.let_go(Release("operator-0", LetGo.SAID, "2026-11-22T10:00:00Z"))
+        assert (await after.destroy([ACME]))[ACME].confirmed is not None
+
+    async def test_refuses_what_is_no_message(self) -> None:
         with pytest.raises(ContractError):
-            custody.recover(bytearray(b"junk"), {}, holders=[], predecessors=["operator-0"])
-        with pytest.raises(CustodyError, match="no operator"):
-            custody.recover(pack_keys([b"k" * DATA_KEY_BYTES]), {}, holders=["pod-1"], predecessors=[])
+            memory().recover(bytearray(b"junk"), {}, FORMER, holders=[])

@@ -31,6 +31,7 @@ from kvstrata.reconcile.erasures.board import Erasures
 from kvstrata.reconcile.erasures.crew import assemble
 from kvstrata.reconcile.erasures.jobs import Jobs
 from kvstrata.reconcile.keycourier import KeyCourier
+from kvstrata.reconcile.keyholders import KeyHolders
 from kvstrata.reconcile.kmskeys import KmsKeys
 from kvstrata.reconcile.loop import Loop
 from kvstrata.reconcile.memorykeys import MemoryKeys
@@ -86,6 +87,9 @@ class Operator:
         self._kms = KmsKeys(
             kube, self._store, self._queue, self._memory, services, settings.pod_name, utc_now, self._may_write
         )
+        self._holders = KeyHolders(
+            kube, settings.namespace, self._store, self._memory, settings.pod_name, utc_now, self._may_write
+        )
         self._lease = Leadership(Kube.connect, settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s)
         self._met = asyncio.Event()
         self._elected = asyncio.Event()
@@ -114,7 +118,9 @@ class Operator:
         for task in pending:
             task.cancel()
         # A part that does not heed its cancellation may not hold up the end.
-        await asyncio.wait(pending, timeout=STOP_WITHIN_S)
+        _, hanging = await asyncio.wait(pending, timeout=STOP_WITHIN_S)
+        if self._elected.is_set() and not hanging:
+            await self._holders.leave()
         await self._lease.release()
         for task in done:
             error = task.exception()
@@ -201,7 +207,8 @@ class Operator:
 
     async def _lead(self) -> None:
         await self._met.wait()
-        self._store.term = await self._lease.acquire()
+        async with self._holders.telling_of_former_self():
+            self._store.term = await self._lease.acquire()
         self._elected.set()
         holding = asyncio.create_task(self._lease.hold(), name="lease")
         acting = asyncio.create_task(self._act(), name="act")
@@ -235,7 +242,7 @@ class Operator:
             Probing(self._kube, gates, self._store, self._queue, self._may_write) as probing,
         ):
             parts = (self._kube, self._store, self._queue, self._keeper, gates, self._context(), self._may_write)
-            courier = KeyCourier(self._kube, gates, self._store, self._memory, self._may_write)
+            courier = KeyCourier(self._kube, gates, self._store, self._memory, self._holders, self._may_write)
             erasures = Erasures(assemble(*parts, self._memory, self._kms, courier.ask_holders, self._settings.pod_name))
             jobs = Jobs(self._kube, self._context(), utc_now, self._may_write)
             reclaims = Reclaims(self._store, self._queue, jobs, utc_now)

@@ -70,7 +70,7 @@ class LetGo(StrEnum):
     """How a holder's copy of a key ended."""
 
     SAID = "Said"
-    """The process says so, under a revision that does not name the key."""
+    """The process says so: a pod under a revision that does not name the key, an operator when it overwrote its own."""
 
     ENDED = "Ended"
     """The kubelet reported all of its containers as ended: memory and memory volumes went with them."""
@@ -78,7 +78,7 @@ class LetGo(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """When and how a holder's copy ended. `holder` is the uid of its pod."""
+    """When and how a holder's copy ended. `holder` is the uid of its pod, or the name of an operator's."""
 
     holder: str
     how: LetGo

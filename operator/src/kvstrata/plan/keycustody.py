@@ -183,19 +183,18 @@ def destroyed_in_memory(
     """Return whether a key that only processes had is gone from all of them.
 
     `holders` are uids of pods that it was ever brought to, whether or not that arrived; `predecessors` those of
-    operators that had it before this one (uid `operator`), which ended their terms or were killed: an operator that
-    lost its lease and hangs holds its keys, so its end must be known. `overwritten_at` is when this one overwrote its
-    own copy. One that merely fell silent is no evidence, however long it is away.
+    operators that had it before this one (uid `operator`): an operator that lost its lease and hangs holds its keys, so
+    it must have said that it overwrote them, or its end must be known. `overwritten_at` is since when this one has no
+    copy. One that merely fell silent is no evidence, however long it is away.
     """
     if overwritten_at is None:
         return Destruction(KeyCustody.MEMORY, None, Undestroyed.NOT_REVOKED)
     pods = sorted({*holders})
     if still_open := [pod for pod in pods if pod not in releases]:
-        told = f"{len(still_open)} of {len(pods)} pods have not let go, among them {still_open[0]}"
+        told = f"{len(still_open)} of {len(pods)} holders have not let go, among them {still_open[0]}"
         return Destruction(KeyCustody.MEMORY, None, Undestroyed.HOLDERS_OPEN, (told,))
     for former in sorted({*predecessors}):
-        release = releases.get(former)
-        if release is None or release.how is not LetGo.ENDED:
+        if former not in releases:
             told = f"operator {former} is not known to have ended"
             return Destruction(KeyCustody.MEMORY, None, Undestroyed.PREDECESSOR_UNKNOWN, (told,))
     seen = [releases[one] for one in (*pods, *sorted({*predecessors}))]
@@ -203,6 +202,6 @@ def destroyed_in_memory(
     said = sum(release.how is LetGo.SAID for release in seen)
     evidence = (
         f"{said} holders said that it is gone, {len(seen) - said} ended",
-        f"operator {operator} overwrote its own",
+        f"operator {operator} has none any more",
     )
     return Destruction(KeyCustody.MEMORY, Word(Party.OPERATOR, operator, at), evidence=evidence)

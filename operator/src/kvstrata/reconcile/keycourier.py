@@ -1,7 +1,8 @@
 """Data keys on their way: brought to pods whose bundles name them, and asked back by an operator that was started anew.
 
-Observes: pods and what they say of themselves (`PodState.keys_lacking`), keys in memory. Writes nothing: keys go over
-mutual TLS to gates whose word was checked by their token. Runs again when: a pod lacks keys, or was not asked yet.
+Observes: pods and what they say of themselves (`PodState.keys_lacking`), keys in memory. Writes nothing itself: keys go
+over mutual TLS to gates whose word was checked by their token, and `reconcile.keyholders` notes to whom. Runs again
+when: a pod lacks keys, or was not asked yet.
 
 To whom a key is brought is noted before it is sent, and so is who turns out to have one: the end of a key is the end of
 every copy of it.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from kvstrata.adapters.gate_client import GateError, GateFailure
@@ -24,6 +25,8 @@ from kvstrata.model.facts import Pod
 
 from . import metrics
 from .audit import tell_refused
+from .custody import CustodyError
+from .keyholders import KeyHolders
 from .memorykeys import MemoryKeys
 from .podtokens import PodTokens
 from .store import Store
@@ -68,11 +71,13 @@ class KeyCourier:
         gates: Gates,
         store: Store,
         memory: MemoryKeys,
+        holders: KeyHolders,
         leading: Callable[[], bool],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._gates, self._store, self._memory, self._leading = gates, store, memory, leading
-        self._tokens, self._monotonic = PodTokens(kube), monotonic
+        self._tokens, self._monotonic, self._holders = PodTokens(kube), monotonic, holders
+        self._looks: dict[str, asyncio.Task[None]] = {}
         self._visits: dict[str, asyncio.Task[None]] = {}
         self._failures: dict[str, int] = {}
         self._not_before: dict[str, float] = {}
@@ -87,7 +92,7 @@ class KeyCourier:
                 self.follow()
                 await asyncio.sleep(FOLLOW_S)
         finally:
-            for task in self._visits.values():
+            for task in (*self._visits.values(), *self._looks.values()):
                 task.cancel()
 
     def follow(self) -> None:
@@ -95,6 +100,7 @@ class KeyCourier:
         known: set[str] = set()
         for namespace in self._memory.namespaces:
             self._note_ends(namespace)
+            self._look(namespace)
             live = self._live(namespace)
             known |= {pod.uid for pod in live}
             for pod in live:
@@ -111,20 +117,39 @@ class KeyCourier:
                 if isinstance(gone, asyncio.Task):
                     gone.cancel()
 
-    async def ask_holders(self, namespace: str, epochs: Iterable[str], revisions: Mapping[str, int]) -> None:
-        """Ask every pod that may have these revoked keys whether it let go of them.
+    async def ask_holders(self, namespace: str, keys: Mapping[str, str], revisions: Mapping[str, int]) -> None:
+        """Ask every pod that may have these revoked keys whether it let go of them, and look for operators' ends.
 
-        `revisions` gives by model the first revision of its bundle that names none of them. A pod that is not in
-        contact is not asked. Raises PodSilentError if another does not answer.
+        `keys` gives ids by epoch, `revisions` by model the first revision of its bundle that names none of them, where
+        one ever did. A pod that is not in contact is not asked. Raises PodSilentError if another does not answer, and
+        CustodyError if it cannot be known who had them.
         """
-        custody, states = self._memory.custody(namespace), self._store.domain(namespace).states
+        await self._holders.tend(namespace)
+        custody, domain = self._memory.custody(namespace), self._store.domain(namespace)
+        for epoch, name in keys.items():
+            custody.remember(epoch, name, self._memory.former(namespace))
         self._note_ends(namespace)
-        holders = custody.holders(epochs)
+        holders = custody.holders(keys)
         for pod in self._live(namespace):
-            said = states.get(pod.uid)
-            if pod.uid in holders and pod.model in revisions and said is not None and said.in_contact:
+            said, committed = domain.states.get(pod.uid), domain.bundles.get(pod.model)
+            if pod.uid in holders and said is not None and said.in_contact and committed is not None:
                 held = await self._believed(namespace, pod, self._gates.keys(pod.ip or "", _name(namespace, pod)))
-                custody.hear(pod.uid, held, revisions[pod.model])
+                custody.hear(pod.uid, held, revisions.get(pod.model, committed.bundle.root.revision))
+
+    def _look(self, namespace: str) -> None:
+        """Begin to look who ended, if there is a reason to."""
+        running = self._looks.get(namespace)
+        if (running is None or running.done()) and self._holders.is_due(namespace):
+            self._looks[namespace] = asyncio.create_task(self._tend(namespace), name=f"holders in {namespace}")
+
+    async def _tend(self, namespace: str) -> None:
+        try:
+            await self._holders.tend(namespace)
+        except CustodyError as error:
+            log.info("who holds data keys was not noted", extra={"namespace": namespace, "why": str(error)})
+        except Exception:
+            log.exception("who holds data keys was not noted; this is a defect", extra={"namespace": namespace})
+            metrics.FAILURES.labels("CacheDomain", "Bug").inc()
 
     def _live(self, namespace: str) -> list[Pod]:
         models = self._store.domain(namespace).pods.values()
@@ -153,11 +178,14 @@ class KeyCourier:
         """Ask a pod which keys it has, take those that are wanted, and bring those that it lacks."""
         brought = 0
         try:
+            await self._holders.enter(namespace)
             held = await self._believed(namespace, pod, self._gates.keys(pod.ip or "", _name(namespace, pod)))
             self._memory.custody(namespace).seen(pod.uid, held.held)
             await self._take_back(namespace, pod, held)
             self._asked.setdefault(namespace, set()).add(pod.uid)
             brought = await self._bring(namespace, pod, held)
+        except CustodyError as error:
+            log.info("a pod was not brought data keys", extra={"pod": pod.name, "why": str(error)})
         except PodSilentError as error:
             if error.unheard_of:
                 self._asked.setdefault(namespace, set()).add(pod.uid)

@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Protocol
 
 from kvstrata.contract.receiptwords import KeyCustody as Kind
+from kvstrata.model.keyholders import FORMER, FormerHolders
 from kvstrata.model.refs import Key
 from kvstrata.plan.datakeys import epochs_with_a_future
 from kvstrata.plan.keycustody import in_force, named_in_bundles
@@ -26,8 +27,8 @@ from .store import Store
 
 log = logging.getLogger(__name__)
 
-FORMER = "an operator before this one"
-"""Who had keys that pods gave back. Nobody looks whether it has ended, so such keys are never called destroyed."""
+UNKNOWN = FormerHolders({FORMER: None})
+"""Who had keys of before, as long as no note was read."""
 
 
 class KeepsKeys(Protocol):
@@ -55,6 +56,7 @@ class MemoryKeys:
         self._entropy, self._now, self._operator = entropy, now, operator
         self._custodies: dict[str, MemoryCustody] = {}
         self._wanted: dict[str, dict[str, str]] = {}
+        self._former: dict[str, FormerHolders] = {}
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -71,6 +73,14 @@ class MemoryKeys:
     def wanted(self, namespace: str) -> dict[str, str]:
         """Return by epoch the ids of the keys that pods are asked for."""
         return self._wanted.get(namespace, {})
+
+    def inherit(self, namespace: str, former: FormerHolders) -> None:
+        """Take note of who may have keys that were drawn before this operator led."""
+        self._former[namespace] = former
+
+    def former(self, namespace: str) -> FormerHolders:
+        """Return who may have keys that were drawn before this operator led."""
+        return self._former.get(namespace, UNKNOWN)
 
     def begin(self) -> None:
         """Take note of what a former operator left behind: what bundles name is asked for, the rest is lost.
@@ -111,13 +121,18 @@ class MemoryKeys:
         await self.custody(namespace).revoke(wanted)
         self._drop(namespace, wanted)
 
+    async def end(self) -> None:
+        """Overwrite every key, because this process ends."""
+        for custody in self._custodies.values():
+            await custody.overwrite_all()
+
     def take_back(self, namespace: str, body: bytearray, holders: Iterable[str]) -> int:
         """Take keys that a pod sent back, and overwrite the message; return how many were missing.
 
         `holders` are the uids of all pods that may have them. Raises ContractError for what is no such message.
         """
         wanted = self._wanted.get(namespace, {})
-        found = self.custody(namespace).recover(body, wanted, holders=holders, predecessors=(FORMER,))
+        found = self.custody(namespace).recover(body, wanted, self.former(namespace), holders=holders)
         for epoch in found:
             wanted.pop(epoch, None)
         if found:

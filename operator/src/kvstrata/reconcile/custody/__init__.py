@@ -7,8 +7,8 @@ Every call can be repeated: an operator that died in between asks for the same a
 are secrets as far as these modules go: no message, log or name of a key holds one.
 
 `SecretCustody` describes what `reconcile.secrets` does, and erasures revoke by it; `MemoryCustody` is what
-`reconcile.memorykeys` and `reconcile.keycourier` work with, `KmsCustody` what `reconcile.kmskeys` does. Nobody looks
-out for operators' ends.
+`reconcile.memorykeys` and `reconcile.keycourier` work with, `KmsCustody` what `reconcile.kmskeys` does. `holders`
+keeps what `reconcile.keyholders` notes of operators' and pods' ends.
 """
 
 from __future__ import annotations

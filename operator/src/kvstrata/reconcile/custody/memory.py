@@ -5,8 +5,8 @@ anew finds the keys in pods that still hold them; a key that no pod has any more
 its epoch is rolled, and a restart of everything is a cold cache.
 
 A key is gone when each process that had it lets go: pods by their word or their end, this operator by overwriting its
-own copy, operators before it by their end. To whom a key was brought is noted before it is sent, so a message that got
-lost counts as one that arrived.
+own copy, operators before it by their word or their end. To whom a key was brought is noted before it is sent, so a
+message that got lost counts as one that arrived.
 
 Not seen from here: swap and core dumps of the nodes, and pieces of a key that an interpreter copied and freed.
 """
@@ -24,9 +24,8 @@ from kvstrata.contract.receiptfacts import Word
 from kvstrata.contract.receiptwords import KeyCustody as Kind
 from kvstrata.contract.receiptwords import Party
 from kvstrata.model.keycustody import Destruction, LetGo, Release, Revocation, Undestroyed
+from kvstrata.model.keyholders import FormerHolders
 from kvstrata.plan.keycustody import destroyed_in_memory
-
-from . import CustodyError
 
 
 @dataclass(slots=True)
@@ -52,6 +51,8 @@ class MemoryCustody:
     def __init__(self, entropy: Callable[[int], bytes], now: Callable[[], datetime], operator: str) -> None:
         self._entropy, self._now, self._operator = entropy, now, operator
         self._keys: dict[str, _Kept] = {}
+        self._let_go: dict[str, Release] = {}
+        """Who ended, also before it turned out that it may have had a key: who has ended has none and gets none."""
 
     async def draw(self, epochs: Iterable[str]) -> None:
         """Make a key for each epoch that has none. One that was revoked gets no other.
@@ -111,30 +112,30 @@ class MemoryCustody:
         return pack_keys(kept.secret for kept in giving)
 
     def recover(
-        self,
-        body: bytearray,
-        wanted: Mapping[str, str],
-        *,
-        holders: Iterable[str],
-        predecessors: Iterable[str],
+        self, body: bytearray, wanted: Mapping[str, str], former: FormerHolders, *, holders: Iterable[str]
     ) -> frozenset[str]:
         """Take keys that a pod sent back, and overwrite the message; return the epochs whose keys were in it.
 
-        `wanted` gives by epoch the id that a bundle names: nothing else is taken. `holders` are the uids of all pods
-        that may have them, alive or gone without having ended, `predecessors` those of operators that had them before.
-        Raises ContractError for a message that is none, and CustodyError without a predecessor: somebody drew them.
+        `wanted` gives by epoch the id that a bundle names: nothing else is taken. `former` is who may have had them
+        before this operator led, `holders` the uids of pods that may have them now. Raises ContractError for a message
+        that is none.
         """
-        former, pods = {*predecessors}, {*holders}
-        if not former:
-            raise CustodyError("keys come back from pods, and no operator is known that brought them there")
+        pods = frozenset(holders)
         missing = {name: epoch for epoch, name in wanted.items() if epoch not in self._keys}
         try:
             found, _ = unpack_keys(body, missing)
         finally:
             overwrite(body)
         for name, secret in found.items():
-            self._keys[missing[name]] = _Kept(name, secret, set(pods), set(former))
+            self._keys[missing[name]] = self._of_before(name, secret, former, pods)
         return frozenset(missing[name] for name in found)
+
+    def remember(self, epoch: str, name: str, former: FormerHolders) -> None:
+        """Take note of a revoked key that this process never had, by its id, and of who may have it."""
+        if epoch not in self._keys:
+            kept = self._of_before(name, bytearray(DATA_KEY_BYTES), former, frozenset())
+            kept.overwritten_at = format_timestamp(self._now())
+            self._keys[epoch] = kept
 
     async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Revocation]:
         """Overwrite the keys in this process. A key that it does not have it cannot revoke."""
@@ -150,6 +151,10 @@ class MemoryCustody:
             done[epoch] = Revocation(self.kind, Word(Party.OPERATOR, self._operator, kept.overwritten_at))
         return done
 
+    async def overwrite_all(self) -> None:
+        """Overwrite every key in this process."""
+        await self.revoke(tuple(self._keys))
+
     def hear(self, pod: str, said: KeysHeld, revision: int) -> None:
         """Take a pod's word on keys; `revision` is the first of its bundle that names none of the revoked ones.
 
@@ -161,11 +166,23 @@ class MemoryCustody:
                 kept.releases[pod] = Release(pod, LetGo.SAID, at)
 
     def ended(self, pod: str) -> None:
-        """Take note that the kubelet reported all containers of a pod, or of an operator before this one, as ended."""
-        at = format_timestamp(self._now())
+        """Take note that the kubelet reported all containers of a pod as ended."""
+        self.let_go(Release(pod, LetGo.ENDED, format_timestamp(self._now())))
+
+    def let_go(self, release: Release) -> None:
+        """Take note that a pod, or an operator before this one, has no key any more, whichever it had."""
+        self._let_go.setdefault(release.holder, release)
         for kept in self._keys.values():
-            if pod in kept.holders | kept.predecessors:
-                kept.releases.setdefault(pod, Release(pod, LetGo.ENDED, at))
+            if release.holder in kept.holders | kept.predecessors:
+                kept.releases.setdefault(release.holder, release)
+
+    def held_by(self, holder: str) -> frozenset[str]:
+        """Return the ids of the keys that a pod, or an operator before this one, has not let go of."""
+        return frozenset(
+            kept.id
+            for kept in self._keys.values()
+            if holder in kept.holders | kept.predecessors and holder not in kept.releases
+        )
 
     async def destroy(self, epochs: Iterable[str]) -> Mapping[str, Destruction]:
         """Return for each revoked key whether everybody let go."""
@@ -182,6 +199,12 @@ class MemoryCustody:
             releases=kept.releases,
             overwritten_at=kept.overwritten_at,
         )
+
+    def _of_before(self, name: str, secret: bytearray, former: FormerHolders, pods: frozenset[str]) -> _Kept:
+        kept = _Kept(name, secret, {*pods, *former.pods_with(name)}, {*former.operators})
+        known = {one.holder: one for one in former.operators.values() if one is not None} | self._let_go
+        kept.releases |= {who: known[who] for who in kept.holders | kept.predecessors if who in known}
+        return kept
 
     def _live(self, epoch: str) -> _Kept | None:
         kept = self._keys.get(epoch)

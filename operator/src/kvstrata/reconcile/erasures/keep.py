@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import logging
 import lzma
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,16 +57,19 @@ class Keep:
         What nobody can read is left out, and logged: its invalidation says why it does not go on.
         """
         found = []
-        selector = ",".join(f"{name}={value}" for name, value in sorted(labels.of_receipts(COMPONENT).items()))
-        async for stored in self._kube.list(SECRET, self._namespace, selector):
-            try:
-                record = _kept(stored).record
-            except ContractError as error:
-                log.error("a record of an erasure cannot be read", extra={"error": str(error)})
-                continue
+        async for record in self.records():
             subject = record.erasure.order.subject
             found.append((record.namespace, CarryOutErasure(str(subject.kind), record.invalidation, subject.uid)))
         return tuple(found)
+
+    async def records(self) -> AsyncIterator[ErasureRecord]:
+        """Yield every record that can be read."""
+        selector = ",".join(f"{name}={value}" for name, value in sorted(labels.of_receipts(COMPONENT).items()))
+        async for stored in self._kube.list(SECRET, self._namespace, selector):
+            try:
+                yield _kept(stored).record
+            except ContractError as error:
+                log.error("a record of an erasure cannot be read", extra={"error": str(error)})
 
     async def create(self, record: ErasureRecord) -> Kept:
         """Keep a new record, or return the one that another operator kept first."""

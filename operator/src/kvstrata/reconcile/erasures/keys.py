@@ -37,8 +37,8 @@ from kvstrata.reconcile.store import Store
 class AskHolders(Protocol):
     """Asks pods for their word on keys, as `reconcile.keycourier.KeyCourier.ask_holders` does."""
 
-    async def __call__(self, namespace: str, epochs: Iterable[str], revisions: Mapping[str, int]) -> None:
-        """Ask every pod in contact that may have them. Raises PodSilentError."""
+    async def __call__(self, namespace: str, keys: Mapping[str, str], revisions: Mapping[str, int]) -> None:
+        """Ask every pod in contact that may have them. Raises PodSilentError and CustodyError."""
 
 
 class KeyRevoker:
