@@ -1,0 +1,114 @@
+"""Pods and their engines let go of what was ordered, are asked until they did, and speak for nobody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstrata.contract.enginereset import ResetOutcome
+from kvstrata.contract.receiptresidue import Claim, Residue
+from tests.support.objects import NAMESPACE
+from tests.unit.reconcile.erasing import KIND, World
+from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
+
+
+def test_engines_forget_where_the_order_says_so_and_each_is_asked_until_it_did() -> None:
+    made = world()
+    made.gates.engines = {"pod-0": [ResetOutcome.AWAY, ResetOutcome.BUSY, ResetOutcome.RESET]}
+
+    async def story(w: World) -> None:
+        order(w.sim, hbm="ResetEngine")
+        await w.until(lambda: w.status.get("rolledTime"))
+        w.sim.ack("pod-0")
+        for _ in range(50):
+            await w.turn(1)
+        assert w.gates.resets == [], "a pod that has not let go may still fill its engine"
+        await acked(w)
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert sorted(made.gates.resets) == ["pod-0"] * 3 + ["pod-1"]
+    assert made.proven() == ALL
+    (facts,) = made.chain.issued
+    assert all(pod.engine_reset for pod in facts.pods)
+    assert Residue.ENGINE_MEMORY not in {item.kind for item in facts.residue}
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_an_engine_that_cannot_forget_is_told_by_its_pods_name(allowed: bool) -> None:
+    made = world()
+    made.gates.engines = {"pod-1": [ResetOutcome.CANNOT]}
+
+    async def story(w: World) -> None:
+        order(w.sim, hbm="ResetEngine", allowResidue=allowed)
+        await acked(w)
+        await w.until(lambda: "engine of pod pod-1 cannot" in w.status.get("message", ""))
+        await w.until(lambda: w.phase in ("Complete", "Failed"), tick_s=20)
+
+    run(story, made)
+    ended = ("Complete", "CompleteWithResidue") if allowed else ("Failed", "EngineNotReset")
+    assert (made.phase, made.sim.condition(KIND, "leave", made.phase)) == (ended[0], ("True", ended[1]))
+    assert made.gates.resets.count("pod-1") == 1
+    (facts,) = made.chain.issued
+    assert Residue.ENGINE_MEMORY in {item.kind for item in facts.residue}
+
+
+def test_a_pod_that_still_holds_something_is_asked_again_and_its_reason_is_told() -> None:
+    made = world()
+    made.gates.holding = {"pod-1"}
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: "2 blocks are being read" in w.status.get("message", ""))
+        assert "Erased" not in w.holds()
+        w.gates.holding = set()
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert made.proven() == ALL
+
+
+def test_an_answer_with_another_pods_token_proves_nothing() -> None:
+    made = world()
+
+    async def story(w: World) -> None:
+        w.gates.token = w.token("pod-0")
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: "not believed: ForeignToken" in w.status.get("message", ""))
+        for _ in range(20):
+            await w.turn(1)
+        assert "Erased" not in w.holds()
+
+    run(story, made)
+
+
+def test_a_pod_that_finds_what_it_should_miss_fails_it() -> None:
+    made = world()
+    made.gates.finding = {"pod-1"}
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: w.phase == "Failed")
+
+    run(story, made)
+    assert Claim.VERIFIED not in made.proven()
+    assert made.sim.condition(KIND, "leave", "Failed") == ("True", "LateCopies")
+
+
+def test_a_pod_that_ends_meanwhile_took_its_memory_with_it() -> None:
+    made = world()
+
+    async def story(w: World) -> None:
+        w.gates.away = {"pod-1"}
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: "pod-1 did not answer" in w.status.get("message", ""))
+        raw = dict(w.sim.kube.objects[("Pod", NAMESPACE, "pod-1")])
+        ended = [{"name": "engine", "state": {"terminated": {}}}]
+        w.sim.put({**raw, "status": {**raw["status"], "phase": "Succeeded", "containerStatuses": ended}})
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert Claim.VERIFIED in made.proven()

@@ -1,0 +1,179 @@
+"""Servers of tiers are emptied by Jobs, looked at, and waited for, until nothing of what was ordered is there."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from kvstrata.contract.receiptresidue import Claim, Residue
+from kvstrata.plan.erasurefacts import found_again
+from kvstrata.reconcile.erasures.keep import PREFIX, Keep
+from tests.support.objects import model
+from tests.support.worlds import finish
+from tests.unit.reconcile.erasing import KIND, OPERATOR_NAMESPACE, World
+from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
+
+
+def test_a_job_that_failed_is_followed_by_another_and_nothing_is_counted_twice() -> None:
+    made = world()
+    made.jobs.fails = 1
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: len(w.jobs.ran) == 2)
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert [one.round for one in made.jobs.ran] == [1, 2]
+    assert (made.status["keys"], made.proven()) == (3, ALL)
+
+
+def test_what_comes_late_is_deleted_again_and_counted_once_each() -> None:
+    made = world()
+    old = made.sim.entry("acme").keyspace
+    made.jobs.late = [partial(made.server.fill, made.sim.world.domain_id or "", old, blocks=2)]
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert len(made.jobs.ran) == 2
+    assert made.jobs.ran[1].strays, "who deletes again is told what was found"
+    assert (made.status["keys"], made.proven()) == (5, ALL)
+
+
+def test_who_goes_on_after_a_look_that_found_something_deletes_it_by_name_too() -> None:
+    made = world()
+    old = made.sim.entry("acme").keyspace
+    made.jobs.late = [partial(made.server.fill, made.sim.world.domain_id or "", old, blocks=2)]
+    keep = Keep(made.sim.kube, OPERATOR_NAMESPACE)
+
+    def dies_when_it_found_something(verb: str, kind: str, name: str) -> None:
+        kept = finish(keep.read(name.removeprefix(PREFIX))) if name.startswith(PREFIX) and verb == "replace" else None
+        if kept is not None and found_again(kept.record.erasure, "shared"):
+            made.leading = False
+
+    async def story(w: World) -> None:
+        w.sim.kube.after_write = dies_when_it_found_something
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: not w.leading)
+        assert len(w.jobs.ran) == 1
+
+    run(story, made)
+    made.leading = True
+    made.sim.restart()
+
+    async def rest(w: World) -> None:
+        await acked(w)
+        await w.until(lambda: w.phase == "Complete")
+
+    run(rest, made)
+    assert len(made.jobs.ran) == 2
+    assert made.jobs.ran[1].strays
+    assert (made.status["keys"], made.proven()) == (5, ALL)
+
+
+def test_what_was_deleted_from_a_primary_is_counted_by_who_took_over_from_it() -> None:
+    made = world()
+
+    def failed_over() -> None:
+        made.server.node = "n2"  # with tombstones, which are what counts
+
+    made.jobs.late = [failed_over]
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert [one.round for one in made.jobs.ran] == [1, 2]
+    assert (made.status["keys"], made.proven()) == (3, ALL)
+
+
+def test_the_tiers_that_are_emptied_are_told_to_stand_still_until_it_is_judged() -> None:
+    made = world()
+
+    async def story(w: World) -> None:
+        def still() -> set[str]:
+            return {tier for now in w.sim.world.erasures.values() for tier in now.still}
+
+        order(w.sim)
+        await w.until(lambda: w.phase == "AwaitingAcks")
+        assert still() == set()
+        await acked(w)
+        await w.until(lambda: w.phase == "WaitingOutWrites")
+        assert still() == {"shared"}
+        meanwhile: list[set[str]] = []
+        w.jobs.late = [lambda: meanwhile.append(still())]
+        await w.until(lambda: w.phase == "Complete")
+        assert (meanwhile, still()) == ([{"shared"}], set())
+
+    run(story, made)
+
+
+def test_a_job_whose_maker_died_before_it_began_is_begun_by_the_next() -> None:
+    made = world()
+    made.jobs.unfinished = 1
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert [one.round for one in made.jobs.ran] == [1]
+
+
+def test_a_server_that_is_away_is_waited_for_by_name() -> None:
+    made = world()
+    made.server.problem = "nothing listens at redis:6379"
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        for _ in range(100):
+            await w.turn(10)
+        assert (w.phase, w.jobs.ran, w.chain.issued) == ("Erasing", [], [])
+        assert "nothing listens at redis:6379" in w.status["message"]
+        w.server.problem = ""
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert made.proven() == ALL
+
+
+def test_what_only_time_changes_is_told_too() -> None:
+    made = world(pods=0)
+    made.sim.backends_up = False
+    made.sim.advance(20)
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await w.until(lambda: w.phase == "WaitingOutWrites")
+        await w.until(lambda: w.sim.condition(KIND, "leave", "Ready") == ("False", "TierAway"), turns=60)
+        assert "there is no route" in w.status["message"]
+
+    run(story, made)
+    assert made.server.looks == 0, "servers that are known to be away are not asked"
+
+
+def test_a_tier_that_is_removed_meanwhile_is_residue_and_no_proof() -> None:
+    made = world()
+    made.server.problem = "nothing listens"
+
+    async def story(w: World) -> None:
+        order(w.sim, allowResidue=True)
+        await acked(w)
+        await w.until(lambda: w.phase == "Erasing")
+        w.sim.put(model(tiers=("cpu",)))
+        w.sim.delete("CacheTier", "shared")
+        await w.until(lambda: w.phase in ("Complete", "Failed"), tick_s=5)
+
+    run(story, made)
+    assert made.phase == "Complete"
+    assert Residue.TIER_LOST in {item.kind for item in made.chain.issued[0].residue}
+    assert Claim.ERASED not in made.proven()
