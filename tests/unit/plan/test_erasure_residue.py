@@ -1,0 +1,183 @@
+"""What nobody can reach, or may not be waited for, ends an erasure in time, and the receipt names what is left."""
+
+from __future__ import annotations
+
+from kvstrata.api.reasons import InvalidationReason as R
+from kvstrata.contract.receipt import Record
+from kvstrata.contract.receiptfacts import Copies
+from kvstrata.contract.receiptresidue import Claim, Residue
+from kvstrata.contract.receiptwords import Hbm
+from kvstrata.model.erasure import Erasure, PodNow
+from kvstrata.model.erasurefacts import EngineKept, EngineReset, FilesErased, ReceiptWritten, TierLost
+from kvstrata.plan.erasure import PATIENCE_S, RESIDUE_PATIENCE_S, ErasurePhase
+from kvstrata.plan.erasureorders import AskPodToErase
+from kvstrata.plan.erasurereceipt import facts_of
+from tests.support.receipts import subject
+
+from .erasure_steps import HEAD, because, departed, holding, step_of, verdict_of
+from .erasures import (
+    FILES,
+    MEMORY,
+    acked,
+    around,
+    at,
+    deleted,
+    ended,
+    erased,
+    fenced,
+    looked,
+    order,
+    probed,
+    removed,
+    rolled,
+    until_verified,
+    witness,
+)
+
+
+def test_a_pod_that_ended_mid_erase_took_its_memory_along() -> None:
+    facts = (*until_verified()[:-4], ended("p2", 37), looked(), probed("p1"))
+    assert Claim.VERIFIED in set(Record.of_erasure(HEAD, facts_of(Erasure(order()).hearing(*facts))).claimed)
+    gone = around(pods={"p1": PodNow("p1", "g1", "c1")})
+    assert verdict_of(step_of(*facts, seen=gone)) is not None
+
+
+def test_files_of_a_pod_that_ended_are_erased_by_who_took_them_over() -> None:
+    pods = (witness("p1", MEMORY), witness("p2", FILES))
+    facts = (rolled(*pods), acked("p1"), ended("p2", 4), *removed(), deleted("n1"), deleted("n2"), erased("p1"))
+    seen = around(heirs={("p2", "files"): "p1"})
+    assert step_of(*facts, seen=seen).orders == (
+        AskPodToErase("order-1", "p1", 1, ("ab" * 16,), ("files",), heir_of="p2"),
+    )
+    told = FilesErased("p2", "files", "p1", at(37), Copies(9, 9, 0, 900))
+    assert "Erased" in holding(step_of(*facts, told, seen=seen))
+
+
+def test_copies_that_nobody_can_reach_are_waited_for_then_it_fails_and_says_which() -> None:
+    waiting = step_of(*departed())
+    assert (verdict_of(waiting), waiting.decision.reason) == (None, R.COPY_UNREACHABLE)
+    assert because(waiting, "Erased") == R.COPY_UNREACHABLE
+    verdict = verdict_of(step_of(*departed(), now_s=41 + PATIENCE_S))
+    assert verdict is not None
+    assert not verdict.complete
+    assert verdict.reason == R.COPY_UNREACHABLE
+    assert "chat-p2" in verdict.message
+    assert verdict_of(step_of(*departed(), now_s=7200, deadline_s=7201)) is None
+    late = verdict_of(step_of(*departed(), now_s=7201, deadline_s=7201))
+    assert late is not None
+    assert late.reason == R.COPY_UNREACHABLE
+
+
+def test_with_residue_allowed_it_completes_and_the_receipt_names_what_is_left() -> None:
+    assert verdict_of(step_of(*departed(), allow_residue=True)) is None, "a moment for pods that start anew"
+    step = step_of(*departed(), allow_residue=True, now_s=41 + RESIDUE_PATIENCE_S)
+    verdict = verdict_of(step)
+    assert verdict is not None
+    assert verdict.complete
+    assert verdict.reason == R.COMPLETE_WITH_RESIDUE
+    facts = facts_of(Erasure(order(allow_residue=True)).hearing(*departed(), verdict))
+    assert Residue.COPY_UNREACHABLE in {item.kind for item in facts.residue}
+    assert "Erased" not in holding(step)
+
+
+def test_a_pod_that_only_fenced_itself_off_is_a_copy_nobody_can_reach() -> None:
+    facts = (rolled(), acked("p1"), fenced("p2"), *removed(), deleted("n1", 361, 362), deleted("n2", 361, 362))
+    step = step_of(*facts, erased("p1"), looked(370), probed("p1", 370), now_s=400)
+    assert step.decision.reason == R.COPY_UNREACHABLE
+    assert holding(step) == {"LogicallyInvalid"}, "its memory may hold keys and blocks"
+
+
+def test_a_pod_that_vanished_unanswered_is_residue_if_that_is_allowed() -> None:
+    seen = around(pods={"p1": PodNow("p1", "g1", "c1")})
+    facts = (rolled(), acked("p1"), acked("p2"), *removed(), deleted("n1"), deleted("n2"), erased("p1"))
+    done = (*facts, looked(), probed("p1"))
+    assert step_of(*done, seen=seen).decision.reason == R.POD_GONE_MID_ERASE
+    verdict = verdict_of(step_of(*done, seen=seen, allow_residue=True, now_s=600))
+    assert verdict is not None
+    assert verdict.complete
+    left = facts_of(Erasure(order()).hearing(*done, verdict)).residue
+    assert (Residue.COPY_UNREACHABLE, "chat", 1) in {(item.kind, item.about, item.count) for item in left}
+
+
+def test_a_deadline_ends_it_with_what_was_open_then() -> None:
+    step = step_of(rolled(), acked("p1"), now_s=60, deadline_s=60)
+    verdict = verdict_of(step)
+    assert verdict is not None
+    assert not verdict.complete
+    assert verdict.reason == R.DEADLINE_EXCEEDED
+    assert "chat-p2" in verdict.message
+    early = step_of(rolled(), acked("p1"), now_s=57, deadline_s=60)
+    assert (verdict_of(early), early.again_s) == (None, 3)
+    proven = verdict_of(step_of(*until_verified(), now_s=60, deadline_s=60))
+    assert proven is not None
+    assert proven.complete, "what is proven in the end is complete"
+
+
+def test_a_failed_erasure_gets_a_receipt_with_what_is_left() -> None:
+    facts = (rolled(), acked("p1"))
+    verdict = verdict_of(step_of(*facts, deadline_s=60))
+    assert verdict is not None
+    record = Record.of_erasure(HEAD, facts_of(Erasure(order(deadline_s=60)).hearing(*facts, verdict)))
+    assert record.claimed == ()
+    assert record.erasure is not None
+    kinds = {item.kind for item in record.erasure.residue}
+    assert {Residue.POD_OPEN, Residue.SERVER_UNREACHABLE, Residue.KEY_KEPT} <= kinds
+    done = step_of(*facts, verdict, ReceiptWritten("d" * 64), deadline_s=60)
+    assert (done.phase, because(done, "Failed")) == (ErasurePhase.FAILED, R.DEADLINE_EXCEEDED)
+
+
+def test_one_that_is_given_up_says_so_in_its_receipt() -> None:
+    verdict = verdict_of(step_of(rolled(), seen=around(abandoned="ticket 4711")))
+    assert verdict is not None
+    assert (verdict.complete, verdict.reason) == (False, R.ABANDONED)
+    facts = facts_of(Erasure(order(subject=subject(reason=""))).hearing(rolled(), verdict))
+    assert Residue.ABANDONED in {item.kind for item in facts.residue}
+    assert facts.subject.reason == "abandoned: ticket 4711"
+    assert Record.of_erasure(HEAD, facts).claimed == ()
+
+
+def test_an_engine_that_cannot_forget_is_named_waited_for_and_left_only_where_residue_is_allowed() -> None:
+    reset = subject(hbm=Hbm.RESET_ENGINE)
+    facts = (*until_verified(), EngineReset("p1", at(50)), EngineKept("p2", at(50)))
+    step = step_of(*facts, subject=reset)
+    assert (step.orders, step.decision.reason) == ((), R.ENGINE_NOT_RESET)
+    assert "chat-p2" in step.decision.message
+    failed = verdict_of(step_of(*facts, subject=reset, now_s=2000))
+    assert failed is not None
+    assert (failed.complete, failed.reason) == (False, R.ENGINE_NOT_RESET)
+    left = verdict_of(step_of(*facts, subject=reset, allow_residue=True, now_s=2000))
+    assert left is not None
+    assert (left.complete, left.reason) == (True, R.COMPLETE_WITH_RESIDUE)
+    kept = facts_of(Erasure(order(subject=reset)).hearing(*facts))
+    assert Residue.ENGINE_MEMORY in {item.kind for item in kept.residue}
+    gone = verdict_of(step_of(*facts, ended("p2", 60), subject=reset, now_s=70))
+    assert gone is not None
+    assert gone.complete
+
+
+def test_what_the_order_leaves_out_is_named_and_denies_nothing() -> None:
+    left_out = {"excluded_tiers": ("disk",), "excluded_scopes": ("team",)}
+    facts = facts_of(Erasure(order(**left_out)).hearing(*until_verified()))
+    named = {(item.kind, item.about) for item in facts.residue}
+    assert {(Residue.TIER_EXCLUDED, "disk"), (Residue.SHARED_SCOPE_EXCLUDED, "team")} <= named
+    assert "Verified" in holding(step_of(*until_verified(), **left_out))
+
+
+def test_a_tier_that_was_removed_before_it_was_erased_is_residue() -> None:
+    facts = (rolled(), acked("p1"), acked("p2"), *removed(), erased("p1"), erased("p2"), TierLost("redis", at(20)))
+    done = (*facts, probed("p1"), probed("p2"))
+    step = step_of(*done, seen=around(tiers={}))
+    assert "Erased" not in holding(step)
+    verdict = verdict_of(step_of(*done, seen=around(tiers={}), now_s=2000))
+    assert verdict is not None
+    assert not verdict.complete
+    assert "TierLost" in verdict.message
+
+
+def test_where_nothing_was_held_it_completes_and_claims_nothing_of_it() -> None:
+    step = step_of(rolled(witness("p1")), acked("p1"), *removed(), tiers=())
+    verdict = verdict_of(step)
+    assert verdict is not None
+    assert verdict.complete
+    assert verdict.reason == R.NOTHING_HELD
+    assert holding(step) == {"LogicallyInvalid", "KeysRevoked", "KeysDestroyed"}
