@@ -173,3 +173,19 @@ def test_an_invalidation_that_comes_before_the_domain_waits_for_it() -> None:
     simulation = Simulation(invalidation("now", scope={"all": True}))
     simulation.come_to_rest()
     assert phase(simulation) == "Complete"
+
+
+def test_an_invalidation_leaves_the_epoch_of_a_policy_that_is_being_deleted() -> None:
+    # Its own erasure may have to try again, and finds by that epoch what the tenant had.
+    leaving = policy("acme", deletionPolicy="Erase")
+    simulation = at_rest(leaving, policy("globex"))
+    before = {name: simulation.status("TenantCachePolicy", name)["scope"]["epoch"] for name in ("acme", "globex")}
+    simulation.delete("TenantCachePolicy", "acme")
+    simulation.put(invalidation("now", scope={"all": True}))
+    simulation.settle()
+    assert simulation.status("TenantCachePolicy", "acme")["scope"]["epoch"] == before["acme"]
+    assert simulation.status("TenantCachePolicy", "globex")["scope"]["epoch"] != before["globex"]
+    for pod in ("pod-0", "pod-1"):
+        simulation.ack(pod)
+    simulation.settle()
+    assert phase(simulation) == "Complete"

@@ -8,6 +8,7 @@ from typing import Any
 from kvstrata.api.cachedomain import DOMAIN_NAME
 from kvstrata.api.cacheinvalidation import RolledScope
 from kvstrata.api.common import ScopeStatus
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
@@ -18,19 +19,27 @@ from .types import StatusWrite
 
 
 def epoch_writes(world: World, intents: Iterable[RolledScope]) -> Iterator[StatusWrite]:
-    """Yield the writes for scopes that still have an epoch which is to go."""
+    """Yield the writes for scopes that still have an epoch which is to go.
+
+    A policy that is being deleted is in no bundle, and keeps its epoch: by that its own erasure finds what there was.
+    """
     listed = tuple(intents)
     for rolled in listed:
         scope = Scope(ScopeKind(rolled.kind), rolled.name)
         if scope.kind is ScopeKind.POOL:
             continue
         holder, status, version = _holder_with_version(world, scope)
-        if status is None or status.epoch != rolled.old_epoch or rolled.new_epoch is None:
+        if status is None or status.epoch != rolled.old_epoch or rolled.new_epoch is None or _leaves(world, holder):
             continue
         epoch = {"kind": str(scope.kind), "name": scope.name, "epoch": rolled.new_epoch, "rolls": status.rolls + 1}
         # What the scope held under the old epoch says nothing of the new one.
         yield StatusWrite(holder, version, {"scope": epoch, "usage": None})
     yield from _pool_rolls(world, listed)
+
+
+def _leaves(world: World, holder: Key) -> bool:
+    policy = world.policies.get(holder.name) if holder.kind == TenantCachePolicy.INFO.kind else None
+    return policy is not None and policy.metadata.deleting
 
 
 def _pool_rolls(world: World, intents: Iterable[RolledScope]) -> Iterator[StatusWrite]:
