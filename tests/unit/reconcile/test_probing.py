@@ -13,7 +13,7 @@ from kvstrata.adapters.kube import TokenIdentity
 from kvstrata.contract.probe import Probed, ProbedTier, ProbeOutcome, ProbeRequest
 from kvstrata.model.probefacts import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.types import ProbePod, TellIsolation
+from kvstrata.plan.questions import ProbePod, TellIsolation
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.probing import AT_ONCE, EVENT, Probing
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod

@@ -22,7 +22,7 @@ from kvstrata.contract.warm import (
 )
 from kvstrata.model.poolfacts import NoRendering, RenderReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.types import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
+from kvstrata.plan.questions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
 from kvstrata.reconcile import warming as module
 from kvstrata.reconcile.warming import Warming
 from tests.support.objects import NAMESPACE, config_map, cpu_tier, model, pod, pool

@@ -20,8 +20,9 @@ from kvstrata.contract.warm import MAX_SOURCE_BYTES
 from kvstrata.model.world import World
 
 from .poolcontent import Content
+from .questions import RenderPool
 from .rendering import render
-from .types import Decision, RenderPool
+from .types import Decision
 
 _NAME = "content"
 

@@ -32,8 +32,9 @@ from .former import FormerCaches, former_caches
 from .ownership import no_longer_wanted, taken_by_someone_else
 from .pools import pools_of
 from .probing import isolation, probes_due
+from .questions import TellIsolation
 from .tierorder import tiers_ordered
-from .types import Decision, EnsureSecret, Material, Plan, TellFormer, TellIsolation
+from .types import Decision, EnsureSecret, Material, Plan, TellFormer
 
 
 def plan_model(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:

@@ -17,7 +17,8 @@ from kvstrata.contract.prefix import PrefixSource
 from kvstrata.contract.warm import MAX_SOURCE_BYTES
 from kvstrata.model.world import World
 
-from .types import Decision, ReadSource
+from .questions import ReadSource
+from .types import Decision
 
 READ_AGAIN_S = 60.0
 READ_AT_AN_EDIT_S = 2.0

@@ -14,7 +14,7 @@ from kvstrata.model.facts import Pod
 from kvstrata.model.poolfacts import WarmReport
 from kvstrata.model.world import World
 
-from .types import InspectPool, WarmPool
+from .questions import InspectPool, WarmPool
 
 LOOK_AGAIN_S = 300.0
 """How often pods are asked what they hold of a pool that is warm."""

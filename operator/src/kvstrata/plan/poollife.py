@@ -33,8 +33,9 @@ from .datakeys import seals
 from .poolcontent import Content
 from .poolheld import RETRY_S, Held, by_merit, held_of, inspections, is_per_pod, is_whole, warmed
 from .poolshards import Slot, committed_version
+from .questions import InspectPool, WarmPool
 from .rendering import newest_render_id
-from .types import Decision, InspectPool, WarmPool
+from .types import Decision
 
 MAX_RETRY_S = 600.0
 """How long a pod that computed in vain is left alone at most: from RETRY_S on twice as long each time."""

@@ -23,7 +23,7 @@ from kvstrata.model.probefacts import NoProbe, ProbeReport, Shown
 from kvstrata.model.world import World
 
 from .conditions import Finding, false, true, unknown
-from .types import ProbePod, TellIsolation
+from .questions import ProbePod, TellIsolation
 
 KIND = ConditionType.ISOLATION_VERIFIED
 READERS = 8

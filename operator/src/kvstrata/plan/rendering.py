@@ -25,7 +25,8 @@ from kvstrata.model.world import World
 from kvstrata.objects.identity import render_id
 
 from .poolcontent import Content, content_of
-from .types import Decision, RenderPool
+from .questions import RenderPool
+from .types import Decision
 
 ASK_AGAIN_S = 10.0
 """When a pod that did not answer, or has started anew since, is asked again."""

@@ -19,7 +19,7 @@ from kvstrata.contract.probe import Probed, ProbeRequest
 from kvstrata.model.probefacts import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.probing import failure_message, failure_stands
-from kvstrata.plan.types import IsolationQuestion, ProbePod, TellIsolation
+from kvstrata.plan.questions import IsolationQuestion, ProbePod, TellIsolation
 
 from . import metrics
 from .audit import tell_refused

@@ -26,8 +26,8 @@ from kvstrata.contract.warm import WarmOutcome, WarmRequest
 from kvstrata.model.facts import Pod
 from kvstrata.model.poolfacts import HoldingReport, NoRendering, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import Key
+from kvstrata.plan.questions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
 from kvstrata.plan.rendering import RENDER_AGAIN_S
-from kvstrata.plan.types import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
 
 from . import metrics
 from .audit import tell_refused

@@ -15,6 +15,16 @@ from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
 from kvstrata.objects import names
 from kvstrata.objects.applied import missing
 from kvstrata.plan.admission import admitted_by
+from kvstrata.plan.questions import (
+    InspectPool,
+    IsolationQuestion,
+    PoolQuestion,
+    ProbePod,
+    ReadSource,
+    RenderPool,
+    TellIsolation,
+    WarmPool,
+)
 from kvstrata.plan.refused import plan_refused
 from kvstrata.plan.types import (
     Action,
@@ -26,25 +36,17 @@ from kvstrata.plan.types import (
     EndReclaim,
     EnsureSecret,
     ErasureOrder,
-    InspectPool,
-    IsolationQuestion,
     KeepInMemory,
     Plan,
-    PoolQuestion,
     ProbeBackend,
-    ProbePod,
-    ReadSource,
     ReclaimFormer,
     Remove,
-    RenderPool,
     SetFinalizers,
     StatusWrite,
     TellFormer,
-    TellIsolation,
     TendCluster,
     TendServers,
     TurnSecret,
-    WarmPool,
 )
 
 from . import metrics
