@@ -7,11 +7,13 @@ from __future__ import annotations
 import base64
 import os
 import queue
+import socket
 import socketserver
 import subprocess
 import sys
 import tempfile
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from kvstrata.contract.ack import CONTROL_PORT
+from kvstrata.contract.cacheview import POLICY_FILE
 from kvstrata_sidecar.adapter.files.tier import FileTier
 from kvstrata_sidecar.adapter.hashing import Hasher
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, FileTierParams, TierParams
@@ -97,12 +101,33 @@ class InferencePod:
         self.engine = Engine(self.directory / "engine" / "engine.sock")
         self.uid = ""
 
-    def start(self, domain: str, redis_port: int, open_port: int, render_id: str = "") -> None:
-        """Show the pod as running, and start what is in it: `shared` is a tier that is encrypted, `open` one that is
-        not."""
+    def start(
+        self, domain: str, redis_port: int, open_port: int, render_id: str = "", *, cluster: bool = False
+    ) -> None:
+        """Show the pod as running, and start what is in it: `shared` is a tier that is encrypted, and maybe a cluster,
+        `open` one that is not."""
         self._render_id = render_id
         self._show()
         self._write_files()
+        self._domain, self._ports, self._cluster_tier = domain, (redis_port, open_port), cluster
+        self._start_gate()
+        self._start_cache_server()
+
+    def restart_gate(self) -> None:
+        """Have the gate's container die and start anew; return when it listens."""
+        assert self._gate is not None
+        self._gate.kill()
+        self._gate.wait(10)
+        self._start_gate()
+        wait("the gate to listen", self._listens)
+
+    def restart_cache_server(self) -> None:
+        """Have the cache server's container start anew: what it had in memory is gone, its files are there."""
+        self._end_cache_server()
+        self.memory = Memory(tier="cpu")
+        self._start_cache_server()
+
+    def _start_gate(self) -> None:
         api = urlsplit(self._cluster["server"])
         environment = {
             **os.environ,
@@ -114,9 +139,19 @@ class InferencePod:
             "POD_UID": self.uid,
             "POD_NAMESPACE": self._namespace,
         }
-        with (self.directory / "gate.log").open("wb") as log:
+        with (self.directory / "gate.log").open("ab") as log:
             command = [sys.executable, "-c", "from kvstrata_sidecar.gate.main import main; main()"]
             self._gate = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+    def _listens(self) -> bool:
+        try:
+            with socket.create_connection((self._address, CONTROL_PORT), timeout=1):
+                return True
+        except OSError:
+            return False
+
+    def _start_cache_server(self) -> None:
+        domain, (redis_port, open_port) = self._domain, self._ports
         folders = {"policy_dir": self.directory / "policy", "link_dir": self.directory / "link"}
         params = AdapterParams(domain=domain, identity="1" * 16, tier=None, **folders)
         self._runtime = Runtime(params)
@@ -129,7 +164,8 @@ class InferencePod:
         answered, own = self._answered.put, self._runtime
         self.files = FileTier(params, files, own.enforcement, answered, spans=own.spans, guarded=lambda: False)
         self._runtime.add(self.files)
-        tiers = [_tier("shared", redis_port, "Required"), _tier("open", open_port, "Disabled")]
+        shared = replace(_tier("shared", redis_port, "Required"), cluster=self._cluster_tier)
+        tiers = [shared, _tier("open", open_port, "Disabled")]
         self.driver, self.open_driver = (Driver(self._runtime, params, tier) for tier in tiers)
 
     def store(self, keyspace: str, *numbers: int, content: bytes = b"\1") -> None:
@@ -162,12 +198,29 @@ class InferencePod:
         if self._gate is not None:
             self._gate.kill()
             self._gate.wait(10)
+        self._end_cache_server()
+        self._folder.cleanup()
+
+    def _end_cache_server(self) -> None:
         if self._runtime is not None:
             self._runtime.memory = None
             self._runtime.close()
+            for driver in (self.driver, self.open_driver):
+                driver.tier.close()
             self.files.close()
         self.memory.close()
-        self._folder.cleanup()
+
+    def may_use(self, keyspace: str) -> bool:
+        """Whether the gate's word to the cache server, or what the cache server goes by, has a keyspace in it."""
+        policy = self.directory / "policy" / POLICY_FILE
+        view = self._runtime.enforcement.view if self._runtime is not None else None
+        told = policy.exists() and keyspace in policy.read_text()
+        return told or (view is not None and keyspace in view.keyspaces)
+
+    def holds(self, keyspace: str) -> int:
+        """Return how many blocks of a keyspace are in memory and in files."""
+        resident = sum(key.cache_salt == keyspace for key in self.memory.resident())
+        return resident + len(self.file_names(keyspace))
 
     @property
     def gate_pid(self) -> int:

@@ -18,10 +18,13 @@ NODE = "node"
 
 
 class Kubelet:
-    """Runs the pods of Jobs in one namespace. `request` asks the API server, `certificate` and `key` are the node's."""
+    """Runs the pods of Jobs in one namespace, on a node of its own. `request` asks the API server, `certificate` and
+    `key` are the node's."""
 
-    def __init__(self, request: Any, namespace: str, certificate: Path, key: Path, directory: Path) -> None:
-        self._request, self._namespace, self._directory = request, namespace, directory
+    def __init__(
+        self, request: Any, namespace: str, certificate: Path, key: Path, directory: Path, node: str = NODE
+    ) -> None:
+        self._request, self._namespace, self._directory, self._node = request, namespace, directory, node
         self._logs: dict[str, bytes] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self._over = threading.Event()
@@ -47,13 +50,15 @@ class Kubelet:
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
 
     def __enter__(self) -> Kubelet:
-        self._request("POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}}, {})
+        self._request(
+            "POST", "/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": {"name": self._node}}, {}
+        )
         account = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}
         self._request("POST", f"/api/v1/namespaces/{self._namespace}/serviceaccounts", account, {})
         endpoints = {"kubeletEndpoint": {"Port": self._server.server_port}}
         status = {"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}], "daemonEndpoints": endpoints}
         merge = {"Content-Type": "application/merge-patch+json"}
-        self._request("PATCH", f"/api/v1/nodes/{NODE}/status", {"status": status}, {}, merge)
+        self._request("PATCH", f"/api/v1/nodes/{self._node}/status", {"status": status}, {}, merge)
         for work in (self._server.serve_forever, self._work):
             self._threads.append(threading.Thread(target=work, daemon=True))
             self._threads[-1].start()
@@ -68,6 +73,13 @@ class Kubelet:
             process.kill()
             process.wait(10)
         self._server.server_close()
+
+    def kill(self, pod: str) -> bool:
+        """Kill the container of a pod; return whether it ran."""
+        process = self._running.get(pod)
+        if process is not None:
+            process.kill()
+        return process is not None
 
     def _work(self) -> None:
         jobs = f"/apis/batch/v1/namespaces/{self._namespace}/jobs"
@@ -88,7 +100,7 @@ class Kubelet:
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": name, "labels": template["metadata"]["labels"], "ownerReferences": [owner]},
-            "spec": {**template["spec"], "nodeName": NODE},
+            "spec": {**template["spec"], "nodeName": self._node},
         }
         self._request("POST", f"/api/v1/namespaces/{self._namespace}/pods", pod, {})
         self._status(name, "Running", {"running": {"startedAt": _now()}})
@@ -100,7 +112,7 @@ class Kubelet:
         output, _ = process.communicate()
         self._logs[name] = output
         del self._running[name]
-        code = process.returncode
+        code = process.returncode if process.returncode >= 0 else 128 - process.returncode
         ended = {"exitCode": code, "reason": "Completed" if code == 0 else "Error", "finishedAt": _now()}
         self._status(name, "Succeeded" if code == 0 else "Failed", {"terminated": ended})
 

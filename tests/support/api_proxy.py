@@ -37,6 +37,8 @@ from tests.support.api_proxy_faults import (
     Fault,
     Garble,
     Hang,
+    Held,
+    Hold,
     Rule,
     Truncate,
 )
@@ -111,9 +113,10 @@ class ApiProxy:
         methods: Collection[str] = READS,
         watch: bool | None = False,
         times: int | None = None,
+        where: Callable[[str, bytes], bool] = lambda _path, _body: True,
     ) -> Iterator[Rule]:
         """Give a fault to the requests that a `Rule` of these arguments takes, while the block runs."""
-        rule = Rule(fault, path, frozenset(methods), watch, times)
+        rule = Rule(fault, path, frozenset(methods), watch, times, where)
         self._rules.append(rule)
         try:
             yield rule
@@ -230,7 +233,7 @@ class ApiProxy:
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         at, watch = time.monotonic(), "watch" in request.query
         body = await request.read()
-        rule = next((r for r in tuple(self._rules) if r.takes(request.method, request.path, watch)), None)
+        rule = next((r for r in tuple(self._rules) if r.takes(request.method, request.path, watch, body)), None)
         fault = rule.fault if rule else None
         status: int | None = None
         try:
@@ -256,6 +259,8 @@ class ApiProxy:
                 return None
             case Delay(seconds=seconds):
                 await asyncio.sleep(seconds)
+            case Hold(tell=tell):
+                return await self._hold(request, body, tell)
         if watch:
             return await self._watch(request)
         async with self._forward(request, body) as answer:
@@ -275,6 +280,27 @@ class ApiProxy:
                 await half.write(data[: len(data) // 2])
                 return None
         return web.Response(status=answer.status, body=data, headers=headers)
+
+    async def _hold(
+        self, request: web.BaseRequest, body: bytes, tell: Callable[[Held], None]
+    ) -> web.StreamResponse | None:
+        held = Held(body, request.method, request.path)
+        tell(held)
+        # A client that gives up, or dies, ends this handler; its request goes on.
+        return await asyncio.shield(asyncio.create_task(self._held(request, body, held)))
+
+    async def _held(self, request: web.BaseRequest, body: bytes, held: Held) -> web.StreamResponse | None:
+        while not (held.goes.is_set() or self._ended.is_set()):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        try:
+            async with self._forward(request, body) as answer:
+                data = await answer.read()
+        finally:
+            held.done.set()
+        if held.mute:
+            await self._until_gone(request)
+            return None
+        return web.Response(status=answer.status, body=data, headers=_passed_on(answer.headers))
 
     def _forward(self, request: web.BaseRequest, body: bytes | None) -> Any:
         return self._session.request(

@@ -65,14 +65,35 @@ class Hang:
     after: bool = False
 
 
-Fault = Answer | BreakAfter | Truncate | Garble | Delay | Hang
+@dataclass(eq=False, slots=True)
+class Held:
+    """A request that is held back. Once it `goes` it is carried out, even if its client is gone, and answered unless
+    it is `mute`."""
+
+    body: bytes
+    method: str
+    path: str
+    goes: threading.Event = field(default_factory=threading.Event)
+    mute: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Keep requests until each of them is let go; `tell` is given each when it comes."""
+
+    tell: Callable[[Held], None]
+
+
+Fault = Answer | BreakAfter | Truncate | Garble | Delay | Hang | Hold
 
 
 @dataclass(slots=True)
 class Rule:
-    """Which requests get `fault`: by methods and path; at most `times` of them (None: all).
+    """Which requests get `fault`: by methods, path and body; at most `times` of them (None: all).
 
-    `watch` chooses watches (True), everything else (False) or both. The path is searched for `path`, a pattern.
+    `watch` chooses watches (True), everything else (False) or both. The path is searched for `path`, a pattern; `where`
+    is given path and body.
     """
 
     fault: Fault
@@ -80,12 +101,15 @@ class Rule:
     methods: frozenset[str]
     watch: bool | None = False
     times: int | None = None
+    where: Callable[[str, bytes], bool] = lambda _path, _body: True
     hits: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def takes(self, method: str, path: str, watch: bool) -> bool:
+    def takes(self, method: str, path: str, watch: bool, body: bytes) -> bool:
         """Whether this request gets the fault; it counts then."""
         if method not in self.methods or self.watch not in (None, watch) or not re.search(self.path, path):
+            return False
+        if not self.where(path, body):
             return False
         with self._lock:
             if self.times is not None and self.hits >= self.times:

@@ -223,3 +223,10 @@ def test_of_a_prefix_its_chunks_alone_are_ordered_to_go() -> None:
     prefix = {"prefix": ErasedPrefix("chat", ("c1", "c2")), "subject": order_of_prefix}
     erasing = step_of(rolled(), acked("p1"), acked("p2"), *removed(), **prefix)
     assert {one.chunks for one in erasing.orders} == {("c1", "c2")}  # type: ignore[union-attr]
+
+
+def test_what_a_deletion_came_to_stands_as_it_was_heard_first_so_looks_since_then_count() -> None:
+    first, again = deleted("n1", 35, 36), deleted("n1", 35, 42)
+    for heard in ((first, again), (again, first)):
+        assert [one for one in Erasure(order()).hearing(*heard).of(type(first)) if one.node == "n1"] == [first]
+    assert "Verified" in holding(step_of(*until_verified(), again))

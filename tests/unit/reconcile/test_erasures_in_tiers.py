@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from datetime import timedelta
 from functools import partial
 
 from kvstrata.contract.receiptresidue import Claim, Residue
 from kvstrata.plan.erasurefacts import found_again
+from kvstrata.reconcile.erasures.course import RETRY_S
 from kvstrata.reconcile.erasures.keep import PREFIX, Keep
-from tests.support.objects import model
+from tests.support.objects import NAMESPACE, model
 from tests.support.worlds import finish
 from tests.unit.reconcile.erasing import KIND, OPERATOR_NAMESPACE, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
@@ -177,3 +180,27 @@ def test_a_tier_that_is_removed_meanwhile_is_residue_and_no_proof() -> None:
     assert made.phase == "Complete"
     assert Residue.TIER_LOST in {item.kind for item in made.chain.issued[0].residue}
     assert Claim.ERASED not in made.proven()
+
+
+def test_who_has_just_begun_to_lead_looks_every_second_until_it_has_heard_of_a_tiers_servers() -> None:
+    made = world()
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: w.phase == "WaitingOutWrites")
+        assert w.board is not None
+        (course,) = w.board._courses.values()
+        told = w.sim.store.domain(NAMESPACE).backends
+        heard = dict(told)
+        told.clear()
+        for _ in range(6):
+            w.sim.now += timedelta(seconds=1)
+            pause_s = await course._pass(0)
+            for _ in range(12):
+                await asyncio.sleep(0)
+        assert pause_s == RETRY_S
+        told.update(heard)
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)

@@ -214,6 +214,12 @@ def tier_away(world: World, tier: CacheTier) -> str:
     return "" if report.reachable else report.message
 
 
+def is_unheard(world: World, tier: CacheTier) -> bool:
+    """Whether this process has no word of a tier's servers yet, good or bad: it has just begun to lead, or they are
+    new."""
+    return report_of(world, tier) is None
+
+
 def epoch_of(record: ErasureRecord, fingerprint: str) -> LeftEpoch | None:
     """Return the epoch whose data key has a fingerprint."""
     revoked = next((key.revoked for key in record.keys if key.fingerprint == fingerprint), None)

@@ -76,6 +76,7 @@ class Course:
         self._inbox: list[Fact] = []
         self._servers: dict[str, TierNow] = {}
         self._asked_servers: dict[str, float] = {}
+        self._unheard = set[str]()
         self._named: dict[str, dict[str, tuple[str, ...]]] = {}
         self._strays: dict[str, tuple[str, ...]] = {}
         self._troubles: dict[Hashable, str] = {}
@@ -152,6 +153,8 @@ class Course:
         news = self._publish(seen, step)
         self._order(record, step.orders, unseen)
         self._patience_s = SHORTEST_PAUSE_S if news else min(LONGEST_PAUSE_S, 2 * self._patience_s)
+        if self._unheard:
+            return RETRY_S  # who has just begun to lead hears of servers within seconds, and nobody wakes it
         if step.again_s is None or step.again_s == LOOK_AGAIN_S:
             return self._patience_s  # something may have changed that nobody tells
         return min(self._patience_s, step.again_s)
@@ -303,13 +306,15 @@ class Course:
         world = self._crew.store.world(self.namespace)
         found = world.tiers.get(tier)
         away = gather.tier_away(world, found) if found is not None else ""
+        unheard = found is not None and gather.is_unheard(world, found)
+        (self._unheard.add if unheard else self._unheard.discard)(tier)
         if away:
             known = self._servers.get(tier, TierNow((), ""))
             self._servers[tier] = replace(known, reachable=False, message=away)
         elif found is not None:
             keyspaces = record.erasure.order.keyspaces
             self._servers[tier] = await self._crew.looks.servers(found, record.domain, keyspaces)
-        self._asked_servers[tier] = self._crew.monotonic()
+        self._asked_servers[tier] = self._crew.monotonic() - (SERVERS_EVERY_S - RETRY_S if unheard else 0.0)
 
     async def _see_deleted(self, tier: str, round: int) -> None:
         slot = ("deletion", tier, round)
