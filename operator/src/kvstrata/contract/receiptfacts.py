@@ -330,13 +330,13 @@ class Component:
     """A version that took part."""
 
     name: Name
-    """Operator, gate, cache server, or server of a tier."""
+    """The operator that began, or what the servers of tiers are."""
 
     version: Name
     """Its version."""
 
     count: int
-    """How many of it."""
+    """How many of it, tiers of servers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,7 @@ def begin(world: World, policy: TenantCachePolicy, now: datetime) -> ErasureReco
         excluded_scopes=gather.left_out(shared_by(world, policy)),
         deadline_s=ENDING_LIMIT_S,
         allow_residue=True,
+        versions=gather.versions(world, (tier for tier in tiers.values() if tier.spec.medium is Medium.REDIS)),
     )
     erasure = Erasure(order).hearing(*_lost(world, policy, now))
     keys = gather.keys_held(world, domain, (left,))

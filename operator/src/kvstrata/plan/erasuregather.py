@@ -7,16 +7,18 @@ same plan that rolls epochs for lazy ones.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
 from datetime import datetime, timedelta
 
+from kvstrata import __version__
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cacheinvalidation import AwaitedPod, CacheInvalidation, InvalidationScope, PrefixScope
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
-from kvstrata.contract.receiptfacts import Fence, Revoked, Subject, Target
+from kvstrata.contract.receiptfacts import Component, Fence, Revoked, Subject, Target
 from kvstrata.contract.receiptwords import (
     Hbm,
     KeyCustody,
@@ -87,10 +89,21 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         deadline_s=invalidation.spec.deadline_s,
         allow_residue=invalidation.spec.residue_allowed,
         prefix=ErasedPrefix(prefix.model_ref.name, chunks) if prefix is not None else None,
+        versions=versions(world, _shared(world, invalidation)),
     )
     # What stays of a keyspace is read with the same keys again.
     keys = keys_held(world, domain, epochs if prefix is None else ())
     return ErasureRecord(invalidation.namespace, invalidation.name, domain, epochs, keys, Erasure(order))
+
+
+def versions(world: World, tiers: Iterable[CacheTier]) -> tuple[Component, ...]:
+    """Return with which versions an erasure begins: this operator's, and those that servers of tiers told it."""
+    reports = [report for tier in tiers if (report := report_of(world, tier)) is not None and report.version]
+    servers = Counter((report.software, report.version) for report in reports)
+    return (
+        Component("operator", __version__, 1),
+        *(Component(f"tiers on {software}", version, count) for (software, version), count in sorted(servers.items())),
+    )
 
 
 def left_out(scopes: Iterable[Scope]) -> tuple[str, ...]:
