@@ -8,7 +8,9 @@ import logging
 import pytest
 from prometheus_client import REGISTRY
 
+from kvstrata import __version__
 from kvstrata.contract.audit import Action
+from kvstrata.contract.receiptfacts import Component
 from kvstrata.plan.deletion import FINALIZER
 from tests.support.audit import lines
 from tests.support.objects import NAMESPACE, own
@@ -33,6 +35,8 @@ def test_an_erasure_ends_with_a_receipt_that_proves_all_of_it() -> None:
     assert {pod for pod, _ in made.gates.erased} == set(made.addresses)
     assert all(request.keyspace == old and request.chunks for _, request in made.gates.verified)
     assert (made.status["keys"], made.status["tiers"][0]["deleted"]) == (3, 3)
+    (receipt,) = made.chain.issued
+    assert receipt.versions == (Component("operator", __version__, 1), Component("tiers on Redis", "8.0.0", 1))
     assert made.status["receiptDigest"] == f"{1:064x}"
     assert made.sim.status("CacheDomain", "default")["receipts"] == {"count": 1, "head": f"{1:064x}"}
 
