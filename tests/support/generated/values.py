@@ -37,6 +37,11 @@ BY_PATTERN: Mapping[str, tuple[str, ...]] = {
     r"^([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$": (
         "127.0.0.1:1", "[::1]:1", "localhost:1", "127.0.0.1:99999", "127.0.0.1:0",
     ),
+    r"^https://([A-Za-z0-9]([-A-Za-z0-9.]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$": (
+        "https://127.0.0.1:1", "https://[::1]:1", "https://localhost", "https://127.0.0.1:99999",
+    ),
+    "^[-A-Za-z0-9_.]+$": ("kvstrata", "-", "a.b_C"),
+    "^[A-Za-z0-9_]([-A-Za-z0-9_./]*[A-Za-z0-9_])?$": ("transit", "keys/transit", "_", "a//b"),
 }  # fmt: skip
 """Text by the pattern that it matches. All of it passes the pattern; rules beyond it may refuse some."""
 
