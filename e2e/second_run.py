@@ -20,6 +20,8 @@ from e2e.lanes import Command, Failure
 AT_MOST = 5
 """Failed tests of one suite: more are no accident."""
 
+NO_SKIPS = ("-p", "e2e.no_skips")
+
 TESTS_FAILED = 1
 """pytest's exit code when it ran to its end and some failed."""
 
@@ -59,10 +61,12 @@ class Suites:
 
 def _once_more(first: Command) -> Command:
     arguments = tuple("--last-failed" if argument == "--cache-clear" else argument for argument in first.arguments)
+    # A test that is skipped now has not passed.
+    arguments += NO_SKIPS
     return Command(f"{first.name}, once more what failed", arguments, first.environment)
 
 
 def pytest() -> tuple[str, ...]:
     """Return how pytest is called here, without what it is to run."""
-    strict = ("-p", "e2e.no_skips", "-p", "e2e.same_examples") if os.environ.get("KVSTRATA_NO_SKIPS") else ()
+    strict = (*NO_SKIPS, "-p", "e2e.same_examples") if os.environ.get("KVSTRATA_NO_SKIPS") else ()
     return (sys.executable, "-m", "pytest", *strict, "--durations=15")

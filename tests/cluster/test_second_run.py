@@ -24,6 +24,7 @@ def test_passes():
     with MET.with_name("runs").open("a") as runs:
         runs.write("x")
 """
+FAILS_THEN_SKIPS = FAILS_ONCE.replace("assert met", "assert met; import pytest; pytest.skip('gone')")
 FAILS = "def test_fails():\n    assert False\n"
 MANY_FAIL = (
     f"import pytest\n\n@pytest.mark.parametrize('n', range({AT_MOST + 1}))\ndef test_fails(n):\n    assert False\n"
@@ -62,6 +63,11 @@ def test_what_passes_by_itself_is_named_and_no_failure(suites: Suites, tmp_path:
 
 def test_what_fails_again_has_failed(suites: Suites, tmp_path: Path) -> None:
     failed, unsteady = suites.judge(run(suites.suite("a suite", write(tmp_path, FAILS))), run)
+    assert (failed, unsteady) == (["FAILED: a suite: exit 1"], [])
+
+
+def test_what_is_skipped_then_has_not_passed(suites: Suites, tmp_path: Path) -> None:
+    failed, unsteady = suites.judge(run(suites.suite("a suite", write(tmp_path, FAILS_THEN_SKIPS))), run)
     assert (failed, unsteady) == (["FAILED: a suite: exit 1"], [])
 
 

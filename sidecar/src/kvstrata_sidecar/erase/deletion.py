@@ -38,7 +38,8 @@ nobody, because the keyspace stays in the set of revoked ones, and goes when its
 
 KEYSPACES_AT_ONCE = 512
 BUCKETS_AT_ONCE = 4
-"""In one exchange: a server carries all of its commands out before it serves others, each for 2 ms at most."""
+"""In one exchange: a server carries all of its commands out before it serves others, each begins
+nothing more after 2 ms."""
 NAMES_AT_ONCE = 8
 
 IN_VAIN = 1_000

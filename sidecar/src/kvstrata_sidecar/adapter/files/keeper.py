@@ -27,6 +27,9 @@ TURN_S = 1.0
 SLICE = 500
 """Files of a scan that are entered at once: lookups wait for the index meanwhile."""
 
+FORMER_AT_ONCE = 500
+"""Files of other identities that go in a turn: a turn takes place once a second at least."""
+
 SCOPES_AT_ONCE = 64
 STRANDED_AT_ONCE = 256
 
@@ -212,13 +215,12 @@ class Keeper(threading.Thread):
         files.health.recovering = False
 
     def _remove_former(self) -> None:
-        """Remove the files of other identities that are there yet."""
-        for batch in _slices(self._former):
-            taken = self._files.shelf.take_unused(batch)
-            self._files.counters.add("former_removed", len(taken))
-            self._emptied |= {keyspace_of(key) for key in taken}
-            self._files.remove(taken)
-        self._former = []
+        """Remove some files of other identities: one batch a turn, so that what else is due is not held up."""
+        batch, self._former = self._former[:FORMER_AT_ONCE], self._former[FORMER_AT_ONCE:]
+        taken = self._files.shelf.take_unused(batch)
+        self._files.counters.add("former_removed", len(taken))
+        self._emptied |= {keyspace_of(key) for key in taken}
+        self._files.remove(taken)
 
     def _discard(self, found: Found) -> DiskError | None:
         """Remove a file that is no block; return why it could not be removed, if so."""
