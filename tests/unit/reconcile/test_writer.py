@@ -10,13 +10,14 @@ from prometheus_client import REGISTRY
 from kvstrata.adapters.kube import KubeError
 from kvstrata.contract.bundle import ROOT_DATA_KEY, Root
 from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.objects.names import DOMAIN_KEY_SECRET
 from kvstrata.plan.types import Plan, ProbeBackend, Remove, StatusWrite
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.bundles import read_bundle
 from kvstrata.reconcile.controllers import plan
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import NotLeadingError, Writer
-from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, redis_tier
+from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, pool, redis_tier
 from tests.support.worlds import CONTEXT, Simulation, finish
 
 TINY = Key(BUNDLE, NAMESPACE, "tiny")
@@ -70,6 +71,21 @@ def test_a_process_that_does_not_lead_writes_nothing(kind: str) -> None:
     with pytest.raises(NotLeadingError):
         finish(writer.carry_out(key, made))
     assert simulation.kube.writes == before
+
+
+def test_an_object_that_came_while_the_domains_key_was_written_is_planned_again_when_it_is_there() -> None:
+    simulation = Simulation()
+    simulation.put(pool("manual"))
+
+    def meanwhile(verb: str, kind: str, name: str) -> None:
+        if name == DOMAIN_KEY_SECRET:
+            simulation.step(Key("PrefixPool", NAMESPACE, "manual"))
+            while (due := simulation._take()) is not None:
+                simulation.step(due)
+
+    simulation.kube.before_write = meanwhile
+    simulation.settle()
+    assert simulation.condition("PrefixPool", "manual", "Stalled") == ("True", "ModelNotFound")
 
 
 def test_what_a_status_says_for_the_first_time_is_told_also_if_a_watch_was_quicker_than_the_answer() -> None:

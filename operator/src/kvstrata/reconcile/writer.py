@@ -132,7 +132,7 @@ class Writer:
         match action:
             case EnsureSecret():
                 self._may_write()
-                await self._keeper.ensure(self._store.domain(key.namespace), action)
+                await self._ensure(key.namespace, action)
             case KeepInMemory() if self._memory is not None:
                 await self._memory.keep(key.namespace, action)
             case CommitBundle():
@@ -167,6 +167,14 @@ class Writer:
                 await self._kube.delete(BY_KIND[action.kind], key.namespace, action.name, action.uid)
                 if (action.kind, action.name) in self._store.domain(key.namespace).children:
                     await self._note_removed(key.namespace, action)
+
+    async def _ensure(self, namespace: str, order: EnsureSecret) -> None:
+        """Make or mend a Secret. Objects that came while the domain's key was written were planned without it."""
+        domain = self._store.domain(namespace)
+        before = domain.domain_key
+        await self._keeper.ensure(domain, order)
+        if domain.domain_key != before:
+            self._enqueue({key for key in self._store.all_keys() if key.namespace == namespace})
 
     async def _note_removed(self, namespace: str, removed: Remove) -> None:
         """Know at once what became of a child: the next plan must not count on it until a watch tells."""
