@@ -75,7 +75,7 @@ def capacity_committed(world: World, tier: CacheTier) -> Finding:
             kind,
             TierReason.GUARANTEES_EXCEED_CAPACITY,
             f"pods were told of {readable(promised)} of guarantees, {readable(room)} {whose} can be guaranteed; the "
-            f"youngest lose theirs; until pods know, {_consequence(tier)}",
+            f"eldest keep theirs as far as they fit; until pods know, {_consequence(tier)}",
         )
     count, size = waiting_for(world, tier.name)
     if count:

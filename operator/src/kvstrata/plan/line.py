@@ -88,8 +88,7 @@ class Line:
 def line_up(asks: Iterable[Ask], rooms: Mapping[str, int]) -> Line:
     """Return who has what of a tier whose places have `rooms` bytes.
 
-    Of what was admitted, the eldest is kept first, and with the first that does not fit any more the younger ones in
-    its places lose theirs. Then who asks for more gets it, eldest first, if it fits beside all that is recorded or
+    Of what was admitted, the eldest is kept first, and who does not fit any more beside those loses its own. Then who asks for more gets it, eldest first, if it fits beside all that is recorded or
     under way; where it does not, the younger ones wait as well. One that would not fit even alone holds up nobody.
     """
     ordered = sorted(asks, key=lambda ask: ask.since)
@@ -121,19 +120,15 @@ def line_up(asks: Iterable[Ask], rooms: Mapping[str, int]) -> Line:
 
 
 def _kept(ordered: Iterable[Ask], rooms: Mapping[str, int]) -> dict[Key, int]:
-    used, closed = dict.fromkeys(rooms, 0), set[str]()
+    used = dict.fromkeys(rooms, 0)
     kept = {}
     for ask in ordered:
         size = min(ask.wanted_bytes, ask.recorded_bytes) if ask.stands else 0
-        if size and not all(size <= rooms[place] for place in ask.places):
+        # What is kept beside one that lost its own must not depend on whether that was written down before.
+        if not all(used[place] + size <= rooms[place] for place in ask.places):
             size = 0
-        elif size and not all(used[place] + size <= rooms[place] and place not in closed for place in ask.places):
-            if ask.asks:
-                closed.update(ask.places)
-            size = 0
-        if size:
-            for place in ask.places:
-                used[place] += size
+        for place in ask.places:
+            used[place] += size
         kept[ask.holder] = size
     return kept
 
