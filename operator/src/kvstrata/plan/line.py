@@ -88,8 +88,9 @@ class Line:
 def line_up(asks: Iterable[Ask], rooms: Mapping[str, int]) -> Line:
     """Return who has what of a tier whose places have `rooms` bytes.
 
-    Of what was admitted, the eldest is kept first, and who does not fit any more beside those loses its own. Then who asks for more gets it, eldest first, if it fits beside all that is recorded or
-    under way; where it does not, the younger ones wait as well. One that would not fit even alone holds up nobody.
+    Of what was admitted, the eldest is kept first, and who does not fit any more beside those loses its own. Then who
+    asks for more gets it, eldest first, if it fits beside all that is recorded or under way; where it does not, the
+    younger ones wait as well. One that would not fit even alone holds up nobody.
     """
     ordered = sorted(asks, key=lambda ask: ask.since)
     kept = _kept(ordered, rooms)
