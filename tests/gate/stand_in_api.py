@@ -32,6 +32,8 @@ class StandInApi:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self, context: ssl.SSLContext) -> None:
+        # It may have been started before by a test with another event loop.
+        self._changed = asyncio.Condition()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=context)
         self.port = self._server.sockets[0].getsockname()[1]
 
