@@ -21,7 +21,6 @@ DOMAIN = [
     Row(
         "custody_of_none", "CacheDomain", {"spec.keyCustody": "KMS"}, "spec.kms", "kms is required for keyCustody: KMS"
     ),
-    Row("kms_unused", "CacheDomain", {"spec.kms": KMS}, "spec.kms", "and for nothing else"),
     Row(
         "kms_in_clear",
         "CacheDomain",
@@ -36,12 +35,16 @@ DOMAIN = [
         "spec.kms.address",
         "should match",
     ),
-    Row(
-        "kms_mount",
-        "CacheDomain",
-        {"spec.keyCustody": "KMS", "spec.kms": KMS | {"mount": "/keys"}},
-        "spec.kms.mount",
-        "should match",
+    *(
+        Row(
+            f"kms_{field}_{number}",
+            "CacheDomain",
+            {"spec.keyCustody": "KMS", "spec.kms": KMS | {field: path}},
+            f"spec.kms.{field}",
+            "should match",
+        )
+        for field in ("mount", "authMount", "namespace")
+        for number, path in enumerate(("/keys", "keys/", "a//b", "..", "x/../../attacker", "x/./y"))
     ),
     Row("unknown", "CacheDomain", {"spec.unknownTenants": "Allow"}, "spec.unknownTenants", '"NoReuse", "Refuse"'),
     Row(

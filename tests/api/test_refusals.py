@@ -14,7 +14,7 @@ from kvstrata.api import KINDS, InvalidObjectError
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.api.objects import Row, changed, valid
 from tests.api.refused_models import MODEL, OTHERS, POLICY, argument
-from tests.api.refused_tiers import DOMAIN, HBM, TIER
+from tests.api.refused_tiers import DOMAIN, HBM, KMS, TIER
 
 ROWS: list[Row] = [*DOMAIN, *TIER, *MODEL, *POLICY, *OTHERS]
 BY_KIND = {kind.INFO.kind: kind for kind in KINDS}
@@ -80,6 +80,8 @@ ACCEPTED = [
     ("PrefixPool", {"spec.prefixes[0]": {"name": "a", "tokenIDs": [1, 2, 3]}}),
     ("PrefixPool", {"spec.prefixes[0]": {"name": "a", "configMapKeyRef": {"name": "c", "key": "k"}, "format": "Chat"}}),
     ("CacheDomain", {"spec": {}}),
+    ("CacheDomain", {"spec.keyCustody": "KMS", "spec.kms": KMS | {"mount": "a/b-c_d.e", "authMount": "team/k8s"}}),
+    ("CacheDomain", {"spec.keyCustody": "Secret", "spec.kms": KMS}),
     ("CacheDomain", {"spec.staleAfter": "24h", "spec.drainTimeout": "1h"}),
 ]
 

@@ -4,6 +4,7 @@ to which a real OpenBao turns to know the operator, operator and gate processes,
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,7 @@ def test_keys_are_unwrapped_for_the_next_operator_without_a_pod_s_help_and_end_b
     reference = {"name": "openbao", "key": "ca.crt"}
     kms = {"address": bao.address, "mount": MOUNT, "role": "kvstrata", "authorityConfigMapRef": reference}
     place.server.apply(own("CacheDomain", "default", {"keyCustody": "KMS", "kms": kms}))
-    way = {"KVSTRATA_KMS_ADDRESSES": bao.address, "KVSTRATA_KMS_TOKEN_FILE": str(tmp_path / "kms-token")}
+    way = {"KVSTRATA_KMS_ADDRESSES": json.dumps([bao.address]), "KVSTRATA_KMS_TOKEN_FILE": str(tmp_path / "kms-token")}
     first = place.operators.start("operator-a", **way)
     first.wait_until_leading(90)
     place.wait(

@@ -236,6 +236,23 @@ def test_a_service_that_the_operator_s_owner_did_not_allow_is_shown_no_token(
     told(story, allowed=False)
 
 
+def test_a_change_of_custody_is_refused_and_takes_nobody_s_keys_away(told: Callable[[Story], KeyPods]) -> None:
+    async def story(pods: KeyPods) -> None:
+        before, held = epochs(pods), dict(pods.held["pod-0"])
+        pods.sim.edit("CacheDomain", "default", keyCustody="Secret")
+        await asked(pods)
+        assert pods.sim.condition("CacheDomain", "default", "Stalled") == ("True", "KeyCustodyInUse")
+        await restart(pods)
+        assert (epochs(pods), pods.held["pod-0"]) == (before, held)
+        assert at_hand(pods) == ("True", "KeysAtHand")
+        pods.sim.edit(TCP, "acme", cacheGeneration=2)
+        await asked(pods)
+        await pods.turn()
+        assert len(pods.held["pod-0"].keys() - held.keys()) == 1
+
+    told(story)
+
+
 def test_a_key_that_is_given_up_while_it_is_being_unwrapped_does_not_come_back(
     told: Callable[[Story], KeyPods],
 ) -> None:

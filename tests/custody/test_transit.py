@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from kvstrata.adapters.transit import KmsError, KmsFailure, TransitClient
+from kvstrata.adapters.transit import AT_ONCE, KmsError, KmsFailure, TransitClient
 from kvstrata.adapters.transit_tokens import KubernetesLogin, TokenFile
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.tiers.certificates import Authority
@@ -214,6 +214,66 @@ async def test_one_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     ):
         with fails(KmsFailure.TIMEOUT):
             await client.look("kvstrata-a")
+
+
+async def test_a_client_that_is_closed_under_a_request_says_so_whatever_it_was_at(tmp_path: Path) -> None:
+    put(tmp_path / "token", "s.verysecret")
+    async with strange_service(tmp_path, lambda _: web.Response(), never=True) as (address, authority):
+        for steps in (0, 1, 2, 5, 20, 100):
+            client = TransitClient(address, authority, TokenFile(tmp_path / "token"), timeout_s=60.0)
+            asked = asyncio.create_task(client.look("kvstrata-a"))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await client.close()
+            with pytest.raises(KmsError) as caught:
+                await asked
+            assert caught.value.reason in (KmsFailure.DISCONNECTED, KmsFailure.UNREACHABLE)
+
+
+class Logins:
+    """A service in form: each login brings another token, and the last of them is good until it is revoked."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.good = ""
+        self.broken = False
+
+    def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/login"):
+            self.count += 1
+            if self.broken:
+                return web.json_response({"errors": ["broken"]}, status=500)
+            self.good = f"s.{self.count}"
+            return web.json_response({"auth": {"client_token": self.good, "lease_duration": 0}})
+        if request.headers.get("X-Vault-Token") != self.good:
+            return web.json_response({"errors": ["permission denied"]}, status=403)
+        key = {"type": "aes256-gcm96", "exportable": False, "allow_plaintext_backup": False, "deletion_allowed": False}
+        return web.json_response({"data": key})
+
+
+async def test_many_who_ask_at_once_share_one_login_also_after_a_revocation_and_a_failure(tmp_path: Path) -> None:
+    put(tmp_path / "account", "account")
+    service = Logins()
+    async with strange_service(tmp_path, service.answer) as (address, authority):
+        login = KubernetesLogin("kvstrata", tmp_path / "account")
+        async with TransitClient(address, authority, login) as client:
+
+            async def ask() -> None:
+                await asyncio.gather(*(client.look("kvstrata-a") for _ in range(AT_ONCE)))
+
+            await ask()
+            assert service.count == 1
+            service.good = "s.revoked"
+            await ask()
+            assert service.count == 2
+            service.good, service.broken = "s.revoked", True
+            asked = [client.look("kvstrata-a") for _ in range(AT_ONCE)]
+            failures = await asyncio.gather(*asked, return_exceptions=True)
+            assert all(isinstance(one, KmsError) and one.reason is KmsFailure.FAILED for one in failures)
+            assert service.count <= 2 + AT_ONCE
+            service.broken, service.count = False, 2
+            await ask()
+            assert service.count == 3
 
 
 def account_token() -> str:

@@ -19,6 +19,7 @@ from kvstrata.contract.bundle import Bundle, Entry
 from kvstrata.contract.link import ScopeUsage, TierState
 from kvstrata.model.external import ExternalReport
 from kvstrata.model.facts import Pod, VerifiedState
+from kvstrata.model.kmsservices import AllowedService
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects import names
@@ -107,8 +108,9 @@ class Simulation:
             self.kube, "kvstrata-system", self.store, self.memory, operator, lambda: self.now, lambda: True,
             lambda: self.now.timestamp(),
         )  # fmt: skip
+        services = KmsServices(self.kube, map(AllowedService, self.kms_addresses), self.kms_login)
         self.kms = KmsKeys(
-            self.kube, self.store, self.queue, self.memory, KmsServices(self.kube, self.kms_addresses, self.kms_login),
+            self.kube, self.store, self.queue, self.memory, services,
             operator, lambda: self.now, lambda: True,
         )  # fmt: skip
         self.writer = Writer(

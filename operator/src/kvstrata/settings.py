@@ -8,8 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvstrata.model.kmsservices import AllowedService
+
 PLACEMENT = frozenset({"nodeSelector", "tolerations", "affinity", "priorityClassName"})
 """Fields of a pod's spec that say where it may run."""
+
+SERVICE = {"address": "address", "namespace": "namespace", "authMount": "auth_mount", "role": "role"}
+"""What may be said of a key management service, and its field in `AllowedService`."""
 
 
 class SettingsError(ValueError):
@@ -35,7 +40,7 @@ class Settings:
     nodefs_reserve_percent: int
     image_pull_secrets: tuple[str, ...] = ()
     job_placement: Mapping[str, Any] = field(default_factory=dict)
-    kms_addresses: tuple[str, ...] = ()
+    kms_services: tuple[AllowedService, ...] = ()
     kms_token_file: str = ""
 
     @property
@@ -94,6 +99,22 @@ class Settings:
             nodefs_reserve_percent=percent("KVSTRATA_NODEFS_RESERVE_PERCENT", "11"),
             image_pull_secrets=listed("KVSTRATA_IMAGE_PULL_SECRETS"),
             job_placement=placement("KVSTRATA_JOB_PLACEMENT"),
-            kms_addresses=listed("KVSTRATA_KMS_ADDRESSES"),
+            kms_services=_services("KVSTRATA_KMS_ADDRESSES", env.get("KVSTRATA_KMS_ADDRESSES") or "[]"),
             kms_token_file=env.get("KVSTRATA_KMS_TOKEN_FILE") or "",
         )
+
+
+def _services(name: str, value: str) -> tuple[AllowedService, ...]:
+    try:
+        listed = json.loads(value)
+    except ValueError as error:
+        raise SettingsError(f"{name} must be JSON: {error}") from error
+    found = []
+    for one in listed if isinstance(listed, list) else [listed]:
+        said = {"address": one} if isinstance(one, str) else one
+        if not isinstance(said, dict) or "address" not in said or said.keys() - SERVICE.keys():
+            raise SettingsError(f"{name} must be a list of addresses, or of objects with {', '.join(SERVICE)}")
+        if not all(isinstance(text, str) and text for text in said.values()):
+            raise SettingsError(f"{name} must say what it says of a service as text")
+        found.append(AllowedService(**{SERVICE[field]: text for field, text in said.items()}))
+    return tuple(found)

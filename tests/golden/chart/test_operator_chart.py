@@ -13,6 +13,7 @@ import yaml
 
 from kvstrata.adapters.resources import CHILD_RESOURCES, OWN_RESOURCES
 from kvstrata.api import KINDS
+from kvstrata.model.kmsservices import AllowedService
 from kvstrata.objects.context import BuildContext
 from kvstrata.settings import Settings, SettingsError
 
@@ -23,7 +24,12 @@ EVERYTHING: dict[str, Any] = {
     "watchNamespaces": ["team-b", "team-a"],
     "metrics": {"serviceMonitor": {"enabled": True}, "prometheusRule": {"enabled": True}},
     "imagePullSecrets": ["registry"],
-    "kms": {"addresses": ["https://openbao.keys.svc:8200"]},
+    "kms": {
+        "addresses": [
+            "https://openbao.keys.svc:8200",
+            {"address": "https://vault:8200", "namespace": "team/a", "authMount": "k8s", "role": "cache"},
+        ]
+    },
     "image": {"digest": "sha256:" + "0" * 64},
     "priorityClassName": "system-cluster-critical",
     "nodeSelector": {"pool": "control"},
@@ -159,6 +165,23 @@ def test_jobs_get_the_operators_placement_and_none_of_its_own_spreading() -> Non
     assert Settings.from_environment(environment()).job_placement == {}
     with pytest.raises(SettingsError, match="KVSTRATA_JOB_PLACEMENT must be an object with no fields but"):
         Settings.from_environment({**environment(), "KVSTRATA_JOB_PLACEMENT": '{"hostNetwork": true}'})
+
+
+def test_a_key_management_service_is_allowed_by_its_address_or_with_where_to_log_in_there() -> None:
+    settings = Settings.from_environment(environment({"kms": EVERYTHING["kms"]}))
+    assert settings.kms_services == (
+        AllowedService("https://openbao.keys.svc:8200"),
+        AllowedService("https://vault:8200", "team/a", "k8s", "cache"),
+    )
+    assert Settings.from_environment(environment()).kms_services == ()
+    for wrong in (
+        '"https://bao',
+        '[{"role": "any"}]',
+        '[{"address": "https://bao", "mount": "m"}]',
+        '[{"address": 1}]',
+    ):
+        with pytest.raises(SettingsError, match="KVSTRATA_KMS_ADDRESSES must"):
+            Settings.from_environment({**environment(), "KVSTRATA_KMS_ADDRESSES": wrong})
 
 
 def test_probes_ask_the_port_that_the_operator_listens_on() -> None:

@@ -54,6 +54,10 @@ class TestAChangeOfCustody:
         assert "team-a" in change.refusal
         assert A not in change.refusal
 
+    def test_away_from_a_service_has_to_leave_the_way_to_it(self) -> None:
+        change = change_to(KeyCustody.SECRET, {A: KeyCustody.KMS}, "team-a")
+        assert "set it back to KMS with spec.kms as it was" in change.refusal
+
     def test_counts_the_keys(self) -> None:
         both = {A: KeyCustody.SECRET, B: KeyCustody.SECRET}
         assert "2 data keys are in custody Secret" in change_to(KeyCustody.MEMORY, both, "team-a").refusal

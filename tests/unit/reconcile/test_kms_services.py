@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from kvstrata.adapters.transit import KmsError, KmsFailure, TransitClient
+from kvstrata.adapters.transit_tokens import KubernetesLogin, TokenFile
 from kvstrata.api.cachedomain import KeyManagement
+from kvstrata.model.kmsservices import AllowedService
 from kvstrata.reconcile.custody import CustodyError
 from kvstrata.reconcile.custody.services import KmsServices, by_service_account
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE
+from tests.tiers.certificates import Authority
 
 ADDRESS = "https://bao.keys.svc:8200"
 
@@ -23,7 +28,7 @@ def kms(**fields: str) -> KeyManagement:
 
 
 def services(kube: MemoryKube, *allowed: str) -> KmsServices:
-    return KmsServices(kube, allowed, by_service_account(Path("/nonexistent")))
+    return KmsServices(kube, map(AllowedService, allowed), by_service_account(Path("/nonexistent")))
 
 
 def config_map(**data: str) -> dict[str, object]:
@@ -36,6 +41,57 @@ async def test_an_address_is_allowed_by_its_whole_name_and_port(other: str) -> N
     kube = MemoryKube()
     with pytest.raises(CustodyError, match="has not allowed"):
         await services(kube, ADDRESS).client(NAMESPACE, kms(address=other))
+
+
+WAYS: list[tuple[AllowedService, dict[str, str], bool]] = [
+    (AllowedService(ADDRESS), {"authMount": "kubernetes", "mount": "another"}, True),
+    (AllowedService(ADDRESS), {"authMount": "attacker"}, False),
+    (AllowedService(ADDRESS), {"namespace": "attacker"}, False),
+    (AllowedService(ADDRESS, "team/a", "k8s"), {"namespace": "team/a", "authMount": "k8s", "role": "any"}, True),
+    (AllowedService(ADDRESS, "team/a", "k8s"), {"authMount": "k8s"}, False),
+    (AllowedService(ADDRESS, "team/a", "k8s"), {"namespace": "team/a"}, False),
+    (AllowedService(ADDRESS, role="kvstrata"), {}, True),
+    (AllowedService(ADDRESS, role="kvstrata"), {"role": "admin"}, False),
+]
+
+
+@pytest.mark.parametrize(("allowed", "fields", "may"), WAYS)
+async def test_the_token_is_shown_to_a_method_in_a_namespace_that_was_allowed_and_no_other(
+    allowed: AllowedService, fields: dict[str, str], may: bool
+) -> None:
+    ways = KmsServices(MemoryKube(), [allowed], by_service_account(Path("/nonexistent")))
+    with pytest.raises(CustodyError, match="does not exist" if may else f"has not allowed {ADDRESS} with namespace"):
+        await ways.client(NAMESPACE, kms(**fields))
+
+
+@pytest.mark.parametrize("path", ["..", "x/../../attacker", "x/./y", "a//b", "/a", "a/"])
+def test_no_path_leads_elsewhere(path: str) -> None:
+    for field in ("mount", "authMount", "namespace"):
+        with pytest.raises(ValueError, match="should match pattern"):
+            kms(**{field: path})
+    with pytest.raises(ValueError, match="is no path"):
+        KubernetesLogin("kvstrata", Path("/nonexistent"), method=path)
+    for options in ({"mount": path}, {"namespace": path}):
+        with pytest.raises(ValueError, match="is no path"):
+            TransitClient(ADDRESS, b"", TokenFile(Path("/nonexistent")), **options)
+
+
+async def test_a_new_authority_replaces_the_client_once_and_the_old_one_says_so(tmp_path: Path) -> None:
+    kube = MemoryKube()
+    allowed = services(kube, ADDRESS)
+    for name in ("first", "second"):
+        directory = tmp_path / name
+        directory.mkdir()
+        kube.put(config_map(**{"ca.crt": Authority(directory).file.read_text()}))
+        one, other = await asyncio.gather(allowed.client(NAMESPACE, kms()), allowed.client(NAMESPACE, kms()))
+        assert one is other
+        if name == "first":
+            old = one
+    assert one is not old
+    with pytest.raises(KmsError) as caught:
+        await old.service()
+    assert caught.value.reason is KmsFailure.DISCONNECTED
+    await allowed.close()
 
 
 async def test_what_is_wrong_with_the_authority_is_named() -> None:

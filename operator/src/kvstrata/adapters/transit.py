@@ -30,13 +30,16 @@ CONNECT_TIMEOUT_S = 3.0
 MAX_ANSWER_BYTES = 256 * 1024
 MAX_TOLD_CHARACTERS = 200
 AT_ONCE = 8
-"""Connections to the service at a time; others wait."""
+"""Requests to the service at a time; others wait for their turn, which is no part of the time for an answer."""
 
 KEY_TYPE = "aes256-gcm96"
 TOKEN_HEADER = "X-Vault-Token"  # noqa: S105  (a header's name)
 
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,128}")
-_MOUNT = re.compile(r"[0-9A-Za-z._-]{1,64}(?:/[0-9A-Za-z._-]{1,64}){0,7}")
+_PATH = re.compile(r"[0-9A-Za-z_][0-9A-Za-z._-]*(?:/[0-9A-Za-z_][0-9A-Za-z._-]*)*")
+"""Without segments that are empty or begin with a dot: `..` would lead elsewhere."""
+
+MAX_PATH_CHARACTERS = 128
 
 
 class KmsFailure(StrEnum):
@@ -76,8 +79,8 @@ class Tokens(Protocol):
     async def token(self, client: TransitClient) -> str:
         """Return a token that is good for some time. Raises KmsError."""
 
-    def refused(self) -> bool:
-        """Forget the token, which the service refused; return whether there may be another now."""
+    def refused(self, token: str) -> bool:
+        """Forget this token, which the service refused; return whether there may be another now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,7 @@ class TransitClient:
 
     `authority_pem` is the only authority that is trusted to sign the service's certificate. `namespace` is the
     service's own namespace, empty for its root; `place` tells one namespace and mount of a service from another.
+    `turns` limits what is under way at a time, also over several clients; absent means `AT_ONCE` for this one.
     Raises ValueError for an address that is not HTTPS, or a mount that is none, and ssl.SSLError for an authority that
     is none.
     """
@@ -124,18 +128,21 @@ class TransitClient:
         mount: str = "transit",
         namespace: str = "",
         timeout_s: float = REQUEST_TIMEOUT_S,
+        turns: asyncio.Semaphore | None = None,
     ) -> None:
         if not address.startswith("https://"):
             raise ValueError("the address of a key management service begins with https://")
-        if _MOUNT.fullmatch(mount) is None or (namespace and _MOUNT.fullmatch(namespace) is None):
-            raise ValueError("the mount or the namespace of a key management service is no path")
+        for path in (mount, *([namespace] if namespace else [])):
+            checked_path(path)
         self._address, self._mount, self._tokens, self._timeout_s = address.rstrip("/"), mount, tokens, timeout_s
+        self._turns = turns or asyncio.Semaphore(AT_ONCE)
         self.place = f"{namespace}:{mount}"
         self._headers = {"X-Vault-Request": "true"} | ({"X-Vault-Namespace": namespace} if namespace else {})
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._tls.minimum_version = ssl.TLSVersion.TLSv1_2
         self._tls.load_verify_locations(cadata=authority_pem.decode("ascii"))
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def __aenter__(self) -> TransitClient:
         return self
@@ -146,10 +153,11 @@ class TransitClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close every connection."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        """Close every connection, for good: what is asked from then on, or was under way, is `DISCONNECTED`."""
+        self._closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def service(self) -> Service:
         """Return which service answers. Raises KmsError; `SEALED` while it cannot work."""
@@ -214,16 +222,23 @@ class TransitClient:
         """Return what the service answers at `path`, None for nothing. Raises KmsError."""
         headers = self._headers | ({TOKEN_HEADER: token} if token else {})
         try:
-            async with self._open().request(
-                method,
-                f"{self._address}/v1/{path}",
-                params=dict(query or {}),
-                json=None if body is None else dict(body),
-                headers=headers,
-                allow_redirects=False,
-                timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S),
-            ) as response:
+            async with (
+                self._turns,
+                self._open().request(
+                    method,
+                    f"{self._address}/v1/{path}",
+                    params=dict(query or {}),
+                    json=None if body is None else dict(body),
+                    headers=headers,
+                    allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=CONNECT_TIMEOUT_S),
+                ) as response,
+            ):
                 return _judged(response.status, await _read_capped(response), path)
+        except RuntimeError:
+            if not self._closed:
+                raise
+            raise _replaced() from None
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             # An error's own text may quote headers, so its kind has to do.
             told = f"the key management service at {self._address}: {type(error).__name__}"
@@ -232,14 +247,17 @@ class TransitClient:
     async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Ask the mount, once more with another token if the service refuses the first."""
         whole = f"{self._mount}/{path}"
+        token = await self._tokens.token(self)
         try:
-            return await self.call(method, whole, body, token=await self._tokens.token(self))
+            return await self.call(method, whole, body, token=token)
         except KmsError as error:
-            if error.reason is not KmsFailure.DENIED or not self._tokens.refused():
+            if error.reason is not KmsFailure.DENIED or not self._tokens.refused(token):
                 raise
         return await self.call(method, whole, body, token=await self._tokens.token(self))
 
     def _open(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise _replaced()
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(ssl=self._tls, limit=AT_ONCE),
@@ -324,6 +342,17 @@ def _secret(raw: Any) -> bytes:
     if len(secret) != 32 or not any(secret):
         raise ValueError("no key")
     return secret
+
+
+def checked_path(path: str) -> str:
+    """Return a path of the service if it leads nowhere else. Raises ValueError."""
+    if len(path) > MAX_PATH_CHARACTERS or _PATH.fullmatch(path) is None:
+        raise ValueError("a mount, a method or a namespace of a key management service is no path")
+    return path
+
+
+def _replaced() -> KmsError:
+    return KmsError(KmsFailure.DISCONNECTED, "the way to the key management service is being made anew")
 
 
 def _checked(name: str) -> str:

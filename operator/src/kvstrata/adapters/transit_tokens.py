@@ -6,11 +6,12 @@ API server whose the service account's token is, and gives one of its own for so
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .transit import KmsError, KmsFailure, TransitClient
+from .transit import KmsError, KmsFailure, TransitClient, checked_path
 
 READ_EVERY_S = 60.0
 """How long a token is used before its file is read again; who renews it writes it there."""
@@ -35,11 +36,12 @@ class TokenFile:
             self._token, self._read_at = _read(self._path), now
         return self._token
 
-    def refused(self) -> bool:
-        """Forget the token; return whether the file has another by now."""
-        refused, self._token = self._token, ""
+    def refused(self, token: str) -> bool:
+        """Forget this token; return whether the file has another by now."""
+        if self._token == token:
+            self._token = ""
         try:
-            return _read(self._path) != refused
+            return _read(self._path) != token
         except KmsError:
             return False
 
@@ -48,7 +50,8 @@ class KubernetesLogin:
     """A token that the service gives for the service account's, by its authentication method `kubernetes`.
 
     `role` is the service's name for what the operator may do, `method` where the method is mounted. `account_token` is
-    the file that the kubelet renews; give it the service's audience where the role demands one.
+    the file that the kubelet renews; give it the service's audience where the role demands one. Raises ValueError for
+    a method that is no path. Whoever asks while a login is under way has what comes of it.
     """
 
     def __init__(
@@ -59,13 +62,45 @@ class KubernetesLogin:
         method: str = "kubernetes",
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._role, self._account_token, self._method, self._monotonic = role, account_token, method, monotonic
+        self._role, self._account_token, self._monotonic = role, account_token, monotonic
+        self._method = checked_path(method)
         self._token, self._until = "", float("-inf")
+        self._login = asyncio.Lock()
+        self._failure: KmsError | None = None
+        """What the last login came to, if it came to nothing."""
 
     async def token(self, client: TransitClient) -> str:
         """Return a token, after a login if there is none that is good for long enough. Raises KmsError."""
-        if self._token and self._monotonic() < self._until:
+        before = self._failure
+        if self._is_good():
             return self._token
+        async with self._login:
+            if self._is_good():
+                return self._token
+            failure = self._failure
+            if failure is not None and failure is not before:
+                raise KmsError(failure.reason, str(failure), failure.status)
+            try:
+                await self._log_in(client)
+            except KmsError as error:
+                self._failure = error
+                raise
+            self._failure = None
+            return self._token
+
+    def refused(self, token: str) -> bool:
+        """Forget this token: the service may have been restarted or have revoked it, so a login may bring another.
+
+        Who comes later with a token that was replaced already forgets nothing.
+        """
+        if self._token == token:
+            self._token = ""
+        return True
+
+    def _is_good(self) -> bool:
+        return bool(self._token) and self._monotonic() < self._until
+
+    async def _log_in(self, client: TransitClient) -> None:
         body = {"role": self._role, "jwt": _read(self._account_token)}
         asked_at = self._monotonic()
         raw = await client.call("POST", f"auth/{self._method}/login", body)
@@ -79,12 +114,6 @@ class KubernetesLogin:
             ) from None
         # A lease of 0 does not end.
         self._token, self._until = token, asked_at + (lease_s * RENEWED_AT if lease_s else float("inf"))
-        return token
-
-    def refused(self) -> bool:
-        """Forget the token: the service may have been restarted or have revoked it, so a login may bring another."""
-        had, self._token = bool(self._token), ""
-        return had
 
 
 def _read(path: Path) -> str:

@@ -55,15 +55,22 @@ ServiceAddress = Annotated[
     ),
 ]
 ServicePath = Annotated[
-    str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_]([-A-Za-z0-9_./]*[A-Za-z0-9_])?$")
+    str,
+    StringConstraints(
+        min_length=1, max_length=128, pattern=r"^[A-Za-z0-9_][-A-Za-z0-9_.]*(/[A-Za-z0-9_][-A-Za-z0-9_.]*)*$"
+    ),
 ]
+"""No segment of it is empty or begins with a dot: none leads elsewhere."""
+
+DEFAULT_AUTH_MOUNT = "kubernetes"
 
 
 class KeyManagement(ApiModel):
     """Where a key management service is: OpenBao or Vault with Transit, and its method `kubernetes` to log in."""
 
     address: ServiceAddress
-    """https://host:port. Whoever runs the operator allows it by the chart's kms.addresses."""
+    """https://host:port. Whoever runs the operator allows it by the chart's kms.addresses, with the authMount and the
+    namespace that go with it."""
 
     authority_config_map_ref: ConfigMapKeyRef
     """Certificate authority, in PEM, that alone is trusted to sign the service's certificate."""
@@ -79,6 +86,11 @@ class KeyManagement(ApiModel):
 
     namespace: ServicePath | None = None
     """The service's own namespace. Absent means its root."""
+
+    @property
+    def effective_auth_mount(self) -> str:
+        """Path of the authentication method."""
+        return self.auth_mount or DEFAULT_AUTH_MOUNT
 
 
 class UnknownTenants(StrEnum):
@@ -116,7 +128,8 @@ class CacheDomainSpec(ApiModel):
     Secret."""
 
     kms: KeyManagement | None = None
-    """The service, for keyCustody: KMS."""
+    """The service, for keyCustody: KMS. Leave it until the last key that it wraps has ended: without it no key is
+    unwrapped or ended."""
 
     public_budget: Budget | None = None
     """Budget of the Public scope. Absent means no guarantee and no limit."""
@@ -131,10 +144,10 @@ class CacheDomainSpec(ApiModel):
 
     RULES = (
         Rule(
-            cel="(has(self.keyCustody) && self.keyCustody == 'KMS') == has(self.kms)",
-            message="kms is required for keyCustody: KMS, and for nothing else",
+            cel="!has(self.keyCustody) || self.keyCustody != 'KMS' || has(self.kms)",
+            message="kms is required for keyCustody: KMS",
             field_path=".kms",
-            holds=lambda spec: (spec.key_custody is KeyCustody.KMS) == (spec.kms is not None),
+            holds=lambda spec: spec.key_custody is not KeyCustody.KMS or spec.kms is not None,
         ),
     )
 

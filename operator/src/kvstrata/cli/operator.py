@@ -83,7 +83,7 @@ class Operator:
         self._queue = WorkQueue(time.monotonic)
         self._keeper = Keeper(kube, settings.namespace, secrets.token_bytes, utc_now)
         self._memory = MemoryKeys(self._store, self._queue, secrets.token_bytes, utc_now, settings.pod_name)
-        services = KmsServices(kube, settings.kms_addresses, by_service_account(Path(settings.kms_token_file)))
+        services = KmsServices(kube, settings.kms_services, by_service_account(Path(settings.kms_token_file)))
         self._kms = KmsKeys(
             kube, self._store, self._queue, self._memory, services, settings.pod_name, utc_now, self._may_write
         )

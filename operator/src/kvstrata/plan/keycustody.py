@@ -68,11 +68,12 @@ def change_to(wanted: KeyCustody, kept: Mapping[str, KeyCustody], namespace: str
     if not elsewhere:
         return CustodyChange()
     present = " and ".join(sorted({str(custody) for custody in elsewhere.values()}))
+    back = present if KeyCustody.KMS not in elsewhere.values() else f"{present} with spec.kms as it was"
     count = f"{len(elsewhere)} data key{'s are' if len(elsewhere) > 1 else ' is'}"
     return CustodyChange(
         frozenset(elsewhere),
         f"spec.keyCustody cannot become {wanted} while {count} in custody {present}: a key cannot move, and to roll "
-        f"all of their epochs would empty the cache of namespace {namespace}; set it back to {present}, or set up a "
+        f"all of their epochs would empty the cache of namespace {namespace}; set it back to {back}, or set up a "
         f"namespace with {wanted} and move tenants there",
     )
 
@@ -182,10 +183,10 @@ def destroyed_in_memory(
 ) -> Destruction:
     """Return whether a key that only processes had is gone from all of them.
 
-    `holders` are uids of pods that it was ever brought to, whether or not that arrived; `predecessors` those of
-    operators that had it before this one (uid `operator`): an operator that lost its lease and hangs holds its keys, so
-    it must have said that it overwrote them, or its end must be known. `overwritten_at` is since when this one has no
-    copy. One that merely fell silent is no evidence, however long it is away.
+    `holders` are uids of pods that it was ever brought to, whether or not that arrived; `predecessors` are names of
+    operators' pods that had it before this one, whose name is `operator`: an operator that lost its lease and hangs
+    holds its keys, so it must have said that it overwrote them, or its end must be known. `overwritten_at` is since
+    when this one has no copy. One that merely fell silent is no evidence, however long it is away.
     """
     if overwritten_at is None:
         return Destruction(KeyCustody.MEMORY, None, Undestroyed.NOT_REVOKED)

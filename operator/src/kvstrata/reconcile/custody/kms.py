@@ -41,7 +41,7 @@ def wrapping_key(domain: str, epoch: str) -> str:
 class KmsCustody:
     """The keys of the domain with this id.
 
-    `now` is the wall clock in UTC, `operator` the uid of this operator's pod, whose word a revocation is.
+    `now` is the wall clock in UTC, `operator` the name of this operator's pod, whose word a revocation is.
     """
 
     kind = Kind.KMS

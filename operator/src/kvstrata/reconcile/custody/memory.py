@@ -43,7 +43,7 @@ class _Kept:
 class MemoryCustody:
     """The keys of one domain in this process.
 
-    `entropy(n)` returns n random bytes, `now` the wall clock in UTC; `operator` is the uid of this operator's pod.
+    `entropy(n)` returns n random bytes, `now` the wall clock in UTC; `operator` is the name of this operator's pod.
     """
 
     kind = Kind.MEMORY

@@ -29,7 +29,7 @@ from . import CustodyError
 class SecretCustody:
     """The keys of one domain as `Keeper` writes and knows them.
 
-    `owner` is the CacheDomain's owner reference, `operator` the uid of this operator's pod, whose word it is.
+    `owner` is the CacheDomain's owner reference, `operator` the name of this operator's pod, whose word it is.
     """
 
     kind = Kind.SECRET

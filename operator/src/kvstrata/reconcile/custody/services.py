@@ -1,20 +1,24 @@
 """Ways to key management services, as CacheDomains name them and as whoever runs the operator allows.
 
-The operator shows a token of its own to a service. So it does that at no address that a namespace chose by itself: its
-owner could take the token, and be the operator elsewhere.
+The operator shows a token of its own to a service. So it does that in no place that a namespace chose by itself, be it
+another address, or another authentication method of a service that several use: its owner could take the token, and
+be the operator elsewhere.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ssl
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import CONFIG_MAP
-from kvstrata.adapters.transit import Tokens, TransitClient
+from kvstrata.adapters.transit import AT_ONCE, Tokens, TransitClient
 from kvstrata.adapters.transit_tokens import KubernetesLogin
 from kvstrata.api.cachedomain import KeyManagement
+from kvstrata.model.kmsservices import AllowedService
 
 from . import CustodyError
 
@@ -26,38 +30,54 @@ def by_service_account(token_file: Path) -> Login:
     """Log in with the service account's token in this file, which the kubelet renews."""
 
     def login(kms: KeyManagement) -> Tokens:
-        return KubernetesLogin(kms.role, token_file, method=kms.auth_mount or "kubernetes")
+        return KubernetesLogin(kms.role, token_file, method=kms.effective_auth_mount)
 
     return login
 
 
 class KmsServices:
-    """Clients of services, kept for as long as what is said of them stays the same. `allowed` are addresses."""
+    """Clients of services, one for each namespace, kept for as long as what is said of them stays the same."""
 
-    def __init__(self, kube: Kube, allowed: tuple[str, ...], login: Login) -> None:
-        self._kube, self._allowed, self._login = kube, frozenset(one.rstrip("/") for one in allowed), login
+    def __init__(self, kube: Kube, allowed: Iterable[AllowedService], login: Login) -> None:
+        self._kube, self._allowed, self._login = kube, tuple(allowed), login
         self._clients: dict[str, tuple[tuple[KeyManagement, bytes], TransitClient]] = {}
+        self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
+        """By address, whose turn it is to ask: a service minds how many ask, not for which namespace."""
 
     async def client(self, namespace: str, kms: KeyManagement) -> TransitClient:
-        """Return the client of a namespace. Raises CustodyError if there can be none."""
-        if kms.address not in self._allowed:
+        """Return the client of a namespace. Raises CustodyError if there can be none.
+
+        One that it replaces is closed: those who use it are told so by a KmsError, and ask again.
+        """
+        if not any(one.allows(kms) for one in self._allowed):
             raise CustodyError(
-                f"whoever runs the operator has not allowed {kms.address}: it is to be in kms.addresses of the chart"
+                f"whoever runs the operator has not allowed {kms.address} with namespace {kms.namespace or 'none'}, "
+                f"authMount {kms.effective_auth_mount} and role {kms.role}: it is to be in kms.addresses of the chart"
             )
-        about = (kms, await self._authority(namespace, kms))
-        known = self._clients.get(namespace)
-        if known is not None and known[0] == about:
-            return known[1]
-        if known is not None:
-            await known[1].close()
+        async with self._changing[namespace]:
+            about = (kms, await self._authority(namespace, kms))
+            known = self._clients.get(namespace)
+            if known is not None and known[0] == about:
+                return known[1]
+            client = self._made(kms, about[1])
+            self._clients[namespace] = (about, client)
+            if known is not None:
+                await known[1].close()
+            return client
+
+    def _made(self, kms: KeyManagement, authority_pem: bytes) -> TransitClient:
         try:
-            client = TransitClient(
-                kms.address, about[1], self._login(kms), mount=kms.mount or "transit", namespace=kms.namespace or ""
+            return TransitClient(
+                kms.address,
+                authority_pem,
+                self._login(kms),
+                mount=kms.mount or "transit",
+                namespace=kms.namespace or "",
+                turns=self._turns[kms.address],
             )
         except (ValueError, ssl.SSLError) as error:
             raise CustodyError(f"the way to {kms.address} cannot be made: {error}") from error
-        self._clients[namespace] = (about, client)
-        return client
 
     async def close(self) -> None:
         """Close every connection."""
