@@ -41,7 +41,7 @@ BY_PATTERN: Mapping[str, tuple[str, ...]] = {
         "https://127.0.0.1:1", "https://[::1]:1", "https://localhost", "https://127.0.0.1:99999",
     ),
     "^[-A-Za-z0-9_.]+$": ("kvstrata", "-", "a.b_C"),
-    "^[A-Za-z0-9_]([-A-Za-z0-9_./]*[A-Za-z0-9_])?$": ("transit", "keys/transit", "_", "a//b"),
+    "^[A-Za-z0-9_][-A-Za-z0-9_.]*(/[A-Za-z0-9_][-A-Za-z0-9_.]*)*$": ("transit", "keys/transit", "_", "a../b-"),
 }  # fmt: skip
 """Text by the pattern that it matches. All of it passes the pattern; rules beyond it may refuse some."""
 
