@@ -73,6 +73,12 @@ def test_the_finalizer_is_there_before_the_epoch_is() -> None:
     assert plan_deletion(DeletionCase(fresh, draws=shared)).order is None
 
 
+def test_the_finalizer_stays_until_the_status_names_what_is_shared() -> None:
+    shared = Scope(ScopeKind.GROUP, "lab")
+    assert plan_deletion(DeletionCase(policy(deleting=False), draws=shared)).order is None
+    assert plan_deletion(DeletionCase(without_finalizer(policy(deleting=False)), draws=shared)).order == SetFinalizer()
+
+
 def test_a_tenant_that_only_shares_leaves_nothing_that_would_be_erased() -> None:
     sharing = policy(deleting=False)
     scope = ScopeStatus(kind=ScopeKind.GROUP, name="lab", epoch="0" * 32, rolls=0)

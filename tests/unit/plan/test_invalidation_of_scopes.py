@@ -159,3 +159,14 @@ def test_a_models_invalidation_reaches_a_group_that_its_tenant_has_left() -> Non
     simulation.come_to_rest()
     assert phase(simulation) == "Complete"
     assert simulation.status("TenantGroup", "lab")["scope"]["epoch"] != before
+
+
+def test_a_scope_whose_policy_is_being_deleted_gets_no_successor() -> None:
+    simulation = at_rest(policy("acme"), policy("globex"))
+    simulation.delete("TenantCachePolicy", "acme")
+    simulation.settle()
+    simulation.put(invalidation("now", scope={"all": True}, mode="Eager"))
+    simulation.settle()
+    rolled = {one["name"]: one.get("newEpoch") for one in simulation.status(KIND, "now")["scopes"]}
+    assert rolled["acme"] is None
+    assert rolled["globex"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from kvstrata.contract.prefix import PrefixSource
 from kvstrata.contract.receiptresidue import Claim, Residue
 from kvstrata.contract.receiptwords import prefix_commitment
 from kvstrata.plan.deletion import ABANDON
+from kvstrata.plan.erasuregather import rolled
 from kvstrata.plan.pausing import paused_epochs
 from tests.support.objects import NAMESPACE, group, invalidation, model, pod, policy, pool, redis_tier
 from tests.unit.plan.invalidations import at_rest
@@ -101,6 +103,29 @@ def test_a_receipt_of_a_prefix_commits_to_it_and_tells_no_text() -> None:
     assert TEXT[:8] not in repr(facts)
 
 
+def test_a_prefix_is_committed_to_under_the_key_of_when_its_erasure_began() -> None:
+    made = world()
+    key = made.sim.world.domain_key or b""
+
+    async def story(w: World) -> None:
+        order(w)
+        await w.until(lambda: w.status.get("rolledTime"))
+        seen = w.sim.world
+        (asked,) = seen.invalidations.values()
+        kept = seen.erasures[asked.uid].record
+        for other in (None, b"another key of thirty-two bytes."):
+            told = rolled(replace(seen, domain_key=other), asked, kept)
+            assert told is not None
+            assert [one.old for one in told.revoked] == [prefix_commitment(key, "tiny", SOURCE.digest)]
+        assert kept.erasure.order.prefix is not None
+        of_before = replace(kept.erasure.order, prefix=replace(kept.erasure.order.prefix, commitment=""))
+        lacking = replace(kept, erasure=replace(kept.erasure, order=of_before))
+        assert rolled(replace(seen, domain_key=None), asked, lacking) is None
+        assert rolled(seen, asked, lacking) == rolled(seen, asked, kept)
+
+    run(story, made)
+
+
 @pytest.mark.parametrize("how", ["a pod finds it", "given up", "too late"])
 def test_where_it_is_not_proven_the_scopes_get_new_epochs_and_what_is_left_is_out_of_reach(how: str) -> None:
     made = world()
@@ -180,6 +205,48 @@ def test_a_pod_that_names_no_chunks_yet_is_waited_for() -> None:
         await complete(w)
 
     run(story, made)
+
+
+def engine_is(made: World, name: str, *, ready: bool) -> None:
+    """Let a pod tell whether its engine can be asked."""
+    found = made.sim.pod(name)
+    made.sim.acks[found.uid] = replace(made.sim.acks[found.uid], engine_ready=ready)
+    made.sim._say(found, made.sim.acks[found.uid])
+
+
+def test_nothing_is_done_while_a_pod_has_another_template_which_makes_other_chunks() -> None:
+    made = world()
+    before = made.sim.bundle()
+    made.sim.put(pod("old", render_id="0123456789abcdef", ready=False))
+
+    async def story(w: World) -> None:
+        order(w)
+        await w.until(lambda: "old has another template" in w.status.get("message", ""))
+        assert w.sim.condition(KIND, "leave", "Reconciling") == ("True", "NamingChunks")
+        assert not w.phase
+        assert w.sim.bundle().entries == before.entries
+        w.sim.put(pod("old", render_id="0123456789abcdef", ready=False, state="terminated"))
+        await acked(w)
+        await complete(w)
+
+    run(story, made)
+    assert made.proven() == PROVEN
+
+
+def test_a_pod_that_cannot_be_asked_is_waited_for_although_others_answered() -> None:
+    made = world()
+    engine_is(made, "pod-1", ready=False)
+
+    async def story(w: World) -> None:
+        order(w)
+        await w.until(lambda: "waiting for pod-1" in w.status.get("message", ""))
+        assert not w.phase
+        engine_is(w, "pod-1", ready=True)
+        await acked(w)
+        await complete(w)
+
+    run(story, made)
+    assert made.proven() == PROVEN
 
 
 def test_who_leads_next_keeps_scopes_paused_before_it_has_read_what_is_kept() -> None:

@@ -13,6 +13,7 @@ from kvstrata.contract.receiptclaims import claims
 from kvstrata.contract.receiptfacts import Erasure
 from kvstrata.contract.receiptresidue import Claim, Residue
 from kvstrata.contract.receiptwords import SubjectKind
+from kvstrata.model.ending import Ending
 from kvstrata.plan.deletion import ABANDON, ERASES, FINALIZER
 from kvstrata.reconcile.erasures.keep import PREFIX
 from tests.support.objects import NAMESPACE, Raw, group, invalidation, model, own, policy, redis_tier
@@ -130,6 +131,17 @@ def test_a_tenant_that_shares_all_that_it_has_goes_at_once_and_is_told_so_before
         assert stored(sim, POLICY, name) is None
     sim.settle()
     assert sim.unsettled() == {}
+
+
+def test_a_tenant_that_joins_a_group_loses_its_finalizer_after_its_own_epoch() -> None:
+    sim = at_rest(policy("acme"), group("lab", "acme"))
+    sim.kube.log.clear()
+    sim.edit(POLICY, "acme", isolation="Group", groupRef={"name": "lab"})
+    sim.come_to_rest()
+    assert sim.status(POLICY, "acme")["scope"]["kind"] == "Group"
+    assert FINALIZER not in (stored(sim, POLICY, "acme") or {})["metadata"].get("finalizers", [])
+    own_writes = [verb for verb, *what in sim.kube.log if what == [POLICY, "acme"] and verb != "put"]
+    assert own_writes[0] == "status"
 
 
 def test_the_finalizers_of_others_stay() -> None:
@@ -389,8 +401,10 @@ def test_a_namespace_that_is_deleted_goes_and_leaves_a_receipt_for_each_policy(l
         for name in ("acme", "globex"):
             await gone(w, name=name, tick_s=5)
         assert left(w.sim) == []
+        await w.turn(10)
 
     run(story, made)
+    assert made.sim.store.domain(NAMESPACE).ending == Ending(), "another namespace of this name inherits nothing"
     assert {facts.subject.kind for facts in made.chain.issued} == {SubjectKind.POLICY}
     assert {facts.subject.scope_name for facts in made.chain.issued} == {"acme", "globex"}
     for facts in made.chain.issued:

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from kvstrata.adapters.kube import KubeError
-from tests.support.objects import NAMESPACE, cpu_tier, model, redis_tier
+from kvstrata.plan.deletion import ABANDON
+from tests.support.objects import NAMESPACE, cpu_tier, model, policy, redis_tier
 from tests.support.worlds import Simulation
+from tests.unit.plan.invalidations import at_rest
 
 SENTENCE = "requests.cpu: Invalid value: must be less than or equal to cpu limit"
 CASES = [
@@ -83,3 +85,23 @@ def test_a_refused_child_leaves_the_other_conditions_as_they_are() -> None:
 def test_an_api_server_that_does_not_answer_is_no_refusal() -> None:
     simulation = refusing("StatefulSet", 0, redis_tier())
     assert simulation.condition("CacheTier", "shared", "Stalled")[0] != "True"
+
+
+def test_a_deleted_policy_whose_erasure_may_not_be_created_says_so_and_how_out() -> None:
+    simulation = at_rest(policy("acme"))
+
+    def refuse(verb: str, written: str, name: str) -> None:
+        if (verb, written) == ("create", "CacheInvalidation"):
+            raise KubeError(403, "Forbidden", "exceeded quota: invalidations")
+
+    simulation.kube.before_write = refuse
+    simulation.delete("TenantCachePolicy", "acme")
+    simulation.advance(5)
+    assert simulation.condition("TenantCachePolicy", "acme", "Stalled") == ("True", "CreationRefused")
+    assert simulation.condition("TenantCachePolicy", "acme", "Enforced") == ("False", "BeingDeleted")
+    told = next(c for c in simulation.status("TenantCachePolicy", "acme")["conditions"] if c["type"] == "Stalled")
+    assert "exceeded quota: invalidations" in told["message"]
+    assert ABANDON in told["message"]
+    simulation.kube.before_write = lambda verb, kind, name: None
+    simulation.advance(90)
+    assert simulation.condition("TenantCachePolicy", "acme", "Reconciling") == ("True", "Erasing")

@@ -193,6 +193,10 @@ class PolicyReason(Reason):
     ERASING = texts.ERASING
     ERASURE_FAILED = "ErasureFailed", "The policy was deleted, and the erasure failed; a person has to decide."
     NAME_TAKEN = "NameTaken", "Another CacheInvalidation has the name of the one that erases for a deleted policy."
+    CREATION_REFUSED = (
+        "CreationRefused",
+        "The policy was deleted, and the API server refuses the CacheInvalidation that is to erase.",
+    )
     RECEIPT_MISSING = "ReceiptMissing", "The erasure for a deleted policy is over, and its receipt is not written."
     ABANDONING = (
         "Abandoning",

@@ -14,9 +14,11 @@ class Ending:
     """Objects go in any order when their namespace is deleted, and the last policy to go may need them all.
 
     `domain_id`, `domain_key`, `custody` (where data keys were kept), `tiers` and `models` are what was last known of
-    objects that are gone. `refused` are UIDs
-    of policies for which the API server creates nothing any more, `witnessed` those that this process saw before they
-    were deleted, so that it also saw what went since.
+    objects that are gone. `refused` are UIDs of policies for which the API server creates nothing any more, `witnessed`
+    those that this process saw before they were deleted, so that it also saw what went since.
+
+    It is forgotten when neither an object nor an erasure of the namespace is left: one of the same name that comes
+    later is another.
     """
 
     domain_id: str | None = None

@@ -33,11 +33,13 @@ class SharedTier:
 class ErasedPrefix:
     """Chunks of one prefix. Their keyspaces live on: nobody may use them until the erasure is over (`plan.pausing`).
 
-    `chunks` are the chunk hashes as the pods of the model named them, in hexadecimal digits.
+    `chunks` are the chunk hashes as the pods of the model named them, in hexadecimal digits. `commitment` stands for
+    the prefix in the receipt, by the domain's key of when the erasure began; records of earlier versions lack it.
     """
 
     model: str
-    chunks: tuple[str, ...]
+    chunks: tuple[str, ...] = field(repr=False)
+    commitment: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +154,10 @@ class ErasureRecord:
     """All that is kept of an erasure. Who has it can go on from there.
 
     `namespace` and `invalidation` name the object that ordered it, which is a policy that was deleted where the order's
-    subject says so; `domain` is the domain's id. `epochs` and `keys`
-    were written down before any epoch was rolled, because afterwards nobody knows them. `named` gives by keyspace the
-    names of chunks, as hexadecimal digits, which tiers had before they were emptied: they are asked for afterwards.
-    `named_tiers` are the tiers that were looked at for that.
+    subject says so; `domain` is the domain's id. `epochs` and `keys` were written down before any epoch was rolled,
+    because afterwards nobody knows them. `named` gives by keyspace the names of chunks, as hexadecimal digits, which
+    tiers had before they were emptied: they are asked for afterwards. `named_tiers` are the tiers that were looked at
+    for that.
     """
 
     namespace: str

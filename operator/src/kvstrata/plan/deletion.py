@@ -107,12 +107,13 @@ class DeletionStep:
 def needs_finalizer(policy: TenantCachePolicy, draws: Scope | None = None) -> bool:
     """Whether the deletion of a policy erases something: what is under an epoch that nobody shares.
 
-    `draws` is the scope of which it is about to get an epoch. What a tenant shares stays when it leaves, so one that
-    only ever shared leaves nothing to be erased; nor does one without an epoch.
+    `draws` is the scope of which it is about to get an epoch. As long as its status has one of its own, that is still
+    to be erased, whatever it is about to get. What a tenant shares stays when it leaves, so one that only ever shared
+    leaves nothing to be erased; nor does one without an epoch.
     """
     told = policy.status.scope
-    kind = draws.kind if draws is not None else ScopeKind(told.kind) if told is not None else None
-    return policy.spec.effective_deletion_policy is DeletionPolicy.ERASE and kind is ScopeKind.TENANT
+    kinds = {draws.kind if draws is not None else None, ScopeKind(told.kind) if told is not None else None}
+    return policy.spec.effective_deletion_policy is DeletionPolicy.ERASE and ScopeKind.TENANT in kinds
 
 
 def invalidation_name(policy: TenantCachePolicy) -> str:

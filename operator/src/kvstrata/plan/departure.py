@@ -20,9 +20,9 @@ from kvstrata.model.world import World
 
 from . import deletion
 from .conditions import Finding, false, kstatus, true, write_status
-from .deletion import FINALIZER, DeletionCase, plan_deletion
+from .deletion import ABANDON, FINALIZER, DeletionCase, plan_deletion
 from .enforcement import ENFORCED
-from .types import Action, CarryOutErasure, Create, EndErasure, Plan, SetFinalizers
+from .types import Action, CarryOutErasure, Create, Decision, EndErasure, Plan, SetFinalizers
 
 ERASES_ON_DELETION = "ErasesOnDeletion"
 
@@ -40,7 +40,7 @@ def finalizer_due(policy: TenantCachePolicy, draws: Scope | None) -> Plan | None
     """Return the plan that sets or drops the finalizer of a policy that lives; None if it is as it has to be.
 
     `draws` is the scope of which it is about to get an epoch: the finalizer is there before anything can be cached
-    under it.
+    under it, and goes after the status names the epoch that is shared instead.
     """
     step = plan_deletion(DeletionCase(policy, draws=draws))
     match step.order:
@@ -71,6 +71,16 @@ def plan_departure(world: World, policy: TenantCachePolicy, now: datetime) -> Pl
         enqueue=bundles,
         wake_after_s=LOOK_AGAIN_STUCK_S if stuck else LOOK_AGAIN_S,
     )
+
+
+def plan_creation_refused(policy: TenantCachePolicy, child: str, sentence: str, now: datetime) -> Plan:
+    """Return the plan that tells that `child`, which is to erase a deleted policy, cannot be created, and why."""
+    why = Decision(
+        PolicyReason.CREATION_REFUSED,
+        f"{child}, which is to erase what the tenant has cached, is refused: {sentence}; admit it (it is tried "
+        f"again), or annotate the policy with {ABANDON}: <reason> to give the erasure up, which the receipt will say",
+    )
+    return Plan(statuses=write_status(policy, now, (*kstatus(why, None, why), _no_access(), *erases(policy)), {}))
 
 
 def plan_departed(world: World, name: str) -> Plan:

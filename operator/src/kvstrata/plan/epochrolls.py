@@ -29,7 +29,7 @@ def epoch_writes(world: World, intents: Iterable[RolledScope]) -> Iterator[Statu
         if scope.kind is ScopeKind.POOL:
             continue
         holder, status, version = _holder_with_version(world, scope)
-        if status is None or status.epoch != rolled.old_epoch or rolled.new_epoch is None or _leaves(world, holder):
+        if status is None or status.epoch != rolled.old_epoch or rolled.new_epoch is None or leaves(world, holder):
             continue
         epoch = {"kind": str(scope.kind), "name": scope.name, "epoch": rolled.new_epoch, "rolls": status.rolls + 1}
         # What the scope held under the old epoch says nothing of the new one.
@@ -37,7 +37,8 @@ def epoch_writes(world: World, intents: Iterable[RolledScope]) -> Iterator[Statu
     yield from _pool_rolls(world, listed)
 
 
-def _leaves(world: World, holder: Key) -> bool:
+def leaves(world: World, holder: Key) -> bool:
+    """Whether the holder of a scope's epoch is a policy that is being deleted: its scope ends, and gets no other."""
     policy = world.policies.get(holder.name) if holder.kind == TenantCachePolicy.INFO.kind else None
     return policy is not None and policy.metadata.deleting
 
@@ -66,7 +67,7 @@ def _pool_rolls(world: World, intents: Iterable[RolledScope]) -> Iterator[Status
         yield StatusWrite(Key(pool.INFO.kind, world.namespace, name), pool.metadata.resource_version, fields)
 
 
-def holder_of(world: World, scope: Scope) -> tuple[Key | None, ScopeStatus | None]:
+def holder_of(world: World, scope: Scope) -> tuple[Key, ScopeStatus | None]:
     """Return the object whose status holds a scope's epoch, and what it says."""
     key, status, _ = _holder_with_version(world, scope)
     return key, status

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 
 from kvstrata import __version__
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cacheinvalidation import AwaitedPod, CacheInvalidation, InvalidationScope, PrefixScope
+from kvstrata.api.cacheinvalidation import AwaitedPod, CacheInvalidation, InvalidationScope, PrefixScope, RolledScope
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.scalars import format_timestamp
@@ -49,6 +49,7 @@ from .backend import report_of
 from .chains.invalidation import scopes_to_leave
 from .custody import FENCE_MARGIN_S, is_fenced
 from .custody import Witness as Held
+from .epochrolls import holder_of, leaves
 from .erasurefacts import has_acknowledged, standing_of, tiers_at_hand, witnesses
 from .erasureprefix import chunks_of as prefix_chunks
 from .erasureprefix import source_of
@@ -74,7 +75,7 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
     if prefix is not None and not chunks:
         return None
     epochs = tuple(
-        LeftEpoch(ScopeKind(one.kind), one.name, one.old_epoch, one.new_epoch or "")
+        LeftEpoch(ScopeKind(one.kind), one.name, one.old_epoch, _successor(world, one))
         for one in status.scopes
         if one.old_epoch
     )
@@ -88,7 +89,7 @@ def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None
         excluded_scopes=left_out(scopes_to_leave(world, invalidation)),
         deadline_s=invalidation.spec.deadline_s,
         allow_residue=invalidation.spec.residue_allowed,
-        prefix=ErasedPrefix(prefix.model_ref.name, chunks) if prefix is not None else None,
+        prefix=_erased_prefix(domain_key, prefix, chunks) if prefix is not None else None,
         versions=versions(world, _shared(world, invalidation)),
     )
     # What stays of a keyspace is read with the same keys again.
@@ -136,11 +137,14 @@ def _held_key(world: World, kept: bytes | str, revoked: str) -> HeldKey:
 
 
 def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord) -> Rolled | None:
-    """Return that every bundle follows, once the invalidation's status says so."""
+    """Return that every bundle follows, once the invalidation's status says so, and what is revoked can be named."""
     status = invalidation.status
     if status.rolled_time is None:
         return None
     prefix = invalidation.spec.scope.prefix
+    gone = revoked(record) if prefix is None else _of_prefix(world, prefix, record)
+    if gone is None:
+        return None
     targets = tuple(Target(target.model, target.revision) for target in status.targets)
     pods = {pod.uid: (pod.model, pod.pod) for pod in status.awaiting}
     models = {target.model for target in targets}
@@ -149,7 +153,7 @@ def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord)
     chosen = frozenset(tier.name for tier in invalidation.spec.tiers)
     return Rolled(
         status.rolled_time,
-        revoked(record) if prefix is None else (_of_prefix(world, prefix),),
+        gone,
         targets,
         tuple(
             Witness(model, uid, name, inside(world.models.get(model), world.tiers, chosen))
@@ -276,12 +280,30 @@ def _subject(invalidation: CacheInvalidation) -> Subject:
     )
 
 
-def _of_prefix(world: World, prefix: PrefixScope) -> Revoked:
+def _successor(world: World, rolled: RolledScope) -> str:
+    """Return the epoch that a scope gets; empty for one that ends, also if that was decided after it was drawn."""
+    holder, _ = holder_of(world, Scope(ScopeKind(rolled.kind), rolled.name))
+    return "" if leaves(world, holder) else rolled.new_epoch or ""
+
+
+def _erased_prefix(domain_key: bytes, prefix: PrefixScope, chunks: tuple[str, ...]) -> ErasedPrefix:
+    return ErasedPrefix(prefix.model_ref.name, chunks, _prefix_commitment(domain_key, prefix))
+
+
+def _of_prefix(world: World, prefix: PrefixScope, record: ErasureRecord) -> tuple[Revoked, ...] | None:
+    """Return what stands for a prefix. Records of earlier versions lack it: then the key has to be there."""
+    kept = record.erasure.order.prefix
+    commitment = kept.commitment if kept is not None else ""
+    if not commitment:
+        if world.identity is None:
+            return None
+        commitment = _prefix_commitment(world.identity[0], prefix)
+    return (Revoked(RevokedKind.PREFIX, prefix.model_ref.name, commitment, None),)
+
+
+def _prefix_commitment(domain_key: bytes, prefix: PrefixScope) -> str:
     """Return what stands for a prefix: its text can be guessed, so it takes the domain's key to confirm it."""
-    model = prefix.model_ref.name
-    return Revoked(
-        RevokedKind.PREFIX, model, prefix_commitment(world.domain_key or b"", model, source_of(prefix).digest), None
-    )
+    return prefix_commitment(domain_key, prefix.model_ref.name, source_of(prefix).digest)
 
 
 def _form(scope: InvalidationScope) -> tuple[ScopeForm, str]:

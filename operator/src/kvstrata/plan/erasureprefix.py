@@ -1,8 +1,10 @@
 """The prefix that an invalidation names: what it says, and which chunks pods make of it.
 
-Pods name chunks by the engine's tokenizer and the cache server's hash, as they do for pools, and all of them have to
-agree. Only whole chunks that no continuation changes are of the prefix: what follows it, and the end of it that fills
-no chunk, have names that depend on what callers sent.
+Pods name chunks by the engine's tokenizer and the cache server's hash, as they do for pools. Every live pod of the
+model has to have the newest template, has to answer, and has to agree: one with another template makes other chunks of
+the same chat. Only whole chunks that no continuation changes are of the prefix: what follows it, and the end of it that
+fills no chunk, have names that depend on what callers sent. What pods that are gone made of a chat with another
+template, or any pod of the same messages with `tools`, has other names, which nobody can tell afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from kvstrata.model.world import World
 
 from .poolcontent import Content
 from .questions import RenderPool
-from .rendering import render
+from .rendering import ASK_AGAIN_S, render
 from .types import Decision
 
 _NAME = "content"
@@ -62,13 +64,15 @@ def chunks_of(world: World, invalidation: CacheInvalidation, now: datetime) -> P
     if size > MAX_SOURCE_BYTES:
         return _refused(f"the prefix has {size} bytes, and no more than {MAX_SOURCE_BYTES} are rendered: shorten it")
     content = Content({_NAME: source}, {_NAME: source.digest}, digest([source.digest]))
-    said = render(world, model, invalidation.name, content, now, asker=invalidation.INFO.kind)
+    said = render(world, model, invalidation.name, content, now, asker=invalidation.INFO.kind, by_all=True)
     if said.objection is not None:
         return _refused(said.objection.message, said.questions)
     if said.agreed is None:
         why = said.pending.message if said.pending is not None else "pods are asked"
         waiting = Decision(R.NAMING_CHUNKS, f"pods are to name the chunks of the prefix: {why}")
-        return Prefix(pending=waiting, questions=said.questions, again_s=said.again_s)
+        # A pod that is away, or has another template, is to be looked at again sooner than those that answered.
+        again_s = min(said.again_s or ASK_AGAIN_S, ASK_AGAIN_S)
+        return Prefix(pending=waiting, questions=said.questions, again_s=again_s)
     hashes = said.agreed.hashes
     count = len(hashes) // CHUNK_HASH_BYTES
     if count > MAX_VERIFIED_CHUNKS:

@@ -28,7 +28,7 @@ from .conditions import false, kstatus, true, write_status
 from .custody import Witness, account_for, witnesses_now
 from .deletion import FINALIZER
 from .enforcement import bundles_lack
-from .epochrolls import epoch_writes, holder_of
+from .epochrolls import epoch_writes, holder_of, leaves
 from .erasureprefix import Prefix
 from .erasureprefix import chunks_of as prefix_chunks
 from .types import CarryOutErasure, Decision, EndErasure, Plan, Remove, StatusWrite
@@ -188,17 +188,16 @@ def _wait_for_names(invalidation: CacheInvalidation, now: datetime, named: Prefi
 def _intents(world: World, scope: Scope) -> list[dict[str, Any]]:
     """Return which epochs a scope leaves and which it gets; each scope's draw differs, from one plan's entropy.
 
-    A pool whose content is being replaced has two, of which the second may take over at any time.
+    A pool whose content is being replaced has two, of which the second may take over at any time. The scope of a policy
+    that is being deleted gets none.
     """
-    status = holder_of(world, scope)[1]
+    holder, status = holder_of(world, scope)
     epochs = [status.epoch if status else ""]
     if scope.kind is ScopeKind.POOL and (following := world.pools[scope.name].status.next) is not None:
         epochs.append(following.scope.epoch)
     drawn = bytes.fromhex(digest([world.entropy.hex(), str(scope)]))[:16]
-    return [
-        {"kind": str(scope.kind), "name": scope.name, "oldEpoch": epoch, "newEpoch": epoch_from_random(drawn)}
-        for epoch in epochs
-    ]
+    following_epoch = {} if leaves(world, holder) else {"newEpoch": epoch_from_random(drawn)}
+    return [{"kind": str(scope.kind), "name": scope.name, "oldEpoch": epoch, **following_epoch} for epoch in epochs]
 
 
 def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:

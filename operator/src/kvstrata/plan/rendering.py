@@ -2,8 +2,9 @@
 
 Every serving pod with the model's newest template is asked, because any of them will make tokens of its callers'
 requests: one that makes others could neither be warmed for nor read what was warmed. One that cannot be asked now holds
-nobody up; it is asked when it is back. What a pod said counts for the
-processes that said it, and is asked again after `RENDER_AGAIN_S`: a template may write an hour or a day into its text.
+nobody up; it is asked when it is back. That is for pools: what is to be erased every live pod has to have named
+(`by_all`), because a copy whose name nobody asked for is found again. What a pod said counts for the processes that
+said it, and is asked again after `RENDER_AGAIN_S`: a template may write an hour or a day into its text.
 """
 
 from __future__ import annotations
@@ -75,12 +76,23 @@ def newest_render_id(world: World, model: CachedModel) -> str:
 
 
 def render(
-    world: World, model: CachedModel, name: str, content: Content, now: datetime, *, asker: str = PrefixPool.INFO.kind
+    world: World,
+    model: CachedModel,
+    name: str,
+    content: Content,
+    now: datetime,
+    *,
+    asker: str = PrefixPool.INFO.kind,
+    by_all: bool = False,
 ) -> Renderings:
-    """Return where the rendering of `content` stands, for the object of kind `asker` that has this name."""
+    """Return where the rendering of `content` stands, for the object of kind `asker` that has this name.
+
+    With `by_all` nothing is agreed as long as a live pod has another template, or has not answered.
+    """
     wanted = newest_render_id(world, model)
     serving = [pod for pod in world.serving_pods(model.name) if not pod.deleting]
-    current = [pod for pod in serving if pod.render_id == wanted]
+    pods = list(world.live_pods(model.name)) if by_all else serving
+    current = [pod for pod in pods if pod.render_id == wanted]
     if not current:
         return Renderings(pending=_nobody(model, serving))
     said = {pod: _said(world, pod, wanted, content) for pod in current}
@@ -93,7 +105,9 @@ def render(
     manifests = _manifests(content, said)
     if len(set(manifests.values())) > 1:
         return Renderings(objection=_disagreement(manifests), questions=questions, again_s=again_s)
-    late = [pod for pod in current if pod not in manifests and (not manifests or _can_be_asked(world, pod))]
+    if by_all and len(current) < len(pods):
+        return Renderings(pending=_differing(model, pods, wanted), questions=questions, again_s=again_s)
+    late = [pod for pod in current if pod not in manifests and (by_all or not manifests or _can_be_asked(world, pod))]
     if late:
         return Renderings(pending=_waiting(world, late, content), questions=questions, again_s=again_s)
     first = said[next(iter(manifests))]
@@ -128,6 +142,17 @@ def _nobody(model: CachedModel, serving: list[Pod]) -> Decision:
     return Decision(
         PoolReason.ROLLING_OUT,
         f"no pod with the newest template of CachedModel {model.name} serves yet: see its rollout",
+    )
+
+
+def _differing(model: CachedModel, pods: list[Pod], wanted: str) -> Decision:
+    """Return who may make other chunks of a chat than pods with the model's newest template do."""
+    others = [pod for pod in pods if pod.render_id != wanted]
+    more = " and others have" if others[1:] else " has"
+    return Decision(
+        PoolReason.ROLLING_OUT,
+        f"{others[0].name}{more} another template than the newest of CachedModel {model.name}, and may make other "
+        "chunks of it: waiting for the rollout to end",
     )
 
 

@@ -115,6 +115,7 @@ class Keeper:
             domain.ending.domain_key, domain.domain_key = domain.domain_key or domain.ending.domain_key, None
         if name.startswith(names.DATA_KEYS_PREFIX):
             _take_data_keys(domain, name, {})
+        domain.forget_ending()
         return True
 
     async def ensure(self, domain: DomainStore, order: EnsureSecret) -> None:

@@ -114,6 +114,11 @@ class DomainStore:
     ending: Ending = field(default_factory=Ending)
     memo: Memo = field(default_factory=Memo)
 
+    def forget_ending(self) -> None:
+        """Forget what the namespace left, if nothing of it is there any more that could need it."""
+        if not (self.erasures or self.unreadable or any(self.objects.values())):
+            self.ending = Ending()
+
 
 class Store:
     """The operator's memory. `entropy` returns 64 random bytes a call, `now` the wall clock in UTC."""
@@ -236,7 +241,9 @@ class Store:
                 d.memo.forget(
                     (guaranteed_bytes, name), (Line, name), (Ask, name), (servers_held, name), (Cluster, name)
                 )
-            return concerned_by_object(self.world(namespace), Key(kind, namespace, name), before, None)
+            concerned = concerned_by_object(self.world(namespace), Key(kind, namespace, name), before, None)
+            d.forget_ending()
+            return concerned
         if kind == "Pod":
             return self._forget_pod(d, name, parse_pod(last) if last else None)
         self._disown(d, (kind, name))

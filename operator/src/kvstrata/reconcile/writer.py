@@ -161,7 +161,7 @@ class Writer:
                 self._enqueue(await set_finalizers(self._kube, self._store, key, action))
             case Create():
                 self._may_write()
-                self._enqueue(await create(self._kube, self._store, key, action))
+                await self._create(key, action)
             case Remove():
                 self._may_write()
                 await self._kube.delete(BY_KIND[action.kind], key.namespace, action.name, action.uid)
@@ -175,6 +175,16 @@ class Writer:
         await self._keeper.ensure(domain, order)
         if domain.domain_key != before:
             self._enqueue({key for key in self._store.all_keys() if key.namespace == namespace})
+
+    async def _create(self, key: Key, order: Create) -> None:
+        try:
+            self._enqueue(await create(self._kube, self._store, key, order))
+        except KubeError as error:
+            if not error.is_refusal:
+                raise
+            refused = ChildRefusedError(order.body["kind"], order.body["metadata"]["name"], error)
+            await self._tell_refused(key, refused)
+            raise refused from error
 
     async def _note_removed(self, namespace: str, removed: Remove) -> None:
         """Know at once what became of a child: the next plan must not count on it until a watch tells."""
@@ -192,10 +202,13 @@ class Writer:
             for desired in children:
                 await self._apply(key, desired)
         except ChildRefusedError as refused:
-            told = plan_refused(self._store.world(key.namespace), key, refused.child, refused.message, utc_now())
-            for write in told.statuses:
-                await self._write_status(key, write)
+            await self._tell_refused(key, refused)
             raise
+
+    async def _tell_refused(self, key: Key, refused: ChildRefusedError) -> None:
+        told = plan_refused(self._store.world(key.namespace), key, refused.child, refused.message, utc_now())
+        for write in told.statuses:
+            await self._write_status(key, write)
 
     async def _apply(self, key: Key, desired: Mapping[str, Any]) -> None:
         kind, name, domain = desired["kind"], desired["metadata"]["name"], self._store.domain(key.namespace)

@@ -194,9 +194,10 @@ local function oldest_of(order)
   return found[1], tonumber(found[2] or 0)
 end
 
--- Takes out blocks that were last used before `before` until `wanted` bytes are free; returns bytes, number, and how many
--- milliseconds ago each was computed, with spaces between. Without `arc` the least recently used goes first. With it, REPLACE of ARC (Megiddo and Modha, FAST 2003) chooses, by which
--- blocks that were used once go while they are more than the target `arc.target`; names of what went are kept.
+-- Takes out blocks that were last used before `before` until `wanted` bytes are free; returns bytes, number, and how
+-- many milliseconds ago each was computed, with spaces between. Without `arc` the least recently used goes first. With
+-- it, REPLACE of ARC (Megiddo and Modha, FAST 2003) chooses, by which blocks that were used once go while they are more
+-- than the target `arc.target`; names of what went are kept.
 local function evict(wanted, before, count, arc)
   local freed, number, ages = 0, 0, {}
   while freed < wanted and number < count do

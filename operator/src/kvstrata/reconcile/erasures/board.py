@@ -128,7 +128,9 @@ class Erasures:
                 return
         else:
             self._courses.pop(order.uid, None)
-            self._crew.store.domain(namespace).erasures.pop(order.uid, None)
+            domain = self._crew.store.domain(namespace)
+            domain.erasures.pop(order.uid, None)
+            domain.forget_ending()
         del self._ending[order.uid]
 
     async def _release(self, namespace: str, order: EndErasure) -> None:
