@@ -180,11 +180,10 @@ class Writer:
         try:
             self._enqueue(await create(self._kube, self._store, key, order))
         except KubeError as error:
-            if not error.is_refusal:
-                raise
-            refused = ChildRefusedError(order.body["kind"], order.body["metadata"]["name"], error)
-            await self._tell_refused(key, refused)
-            raise refused from error
+            if error.is_refusal:
+                named = order.body["metadata"]["name"]
+                await self._tell_refused(key, ChildRefusedError(order.body["kind"], named, error))
+            raise
 
     async def _note_removed(self, namespace: str, removed: Remove) -> None:
         """Know at once what became of a child: the next plan must not count on it until a watch tells."""
@@ -206,8 +205,8 @@ class Writer:
             raise
 
     async def _tell_refused(self, key: Key, refused: ChildRefusedError) -> None:
-        told = plan_refused(self._store.world(key.namespace), key, refused.child, refused.message, utc_now())
-        for write in told.statuses:
+        world = self._store.world(key.namespace)
+        for write in plan_refused(world, key, refused.child, refused.message, utc_now()).statuses:
             await self._write_status(key, write)
 
     async def _apply(self, key: Key, desired: Mapping[str, Any]) -> None:
