@@ -273,3 +273,22 @@ async def test_another_domain_s_record_is_neither_unwrapped_nor_lets_its_key_be_
     )
     assert (await strange.destroy([ACME]))[ACME].why_not is Undestroyed.NOT_REVOKED
     assert await client.look(record.key) is not None
+
+
+async def test_one_record_that_cannot_be_opened_keeps_no_key_of_its_secret_away(
+    custody: KmsCustody, kube: MemoryKube
+) -> None:
+    first, *rest = (ACME[:-1] + digit for digit in "0123456789")
+    await custody.draw([first, *rest])
+    keys = await custody.unlock(rest)
+    secret = kube.objects["Secret", NAMESPACE, names.wrapped_keys_secret(first)]
+    record = WrappedKey.decode(stored(kube, first))
+    assert record is not None
+    secret["data"][first] = base64.b64encode(replace(record, service="another").encode()).decode()
+    opened = await custody.open([first, *rest, GLOBEX])
+    assert (opened.found, opened.none) == (keys, {GLOBEX})
+    assert "another one answers" in str(opened.failure)
+    secret["data"][first] = base64.b64encode(replace(record, wrapped="vault:v1:AAAA").encode()).decode()
+    opened = await custody.open([first, *rest])
+    assert (opened.found, opened.none) == (keys, frozenset())
+    assert "Refused" in str(opened.failure)

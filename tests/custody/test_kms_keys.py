@@ -13,9 +13,15 @@ from typing import Any
 
 import pytest
 
+from kvstrata.adapters.transit import TransitClient
 from kvstrata.adapters.transit_tokens import TokenFile
 from kvstrata.contract.datakey import key_id
+from kvstrata.model.facts import Unreadable
+from kvstrata.model.refs import Key
 from kvstrata.objects import names
+from kvstrata.plan.datakeys import epochs_in_use
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.custody import CustodyError
 from kvstrata.reconcile.custody.wrapped import WrappedKey
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.support.key_pods import KeyPods
@@ -281,6 +287,190 @@ def test_nobody_is_asked_for_a_namespace_without_its_domain(told: Callable[[Stor
             pods.sim.delete("CacheDomain", "default")
             pods.sim.store.domain(NAMESPACE).objects["CacheDomain"].clear()
             await asyncio.wait_for(work.task, PATIENCE_S)
+        finally:
+            bao.unseal()
+
+    told(story)
+
+
+def wrapping(pods: KeyPods, bao: BaoServer) -> int:
+    listed = bao.admin("LIST", f"{MOUNT}/keys")["data"]["keys"]
+    return sum((pods.sim.world.domain_id or "-") in name for name in listed)
+
+
+def recorded(pods: KeyPods) -> dict[str, WrappedKey | None]:
+    """By epoch, what Secrets have of its key."""
+    return {
+        epoch: WrappedKey.decode(base64.b64decode(value))
+        for name in names.WRAPPED_KEYS_SECRETS
+        for epoch, value in pods.sim.kube.objects.get(("Secret", NAMESPACE, name), {}).get("data", {}).items()
+    }
+
+
+def spoil(pods: KeyPods, epoch: str) -> None:
+    """Let the record of an epoch name a service that is not asked."""
+    data = pods.sim.kube.objects["Secret", NAMESPACE, names.wrapped_keys_secret(epoch)]["data"]
+    record = recorded(pods)[epoch]
+    assert record is not None
+    data[epoch] = base64.b64encode(replace(record, service="another").encode()).decode()
+
+
+async def pass_by(pods: KeyPods, until: Callable[[], object]) -> None:
+    """Let time pass, with whole lists of all objects, until `until` holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not until():
+            await pods.sim.resync.objects(lambda _: None)
+            pods.sim.enqueue_all()
+            await pods.turn(61)
+            await asyncio.sleep(0.05)
+
+
+def test_what_a_record_that_cannot_be_opened_is_for_ends_with_its_epoch_and_everything_else_goes_on(
+    told: Callable[[Story], KeyPods], bao: BaoServer
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        acme, globex = epochs(pods)
+        count = wrapping(pods, bao)
+        spoil(pods, acme)
+        await restart(pods)
+        pods.sim.edit(TCP, "globex", cacheGeneration=2)
+        await pass_by(pods, lambda: globex not in recorded(pods) and epochs(pods)[1] in recorded(pods))
+        assert wrapping(pods, bao) == count, "the old one was deleted, and the new one drawn"
+        assert epochs(pods)[1] in pods.sim.world.data_keys
+        assert at_hand(pods) == ("False", "KeyCustodyAway")
+        pods.sim.edit(TCP, "acme", cacheGeneration=2)
+        await pass_by(pods, lambda: at_hand(pods) == ("True", "KeysAtHand"))
+        await asked(pods)
+        assert pods.sim.kms._work[NAMESPACE].left is False
+        assert {*pods.held["pod-0"]} == pods.named() != set()
+
+    told(story)
+
+
+@pytest.mark.parametrize("revoked", [False, True])
+def test_what_was_to_end_when_the_operator_died_ends_when_another_leads(
+    revoked: bool, told: Callable[[Story], KeyPods], bao: BaoServer
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        acme, count = epochs(pods)[0], wrapping(pods, bao)
+        pods.sim.edit(TCP, "acme", cacheGeneration=2)
+        await asked(pods)  # and no pod has acknowledged it
+        if revoked:
+            await pods.sim.kms.revoke(NAMESPACE, [acme])
+        assert wrapping(pods, bao) == count + 1
+        await restart(pods)
+        await pass_by(pods, lambda: wrapping(pods, bao) == count)
+        await asked(pods)
+        left = recorded(pods)
+        kept = {epoch for epoch, record in left.items() if record is not None and record.wrapped}
+        assert kept == epochs_in_use(pods.sim.world)
+        assert (acme in left) == revoked, "somebody may ask for what a former operator revoked"
+        assert {*pods.held["pod-0"]} == pods.named() != set()
+
+    told(story)
+
+
+def test_an_end_that_the_service_does_not_confirm_is_asked_for_again_or_counted(
+    told: Callable[[Story], KeyPods], bao: BaoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counted(reason: str) -> float:
+        return metrics.KEYS_NOT_ENDED.labels(reason)._value.get()
+
+    async def keep(_: TransitClient, name: str) -> None:
+        """Delete nothing, as a service does that lost the request."""
+
+    async def story(pods: KeyPods) -> None:
+        acme, globex = epochs(pods)
+        count, before = wrapping(pods, bao), (counted("StillThere"), counted("AnotherKms"))
+        with monkeypatch.context() as patched:
+            patched.setattr(TransitClient, "delete", keep)
+            pods.sim.edit(TCP, "acme", cacheGeneration=2)
+            await pass_by(pods, lambda: counted("StillThere") > before[0])
+            assert wrapping(pods, bao) == count + 1
+            assert acme in recorded(pods)
+        await pass_by(pods, lambda: acme not in recorded(pods))
+        assert wrapping(pods, bao) == count
+        spoil(pods, globex)
+        pods.sim.edit(TCP, "globex", cacheGeneration=2)
+        await pass_by(pods, lambda: counted("AnotherKms") > before[1])
+        await asked(pods)
+        assert pods.sim.kms._work[NAMESPACE].left is False
+        assert globex in recorded(pods), "it is the only note of what another service has"
+
+    told(story)
+
+
+def test_no_key_is_called_revoked_whose_record_is_there_without_its_domain(
+    told: Callable[[Story], KeyPods],
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        acme, globex = epochs(pods)
+        await pods.sim.kms.revoke(NAMESPACE, [globex])
+        domains = pods.sim.store.domain(NAMESPACE).objects["CacheDomain"]
+        found = domains.pop("default")
+        with pytest.raises(CustodyError, match="still has wrapped keys"):
+            await pods.sim.kms.revoke(NAMESPACE, [acme])
+        assert (await pods.sim.kms.revoke(NAMESPACE, [globex]))[globex].removed is not None
+        pods.sim.kube.remove("Secret", NAMESPACE, names.wrapped_keys_secret(acme))
+        assert (await pods.sim.kms.revoke(NAMESPACE, [acme]))[acme].removed is not None
+        unreadable = pods.sim.store.domain(NAMESPACE).unreadable
+        unreadable[Key("CacheDomain", NAMESPACE, "default")] = Unreadable("not now", 1, "1", told=True)
+        for ask in (pods.sim.kms.revoke, pods.sim.kms.destroy):
+            with pytest.raises(CustodyError, match="cannot be read"):
+                await ask(NAMESPACE, [acme])
+        unreadable.clear()
+        domains["default"] = found
+
+    told(story)
+
+
+def test_keys_of_a_domain_that_could_not_be_read_at_the_start_are_not_given_up(
+    told: Callable[[Story], KeyPods],
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        before, held = epochs(pods), dict(pods.held["pod-0"])
+        for name in ("pod-0", "pod-1"):
+            pods.end(name)
+        readable = pods.sim.kube.objects["CacheDomain", NAMESPACE, "default"]
+        pods.sim.kube.objects["CacheDomain", NAMESPACE, "default"] = {**readable, "spec": {"keyCustody": "Nowhere"}}
+        await pods.sim.kms.__aexit__(None, None, None)
+        pods.sim.restart()
+        pods.lead()
+        assert pods.sim.world.domain is None
+        await asked(pods)
+        await pods.turn()
+        pods.sim.put({**readable, "metadata": {**readable["metadata"], "labels": {"read": "again"}}})
+        assert pods.sim.world.domain is not None
+        await pass_by(pods, lambda: {*pods.sim.memory.custody(NAMESPACE).ids(before)} == {*before})
+        await asked(pods)
+        await pods.turn()
+        assert at_hand(pods) == ("True", "KeysAtHand")
+        assert epochs(pods) == before
+        pods.start("pod-2")
+        await pods.turn()
+        assert pods.held["pod-2"] == held
+
+    told(story)
+
+
+def test_a_domain_that_has_another_custody_now_is_asked_for_no_service(
+    told: Callable[[Story], KeyPods], bao: BaoServer
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        bao.seal()
+        try:
+            await restart(pods)
+            assert at_hand(pods) == ("False", "KeyCustodyAway")
+            raw = pods.sim.kube.objects["CacheDomain", NAMESPACE, "default"]
+            pods.sim.put({**raw, "status": {**raw["status"], "keyCustody": "Memory"}})
+            pods.sim.settle()
+            assert at_hand(pods)[1] != "KeyCustodyAway"
+            work = pods.sim.kms._work[NAMESPACE]
+            assert work.task is not None
+            work.woken.set()
+            await asyncio.wait_for(work.task, PATIENCE_S)
+            assert work.left is False
+            assert pods.sim.store.domain(NAMESPACE).keys_problem == ""
         finally:
             bao.unseal()
 

@@ -211,6 +211,23 @@ class TestAnOperatorThatIsStartedAnew:
 
         told(story)
 
+    def test_nor_do_they_where_the_domain_could_not_be_read_at_first(self) -> None:
+        async def story(pods: KeyPods) -> None:
+            public = pods.sim.status("CacheDomain", "default")["scope"]["epoch"]
+            slot = ("CacheDomain", NAMESPACE, "default")
+            readable = pods.sim.kube.objects[slot]
+            pods.sim.kube.objects[slot] = {**readable, "spec": {"keyCustody": "Nowhere"}}
+            restart(pods)
+            await pods.turn()
+            assert pods.sim.world.domain is None
+            pods.sim.put(readable)
+            await pods.turn()
+            await pods.sim.kms.__aexit__(None, None, None)
+            assert pods.sim.status("CacheDomain", "default")["scope"]["epoch"] != public
+            assert condition(pods.sim, "KeysAtHand") == ("True", "KeysAtHand")
+
+        told(story)
+
 
 def test_a_group_and_what_its_members_share_get_another_epoch_too() -> None:
     members = (group("lab", "a", "b"), policy("a", group="lab"), policy("b", group="lab"))

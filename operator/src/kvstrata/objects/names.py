@@ -17,6 +17,7 @@ DOMAIN_KEY_SECRET = "kvstrata-domain"  # noqa: S105  (a Secret's name)
 DOMAIN_KEY_DATA_KEY = "domain.key"
 DATA_KEYS_PREFIX = "kvstrata-data-keys-"
 WRAPPED_KEYS_PREFIX = "kvstrata-wrapped-keys-"
+WRAPPED_KEYS_SECRETS = tuple(f"{WRAPPED_KEYS_PREFIX}{digit}" for digit in "0123456789abcdef")
 PASSWORD_KEY = "password"  # noqa: S105  (a key's name)
 """Key of the password that pods use: of the user `data` on managed servers."""
 

@@ -95,7 +95,7 @@ def keys_at_hand(world: World, domain: CacheDomain, lost: int) -> tuple[Finding,
     if in_force(domain) is KeyCustody.SECRET:
         return ()
     kind = ConditionType.KEYS_AT_HAND
-    if world.keys_problem:
+    if world.keys_problem and in_force(domain) is KeyCustody.KMS:
         return (false(kind, DomainReason.KEY_CUSTODY_AWAY, world.keys_problem),)
     if world.keys_awaited:
         asked = "asked back from pods" if in_force(domain) is KeyCustody.MEMORY else "unwrapped"

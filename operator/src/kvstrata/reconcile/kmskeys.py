@@ -4,23 +4,29 @@ Keys that were unwrapped are held in memory like those of custody Memory, and br
 Secrets have is worth nothing without the service. A process that begins to lead has everything unwrapped; until that
 is done the plans see what bundles name, so that pods go on. A key whose record is there and that the service does not
 unwrap any more is lost, and so is one that a bundle names and of which there is no record.
+
+What was to end when a former process did is found in the Secrets: records of epochs that no status names. Their keys
+are unwrapped like the others, so that the plans see them and end them when nobody can need them any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from kvstrata.adapters.kube import Kube
+from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receiptfacts import Word
 from kvstrata.contract.receiptwords import KeyCustody as Kind
 from kvstrata.contract.receiptwords import Party
 from kvstrata.model.keycustody import Destruction, Revocation, Undestroyed
 from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import World
 from kvstrata.plan.datakeys import epochs_in_use, epochs_with_a_future
 from kvstrata.plan.keycustody import in_force, named_in_bundles
 from kvstrata.plan.types import KeepInMemory
@@ -28,7 +34,7 @@ from kvstrata.plan.types import KeepInMemory
 from . import metrics
 from .audit import tell_memory
 from .custody import CustodyError
-from .custody.kms import KmsCustody
+from .custody.kms import KmsCustody, OneKeyError
 from .custody.services import KmsServices
 from .custody.wrapped import WrappedKeys, by_secret
 from .memorykeys import MemoryKeys
@@ -47,10 +53,31 @@ class _Work:
 
     draw: set[str] = field(default_factory=set)
     unlock: set[str] = field(default_factory=set)
+    strays: set[str] = field(default_factory=set)
+    """Epochs that no status names, whose keys are there as far as records say."""
     spent: set[str] = field(default_factory=set)
+    revoked: set[str] = field(default_factory=set)
+    """Epochs whose keys a former process revoked; it may have died before the service deleted what wrapped them."""
+    ended: set[str] = field(default_factory=set)
+    """Epochs whose keys were given up: an answer that was under way brings none of them back. Those that no status
+    names are forgotten at the next turn, because they are not asked for again."""
+    unlisted: bool = False
+    """Whether nobody has looked yet what a former process left."""
     stuck: str = ""
     """The Secret whose keys could not be had last: the others have their turn before it."""
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether anything is to be asked."""
+        return self.unlisted or any((self.draw, self.unlock, self.strays, self.spent, self.revoked))
+
+    def clear(self) -> None:
+        """Ask for nothing any more."""
+        self.unlisted = False
+        for wanted in (self.draw, self.unlock, self.strays, self.spent, self.revoked):
+            wanted.clear()
 
 
 class KmsKeys:
@@ -70,13 +97,10 @@ class KmsKeys:
         operator: str,
         now: Callable[[], datetime],
         leading: Callable[[], bool],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._kube, self._store, self._queue, self._memory, self._services = kube, store, queue, memory, services
-        self._operator, self._now, self._leading, self._sleep = operator, now, leading, sleep
+        self._operator, self._now, self._leading = operator, now, leading
         self._work: dict[str, _Work] = {}
-        self._ended: dict[str, set[str]] = {}
-        """By namespace, epochs whose keys were given up: an answer that was under way brings none of them back."""
 
     async def __aenter__(self) -> KmsKeys:
         return self
@@ -89,17 +113,24 @@ class KmsKeys:
         await self._services.close()
 
     def begin(self) -> None:
-        """Have everything unwrapped that is in use. Call it when the world is known, and before anything is planned."""
+        """Have everything unwrapped that is in use. Call it when the world is known, and before anything is planned.
+
+        Where the CacheDomain cannot be read, that waits until it can.
+        """
         for namespace in self._store.namespaces:
             world, domain = self._store.world(namespace), self._store.domain(namespace)
-            if world.domain is None or in_force(world.domain) is not Kind.KMS:
+            if world.domain is None and not (_is_unreadable(world) and named_in_bundles(world)):
                 continue
-            named, used = named_in_bundles(world), epochs_in_use(world)
-            self._memory.custody(namespace)
-            domain.data_keys, domain.keys_awaited = dict(named), frozenset(used)
-            if used:
-                self._work.setdefault(namespace, _Work()).unlock |= used
-                self._wake(namespace)
+            if world.domain is not None and in_force(world.domain) is not Kind.KMS:
+                continue
+            used = epochs_in_use(world)
+            if world.domain is not None:
+                self._memory.custody(namespace)
+                domain.data_keys, domain.keys_awaited = dict(named_in_bundles(world)), frozenset(used)
+            work = self._work.setdefault(namespace, _Work())
+            work.unlock |= used
+            work.unlisted = True
+            self._wake(namespace)
 
     async def keep(self, namespace: str, order: KeepInMemory) -> None:
         """Have keys drawn for epochs, and ended that nobody needs any more; nobody waits for the service."""
@@ -108,18 +139,21 @@ class KmsKeys:
             await self._memory.keep(namespace, order)
             return
         work = self._work.setdefault(namespace, _Work())
-        work.draw |= {epoch for epoch in order.epochs if epoch not in work.unlock}
+        news = {*order.epochs} - work.unlock - work.draw
+        work.draw |= news
         work.spent |= {*order.spent}
-        await self._give_up(namespace, order.spent)
-        tell_memory(namespace, made=0, removed=len(order.spent))
+        if news:
+            work.woken.set()
         self._wake(namespace)
 
     async def revoke(self, namespace: str, epochs: Iterable[str]) -> Mapping[str, Revocation]:
         """Take wrapped keys out of their Secrets, and give these keys to nobody any more. Raises CustodyError."""
         wanted = tuple(epochs)
         await self._give_up(namespace, wanted)
-        if self._store.world(namespace).domain is None:
-            # With the domain its Secrets went: what is not there needs no owner.
+        if self._domain_of(namespace) is None:
+            # With the domain its Secrets go; but not at once, and not where somebody had them left behind.
+            if left := await WrappedKeys(self._kube, namespace, {}).holding(wanted):
+                raise CustodyError(f"the CacheDomain is gone, and Secret {left[0]} still has wrapped keys of it")
             word = Word(Party.OPERATOR, self._operator, format_timestamp(self._now()))
             return {epoch: Revocation(Kind.KMS, word) for epoch in wanted}
         return await (await self._custody(namespace)).revoke(wanted)
@@ -127,14 +161,16 @@ class KmsKeys:
     async def destroy(self, namespace: str, epochs: Iterable[str]) -> Mapping[str, Destruction]:
         """Have the service delete what wrapped these keys, and return its word. Raises CustodyError."""
         wanted = tuple(epochs)
-        if self._store.world(namespace).domain is None:
+        if self._domain_of(namespace) is None:
             gone = "with the CacheDomain went the note of what the service has to delete"
             return {epoch: Destruction(Kind.KMS, None, Undestroyed.CUSTODY_CANNOT_KNOW, (gone,)) for epoch in wanted}
         return await (await self._custody(namespace)).destroy(wanted)
 
     async def _give_up(self, namespace: str, epochs: Iterable[str]) -> None:
-        gone = frozenset(epochs)
-        self._ended.setdefault(namespace, set()).update(gone)
+        gone, work = frozenset(epochs), self._work.setdefault(namespace, _Work())
+        for wanted in (work.draw, work.unlock, work.strays):
+            wanted -= gone
+        work.ended |= gone
         await self._memory.revoke(namespace, gone)
 
     def _wake(self, namespace: str) -> None:
@@ -144,52 +180,90 @@ class KmsKeys:
 
     async def _until_done(self, namespace: str, work: _Work) -> None:
         failures = 0
-        while work.draw or work.unlock or work.spent:
-            if self._store.world(namespace).domain is None:
-                # With the domain its Secrets went, and who has another draws other epochs.
-                for wanted in (work.draw, work.unlock, work.spent):
-                    wanted.clear()
-                return
+        while work.left:
+            work.woken.clear()
             try:
-                custody = await self._custody(namespace)
-                await self._take(namespace, custody, work)
-                await self._end(namespace, custody, work)
+                if not self._cut_down(namespace, work):
+                    break
+                await self._turn(namespace, work)
                 self._tell(namespace, "")
-                failures = 0
-                continue
+                if not (work.spent or work.revoked):
+                    failures = 0
+                    continue
             except CustodyError as error:
                 self._tell(namespace, str(error))
             except Exception:
                 log.exception("data keys could not be kept; this is a defect", extra={"namespace": namespace})
                 metrics.FAILURES.labels("CacheDomain", "Bug").inc()
-            await self._sleep(RETRY_S[min(failures, len(RETRY_S) - 1)])
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S[min(failures, len(RETRY_S) - 1)]):
+                    await work.woken.wait()
             failures += 1
+
+    def _cut_down(self, namespace: str, work: _Work) -> bool:
+        """Drop what is wanted no more since the last turn; return whether the service is to be asked at all."""
+        world, domain = self._store.world(namespace), self._store.domain(namespace)
+        elsewhere = world.domain is not None and in_force(world.domain) is not Kind.KMS
+        if elsewhere or (world.domain is None and not _is_unreadable(world)):
+            # What a deleted domain leaves its Secrets tell no more, and who has another one draws other epochs.
+            work.clear()
+            self._tell(namespace, "")
+            return False
+        if world.domain is None:
+            return True
+        used = epochs_in_use(world)
+        late = (work.draw | work.unlock) - used
+        work.strays |= late
+        domain.keys_awaited -= late
+        work.draw &= used
+        work.unlock &= used
+        work.ended &= used
+        work.spent -= used
+        return True
+
+    async def _turn(self, namespace: str, work: _Work) -> None:
+        """Ask for everything once. Raises the first CustodyError, after everything else had its turn."""
+        custody, failures = await self._custody(namespace), []
+        for part in (self._take, self._take_strays, self._end):
+            try:
+                await part(namespace, custody, work)
+            except CustodyError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     async def _take(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
         """Have what is wanted drawn and unwrapped, and hold it, Secret by Secret: the first have theirs before the last
         are asked for, and one that cannot be had stands in nobody's way for long."""
-        portions = by_secret(work.draw | work.unlock)
+        portions, failures = by_secret(work.draw | work.unlock), []
         for name in sorted(portions, key=lambda name: (name <= work.stuck, name)):
             work.stuck = name
-            await self._take_some(namespace, custody, work, frozenset(portions[name]))
+            try:
+                await self._take_some(namespace, custody, work, frozenset(portions[name]))
+            except OneKeyError as error:
+                failures.append(error)
         work.stuck = ""
+        if failures:
+            raise failures[0]
 
-    async def _take_some(self, namespace: str, custody: KmsCustody, work: _Work, wanted: frozenset[str]) -> None:
-        if fresh := wanted & work.draw:
+    async def _take_some(self, namespace: str, custody: KmsCustody, work: _Work, portion: frozenset[str]) -> None:
+        failure: CustodyError | None = None
+        if fresh := portion & work.draw:
             self._require_leading()
-            await custody.draw(fresh)
-        found = await custody.unlock(wanted)
-        recorded = await custody.recorded(wanted - found.keys())
-        domain, ring = self._store.domain(namespace), self._memory.custody(namespace)
-        ended = self._ended.get(namespace, set())
-        for epoch, secret in found.items():
-            if epoch not in ended:
-                ring.take(epoch, secret)
-        missing = wanted - found.keys()
+            try:
+                await custody.draw(fresh)
+            except CustodyError as error:
+                failure = error
+        opened = await custody.open(portion)
+        recorded = await custody.recorded(opened.none)
+        unsure = portion - opened.found.keys() - opened.none
+        if failure is not None:
+            unsure |= fresh - recorded
+        wanted = portion - unsure
+        missing = wanted & opened.none
+        domain = self._store.domain(namespace)
         lost = (recorded | frozenset(domain.data_keys)) & missing & epochs_with_a_future(self._store.world(namespace))
-        kept = {epoch: key for epoch, key in domain.data_keys.items() if epoch not in missing}
-        tell_memory(namespace, made=len(found.keys() - domain.data_keys), removed=0)
-        domain.data_keys = {**kept, **ring.ids(found)}
+        self._hold(namespace, work, opened.found, missing)
         domain.keys_awaited -= wanted
         domain.keys_lost |= lost
         work.draw -= wanted
@@ -197,23 +271,83 @@ class KmsKeys:
         if lost:
             log.warning("nobody has data keys any more", extra={"namespace": namespace, "keys": len(lost)})
         self._queue_keys(namespace, everything=bool(lost))
+        if failure := failure or opened.failure:
+            raise failure
+
+    def _hold(
+        self, namespace: str, work: _Work, found: Mapping[str, bytes], missing: Iterable[str] = frozenset()
+    ) -> None:
+        domain, ring = self._store.domain(namespace), self._memory.custody(namespace)
+        for epoch, secret in found.items():
+            if epoch not in work.ended:
+                ring.take(epoch, secret)
+        gone = frozenset(missing)
+        kept = {epoch: key for epoch, key in domain.data_keys.items() if epoch not in gone}
+        tell_memory(namespace, made=len(found.keys() - domain.data_keys), removed=0)
+        domain.data_keys = {**kept, **ring.ids(found)}
+
+    async def _take_strays(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
+        """Have the plans see keys that only records tell of, so that they end. One that does not open is left alone."""
+        if work.unlisted:
+            used = epochs_in_use(self._store.world(namespace))
+            for epoch, revoked in (await custody.all()).items():
+                if epoch not in used | work.ended:
+                    (work.revoked if revoked else work.strays).add(epoch)
+            work.unlisted = False
+        if not work.strays:
+            return
+        opened = await custody.open(frozenset(work.strays))
+        self._hold(namespace, work, opened.found)
+        if isinstance(opened.failure, OneKeyError):
+            log.warning("unused data keys stay wrapped", extra={"namespace": namespace, "why": str(opened.failure)})
+            work.strays.clear()
+        work.strays -= opened.found.keys() | opened.none
+        self._queue_keys(namespace, everything=False)
+        if work.strays and opened.failure is not None:
+            raise opened.failure
 
     async def _end(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
-        """Have the service delete what wrapped keys that nobody needs, and forget them unless an erasure asks again."""
+        """Have the service delete what wrapped keys that nobody needs, and forget them unless an erasure asks again.
+
+        What the service still has is asked for again; where it cannot know, the record stays as a note.
+        """
         spent = frozenset(work.spent)
-        if not spent:
+        asked = spent | work.revoked
+        if not asked:
             return
         self._require_leading()
         await custody.revoke(spent)
-        ends = await custody.destroy(spent)
-        asked = {
+        ended = await custody.end(asked)
+        open_ones = {
             one.old for erasure in self._store.domain(namespace).erasures.values() for one in erasure.record.epochs
         }
-        await custody.forget(epoch for epoch, end in ends.items() if end.confirmed is not None and epoch not in asked)
-        work.spent -= spent
+        known = {epoch: end for epoch, end in ended.ends.items() if end.why_not is not Undestroyed.STILL_THERE}
+        await custody.forget(
+            epoch for epoch in spent - open_ones if epoch in known and known[epoch].confirmed is not None
+        )
+        for end in ended.ends.values():
+            if end.why_not is not None:
+                told = {"namespace": namespace, "why": str(end.why_not)}
+                log.warning("the service has not ended a data key that nobody needs", extra=told)
+                metrics.KEYS_NOT_ENDED.labels(str(end.why_not)).inc()
+        work.spent -= known.keys()
+        work.revoked -= known.keys()
+        if done := spent & known.keys():
+            await self._give_up(namespace, done)
+            tell_memory(namespace, made=0, removed=len(done))
+            self._queue_keys(namespace, everything=False)
+        if ended.failure is not None:
+            raise ended.failure
+
+    def _domain_of(self, namespace: str) -> CacheDomain | None:
+        """Return the CacheDomain, None if there is none. Raises CustodyError if nobody could read the one there is."""
+        world = self._store.world(namespace)
+        if world.domain is None and _is_unreadable(world):
+            raise CustodyError("the CacheDomain cannot be read, so it is not known where its keys are")
+        return world.domain
 
     async def _custody(self, namespace: str) -> KmsCustody:
-        domain = self._store.world(namespace).domain
+        domain = self._domain_of(namespace)
         if domain is None or domain.status.domain_id is None:
             raise CustodyError("there is no CacheDomain that says where the key management service is")
         if domain.spec.kms is None:
@@ -243,3 +377,7 @@ class KmsKeys:
         self._queue.add(Key("CacheDomain", namespace, "default"))
         for model in self._store.domain(namespace).objects["CachedModel"]:
             self._queue.add(Key(BUNDLE, namespace, model))
+
+
+def _is_unreadable(world: World) -> bool:
+    return Key("CacheDomain", world.namespace, DOMAIN_NAME) in world.unreadable

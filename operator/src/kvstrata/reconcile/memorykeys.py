@@ -57,6 +57,9 @@ class MemoryKeys:
         self._custodies: dict[str, MemoryCustody] = {}
         self._wanted: dict[str, dict[str, str]] = {}
         self._former: dict[str, FormerHolders] = {}
+        self._unsure: dict[str, frozenset[str]] = {}
+        """By namespace whose CacheDomain could not be read at the beginning, epochs whose key no bundle named then. If
+        it turns out that Memory is in force they are lost, as is whatever lacks a key at that time."""
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -97,13 +100,22 @@ class MemoryKeys:
             self.custody(namespace)
             self._wanted[namespace] = dict(named)
             domain.data_keys, domain.keys_awaited = dict(named), frozenset(named)
-            domain.keys_lost = frozenset(epochs_with_a_future(world) - named.keys())
+            unnamed = frozenset(epochs_with_a_future(world) - named.keys())
+            if world.domain is not None:
+                domain.keys_lost = unnamed
+            else:
+                self._unsure[namespace] = unnamed
             if named:
                 log.info("data keys are asked back from pods", extra={"namespace": namespace, "keys": len(named)})
 
     async def keep(self, namespace: str, order: KeepInMemory) -> None:
         """Draw keys for epochs, and overwrite those that nobody needs any more."""
         custody, domain = self.custody(namespace), self._store.domain(namespace)
+        unsure = self._unsure.pop(namespace, None)
+        if unsure is not None:
+            left = unsure & epochs_with_a_future(self._store.world(namespace)) - domain.data_keys.keys()
+            domain.keys_lost |= left | frozenset(order.epochs)
+            self._queue_all(namespace)
         await custody.draw(epoch for epoch in order.epochs if epoch not in domain.keys_lost)
         drawn = custody.ids(order.epochs)
         tell_memory(namespace, made=len(drawn.keys() - domain.data_keys), removed=len(order.spent))
@@ -144,8 +156,13 @@ class MemoryKeys:
 
     def give_up(self, namespace: str) -> None:
         """No pod has the keys that are still wanted: their epochs are replaced."""
-        if self._store.world(namespace).domain is None:
+        found = self._store.world(namespace).domain
+        if found is None:
             return  # nobody knows whether they are in another custody
+        if in_force(found) is not Kind.MEMORY:
+            # Its CacheDomain could not be read when this process began, and who keeps them has them.
+            self._wanted.pop(namespace, None)
+            return
         domain, lost = self._store.domain(namespace), frozenset(self._wanted.pop(namespace, ()))
         if not lost:
             return

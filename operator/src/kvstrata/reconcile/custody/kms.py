@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TypeVar
 
@@ -30,6 +30,33 @@ from . import CustodyError
 from .wrapped import Change, WrappedKey, WrappedKeys, by_secret
 
 T = TypeVar("T")
+
+_OF_ONE_KEY = frozenset({KmsFailure.REFUSED, KmsFailure.TOO_LARGE, KmsFailure.MALFORMED})
+"""Failures that say nothing of other keys; after any other one they are not asked for."""
+
+
+class OneKeyError(CustodyError):
+    """One key cannot be had or ended. What is asked of others may be answered all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What came of unwrapping: the keys that were `found`, by epoch, and epochs that have `none` any more.
+
+    Of every other one nothing is known, because of `failure`.
+    """
+
+    found: Mapping[str, bytes] = field(repr=False)
+    none: frozenset[str]
+    failure: CustodyError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What is known of the end of keys, by epoch; nothing of those that are left out, because of `failure`."""
+
+    ends: Mapping[str, Destruction]
+    failure: CustodyError | None
 
 
 def wrapping_key(domain: str, epoch: str) -> str:
@@ -74,18 +101,32 @@ class KmsCustody:
 
         Raises CustodyError if the service does not answer, or is another than the one that wrapped them.
         """
-        records = {epoch: key for epoch, key in (await self._own(epochs)).items() if key.wrapped}
+        opened = await self.open(epochs)
+        if opened.failure is not None:
+            raise opened.failure
+        return opened.found
+
+    async def open(self, epochs: Iterable[str]) -> Opened:
+        """Have the service unwrap what it can of these epochs' keys. Raises CustodyError if it cannot be asked."""
+        wanted = frozenset(epochs)
+        records = {epoch: key for epoch, key in (await self._own(wanted)).items() if key.wrapped}
         if not records:
-            return {}
+            return Opened({}, wanted, None)
         service = await self._service()
-        found, failure = await _of_each(records, lambda epoch: self._unwrapped(records[epoch], service))
-        if failure is not None:
-            raise failure
-        return {epoch: secret for epoch, secret in found.items() if secret is not None}
+        asked, failure = await _of_each(records, lambda epoch: self._unwrapped(records[epoch], service))
+        found = {epoch: secret for epoch, secret in asked.items() if secret is not None}
+        return Opened(found, (wanted - records.keys()) | (asked.keys() - found.keys()), failure)
 
     async def recorded(self, epochs: Iterable[str]) -> frozenset[str]:
         """Return those of these epochs for which a key was ever drawn, as far as is stored. Raises CustodyError."""
         return frozenset(await self._stored.read(epochs))
+
+    async def all(self) -> Mapping[str, bool]:
+        """Return every epoch of which there is a record of this domain, and whether its key was revoked.
+
+        Raises CustodyError.
+        """
+        return {epoch: not record.wrapped for epoch, record in self._of_domain(await self._stored.all()).items()}
 
     async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Revocation]:
         """Take the wrapped keys out of their Secrets, and keep note of what the service has to delete."""
@@ -98,13 +139,17 @@ class KmsCustody:
 
     async def destroy(self, epochs: Iterable[str]) -> Mapping[str, Destruction]:
         """Have the service delete the keys that wrapped these, ask it again, and return its word."""
+        ended = await self.end(epochs)
+        if ended.failure is not None:
+            raise ended.failure
+        return ended.ends
+
+    async def end(self, epochs: Iterable[str]) -> Ended:
+        """Do it for those of these revoked keys that it can be done for. Raises CustodyError if nobody can be asked."""
         wanted = tuple(epochs)
         records = await self._own(wanted)
         service = await self._service()
-        ends, failure = await _of_each(wanted, lambda epoch: self._destroyed(records.get(epoch), service))
-        if failure is not None:
-            raise failure
-        return ends
+        return Ended(*await _of_each(wanted, lambda epoch: self._destroyed(records.get(epoch), service)))
 
     async def forget(self, epochs: Iterable[str]) -> None:
         """Remove the notes of keys whose end is on record: without them nobody can ask for it again."""
@@ -115,21 +160,21 @@ class KmsCustody:
         name = wrapping_key(self._domain, epoch)
         try:
             if (await self._client.make(name)).copyable:
-                raise CustodyError(f"key {name} of the key management service may be taken out of it: delete it there")
+                raise OneKeyError(f"key {name} of the key management service may be taken out of it: delete it there")
             drawn = await self._client.draw(name)
         except KmsError as error:
-            raise _failed(error) from error
+            raise _of_key(error) from error
         return WrappedKey(service.cluster, self._client.place, name, drawn.wrapped)
 
     async def _unwrapped(self, record: WrappedKey, service: Service) -> bytes | None:
         if not self._is_of(record, service):
-            raise CustodyError(_another(record))
+            raise OneKeyError(_another(record))
         try:
             return await self._client.unwrap(record.key, record.wrapped)
         except KmsError as error:
             if error.reason is KmsFailure.NO_KEY:
                 return None
-            raise _failed(error) from error
+            raise _of_key(error) from error
 
     async def _own(self, epochs: Iterable[str]) -> dict[str, WrappedKey]:
         """Return the records of these epochs that name the key which is theirs.
@@ -137,7 +182,9 @@ class KmsCustody:
         Whoever may write the namespace's Secrets can put another domain's record there: its key is neither unwrapped
         for this one nor deleted.
         """
-        stored = await self._stored.read(epochs)
+        return self._of_domain(await self._stored.read(epochs))
+
+    def _of_domain(self, stored: Mapping[str, WrappedKey]) -> dict[str, WrappedKey]:
         return {epoch: one for epoch, one in stored.items() if one.key == wrapping_key(self._domain, epoch)}
 
     def _revocation(self, record: WrappedKey | None) -> Revocation:
@@ -159,7 +206,7 @@ class KmsCustody:
             if await self._client.look(record.key) is not None:
                 return Destruction(self.kind, None, Undestroyed.STILL_THERE, (f"key {record.key} was not deleted",))
         except KmsError as error:
-            raise _failed(error) from error
+            raise _of_key(error) from error
         seen = "was there, and was deleted" if before is not None else "had been deleted before"
         evidence = (
             f"key {record.key} in {record.place} {seen}; asked again, the service has no such key",
@@ -186,9 +233,13 @@ async def _of_each(
     """Ask about several epochs at a time, as many as there are connections: one that waited for a connection would
     use up the time in which its answer is to come.
 
-    Returns what came of it. After a failure nothing more is begun, what is under way ends, and the failure is told.
+    Returns what came of it. After a failure that is not of one key alone nothing more is begun, what is under way ends,
+    and the failure is told.
     """
     waiting, found, failures = iter(tuple(epochs)), dict[str, T](), list[CustodyError]()
+
+    def whole() -> CustodyError | None:
+        return next((one for one in failures if not isinstance(one, OneKeyError)), None)
 
     async def ask_in_turn() -> None:
         for epoch in waiting:
@@ -196,13 +247,13 @@ async def _of_each(
                 found[epoch] = await ask(epoch)
             except CustodyError as error:
                 failures.append(error)
-            if failures:
+            if whole():
                 return
 
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
             group.create_task(ask_in_turn())
-    return found, failures[0] if failures else None
+    return found, whole() or (failures[0] if failures else None)
 
 
 def _fresh(made: Mapping[str, WrappedKey]) -> Change:
@@ -223,6 +274,10 @@ def _forgotten(epochs: Iterable[str]) -> Change:
 
 def _failed(error: KmsError) -> CustodyError:
     return CustodyError(f"{error.reason}: {error}")
+
+
+def _of_key(error: KmsError) -> CustodyError:
+    return OneKeyError(f"{error.reason}: {error}") if error.reason in _OF_ONE_KEY else _failed(error)
 
 
 def _another(record: WrappedKey) -> str:

@@ -71,6 +71,23 @@ class WrappedKeys:
             found |= {epoch: held[epoch] for epoch in some if epoch in held}
         return found
 
+    async def all(self) -> dict[str, WrappedKey]:
+        """Return everything that is stored. Raises CustodyError."""
+        found: dict[str, WrappedKey] = {}
+        for name in names.WRAPPED_KEYS_SECRETS:
+            found |= _records(name, await self._stored(name))
+        return found
+
+    async def holding(self, epochs: Iterable[str]) -> tuple[str, ...]:
+        """Return the Secrets that have anything of these epochs but the note of a revoked key. Raises CustodyError."""
+        found = []
+        for name, some in by_secret(epochs).items():
+            values = decode(await self._stored(name) or {})
+            read = [WrappedKey.decode(values[epoch]) for epoch in some if epoch in values]
+            if any(record is None or record.wrapped for record in read):
+                found.append(name)
+        return tuple(found)
+
     async def change(self, name: str, change: Change) -> None:
         """Change one Secret in one write, if nobody else writes it meanwhile. Raises CustodyError if somebody does.
 
