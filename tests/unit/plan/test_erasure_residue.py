@@ -181,3 +181,14 @@ def test_where_nothing_was_held_it_completes_and_claims_nothing_of_it() -> None:
     assert verdict.complete
     assert verdict.reason == R.NOTHING_HELD
     assert holding(step) == {"LogicallyInvalid", "KeysRevoked", "KeysDestroyed"}
+
+
+def test_a_namespace_that_goes_ends_it_in_a_quarter_of_an_hour_or_by_its_own_deadline_if_that_is_sooner() -> None:
+    going = around(unattended=at(7200))
+    waiting = (rolled(), acked("p1"))
+    for deadline_s, ends_s in ((None, 8100), (9000, 8100), (8000, 8000)):
+        assert verdict_of(step_of(*waiting, seen=going, now_s=ends_s - 1, deadline_s=deadline_s)) is None
+        late = verdict_of(step_of(*waiting, seen=going, now_s=ends_s, deadline_s=deadline_s))
+        assert late is not None
+        assert late.reason == R.DEADLINE_EXCEEDED
+        assert ("namespace" in late.message) == (ends_s == 8100)

@@ -182,11 +182,14 @@ class Chain:
     issued: list[Erasure] = field(default_factory=list)
     conflict: str = ""
     lost_answers: int = 0
+    told: list[ReceiptChain | None] = field(default_factory=list)
+    """What the domain's status told of the chain, each time."""
 
     async def issue(
         self, namespace: str, domain: str, told: ReceiptChain | None, facts: Erasure
     ) -> Receipted | ChainConflict:
         """Append, or find what is there."""
+        self.told.append(told)
         if self.conflict:
             return ChainConflict(self.conflict)
         assert contradiction(facts) is None

@@ -313,8 +313,7 @@ def test_what_cannot_be_named_again_ends_and_nobody_pauses_any_more(how: str) ->
 
     async def story(w: World) -> None:
         await w.until(lambda: w.phase == "Failed", tick_s=5)
-        await w.turn(1)
-        await w.turn(1)
+        await w.until(lambda: w.board is not None and not w.board.open)
 
     run(story, made)
     reason = "PrefixRefused" if how == "they disagree" else "DeadlineExceeded"

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import pytest
+
 from kvstrata.contract.receiptresidue import Residue
 from kvstrata.plan.deletion import ABANDON
-from tests.support.objects import NAMESPACE
+from kvstrata.plan.types import CarryOutErasure
+from tests.support.objects import NAMESPACE, invalidation
 from tests.unit.reconcile.erasing import KIND, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world
 
@@ -96,3 +102,64 @@ def test_a_chain_that_cannot_go_on_is_waited_for_and_named() -> None:
         await w.until(lambda: w.phase == "Complete")
 
     run(story, made)
+
+
+@pytest.mark.parametrize("receipts", [None, {"count": 3, "head": "ab" * 32}])
+def test_the_receipt_of_a_domain_that_was_replaced_says_nothing_of_its_successors_chain(receipts: Any) -> None:
+    made = world()
+    made.chain.conflict = "not yet"
+    slot = ("CacheDomain", NAMESPACE, "default")
+
+    def chain_of_domain() -> Any:
+        return made.sim.kube.objects[slot]["status"].get("receipts")
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await acked(w)
+        await w.until(lambda: w.phase == "Receipting")
+        raw = dict(w.sim.kube.objects[slot])
+        w.sim.put({**raw, "status": {**raw["status"], "domainID": "d2" * 8, "receipts": receipts}})
+        w.chain.conflict = ""
+        await w.until(lambda: w.phase == "Complete")
+
+    run(story, made)
+    assert made.chain.told[-1] is None
+    assert chain_of_domain() == receipts
+
+
+def test_an_order_that_failed_while_something_was_kept_ends_with_a_receipt() -> None:
+    made = world()
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await w.until(lambda: w.kept() and w.status.get("rolledTime"))
+        raw = dict(w.sim.kube.objects[(KIND, NAMESPACE, "leave")])
+        w.sim.put({**raw, "status": {**raw["status"], "phase": "Failed"}})
+        await w.until(lambda: not w.kept())
+
+    run(story, made)
+    (facts,) = made.chain.issued
+    assert Residue.ABANDONED in {item.kind for item in facts.residue}
+
+
+@pytest.mark.parametrize("how", ["removed", "failed"])
+def test_nobody_goes_on_with_an_order_of_which_nothing_is_kept_when_it_is_over(how: str) -> None:
+    made = world()
+
+    async def story(w: World) -> None:
+        assert w.board is not None
+        w.sim.put({**invalidation("leave", scope={"tenant": "acme"}), "status": {"phase": "Pending"}})
+        uid = w.sim.world.invalidations["leave"].uid
+        w.board.take(NAMESPACE, CarryOutErasure(KIND, "leave", uid))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert w.board.open == 1
+        if how == "removed":
+            w.sim.delete(KIND, "leave")
+        else:
+            raw = dict(w.sim.kube.objects[(KIND, NAMESPACE, "leave")])
+            w.sim.put({**raw, "status": {"phase": "Failed"}})
+        await w.until(lambda: w.board is not None and not w.board.open)
+
+    run(story, made)
+    assert (made.kept(), made.chain.issued) == ([], [])

@@ -14,7 +14,7 @@ from kvstrata.contract.receiptfacts import Erasure
 from kvstrata.contract.receiptresidue import Claim, Residue
 from kvstrata.contract.receiptwords import SubjectKind
 from kvstrata.model.ending import Ending
-from kvstrata.plan.deletion import ABANDON, ERASES, FINALIZER
+from kvstrata.plan.deletion import ABANDON, ERASES, FINALIZER, invalidation_name
 from kvstrata.reconcile.erasures.keep import PREFIX
 from tests.support.objects import NAMESPACE, Raw, group, invalidation, model, own, policy, redis_tier
 from tests.support.worlds import Simulation
@@ -268,6 +268,45 @@ def test_a_person_may_give_it_up_on_the_policy_and_the_receipt_says_so() -> None
     assert "the servers were scrapped" in facts.subject.reason
 
 
+def test_who_leads_next_knows_of_an_erasure_that_was_given_up_before_it_plans_and_begins_no_second_one() -> None:
+    made = world()
+    made.server.problem = "nothing listens"
+
+    async def begin(w: World) -> None:
+        w.sim.delete(POLICY, "acme")
+        await acked_until(w, lambda: phase(w.sim) == "Erasing")
+
+    run(begin, made)
+    made.sim.erase = lambda _namespace, _order: None
+    annotate(made.sim, POLICY, "acme", **{ABANDON: "the servers were scrapped"})
+    made.sim.restart()
+    run(gone, made)
+    (facts,) = made.chain.issued
+    assert facts.subject.kind is SubjectKind.INVALIDATION
+
+
+def test_a_policy_of_the_same_name_that_comes_at_once_does_not_keep_what_was_kept_of_its_predecessor() -> None:
+    made = world()
+    made.server.problem = "nothing listens"
+
+    async def story(w: World) -> None:
+        w.sim.put(invalidation(invalidation_name(w.sim.world.policies["acme"]), scope={"tenant": "globex"}))
+        w.sim.delete(POLICY, "acme")
+        annotate(w.sim, POLICY, "acme", **{ABANDON: "somebody sits on the name"})
+
+        def come(verb: str, kind: str, name: str) -> None:
+            if kind == POLICY and stored(w.sim, POLICY, "acme") is None:
+                w.sim.kube.after_write = lambda verb, kind, name: None
+                w.sim.put(policy("acme"))
+
+        w.sim.kube.after_write = come
+        await acked_until(w, lambda: w.chain.issued and not w.kept())
+        assert stored(w.sim, POLICY, "acme") is not None
+
+    run(story, made)
+    assert len(made.chain.issued) == 1
+
+
 def test_a_strangers_invalidation_of_its_name_is_named_and_giving_up_needs_no_invalidation() -> None:
     made = world()
 
@@ -413,8 +452,11 @@ def test_a_namespace_that_is_deleted_goes_and_leaves_a_receipt_for_each_policy(l
         assert {pod.standing for pod in facts.pods} == {"Ended"}
 
 
-def test_an_operator_that_dies_while_a_namespace_goes_is_followed_by_one_that_goes_on() -> None:
-    """At each of its writes, and with no memory of what went before."""
+def test_an_operator_that_dies_while_a_namespace_goes_is_followed_by_one_that_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At each of its writes, and with no memory of what went before: what was written down goes with a receipt of its
+    own, and not because its order is gone."""
     number = most = 0
     while True:
         made = world()
@@ -440,6 +482,7 @@ def test_an_operator_that_dies_while_a_namespace_goes_is_followed_by_one_that_go
         if made.leading:
             break
         begun = {name.removeprefix(PREFIX) for name in made.kept()}
+        caplog.clear()
         made.leading = True
         made.sim.restart()
 
@@ -452,6 +495,10 @@ def test_an_operator_that_dies_while_a_namespace_goes_is_followed_by_one_that_go
         subjects = [facts.subject.uid for facts in made.chain.issued]
         assert len(set(subjects)) == len(subjects), number
         assert begun <= set(subjects), f"what was written down before {number} is told"
+        let_go = [record for record in caplog.records if "without its receipt" in record.message]
+        assert len(let_go) <= 2 - len(begun), number
+        told = [facts for facts in made.chain.issued if facts.subject.uid in begun]
+        assert not any(Residue.ABANDONED in residue(facts) for facts in told), number
         most = max(most, len(begun))
         number += 1
     assert (number >= 8, most) == (True, 2)

@@ -251,10 +251,11 @@ class Operator:
             listener = AckListener(self._kube, gates, self._store, self._queue)
             loop = Loop(self._store, self._queue, writer, self._context(), self._settings.workers)
             await listener.first_round()
-            self._enqueue_all()
-            self._synced = True
             async with writer.topologies, erasures, reclaims, self._kms, asyncio.TaskGroup() as group:
-                group.create_task(erasures.recall(self._settings.watch_namespaces), name="erasures")
+                # A policy whose erasure nobody knew of would go without its receipt.
+                await erasures.recall(self._settings.watch_namespaces)
+                self._enqueue_all()
+                self._synced = True
                 group.create_task(listener.run(), name="acks")
                 group.create_task(courier.run(), name="keys")
                 group.create_task(loop.run(), name="loop")

@@ -125,7 +125,7 @@ class Surroundings:
     `heirs` names by (uid, tier) the pod that has taken over files of one that is gone. `deletions_elsewhere` are Jobs
     of other erasures that run. `custody_problem` says why keys cannot be removed, `receipt_problem` why no receipt can
     be written, `abandoned` is the reason of a person who gives the erasure up; each may be empty. `unattended` is
-    whether the namespace goes, and with it whoever could decide what is to become of what is left.
+    since when the namespace goes, and with it whoever could decide what is to become of what is left; None if it stays.
     """
 
     operator: str
@@ -136,7 +136,7 @@ class Surroundings:
     custody_problem: str = ""
     receipt_problem: str = ""
     abandoned: str = ""
-    unattended: bool = False
+    unattended: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

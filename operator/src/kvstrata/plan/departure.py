@@ -84,16 +84,25 @@ def plan_creation_refused(policy: TenantCachePolicy, child: str, sentence: str, 
 
 
 def plan_departed(world: World, name: str) -> Plan:
-    """Return the plan for a policy that is gone: what is kept of an erasure goes, too, if it was itself its order."""
-    kind = TenantCachePolicy.INFO.kind
-    over = tuple(
-        EndErasure(kind, name, uid)
+    """Return the plan for a policy that is gone."""
+    bundles = tuple(Key(BUNDLE, world.namespace, model) for model in sorted(world.models))
+    return Plan(actions=ends_of_predecessors(world, name), enqueue=bundles)
+
+
+def ends_of_predecessors(world: World, name: str) -> tuple[EndErasure, ...]:
+    """Return orders to let go what is kept of erasures whose order was itself a policy of this name that is gone.
+
+    One that is there now is another, unless it has the uid.
+    """
+    there = world.policies.get(name)
+    return tuple(
+        EndErasure(TenantCachePolicy.INFO.kind, name, uid)
         for uid, found in sorted(world.erasures.items())
         if found.record.erasure.order.subject.kind is SubjectKind.POLICY
         and found.record.invalidation == name
+        and (there is None or there.uid != uid)
         and found.record.erasure.only(ReceiptWritten) is not None
     )
-    return Plan(actions=over, enqueue=tuple(Key(BUNDLE, world.namespace, model) for model in sorted(world.models)))
 
 
 def erases(policy: TenantCachePolicy) -> tuple[Finding, ...]:

@@ -62,7 +62,7 @@ STILL_S = 3600
 that waits longer, for a server or for ever, has its deletions and looks made again if slots move."""
 
 ENDING_LIMIT_S = 900
-"""How long an erasure may take in a namespace that is being deleted, which waits for it."""
+"""How long an erasure may go on in a namespace that is being deleted, which waits for it."""
 
 LOOK_AGAIN_S = 5.0
 """When to look again at what others do, if they do not say so themselves."""
@@ -234,7 +234,7 @@ def finish_short(case: ErasureCase) -> Step:
         return _judged(case, False, late.reason, late.message)
     why = owed.stuck[0] if owed.stuck else Decision(R.NOT_VERIFIED, _unproven(case))
     message = "; ".join(dict.fromkeys(one.message for one in owed.stuck)) or why.message
-    allowed, deadline = case.erasure.order.allow_residue or case.seen.unattended, _deadline(case)
+    allowed, deadline = case.erasure.order.allow_residue or bool(case.seen.unattended), _deadline(case)
     ends = last_moment(case.erasure) + timedelta(seconds=RESIDUE_PATIENCE_S if allowed else PATIENCE_S)
     if deadline is not None:
         ends = min(deadline, ends) if allowed else deadline
@@ -304,14 +304,16 @@ def _waiting(phase: ErasurePhase, why: Decision) -> Step:
     return Step(phase, why, again_s=LOOK_AGAIN_S)
 
 
-def _limit_s(case: ErasureCase) -> int | None:
-    own = case.erasure.order.deadline_s
-    return ENDING_LIMIT_S if own is None and case.seen.unattended else own
+def _own_deadline(case: ErasureCase) -> datetime | None:
+    own_s = case.erasure.order.deadline_s
+    return case.erasure.order.started + timedelta(seconds=own_s) if own_s is not None else None
 
 
 def _deadline(case: ErasureCase) -> datetime | None:
-    limit_s = _limit_s(case)
-    return case.erasure.order.started + timedelta(seconds=limit_s) if limit_s is not None else None
+    """Return the order's own deadline, or what its namespace leaves it if that is sooner."""
+    own, going = _own_deadline(case), case.seen.unattended
+    ends = going + timedelta(seconds=ENDING_LIMIT_S) if going is not None else None
+    return min((moment for moment in (own, ends) if moment is not None), default=None)
 
 
 def _cut_short(case: ErasureCase, step: Step) -> Step:
@@ -324,7 +326,10 @@ def _cut_short(case: ErasureCase, step: Step) -> Step:
     if deadline is None:
         return step
     if case.now >= deadline:
-        message = f"not complete within {_limit_s(case)} s: {step.decision.message}"
+        limit = f"{case.erasure.order.deadline_s} s"
+        if deadline != _own_deadline(case):
+            limit = f"the {ENDING_LIMIT_S} s that a namespace waits for it that is being deleted"
+        message = f"not complete within {limit}: {step.decision.message}"
         return _judged(case, False, R.DEADLINE_EXCEEDED, message)
     left_s = (deadline - case.now).total_seconds()
     again_s = left_s if step.again_s is None else min(left_s, step.again_s)

@@ -64,10 +64,10 @@ OWN_MEMORY = ""
 def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None:
     """Return what is to be kept of an eager invalidation whose epochs are about to be rolled.
 
-    None as long as its intent is not in its status, or the domain has no identity.
+    None as long as its intent is not in its status, or the domain has no identity, and once it has ended.
     """
     status, started = invalidation.status, invalidation.status.start_time
-    if started is None or not status.scopes or world.identity is None:
+    if invalidation.finished or started is None or not status.scopes or world.identity is None:
         return None
     domain_key, domain = world.identity
     prefix = invalidation.spec.scope.prefix

@@ -18,7 +18,7 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.canonical import digest
 from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace, epoch_from_random
-from kvstrata.model.erasurefacts import Verdict
+from kvstrata.model.erasurefacts import ReceiptWritten, Verdict
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 
@@ -49,7 +49,7 @@ def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
         return Plan(enqueue=_followers(world))  # what paused for it does so no more
     phase = invalidation.status.phase or Phase.PENDING
     if phase.finished:
-        return _end(invalidation) if held else _expire(invalidation, now)
+        return _end(world, invalidation) if held else _expire(invalidation, now)
     if invalidation.spec.mode is InvalidationMode.EAGER and phase is not Phase.PENDING:
         return _erase(world, invalidation, now)
     if _past_deadline(invalidation, now):
@@ -111,8 +111,11 @@ def _finishes(told: tuple[StatusWrite, ...]) -> bool:
     return any("completionTime" in write.status for write in told)
 
 
-def _end(invalidation: CacheInvalidation) -> Plan:
-    order = EndErasure(invalidation.INFO.kind, invalidation.name, invalidation.uid)
+def _end(world: World, invalidation: CacheInvalidation) -> Plan:
+    """Have it end, and nothing be kept of it any more, unless a receipt is owed for what is kept."""
+    found = world.erasures.get(invalidation.uid)
+    owed = found is not None and found.record.erasure.only(ReceiptWritten) is None
+    order = (CarryOutErasure if owed else EndErasure)(invalidation.INFO.kind, invalidation.name, invalidation.uid)
     return Plan(actions=(order,), wake_after_s=LOOK_AGAIN_S)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 from kvstrata.api.conditions import ConditionType
@@ -20,7 +21,7 @@ from .classification import because_of_policy, levels_of, tiers_admitted
 from .compile import compile_policy, selects
 from .conditions import Finding, false, kstatus, true, write_status
 from .datakeys import is_lost
-from .departure import erases, finalizer_due, plan_departed, plan_departure
+from .departure import ends_of_predecessors, erases, finalizer_due, plan_departed, plan_departure
 from .enforcement import ENFORCED, Enforcement, holds, policy_enforcement
 from .pools import pools_resolved
 from .scopes import Epoch, current_epoch, former_scopes, fresh_epoch, held, scope_in_force, tenant_scope
@@ -40,6 +41,11 @@ def plan_policy(world: World, name: str, now: datetime) -> Plan:
     policy = world.policies.get(name)
     if policy is None:
         return plan_departed(world, name)
+    plan = _plan_present(world, policy, now)
+    return replace(plan, actions=(*plan.actions, *ends_of_predecessors(world, name)))
+
+
+def _plan_present(world: World, policy: TenantCachePolicy, now: datetime) -> Plan:
     if policy.metadata.deleting:
         return plan_departure(world, policy, now)
     blocked = first(chain.BLOCKING, world, policy)
@@ -56,7 +62,7 @@ def plan_policy(world: World, name: str, now: datetime) -> Plan:
         what = "a new epoch was drawn" if drawn is not None else "its guarantees were decided on"
         return Plan(
             statuses=write_status(policy, now, _waiting(world, policy, blocked, verdict, what), fields),
-            enqueue=(Key(policy.INFO.kind, world.namespace, name), *_bundles(world)),
+            enqueue=(Key(policy.INFO.kind, world.namespace, policy.name), *_bundles(world)),
         )
     return _report(world, policy, now, epoch, blocked, verdict)
 

@@ -48,6 +48,11 @@ class Erasures:
         await asyncio.gather(*tasks, return_exceptions=True)
         metrics.ERASURES_OPEN.set(0)
 
+    @property
+    def open(self) -> int:
+        """How many erasures somebody is at."""
+        return len(self._tasks)
+
     def take(self, namespace: str, order: ErasureOrder) -> None:
         """Begin with an order, or wake who is at it."""
         match order:
@@ -59,28 +64,33 @@ class Erasures:
     async def recall(self, watched: Collection[str] = ()) -> None:
         """Go on with every erasure that is kept, of these namespaces or, without any, of all.
 
-        Plans name those whose order is there; of others the receipt is still owed.
+        Plans know of all of them when this returns, and not before, so nothing is planned until then. They name those
+        whose order is there; of others the receipt is still owed.
         """
         while True:
             try:
-                kept = await self._crew.keep.listed()
+                kept = [record async for record in self._crew.keep.records()]
             except KubeError as error:
                 log.warning("erasures that are kept could not be listed", extra={"error": str(error)})
                 await self._crew.sleep(RETRY_S)
             else:
                 break
-        for namespace, order in kept:
-            if not watched or namespace in watched:
-                self._carry_out(namespace, order)
+        for record in kept:
+            if watched and record.namespace not in watched:
+                continue
+            subject = record.erasure.order.subject
+            order = CarryOutErasure(str(subject.kind), record.invalidation, subject.uid)
+            self._carry_out(record.namespace, order).recall(record)
 
-    def _carry_out(self, namespace: str, order: CarryOutErasure) -> None:
+    def _carry_out(self, namespace: str, order: CarryOutErasure) -> Course:
         course = self._courses.get(order.uid)
         if course is not None:
             course.wake()
-            return
+            return course
         course = self._courses[order.uid] = Course(self._crew, namespace, order)
         self._tasks[order.uid] = asyncio.create_task(self._follow(course), name=f"erasure {course.name}")
         metrics.ERASURES_OPEN.set(len(self._tasks))
+        return course
 
     async def _follow(self, course: Course) -> None:
         """Follow one erasure to its end; what fails by a defect goes on from what is kept."""
@@ -95,8 +105,11 @@ class Erasures:
                 metrics.FAILURES.labels(course.order.kind, "Bug").inc()
                 await self._crew.sleep(RETRY_S)
                 course = self._courses[course.uid] = Course(self._crew, course.namespace, course.order)
-        del self._tasks[course.uid]
+        self._tasks.pop(course.uid, None)
         metrics.ERASURES_OPEN.set(len(self._tasks))
+        if course.record is None:
+            self._courses.pop(course.uid, None)
+            return
         end = EndErasure(course.order.kind, course.order.name, course.uid)
         if self._object(course.namespace, end) is None:
             # Nobody is left to tell, and no plan orders the end.
@@ -111,6 +124,7 @@ class Erasures:
 
     async def _ended(self, namespace: str, order: EndErasure) -> None:
         """Remove what was made for an erasure, then what is kept of it, then what holds its object."""
+        await self._stop(order.uid)
         try:
             self._crew.may_write()
             await self._crew.jobs.remove(order.uid)
@@ -132,6 +146,16 @@ class Erasures:
             domain.erasures.pop(order.uid, None)
             domain.forget_ending()
         del self._ending[order.uid]
+
+    async def _stop(self, uid: str) -> None:
+        """Have nobody go on with an erasure that ends: what is kept would be made anew."""
+        task = self._tasks.pop(uid, None)
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self._courses.pop(uid, None)
+        metrics.ERASURES_OPEN.set(len(self._tasks))
 
     async def _release(self, namespace: str, order: EndErasure) -> None:
         found = self._object(namespace, order)

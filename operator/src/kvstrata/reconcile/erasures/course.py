@@ -72,6 +72,7 @@ class Course:
         self.namespace, self.order, self.uid = namespace, order, order.uid
         self._source = Source(crew, namespace, order)
         self._kept: Kept | None = None
+        self._void = False
         self._tasks: dict[Hashable, asyncio.Task[None]] = {}
         self._inbox: list[Fact] = []
         self._servers: dict[str, TierNow] = {}
@@ -110,8 +111,20 @@ class Course:
         """Look what is new."""
         self._woken.set()
 
+    def recall(self, record: ErasureRecord) -> None:
+        """Have plans know of what is kept, however long it takes until the first pass."""
+        seen = self._surroundings(record, 0)
+        still = next_step(record.erasure, seen, self._crew.now()).still
+        erasures = self._crew.store.domain(self.namespace).erasures
+        if self.uid in erasures:
+            return
+        erasures[self.uid] = ErasureNow(record, seen, still=still)
+        for tier in still:
+            self._crew.queue.add(Key(CacheTier.INFO.kind, self.namespace, tier))
+
     async def run(self, elsewhere: Callable[[], int]) -> None:
-        """Carry it out until its receipt is written, or until cancelled.
+        """Carry it out until its receipt is written, until it turns out that nothing is kept and nobody orders it any
+        more, or until cancelled.
 
         `elsewhere` counts the Jobs of others that run. Raises NotLeadingError when this process may write no more.
         """
@@ -122,7 +135,7 @@ class Course:
                 except (KubeError, ContractError) as error:
                     log.warning("an erasure waits", extra={"erasure": self.name, "error": str(error)})
                     pause_s = RETRY_S
-                if self._told is not None and self.over:
+                if (self._told is not None and self.over) or self._void:
                     return
                 await self._pause(pause_s)
         finally:
@@ -163,15 +176,18 @@ class Course:
         """Read what is kept, or begin to keep; return whether there is anything to go on with."""
         self._kept = await self._crew.keep.read(self.uid)
         if self._kept is not None:
+            self.recall(self._kept.record)
             return True
         record = self._source.begin()
         if record is None:
+            self._void = self._source.over
             return False
         own = self._crew.named.keys() & set(record.erasure.order.keyspaces)
         record = replace(record, named={keyspace: self._crew.named[keyspace] for keyspace in own})
         await self._source.hold()
         self._crew.may_write()
         self._kept = await self._crew.keep.create(record)
+        self.recall(self._kept.record)
         return True
 
     def _news(self) -> tuple[Fact, ...]:
@@ -208,7 +224,7 @@ class Course:
             custody_problem=self._custody_problem,
             receipt_problem=self._receipt_problem,
             abandoned=self._source.abandoned,
-            unattended=self._source.unattended,
+            unattended=self._source.unattended(),
         )
 
     def _has_seen(self, tier: str) -> bool:

@@ -19,7 +19,6 @@ from kvstrata.adapters.resources import SECRET
 from kvstrata.contract import ContractError
 from kvstrata.model.erasure import ErasureRecord
 from kvstrata.objects import labels
-from kvstrata.plan.types import CarryOutErasure
 
 from .codec import decode, encode
 
@@ -51,19 +50,11 @@ class Keep:
         stored = await self._kube.get(SECRET, self._namespace, name_of(uid))
         return _kept(stored) if stored is not None else None
 
-    async def listed(self) -> tuple[tuple[str, CarryOutErasure], ...]:
-        """Return of each erasure that is kept the namespace, and the order by which it is taken up.
+    async def records(self) -> AsyncIterator[ErasureRecord]:
+        """Yield every record that can be read.
 
         What nobody can read is left out, and logged: its invalidation says why it does not go on.
         """
-        found = []
-        async for record in self.records():
-            subject = record.erasure.order.subject
-            found.append((record.namespace, CarryOutErasure(str(subject.kind), record.invalidation, subject.uid)))
-        return tuple(found)
-
-    async def records(self) -> AsyncIterator[ErasureRecord]:
-        """Yield every record that can be read."""
         selector = ",".join(f"{name}={value}" for name, value in sorted(labels.of_receipts(COMPONENT).items()))
         async for stored in self._kube.list(SECRET, self._namespace, selector):
             try:

@@ -116,18 +116,18 @@ class Orders:
     async def issue(self, record: ErasureRecord, order: IssueReceipt) -> tuple[Fact, ...]:
         """Append the receipt to the domain's chain, and say so in the CacheDomain's status."""
         async with self._crew.issuing[record.namespace]:
-            domain = self._domain(record.namespace)
+            domain = self._domain_of(record)
             told = domain.status.receipts if domain is not None else None
             self._crew.may_write()
             done = await self._crew.chains.issue(record.namespace, record.domain, told, order.facts)
             if isinstance(done, ChainConflict):
                 raise ReceiptConflictError(done.message)
-            await self._tell_domain(record.namespace, {"count": done.count, "head": done.head})
+            await self._tell_domain(record, {"count": done.count, "head": done.head})
         return (ReceiptWritten(done.digest),)
 
-    async def _tell_domain(self, namespace: str, receipts: Mapping[str, Any]) -> None:
+    async def _tell_domain(self, record: ErasureRecord, receipts: Mapping[str, Any]) -> None:
         """Say in the CacheDomain's status how the chain stands; without one there is nobody to say it."""
-        domain = self._domain(namespace)
+        domain, namespace = self._domain_of(record), record.namespace
         if domain is None or (domain.status.receipts and domain.status.receipts.count >= receipts["count"]):
             return
         resource = BY_KIND[CacheDomain.INFO.kind]
@@ -142,9 +142,10 @@ class Orders:
             raise
         self._crew.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
 
-    def _domain(self, namespace: str) -> CacheDomain | None:
-        found: CacheDomain | None = self._crew.store.domain(namespace).objects["CacheDomain"].get(DOMAIN_NAME)
-        return found
+    def _domain_of(self, record: ErasureRecord) -> CacheDomain | None:
+        """Return the domain whose chain an erasure's receipt belongs to; a successor in its namespace has another."""
+        found: CacheDomain | None = self._crew.store.domain(record.namespace).objects["CacheDomain"].get(DOMAIN_NAME)
+        return found if found is not None and found.status.domain_id == record.domain else None
 
     def _tier(self, namespace: str, name: str) -> CacheTier:
         found: CacheTier | None = self._crew.store.domain(namespace).objects["CacheTier"].get(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 
 from kvstrata.adapters.resources import BY_KIND
 from kvstrata.api.cacheinvalidation import CacheInvalidation
@@ -18,6 +19,7 @@ from kvstrata.plan.types import CarryOutErasure
 from .crew import Crew
 
 REMOVED = "the object that ordered it was removed"
+FAILED = "the object that ordered it had failed before it was known what was kept"
 
 
 class Source:
@@ -25,6 +27,7 @@ class Source:
 
     def __init__(self, crew: Crew, namespace: str, order: CarryOutErasure) -> None:
         self._crew, self._namespace, self._order = crew, namespace, order
+        self._unattended: datetime | None = None
 
     @property
     def key(self) -> Key:
@@ -41,19 +44,32 @@ class Source:
     @property
     def abandoned(self) -> str:
         """For what reason the erasure is given up: a person's, on the order or on the policy whose deletion it is, or
-        that the order was taken away. Empty if it is not."""
+        that the order was taken away or has ended. Empty if it is not."""
         world, found = self._crew.store.world(self._namespace), self.found
         if found is None:
             return "" if self.key in world.unreadable else REMOVED
         policy = world.policies.get(world.policy_names.get(found.metadata.annotations.get(ERASES, ""), ""))
         told = [one.metadata.annotations.get(ABANDON, "").strip() for one in (found, policy) if one is not None]
-        return next(filter(None, told), "")
+        return next(filter(None, told), FAILED if _has_finished(found) else "")
 
     @property
-    def unattended(self) -> bool:
-        """Whether the namespace is going: its domain went, and the order is deleted, too."""
+    def over(self) -> bool:
+        """Whether nobody orders it any more: the object is gone, or says itself that it has ended."""
         found = self.found
-        return found is not None and found.metadata.deleting and self._crew.store.world(self._namespace).domain is None
+        if found is None:
+            return self.key not in self._crew.store.world(self._namespace).unreadable
+        return _has_finished(found)
+
+    def unattended(self) -> datetime | None:
+        """Return since when the namespace is seen to go: its domain went, and the order is deleted, too. None if it is
+        not."""
+        found = self.found
+        going = found is not None and found.metadata.deleting
+        if not (going and self._crew.store.world(self._namespace).domain is None):
+            self._unattended = None
+        elif self._unattended is None:
+            self._unattended = self._crew.now()
+        return self._unattended
 
     def begin(self) -> ErasureRecord | None:
         """Return what is to be kept before anything is done; None while that cannot be said.
@@ -106,3 +122,7 @@ class Source:
         if isinstance(found, CacheInvalidation):
             return gather.rolled(world, found, record)
         return departed.rolled(world, record, self._crew.now())
+
+
+def _has_finished(found: CacheInvalidation | TenantCachePolicy) -> bool:
+    return isinstance(found, CacheInvalidation) and found.finished
