@@ -36,11 +36,12 @@ WAITS = {
         "SecretNotFound", "InvalidEndpoint",
     },
     "PrefixPool": {"NoLivePods"},
-    "CacheInvalidation": {"TierAway", "NotVerified"},
+    "TenantCachePolicy": {"AwaitingKeys"},
+    "CacheInvalidation": {"TierAway", "NotVerified", "NamingChunks"},
 }  # fmt: skip
 """Why an object may wait although the operator has nothing left to do, where no pod runs: a model's pods do not come,
-nobody makes tokens of a pool's prefixes, and the Redis of a tier does not answer, so that nothing can be erased there.
-Everything else must be Ready or Stalled."""
+nobody makes tokens of a prefix, the Redis of a tier does not answer, so that nothing can be erased there, and no key
+management service draws keys. Everything else must be Ready or Stalled."""
 
 WAITS_FOR_SERVERS = "slots wait for a server of shard"
 """What a cluster says whose pods do not come."""
