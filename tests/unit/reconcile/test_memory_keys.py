@@ -274,6 +274,25 @@ class TestAChangeOfCustody:
         told(story, domain(), redis_tier(encryption="Disabled"), *OBJECTS[2:])
 
 
+@pytest.mark.parametrize("then", ["Memory", "Secret"])
+def test_a_domain_in_another_s_place_keeps_its_keys_as_its_spec_says_and_takes_none_over(then: str) -> None:
+    async def story(pods: KeyPods) -> None:
+        before, held = epochs(pods.sim), {*pods.held["pod-0"]}
+        pods.sim.delete("CacheDomain", "default")
+        pods.sim.put(domain(keyCustody=then))
+        for _ in range(3):
+            await pods.turn()
+        assert pods.sim.status("CacheDomain", "default")["keyCustody"] == then
+        assert condition(pods.sim, "Stalled")[0] == "False"
+        assert not {*before.values()} & {*epochs(pods.sim).values()}
+        (key,) = pods.sim.entry("acme").keys
+        assert isinstance(key, KeyReference) == (then == "Memory")
+        assert not held & pods.named()
+        assert {*pods.held["pod-0"]} == pods.named()
+
+    told(story)
+
+
 @pytest.mark.parametrize("after", [False, True])
 def test_wherever_an_operator_dies_the_next_one_has_pods_with_the_keys_that_their_bundle_names(after: bool) -> None:
     async def story(pods: KeyPods) -> None:

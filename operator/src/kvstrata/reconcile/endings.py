@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from kvstrata.api.base import Resource
 from kvstrata.api.cachedmodel import CachedModel
@@ -40,6 +40,18 @@ def note_end(ending: Ending, before: Resource | None) -> None:
         case CacheDomain():
             ending.domain_id = before.status.domain_id or ending.domain_id
             ending.custody = in_force(before)
+
+
+def keys_of_former(data_keys: Mapping[str, bytes | str], before: Resource | None, after: Resource) -> frozenset[str]:
+    """Return the epochs whose keys were another CacheDomain's, if `after` is a new one.
+
+    No Secret that goes with the former tells it of those that no Secret has. Where they are kept, and how they end, is
+    not the new domain's to say: its epochs get new ones.
+    """
+    new = isinstance(after, CacheDomain) and after.status.domain_id is None
+    if not new or (before is not None and before.uid == after.uid):
+        return frozenset()
+    return frozenset(epoch for epoch, kept in data_keys.items() if isinstance(kept, str))
 
 
 def note_refusal(ending: Ending, policies: Iterable[TenantCachePolicy]) -> frozenset[Key]:

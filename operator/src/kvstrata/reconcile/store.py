@@ -319,6 +319,9 @@ class Store:
         d.objects[kind][name] = after
         _note_epoch_left(d, before, after)
         endings.note_presence(d.ending, after)
+        if gone := endings.keys_of_former(d.data_keys, before, after):
+            d.data_keys = {epoch: kept for epoch, kept in d.data_keys.items() if epoch not in gone}
+            d.keys_lost |= gone
         d.claims.replace(key, after)
         if isinstance(before, TenantCachePolicy):
             self._index_policy(d, before, present=False)
