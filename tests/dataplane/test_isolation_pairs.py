@@ -159,11 +159,13 @@ def pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> 
     gate, redis, disk = GateStandIn(directory), RedisProcess(directory), directory / "disk"
     redis.start()
     disk.mkdir()
-    shared = tier(redis.port, **PATIENT, io_timeout_ms=20_000, lookup_deadline_ms=20_000)
-    server = start_server(directory, gate, [file_tier(disk, **PATIENT), shared], memory={"tier": "dram"})
-    until(lambda: all(one.breaker == "closed" and not one.recovering for one in gate.state().tiers), gate.state)
-    yield Pod(server, gate)
-    redis.kill()
+    try:
+        shared = tier(redis.port, **PATIENT, io_timeout_ms=20_000, lookup_deadline_ms=20_000)
+        server = start_server(directory, gate, [file_tier(disk, **PATIENT), shared], memory={"tier": "dram"})
+        until(lambda: all(one.breaker == "closed" and not one.recovering for one in gate.state().tiers), gate.state)
+        yield Pod(server, gate)
+    finally:
+        redis.kill()
 
 
 def test_no_tenant_group_pool_or_former_epoch_finds_what_another_has_while_policies_change(pod: Pod) -> None:
