@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from e2e.cluster.cli import main as cluster
-from e2e.cluster.progress import Progress
+from e2e.cluster.disk import ALL_BYTES, warn_of_little_room
+from e2e.cluster.progress import ClusterError, Progress, describe
 from e2e.cluster.settings import REPOSITORY, Paths
 from e2e.lanes import Command, Failure, Lanes
 from e2e.product.install import install
@@ -49,6 +50,12 @@ def main(arguments: Sequence[str]) -> int:
     progress = Progress()
     if arguments:
         return subprocess.run((*pytest(), *arguments), cwd=REPOSITORY, check=False).returncode
+    try:
+        if warning := warn_of_little_room(Paths().local, ALL_BYTES):
+            progress.say(warning)
+    except ClusterError as error:
+        print(describe(error), file=sys.stderr)
+        return 1
     was_up = Paths().kubeconfig.exists()
     failures: list[str] = []
     unsteady: list[str] = []

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from e2e.cluster import locks
 from e2e.cluster.control_plane import ControlPlane
+from e2e.cluster.disk import CLUSTER_BYTES, warn_of_little_room
 from e2e.cluster.image_build import Build, build_image
 from e2e.cluster.kind import ExistingCluster, KindCluster
 from e2e.cluster.local import LocalCluster
@@ -48,6 +49,8 @@ class Commands:
         wanted = arguments.cluster or self._provider()
         if self._paths.kubeconfig.exists() and wanted != self._provider():
             raise ClusterError(f"a cluster of the kind {self._provider()} is in use", advice="run `down` first")
+        if wanted == "local" and (warning := warn_of_little_room(self._paths.local, CLUSTER_BYTES)):
+            self._progress.say(warning)
         self._paths.provider.write_text(wanted)
         self._cluster(wanted).up()
 

@@ -180,10 +180,11 @@ class NodeComponents:
             # There is no registry to pull an image again from: never collect images for space.
             "imageGCHighThresholdPercent": 100,
             "imageGCLowThresholdPercent": 99,
+            # In bytes: a per cent of a developer's disk may be more than is left of it.
             "evictionHard": {
                 "memory.available": "200Mi",
-                "nodefs.available": "1%",
-                "imagefs.available": "1%",
+                "nodefs.available": "512Mi",
+                "imagefs.available": "512Mi",
                 "nodefs.inodesFree": "1%",
                 "imagefs.inodesFree": "1%",
             },

@@ -20,8 +20,8 @@ CHARTS = REPOSITORY / "charts"
 READY_TIMEOUT_S = 600
 LOADED_IMAGES = "demo-images"
 KINDS = ("cachedomain", "cachetier", "cachedmodel", "tenantcachepolicy", "tenantgroup", "prefixpool")
-NODEFS_RESERVE_PERCENT = 2
-"""One more than the local cluster's kubelet asks for: a developer's disk may be fuller than a node's."""
+NODEFS_RESERVE_PERCENT = 0
+"""The local cluster's kubelet asks for 512 MiB, whatever the disk has; its tiers' files take less than that."""
 
 
 def install(kubectl: Kubectl, progress: Progress, paths: Paths | None = None) -> None:

@@ -196,6 +196,8 @@ def open_layered(
         layered = Layered(kubectl, say)
         layered.meet()
         wait_until("the model is ready", lambda: _well(layered), UP_WITHIN_S)
+        room = layered.condition("cachetier", DISK, "HasRoom")
+        assert room[0] == "True", f"files cannot be kept on this machine's disk: {room[1]}"
         yield layered
     finally:
         kubectl.run("-n", DEMO_NAMESPACE, "delete", "cachedmodel", MODEL, "--ignore-not-found", timeout_s=300)

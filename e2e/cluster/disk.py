@@ -1,0 +1,54 @@
+"""Whether the disk has room for what is built: said before it begins, not by a build or a pod that stops halfway."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from e2e.cluster.progress import ClusterError
+
+GIB = 1 << 30
+CLUSTER_BYTES = 17 * GIB
+"""What a local cluster takes that runs the demo: built binaries, images, and the node's copy of them."""
+
+ALL_BYTES = 22 * GIB
+"""With all that tests install besides."""
+
+LEAST_BYTES = GIB
+"""What has to be free in any case: the local cluster's kubelet evicts pods when half of it is left."""
+
+
+def warn_of_little_room(local: Path, needed_bytes: int) -> str | None:
+    """Return a warning if what is free and what `local` holds is less than `needed_bytes`, which is an estimate.
+
+    Raises ClusterError if less than LEAST_BYTES are free: nothing could run.
+    """
+    free_bytes = shutil.disk_usage(local if local.exists() else local.parent).free
+    if free_bytes < LEAST_BYTES:
+        raise ClusterError(
+            f"the disk of {local} has {free_bytes >> 20} MiB left, and pods are evicted below {LEAST_BYTES >> 21}",
+            advice="free some of it; `make clean` removes everything that was built",
+        )
+    if free_bytes >= needed_bytes:
+        return None
+    built_bytes = _size_of(local)
+    if free_bytes + built_bytes >= needed_bytes:
+        return None
+    whole, built, free = (size / GIB for size in (needed_bytes, built_bytes, free_bytes))
+    return (
+        f"warning: {local} takes about {whole:.0f} GiB when everything is built; {built:.1f} are there and the disk has"
+        f" {free:.1f} left. If something fails for want of room, free some."
+    )
+
+
+def _size_of(folder: Path) -> int:
+    """Return what the files below a folder take on its disk."""
+    total = 0
+    for above, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(above, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total
