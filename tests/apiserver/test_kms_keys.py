@@ -85,6 +85,12 @@ def acquaint(place: Place, bao: BaoServer) -> None:
     )
 
 
+def secrets(place: Place) -> list[str]:
+    """Secrets in the operator's namespace."""
+    listed = place.request("GET", f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/secrets", None, {})
+    return [item["metadata"]["name"] for item in listed["items"]]
+
+
 def test_keys_are_unwrapped_for_the_next_operator_without_a_pod_s_help_and_end_by_the_service_s_word(
     place: Place, bao: BaoServer, tmp_path: Path
 ) -> None:
@@ -126,3 +132,8 @@ def test_keys_are_unwrapped_for_the_next_operator_without_a_pod_s_help_and_end_b
     (receipt,) = (data["receipt.json"] for name, data in place.config_maps().items() if "kvstrata-receipt-" in name)
     assert '"transit:' in receipt
     assert sum(place.copies(key) for key in keys) == 0
+
+    assert any(domain in name for name in bao.key_names())
+    place.server.kubectl("-n", NAMESPACE, "delete", "cachedomain", "default")
+    place.wait("the service to have nothing of it", lambda: not any(domain in name for name in bao.key_names()))
+    place.wait("the notes to go", lambda: not any(domain in name for name in secrets(place)))

@@ -81,6 +81,21 @@ class BaoServer:
         raw = self.admin("POST", "auth/token/create", {"policies": ["kvstrata"], "no_default_policy": True, **options})
         return str(raw["auth"]["client_token"])
 
+    def key_names(self) -> list[str]:
+        """Return what it calls the keys that it has."""
+        try:
+            return list(self.admin("LIST", f"{MOUNT}/keys")["data"]["keys"])
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise
+            return []
+
+    def clear(self) -> None:
+        """Delete every key."""
+        for name in self.key_names():
+            self.admin("POST", f"{MOUNT}/keys/{name}/config", {"deletion_allowed": True})
+            self.admin("DELETE", f"{MOUNT}/keys/{name}")
+
     def seal(self) -> None:
         """Seal it: it has its data and can read none."""
         self.admin("PUT", "sys/seal", {})

@@ -16,7 +16,6 @@ from kvstrata.adapters.transit import TransitClient
 from kvstrata.adapters.transit_tokens import TokenFile
 from kvstrata.contract.receiptwords import Party
 from kvstrata.model.keycustody import Undestroyed
-from kvstrata.objects import names
 from kvstrata.reconcile.custody import CustodyError, KeyCustody
 from kvstrata.reconcile.custody.kms import KmsCustody, wrapping_key
 from kvstrata.reconcile.custody.wrapped import WrappedKey, WrappedKeys
@@ -26,17 +25,13 @@ from tests.support.worlds import Killed
 
 NAMESPACE = "team-a"
 OPERATOR = "operator-1"
-OWNER = {"apiVersion": "kvstrata.io/v1alpha1", "kind": "CacheDomain", "name": "default", "uid": "u"}
 ACME, GLOBEX = "a" * 32, "b" * 32
 NOW = "2026-11-22T10:00:00Z"
 
 
 @pytest.fixture
 def kube() -> MemoryKube:
-    kube = MemoryKube()
-    owner = {"name": OWNER["name"], "uid": OWNER["uid"], "namespace": NAMESPACE}
-    kube.put({"apiVersion": OWNER["apiVersion"], "kind": OWNER["kind"], "metadata": owner, "spec": {}})
-    return kube
+    return MemoryKube()
 
 
 @pytest.fixture
@@ -45,7 +40,7 @@ def custody_of(client: TransitClient, kube: MemoryKube, request: pytest.FixtureR
     domain = base64.b32encode(request.node.name.encode()).decode().rstrip("=")[-40:]
 
     def make(asked: TransitClient = client) -> KmsCustody:
-        stored = WrappedKeys(kube, NAMESPACE, OWNER)
+        stored = WrappedKeys(kube, NAMESPACE, domain)
         return KmsCustody(asked, stored, domain, lambda: datetime(2026, 11, 22, 10, tzinfo=UTC), OPERATOR)
 
     return make
@@ -62,8 +57,13 @@ def root_token(file: Path, bao: BaoServer) -> None:
 
 def stored(kube: MemoryKube, epoch: str = ACME) -> bytes:
     """Return an epoch's record as a backup would have it."""
-    secret = kube.objects["Secret", NAMESPACE, names.wrapped_keys_secret(epoch)]
-    return base64.b64decode(secret["data"][epoch])
+    return base64.b64decode(secret_of(kube, epoch)["data"][epoch])
+
+
+def secret_of(kube: MemoryKube, epoch: str) -> Any:
+    """The Secret in which an epoch's record is."""
+    (found,) = (raw for (_, _, name), raw in kube.objects.items() if name.endswith(f"-{epoch[:1]}"))
+    return found
 
 
 async def test_a_key_is_drawn_once_and_no_secret_has_it(custody: KmsCustody, kube: MemoryKube) -> None:
@@ -164,7 +164,7 @@ async def test_of_two_operators_that_draw_at_once_one_key_stays(
             drawn.update(await fast.unlock([ACME]))
             await super().change(name, change)
 
-    slow._stored = Overtaken(kube, NAMESPACE, OWNER)
+    slow._stored = Overtaken(kube, NAMESPACE, slow._domain)
     await slow.draw([ACME])
     assert drawn
     assert await slow.unlock([ACME]) == drawn
@@ -254,8 +254,7 @@ def test_what_is_no_record_is_no_key(data: bytes) -> None:
 def _rewrite(kube: MemoryKube, **fields: str) -> None:
     record = WrappedKey.decode(stored(kube))
     assert record is not None
-    secret = kube.objects["Secret", NAMESPACE, names.wrapped_keys_secret(ACME)]
-    secret["data"][ACME] = base64.b64encode(replace(record, **fields).encode()).decode()
+    secret_of(kube, ACME)["data"][ACME] = base64.b64encode(replace(record, **fields).encode()).decode()
 
 
 async def test_another_domain_s_record_is_neither_unwrapped_nor_lets_its_key_be_deleted(
@@ -263,14 +262,12 @@ async def test_another_domain_s_record_is_neither_unwrapped_nor_lets_its_key_be_
 ) -> None:
     """Whoever may write Secrets of one namespace could otherwise read, or end, what another has in the same service."""
     await custody.draw([ACME])
-    stored_in = WrappedKeys(kube, NAMESPACE, OWNER)
+    stored_in = WrappedKeys(kube, NAMESPACE, custody._domain)
     record = (await stored_in.read([ACME]))[ACME]
     strange = KmsCustody(client, stored_in, "another", lambda: datetime(2026, 11, 22, 10, tzinfo=UTC), OPERATOR)
     assert await strange.unlock([ACME]) == {}
     assert await strange.recorded([ACME]) == {ACME}
-    await stored_in.change(
-        names.wrapped_keys_secret(ACME), lambda _: {ACME: replace(record, wrapped="", revoked_at=NOW)}
-    )
+    await stored_in.change("a", lambda _: {ACME: replace(record, wrapped="", revoked_at=NOW)})
     assert (await strange.destroy([ACME]))[ACME].why_not is Undestroyed.NOT_REVOKED
     assert await client.look(record.key) is not None
 
@@ -281,7 +278,7 @@ async def test_one_record_that_cannot_be_opened_keeps_no_key_of_its_secret_away(
     first, *rest = (ACME[:-1] + digit for digit in "0123456789")
     await custody.draw([first, *rest])
     keys = await custody.unlock(rest)
-    secret = kube.objects["Secret", NAMESPACE, names.wrapped_keys_secret(first)]
+    secret = secret_of(kube, first)
     record = WrappedKey.decode(stored(kube, first))
     assert record is not None
     secret["data"][first] = base64.b64encode(replace(record, service="another").encode()).decode()
@@ -292,3 +289,23 @@ async def test_one_record_that_cannot_be_opened_keeps_no_key_of_its_secret_away(
     opened = await custody.open([first, *rest])
     assert (opened.found, opened.none) == (keys, frozenset())
     assert "Refused" in str(opened.failure)
+
+
+async def test_when_all_ends_a_note_stays_of_what_somebody_will_ask_about(
+    custody: KmsCustody, client: TransitClient, kube: MemoryKube
+) -> None:
+    await custody.draw([ACME, GLOBEX])
+    asked = {ACME}
+
+    async def epochs() -> set[str]:
+        return asked
+
+    assert not await custody.end_all(epochs)
+    for epoch in (ACME, GLOBEX):
+        assert await client.look(wrapping_key(custody._domain, epoch)) is None
+    assert await custody.recorded([ACME, GLOBEX]) == {ACME}
+    assert (await custody.revoke([ACME]))[ACME].removed is not None
+    assert (await custody.destroy([ACME]))[ACME].confirmed is not None
+    asked.clear()
+    assert await custody.end_all(epochs)
+    assert not kube.objects

@@ -19,7 +19,6 @@ from tests.custody.bao_server import MOUNT, BaoServer
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE
 
-OWNER = {"apiVersion": "kvstrata.io/v1alpha1", "kind": "CacheDomain", "name": "default", "uid": "u"}
 EPOCHS = [f"a{number:031x}" for number in range(6 * AT_ONCE)]
 """All of one Secret."""
 
@@ -62,12 +61,9 @@ async def counting(bao: BaoServer, token_file: Path) -> AsyncIterator[Counting]:
 
 @pytest.fixture
 def custody(counting: Counting, request: pytest.FixtureRequest) -> KmsCustody:
-    kube = MemoryKube()
-    owner = {"name": OWNER["name"], "uid": OWNER["uid"], "namespace": NAMESPACE}
-    kube.put({"apiVersion": OWNER["apiVersion"], "kind": OWNER["kind"], "metadata": owner, "spec": {}})
     domain = base64.b32encode(request.node.name.encode()).decode().rstrip("=")[-40:]
     now: Callable[[], datetime] = lambda: datetime(2026, 11, 22, 10, tzinfo=UTC)  # noqa: E731
-    return KmsCustody(counting, WrappedKeys(kube, NAMESPACE, OWNER), domain, now, "operator-1")
+    return KmsCustody(counting, WrappedKeys(MemoryKube(), NAMESPACE, domain), domain, now, "operator-1")
 
 
 async def test_as_many_keys_are_asked_about_at_once_as_there_are_connections(

@@ -13,7 +13,7 @@ from kvstrata.adapters.transit_tokens import TokenFile
 from kvstrata.contract.receiptclaims import claims
 from kvstrata.contract.receiptresidue import Claim
 from kvstrata.contract.receiptwords import KeyCustody, Party
-from tests.custody.bao_server import MOUNT, BaoServer
+from tests.custody.bao_server import BaoServer
 from tests.custody.test_kms_keys import asked
 from tests.custody.test_kms_keys import objects as objects
 from tests.support.objects import cpu_tier, model, pod, policy, redis_tier
@@ -69,8 +69,7 @@ def told(bao: BaoServer, token_file: Path, objects: tuple[dict[str, Any], ...]) 
 
 
 def wrapping(bao: BaoServer, made: World) -> int:
-    names = bao.admin("LIST", f"{MOUNT}/keys")["data"]["keys"]
-    return sum((made.sim.world.domain_id or "-") in name for name in names)
+    return sum((made.sim.world.domain_id or "-") in name for name in bao.key_names())
 
 
 async def until(w: World, condition: Callable[[], object]) -> None:
@@ -152,17 +151,22 @@ def test_an_operator_that_was_started_anew_waits_for_the_key_of_a_deleted_policy
     assert made.proven() == ALL | {Claim.KEYS_DESTROYED}
 
 
-def test_with_its_namespace_goes_the_note_of_what_the_service_has_and_no_receipt_says_that_it_is_destroyed(
-    told: Callable[[Story], World],
+def test_keys_of_a_namespace_that_is_deleted_end_by_the_service_s_word_and_nothing_of_it_is_left_there(
+    told: Callable[[Story], World], bao: BaoServer
 ) -> None:
     async def story(w: World) -> None:
+        domain = w.sim.world.domain_id or "-"
         delete_namespace(w.sim)
         end_pods(w.sim)
+        await w.sim.estates.settle()
         for name in ("acme", "globex"):
             await gone(w, name=name, tick_s=5)
+        await w.sim.estates.settle()
+        assert not any(domain in name for name in bao.key_names())
+        assert not any(domain in name for kind, _, name in w.sim.kube.objects if kind == "Secret")
 
     made = told(story)
     assert len(made.chain.issued) == 2
     for facts in made.chain.issued:
-        assert [(key.custody, key.destroyed) for key in facts.keys] == [(KeyCustody.KMS, None)]
-        assert Claim.KEYS_DESTROYED not in claims(facts)
+        assert [key.custody for key in facts.keys] == [KeyCustody.KMS]
+        assert Claim.KEYS_DESTROYED in claims(facts)

@@ -23,7 +23,7 @@ from kvstrata.plan.datakeys import epochs_in_use
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.custody import CustodyError
 from kvstrata.reconcile.custody.kms import wrapping_key
-from kvstrata.reconcile.custody.wrapped import WrappedKey
+from kvstrata.reconcile.custody.wrapped import SHARDS, WrappedKey
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.support.key_pods import KeyPods
 from tests.support.objects import NAMESPACE, domain, model, policy, redis_tier
@@ -37,6 +37,8 @@ Story = Callable[[KeyPods], Awaitable[None]]
 
 @pytest.fixture
 def objects(bao: BaoServer) -> tuple[dict[str, Any], ...]:
+    """A namespace whose service has nothing from tests before, where domains have the same random ids."""
+    bao.clear()
     kms = {
         "address": bao.address,
         "mount": MOUNT,
@@ -177,7 +179,7 @@ def test_a_key_that_the_service_does_not_have_any_more_is_lost_and_its_epoch_rep
 ) -> None:
     async def story(pods: KeyPods) -> None:
         before = epochs(pods)
-        for name in bao.admin("LIST", f"{MOUNT}/keys")["data"]["keys"]:
+        for name in bao.key_names():
             if pods.sim.world.domain_id and pods.sim.world.domain_id in name:
                 bao.admin("POST", f"{MOUNT}/keys/{name}/config", {"deletion_allowed": True})
                 bao.admin("DELETE", f"{MOUNT}/keys/{name}")
@@ -195,9 +197,8 @@ def test_a_key_that_the_service_does_not_have_any_more_is_lost_and_its_epoch_rep
 def test_a_record_that_cannot_be_opened_keeps_nobody_else_from_their_keys(told: Callable[[Story], KeyPods]) -> None:
     async def story(pods: KeyPods) -> None:
         acme, globex = epochs(pods)
-        name = names.wrapped_keys_secret(acme)
-        assert name != names.wrapped_keys_secret(globex)
-        secret = pods.sim.kube.objects["Secret", NAMESPACE, name]
+        assert acme[:1] != globex[:1]
+        secret = secret_of(pods, acme)
         record = WrappedKey.decode(base64.b64decode(secret["data"][acme]))
         assert record is not None
         secret["data"][acme] = base64.b64encode(replace(record, service="another").encode()).decode()
@@ -214,8 +215,7 @@ def test_a_record_that_cannot_be_opened_keeps_nobody_else_from_their_keys(told: 
 def test_a_key_that_nobody_needs_is_deleted_in_the_service(told: Callable[[Story], KeyPods], bao: BaoServer) -> None:
     async def story(pods: KeyPods) -> None:
         def wrapping() -> int:
-            listed = bao.admin("LIST", f"{MOUNT}/keys")["data"]["keys"]
-            return sum((pods.sim.world.domain_id or "-") in name for name in listed)
+            return sum((pods.sim.world.domain_id or "-") in name for name in bao.key_names())
 
         count = wrapping()
         pods.sim.edit(TCP, "acme", cacheGeneration=2)
@@ -268,7 +268,7 @@ def test_a_key_that_is_given_up_while_it_is_being_unwrapped_does_not_come_back(
         await pods.sim.kms.__aexit__(None, None, None)
         pods.sim.restart()
         await asyncio.sleep(0)  # what is stored was read, and the service is being asked
-        revoked = await pods.sim.kms.revoke(NAMESPACE, [acme])
+        revoked = await pods.sim.kms.revoke(NAMESPACE, pods.sim.world.domain_id or "", [acme])
         assert revoked[acme].removed is not None
         await asked(pods)
         assert acme not in pods.sim.memory.custody(NAMESPACE).ids(epochs(pods))
@@ -303,14 +303,21 @@ def recorded(pods: KeyPods) -> dict[str, WrappedKey | None]:
     """By epoch, what Secrets have of its key."""
     return {
         epoch: WrappedKey.decode(base64.b64decode(value))
-        for name in names.WRAPPED_KEYS_SECRETS
-        for epoch, value in pods.sim.kube.objects.get(("Secret", NAMESPACE, name), {}).get("data", {}).items()
+        for shard in SHARDS
+        for epoch, value in secret_of(pods, shard).get("data", {}).items()
     }
+
+
+def secret_of(pods: KeyPods, epoch: str, domain: str = "") -> dict[str, Any]:
+    """The Secret that has what is stored of an epoch, empty if there is none; of the domain that is there, or was."""
+    name = names.wrapped_keys_secret(domain or pods.sim.world.domain_id or "", epoch[:1])
+    found: dict[str, Any] = pods.sim.kube.objects.get(("Secret", "kvstrata-system", name), {})
+    return found
 
 
 def spoil(pods: KeyPods, epoch: str) -> None:
     """Let the record of an epoch name a service that is not asked."""
-    data = pods.sim.kube.objects["Secret", NAMESPACE, names.wrapped_keys_secret(epoch)]["data"]
+    data = secret_of(pods, epoch)["data"]
     record = recorded(pods)[epoch]
     assert record is not None
     data[epoch] = base64.b64encode(replace(record, service="another").encode()).decode()
@@ -357,7 +364,7 @@ def test_what_was_to_end_when_the_operator_died_ends_when_another_leads(
         pods.sim.edit(TCP, "acme", cacheGeneration=2)
         await asked(pods)  # and no pod has acknowledged it
         if revoked:
-            await pods.sim.kms.revoke(NAMESPACE, [acme])
+            await pods.sim.kms.revoke(NAMESPACE, pods.sim.world.domain_id or "", [acme])
         assert wraps(pods, bao, acme)
         await restart(pods)
         await pass_by(pods, lambda: not wraps(pods, bao, acme))
@@ -401,25 +408,29 @@ def test_an_end_that_the_service_does_not_confirm_is_asked_for_again_or_counted(
     told(story)
 
 
-def test_no_key_is_called_revoked_whose_record_is_there_without_its_domain(
+def test_of_a_domain_that_is_gone_keys_are_revoked_where_it_is_noted_that_they_are(
     told: Callable[[Story], KeyPods],
 ) -> None:
     async def story(pods: KeyPods) -> None:
-        acme, globex = epochs(pods)
-        await pods.sim.kms.revoke(NAMESPACE, [globex])
+        acme, domain = epochs(pods)[0], pods.sim.world.domain_id or ""
         domains = pods.sim.store.domain(NAMESPACE).objects["CacheDomain"]
         found = domains.pop("default")
-        with pytest.raises(CustodyError, match="still has wrapped keys"):
-            await pods.sim.kms.revoke(NAMESPACE, [acme])
-        assert (await pods.sim.kms.revoke(NAMESPACE, [globex]))[globex].removed is not None
-        pods.sim.kube.remove("Secret", NAMESPACE, names.wrapped_keys_secret(acme))
-        assert (await pods.sim.kms.revoke(NAMESPACE, [acme]))[acme].removed is not None
         unreadable = pods.sim.store.domain(NAMESPACE).unreadable
         unreadable[Key("CacheDomain", NAMESPACE, "default")] = Unreadable("not now", 1, "1", told=True)
         for ask in (pods.sim.kms.revoke, pods.sim.kms.destroy):
             with pytest.raises(CustodyError, match="cannot be read"):
-                await ask(NAMESPACE, [acme])
+                await ask(NAMESPACE, domain, [acme])
         unreadable.clear()
+        before = secret_of(pods, acme, domain)["data"][acme]
+        assert (await pods.sim.kms.revoke(NAMESPACE, domain, [acme]))[acme].removed is not None
+        noted = [
+            WrappedKey.decode(base64.b64decode(raw)) for raw in (before, secret_of(pods, acme, domain)["data"][acme])
+        ]
+        assert [bool(record and record.wrapped) for record in noted] == [True, False]
+        assert (await pods.sim.kms.destroy(NAMESPACE, domain, [acme]))[acme].confirmed is not None
+        # Of a domain that is noted nowhere nobody has a key, and nobody can say that a service has none.
+        assert (await pods.sim.kms.revoke(NAMESPACE, "elsewhere", [acme]))[acme].removed is not None
+        assert (await pods.sim.kms.destroy(NAMESPACE, "elsewhere", [acme]))[acme].confirmed is None
         domains["default"] = found
 
     told(story)

@@ -30,6 +30,7 @@ from kvstrata.plan.types import EndReclaim, ErasureOrder, Plan, ProbeBackend, Qu
 from kvstrata.reconcile.controllers import plan
 from kvstrata.reconcile.custody.services import KmsServices, Login, by_service_account
 from kvstrata.reconcile.keyholders import KeyHolders
+from kvstrata.reconcile.kmsestates import KmsEstates
 from kvstrata.reconcile.kmskeys import KmsKeys
 from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.queue import WorkQueue
@@ -109,10 +110,10 @@ class Simulation:
             lambda: self.now.timestamp(),
         )  # fmt: skip
         services = KmsServices(self.kube, map(AllowedService, self.kms_addresses), self.kms_login)
-        self.kms = KmsKeys(
-            self.kube, self.store, self.queue, self.memory, services,
-            operator, lambda: self.now, lambda: True,
-        )  # fmt: skip
+        self.estates = KmsEstates(
+            self.kube, "kvstrata-system", self.store, services, operator, lambda: self.now, lambda: True
+        )
+        self.kms = KmsKeys(self.store, self.queue, self.memory, self.estates, operator, lambda: self.now, lambda: True)
         self.writer = Writer(
             self.kube, self.store, self.queue, keeper, lambda: True,
             lambda _, asked: self.pool_questions.append(asked), lambda _, asked: self.isolation_questions.append(asked),

@@ -36,7 +36,7 @@ from kvstrata.objects import names
 from kvstrata.plan.receipts import ChainConflict, Receipted
 from kvstrata.reconcile.erasures.board import Erasures
 from kvstrata.reconcile.erasures.crew import Crew
-from kvstrata.reconcile.erasures.keep import Keep
+from kvstrata.reconcile.erasures.keep import PREFIX, Keep
 from kvstrata.reconcile.erasures.keys import KeyRevoker
 from kvstrata.reconcile.erasures.pods import Pods
 from kvstrata.reconcile.erasures.ports import DeletionRun, TierDeletion
@@ -388,5 +388,8 @@ class World:
         return set(claims(facts))
 
     def kept(self) -> list[str]:
-        """Secrets in the operator's namespace."""
-        return [name for kind, where, name in self.sim.kube.objects if (kind, where) == ("Secret", OPERATOR_NAMESPACE)]
+        """Records of erasures in the operator's namespace."""
+        secrets = [
+            name for kind, where, name in self.sim.kube.objects if (kind, where) == ("Secret", OPERATOR_NAMESPACE)
+        ]
+        return [name for name in secrets if name.startswith(PREFIX)]

@@ -12,6 +12,7 @@ from kvstrata.adapters.transit_tokens import KubernetesLogin, TokenFile
 from kvstrata.api.cachedomain import KeyManagement
 from kvstrata.model.kmsservices import AllowedService
 from kvstrata.reconcile.custody import CustodyError
+from kvstrata.reconcile.custody.estates import Estate
 from kvstrata.reconcile.custody.services import KmsServices, by_service_account
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE
@@ -38,9 +39,11 @@ def config_map(**data: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("other", ["https://bao.keys.svc", "https://bao.keys.svc:8201", "https://evil.svc:8200"])
 async def test_an_address_is_allowed_by_its_whole_name_and_port(other: str) -> None:
-    kube = MemoryKube()
+    asked = services(MemoryKube(), ADDRESS)
     with pytest.raises(CustodyError, match="has not allowed"):
-        await services(kube, ADDRESS).client(NAMESPACE, kms(address=other))
+        await asked.authority(NAMESPACE, kms(address=other))
+    with pytest.raises(CustodyError, match="has not allowed"):
+        await asked.client(Estate("d", NAMESPACE, "u", kms(address=other), b""))
 
 
 WAYS: list[tuple[AllowedService, dict[str, str], bool]] = [
@@ -61,7 +64,9 @@ async def test_the_token_is_shown_to_a_method_in_a_namespace_that_was_allowed_an
 ) -> None:
     ways = KmsServices(MemoryKube(), [allowed], by_service_account(Path("/nonexistent")))
     with pytest.raises(CustodyError, match="does not exist" if may else f"has not allowed {ADDRESS} with namespace"):
-        await ways.client(NAMESPACE, kms(**fields))
+        await ways.authority(NAMESPACE, kms(**fields))
+    with pytest.raises(CustodyError, match="cannot be made" if may else "has not allowed"):
+        await ways.client(Estate("d", NAMESPACE, "u", kms(**fields), b"no certificate"))
 
 
 @pytest.mark.parametrize("path", ["..", "x/../../attacker", "x/./y", "a//b", "/a", "a/"])
@@ -83,7 +88,8 @@ async def test_a_new_authority_replaces_the_client_once_and_the_old_one_says_so(
         directory = tmp_path / name
         directory.mkdir()
         kube.put(config_map(**{"ca.crt": Authority(directory).file.read_text()}))
-        one, other = await asyncio.gather(allowed.client(NAMESPACE, kms()), allowed.client(NAMESPACE, kms()))
+        estate = Estate("d", NAMESPACE, "u", kms(), await allowed.authority(NAMESPACE, kms()))
+        one, other = await asyncio.gather(allowed.client(estate), allowed.client(estate))
         assert one is other
         if name == "first":
             old = one
@@ -98,7 +104,7 @@ async def test_what_is_wrong_with_the_authority_is_named() -> None:
     kube = MemoryKube()
     allowed = services(kube, f"{ADDRESS}/")
     with pytest.raises(CustodyError, match="does not exist, or has no certificate authority"):
-        await allowed.client(NAMESPACE, kms())
+        await allowed.authority(NAMESPACE, kms())
     kube.put(config_map(**{"ca.crt": "no certificate"}))
     with pytest.raises(CustodyError, match=f"the way to {ADDRESS} cannot be made"):
-        await allowed.client(NAMESPACE, kms())
+        await allowed.client(Estate("d", NAMESPACE, "u", kms(), await allowed.authority(NAMESPACE, kms())))

@@ -32,6 +32,7 @@ from kvstrata.reconcile.erasures.crew import assemble
 from kvstrata.reconcile.erasures.jobs import Jobs
 from kvstrata.reconcile.keycourier import KeyCourier
 from kvstrata.reconcile.keyholders import KeyHolders
+from kvstrata.reconcile.kmsestates import KmsEstates
 from kvstrata.reconcile.kmskeys import KmsKeys
 from kvstrata.reconcile.loop import Loop
 from kvstrata.reconcile.memorykeys import MemoryKeys
@@ -84,9 +85,9 @@ class Operator:
         self._keeper = Keeper(kube, settings.namespace, secrets.token_bytes, utc_now)
         self._memory = MemoryKeys(self._store, self._queue, secrets.token_bytes, utc_now, settings.pod_name)
         services = KmsServices(kube, settings.kms_services, by_service_account(Path(settings.kms_token_file)))
-        self._kms = KmsKeys(
-            kube, self._store, self._queue, self._memory, services, settings.pod_name, utc_now, self._may_write
-        )
+        word = (settings.pod_name, utc_now, self._may_write)
+        estates = KmsEstates(kube, settings.namespace, self._store, services, *word)
+        self._kms = KmsKeys(self._store, self._queue, self._memory, estates, *word)
         self._holders = KeyHolders(
             kube, settings.namespace, self._store, self._memory, settings.pod_name, utc_now, self._may_write
         )

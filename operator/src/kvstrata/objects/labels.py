@@ -90,6 +90,11 @@ def of_domain(component: str) -> dict[str, str]:
     return _labels("cache-domain", "default", component)
 
 
+def of_custody(component: str) -> dict[str, str]:
+    """Return the labels of what the operator's namespace has about data keys of others."""
+    return _labels("key-custody", "operator", component)
+
+
 def of_receipts(component: str) -> dict[str, str]:
     """Return the labels of receipts and of what belongs to them."""
     return _labels("erasure-receipts", "receipts", component)

@@ -17,7 +17,7 @@ DOMAIN_KEY_SECRET = "kvstrata-domain"  # noqa: S105  (a Secret's name)
 DOMAIN_KEY_DATA_KEY = "domain.key"
 DATA_KEYS_PREFIX = "kvstrata-data-keys-"
 WRAPPED_KEYS_PREFIX = "kvstrata-wrapped-keys-"
-WRAPPED_KEYS_SECRETS = tuple(f"{WRAPPED_KEYS_PREFIX}{digit}" for digit in "0123456789abcdef")
+KMS_ESTATE_PREFIX = "kvstrata-kms-"
 PASSWORD_KEY = "password"  # noqa: S105  (a key's name)
 """Key of the password that pods use: of the user `data` on managed servers."""
 
@@ -143,9 +143,15 @@ def data_keys_secret(epoch: str) -> str:
     return f"{DATA_KEYS_PREFIX}{epoch[:1]}"
 
 
-def wrapped_keys_secret(epoch: str) -> str:
-    """Return the name of the Secret that holds an epoch's data key as a key management service wrapped it."""
-    return f"{WRAPPED_KEYS_PREFIX}{epoch[:1]}"
+def wrapped_keys_secret(domain_id: str, shard: str) -> str:
+    """Return the name of the Secret that holds data keys of a domain as a key management service wrapped them: those of
+    epochs that begin with the digit `shard`."""
+    return f"{WRAPPED_KEYS_PREFIX}{domain_id}-{shard}"
+
+
+def kms_estate(domain_id: str) -> str:
+    """Return the name of the Secret that says where the keys of a domain are that a service wraps."""
+    return f"{KMS_ESTATE_PREFIX}{domain_id}"
 
 
 def receipt(domain_id: str, sequence: int) -> str:

@@ -6,7 +6,8 @@ is done the plans see what bundles name, so that pods go on. A key whose record 
 unwrap any more is lost, and so is one that a bundle names and of which there is no record.
 
 What was to end when a former process did is found in the Secrets: records of epochs that no status names. Their keys
-are unwrapped like the others, so that the plans see them and end them when nobody can need them any more.
+are unwrapped like the others, so that the plans see them and end them when nobody can need them any more. What a
+deleted domain leaves is ended by `reconcile.kmsestates`.
 """
 
 from __future__ import annotations
@@ -18,15 +19,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from kvstrata.adapters.kube import Kube
-from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receiptfacts import Word
 from kvstrata.contract.receiptwords import KeyCustody as Kind
 from kvstrata.contract.receiptwords import Party
 from kvstrata.model.keycustody import Destruction, Revocation, Undestroyed
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.model.world import World
 from kvstrata.plan.datakeys import epochs_in_use, epochs_with_a_future
 from kvstrata.plan.keycustody import in_force, named_in_bundles
 from kvstrata.plan.types import KeepInMemory
@@ -35,8 +33,8 @@ from . import metrics
 from .audit import tell_memory
 from .custody import CustodyError
 from .custody.kms import KmsCustody, OneKeyError
-from .custody.services import KmsServices
-from .custody.wrapped import WrappedKeys, by_secret
+from .custody.wrapped import by_shard
+from .kmsestates import KmsEstates, is_unreadable
 from .memorykeys import MemoryKeys
 from .queue import WorkQueue
 from .store import Store
@@ -64,7 +62,7 @@ class _Work:
     unlisted: bool = False
     """Whether nobody has looked yet what a former process left."""
     stuck: str = ""
-    """The Secret whose keys could not be had last: the others have their turn before it."""
+    """The portion whose keys could not be had last: the others have their turn before it."""
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -89,28 +87,29 @@ class KmsKeys:
 
     def __init__(
         self,
-        kube: Kube,
         store: Store,
         queue: WorkQueue,
         memory: MemoryKeys,
-        services: KmsServices,
+        estates: KmsEstates,
         operator: str,
         now: Callable[[], datetime],
         leading: Callable[[], bool],
     ) -> None:
-        self._kube, self._store, self._queue, self._memory, self._services = kube, store, queue, memory, services
+        self._store, self._queue, self._memory, self._estates = store, queue, memory, estates
         self._operator, self._now, self._leading = operator, now, leading
         self._work: dict[str, _Work] = {}
+        self._settling: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> KmsKeys:
+        self._settling = asyncio.create_task(self._estates.run(), name="keys of deleted domains")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = [work.task for work in self._work.values() if work.task is not None]
+        tasks = [task for task in (self._settling, *(work.task for work in self._work.values())) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._services.close()
+        await self._estates.close()
 
     def begin(self) -> None:
         """Have everything unwrapped that is in use. Call it when the world is known, and before anything is planned.
@@ -119,7 +118,7 @@ class KmsKeys:
         """
         for namespace in self._store.namespaces:
             world, domain = self._store.world(namespace), self._store.domain(namespace)
-            if world.domain is None and not (_is_unreadable(world) and named_in_bundles(world)):
+            if world.domain is None and not (is_unreadable(world) and named_in_bundles(world)):
                 continue
             if world.domain is not None and in_force(world.domain) is not Kind.KMS:
                 continue
@@ -146,25 +145,28 @@ class KmsKeys:
             work.woken.set()
         self._wake(namespace)
 
-    async def revoke(self, namespace: str, epochs: Iterable[str]) -> Mapping[str, Revocation]:
-        """Take wrapped keys out of their Secrets, and give these keys to nobody any more. Raises CustodyError."""
+    async def revoke(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Revocation]:
+        """Take wrapped keys of the domain with this id out of their Secrets, and give these keys to nobody any more.
+
+        Raises CustodyError.
+        """
         wanted = tuple(epochs)
         await self._give_up(namespace, wanted)
-        if self._domain_of(namespace) is None:
-            # With the domain its Secrets go; but not at once, and not where somebody had them left behind.
-            if left := await WrappedKeys(self._kube, namespace, {}).holding(wanted):
-                raise CustodyError(f"the CacheDomain is gone, and Secret {left[0]} still has wrapped keys of it")
+        custody = await self._estates.of_domain(namespace, domain)
+        if custody is None:
+            # What is noted nowhere is given to nobody.
             word = Word(Party.OPERATOR, self._operator, format_timestamp(self._now()))
             return {epoch: Revocation(Kind.KMS, word) for epoch in wanted}
-        return await (await self._custody(namespace)).revoke(wanted)
+        return await custody.revoke(wanted)
 
-    async def destroy(self, namespace: str, epochs: Iterable[str]) -> Mapping[str, Destruction]:
+    async def destroy(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Destruction]:
         """Have the service delete what wrapped these keys, and return its word. Raises CustodyError."""
         wanted = tuple(epochs)
-        if self._domain_of(namespace) is None:
-            gone = "with the CacheDomain went the note of what the service has to delete"
+        custody = await self._estates.of_domain(namespace, domain)
+        if custody is None:
+            gone = "nobody knows any more which service has what wrapped it"
             return {epoch: Destruction(Kind.KMS, None, Undestroyed.CUSTODY_CANNOT_KNOW, (gone,)) for epoch in wanted}
-        return await (await self._custody(namespace)).destroy(wanted)
+        return await custody.destroy(wanted)
 
     async def _give_up(self, namespace: str, epochs: Iterable[str]) -> None:
         gone, work = frozenset(epochs), self._work.setdefault(namespace, _Work())
@@ -204,8 +206,8 @@ class KmsKeys:
         """Drop what is wanted no more since the last turn; return whether the service is to be asked at all."""
         world, domain = self._store.world(namespace), self._store.domain(namespace)
         elsewhere = world.domain is not None and in_force(world.domain) is not Kind.KMS
-        if elsewhere or (world.domain is None and not _is_unreadable(world)):
-            # What a deleted domain leaves its Secrets tell no more, and who has another one draws other epochs.
+        if elsewhere or (world.domain is None and not is_unreadable(world)):
+            # What a deleted domain leaves is ended by itself, and who has another one draws other epochs.
             work.clear()
             self._tell(namespace, "")
             return False
@@ -223,7 +225,7 @@ class KmsKeys:
 
     async def _turn(self, namespace: str, work: _Work) -> None:
         """Ask for everything once. Raises the first CustodyError, after everything else had its turn."""
-        custody, failures = await self._custody(namespace), []
+        custody, failures = await self._estates.of_namespace(namespace), []
         for part in (self._take, self._take_strays, self._end):
             try:
                 await part(namespace, custody, work)
@@ -235,11 +237,11 @@ class KmsKeys:
     async def _take(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
         """Have what is wanted drawn and unwrapped, and hold it, Secret by Secret: the first have theirs before the last
         are asked for, and one that cannot be had stands in nobody's way for long."""
-        portions, failures = by_secret(work.draw | work.unlock), []
-        for name in sorted(portions, key=lambda name: (name <= work.stuck, name)):
-            work.stuck = name
+        portions, failures = by_shard(work.draw | work.unlock), []
+        for shard in sorted(portions, key=lambda shard: (shard <= work.stuck, shard)):
+            work.stuck = shard
             try:
-                await self._take_some(namespace, custody, work, frozenset(portions[name]))
+                await self._take_some(namespace, custody, work, frozenset(portions[shard]))
             except OneKeyError as error:
                 failures.append(error)
         work.stuck = ""
@@ -339,23 +341,6 @@ class KmsKeys:
         if ended.failure is not None:
             raise ended.failure
 
-    def _domain_of(self, namespace: str) -> CacheDomain | None:
-        """Return the CacheDomain, None if there is none. Raises CustodyError if nobody could read the one there is."""
-        world = self._store.world(namespace)
-        if world.domain is None and _is_unreadable(world):
-            raise CustodyError("the CacheDomain cannot be read, so it is not known where its keys are")
-        return world.domain
-
-    async def _custody(self, namespace: str) -> KmsCustody:
-        domain = self._domain_of(namespace)
-        if domain is None or domain.status.domain_id is None:
-            raise CustodyError("there is no CacheDomain that says where the key management service is")
-        if domain.spec.kms is None:
-            raise CustodyError("spec.kms of the CacheDomain is gone, and its keys are wrapped by a service")
-        client = await self._services.client(namespace, domain.spec.kms)
-        stored = WrappedKeys(self._kube, namespace, domain.owner_reference())
-        return KmsCustody(client, stored, domain.status.domain_id, self._now, self._operator)
-
     def _require_leading(self) -> None:
         if not self._leading():
             raise CustodyError("this process no longer leads")
@@ -377,7 +362,3 @@ class KmsKeys:
         self._queue.add(Key("CacheDomain", namespace, "default"))
         for model in self._store.domain(namespace).objects["CachedModel"]:
             self._queue.add(Key(BUNDLE, namespace, model))
-
-
-def _is_unreadable(world: World) -> bool:
-    return Key("CacheDomain", world.namespace, DOMAIN_NAME) in world.unreadable

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TypeVar
@@ -27,7 +27,7 @@ from kvstrata.contract.receiptwords import Party
 from kvstrata.model.keycustody import Destruction, Revocation, Undestroyed
 
 from . import CustodyError
-from .wrapped import Change, WrappedKey, WrappedKeys, by_secret
+from .wrapped import Change, WrappedKey, WrappedKeys, by_shard
 
 T = TypeVar("T")
 
@@ -90,9 +90,9 @@ class KmsCustody:
         if not missing:
             return
         service = await self._service()
-        for name, some in by_secret(missing).items():
+        for shard, some in by_shard(missing).items():
             made, failure = await _of_each(some, lambda epoch: self._made(service, epoch))
-            await self._stored.change(name, _fresh(made))
+            await self._stored.change(shard, _fresh(made))
             if failure is not None:
                 raise failure
 
@@ -128,12 +128,29 @@ class KmsCustody:
         """
         return {epoch: not record.wrapped for epoch, record in self._of_domain(await self._stored.all()).items()}
 
+    async def end_all(self, asked: Callable[[], Awaitable[Set[str]]]) -> bool:
+        """End every key, and return whether nothing is left to do: no note of one, and no Secret.
+
+        `asked` returns the epochs about which somebody will ask: their notes stay. Raises CustodyError.
+        """
+        epochs = frozenset(await self.all())
+        await self.revoke(epochs)
+        ended = await self.end(epochs)
+        over = {epoch for epoch, end in ended.ends.items() if end.confirmed is not None}
+        left = (epochs - over) | (epochs & await asked())
+        await self.forget(over - left)
+        if ended.failure is not None:
+            raise ended.failure
+        if not left:
+            await self._stored.remove()
+        return not left
+
     async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Revocation]:
         """Take the wrapped keys out of their Secrets, and keep note of what the service has to delete."""
         wanted = tuple(epochs)
         at = format_timestamp(self._now())
-        for name, some in by_secret(wanted).items():
-            await self._stored.change(name, _revoked(some, at))
+        for shard, some in by_shard(wanted).items():
+            await self._stored.change(shard, _revoked(some, at))
         there = await self._stored.read(wanted)
         return {epoch: self._revocation(there.get(epoch)) for epoch in wanted}
 
@@ -153,8 +170,8 @@ class KmsCustody:
 
     async def forget(self, epochs: Iterable[str]) -> None:
         """Remove the notes of keys whose end is on record: without them nobody can ask for it again."""
-        for name, some in by_secret(epochs).items():
-            await self._stored.change(name, _forgotten(some))
+        for shard, some in by_shard(epochs).items():
+            await self._stored.change(shard, _forgotten(some))
 
     async def _made(self, service: Service, epoch: str) -> WrappedKey:
         name = wrapping_key(self._domain, epoch)

@@ -21,6 +21,7 @@ from kvstrata.api.cachedomain import KeyManagement
 from kvstrata.model.kmsservices import AllowedService
 
 from . import CustodyError
+from .estates import Estate
 
 Login = Callable[[KeyManagement], Tokens]
 """How the operator proves to a service who it is."""
@@ -36,7 +37,7 @@ def by_service_account(token_file: Path) -> Login:
 
 
 class KmsServices:
-    """Clients of services, one for each namespace, kept for as long as what is said of them stays the same."""
+    """Clients of services, one for each domain, kept for as long as what is said of them stays the same."""
 
     def __init__(self, kube: Kube, allowed: Iterable[AllowedService], login: Login) -> None:
         self._kube, self._allowed, self._login = kube, tuple(allowed), login
@@ -45,32 +46,29 @@ class KmsServices:
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
         """By address, whose turn it is to ask: a service minds how many ask, not for which namespace."""
 
-    async def client(self, namespace: str, kms: KeyManagement) -> TransitClient:
-        """Return the client of a namespace. Raises CustodyError if there can be none.
+    async def client(self, estate: Estate) -> TransitClient:
+        """Return the client by which a domain's keys are asked for. Raises CustodyError if there can be none.
 
         One that it replaces is closed: those who use it are told so by a KmsError, and ask again.
         """
-        if not any(one.allows(kms) for one in self._allowed):
-            raise CustodyError(
-                f"whoever runs the operator has not allowed {kms.address} with namespace {kms.namespace or 'none'}, "
-                f"authMount {kms.effective_auth_mount} and role {kms.role}: it is to be in kms.addresses of the chart"
-            )
-        async with self._changing[namespace]:
-            about = (kms, await self._authority(namespace, kms))
-            known = self._clients.get(namespace)
+        self._require_allowed(estate.kms)
+        about = (estate.kms, estate.authority)
+        async with self._changing[estate.domain]:
+            known = self._clients.get(estate.domain)
             if known is not None and known[0] == about:
                 return known[1]
-            client = self._made(kms, about[1])
-            self._clients[namespace] = (about, client)
+            client = self._made(estate)
+            self._clients[estate.domain] = (about, client)
             if known is not None:
                 await known[1].close()
             return client
 
-    def _made(self, kms: KeyManagement, authority_pem: bytes) -> TransitClient:
+    def _made(self, estate: Estate) -> TransitClient:
+        kms = estate.kms
         try:
             return TransitClient(
                 kms.address,
-                authority_pem,
+                estate.authority,
                 self._login(kms),
                 mount=kms.mount or "transit",
                 namespace=kms.namespace or "",
@@ -85,7 +83,15 @@ class KmsServices:
             await client.close()
         self._clients.clear()
 
-    async def _authority(self, namespace: str, kms: KeyManagement) -> bytes:
+    async def forget(self, domain: str) -> None:
+        """Close the connections of a domain that is over."""
+        if (known := self._clients.pop(domain, None)) is not None:
+            await known[1].close()
+        self._changing.pop(domain, None)
+
+    async def authority(self, namespace: str, kms: KeyManagement) -> bytes:
+        """Return the certificate authority that a CacheDomain names. Raises CustodyError."""
+        self._require_allowed(kms)
         ref = kms.authority_config_map_ref
         try:
             found = await self._kube.get(CONFIG_MAP, namespace, ref.name)
@@ -95,3 +101,10 @@ class KmsServices:
         if not isinstance(value, str) or not value.isascii():
             raise CustodyError(f"ConfigMap {ref.name} does not exist, or has no certificate authority as {ref.key}")
         return value.encode()
+
+    def _require_allowed(self, kms: KeyManagement) -> None:
+        if not any(one.allows(kms) for one in self._allowed):
+            raise CustodyError(
+                f"whoever runs the operator has not allowed {kms.address} with namespace {kms.namespace or 'none'}, "
+                f"authMount {kms.effective_auth_mount} and role {kms.role}: it is to be in kms.addresses of the chart"
+            )

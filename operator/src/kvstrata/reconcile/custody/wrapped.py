@@ -1,4 +1,7 @@
-"""Wrapped data keys as they are stored: in sixteen Secrets of a domain, by epoch, through conditional writes.
+"""Wrapped data keys as they are stored: in sixteen Secrets for each domain, by epoch, through conditional writes.
+
+They are in the operator's namespace, so that they do not go with the domain: what the service has to delete is known
+from them, whatever becomes of the namespace.
 
 A record says which service wrapped the key, under which of its keys; so a service that was set up anew, and knows none
 of them, cannot pass for the one that deleted them. A revoked key's record stays, without the wrapped key, until the
@@ -52,59 +55,56 @@ class WrappedKey:
         return record if whole and record.service and record.place and record.key else None
 
 
+SHARDS = "0123456789abcdef"
+
 Change = Callable[[Mapping[str, WrappedKey]], Mapping[str, WrappedKey | None]]
 """From what a Secret holds to what is to be different in it: a record to put there, None to remove one."""
 
 
 class WrappedKeys:
-    """The Secrets with one domain's wrapped keys. `owner` is the CacheDomain's owner reference."""
+    """The Secrets with the wrapped keys of the domain with this id, in the operator's `namespace`."""
 
-    def __init__(self, kube: Kube, namespace: str, owner: Mapping[str, Any]) -> None:
-        self._kube, self._namespace, self._owner = kube, namespace, owner
+    def __init__(self, kube: Kube, namespace: str, domain_id: str) -> None:
+        self._kube, self._namespace, self._domain_id = kube, namespace, domain_id
 
     async def read(self, epochs: Iterable[str]) -> dict[str, WrappedKey]:
         """Return what is stored of these epochs. Raises CustodyError."""
         found: dict[str, WrappedKey] = {}
-        for name, some in by_secret(epochs).items():
-            stored = await self._stored(name)
-            held = _records(name, stored)
+        for shard, some in by_shard(epochs).items():
+            held = _records(shard, await self._stored(shard))
             found |= {epoch: held[epoch] for epoch in some if epoch in held}
         return found
 
     async def all(self) -> dict[str, WrappedKey]:
         """Return everything that is stored. Raises CustodyError."""
         found: dict[str, WrappedKey] = {}
-        for name in names.WRAPPED_KEYS_SECRETS:
-            found |= _records(name, await self._stored(name))
+        for shard in SHARDS:
+            found |= _records(shard, await self._stored(shard))
         return found
 
-    async def holding(self, epochs: Iterable[str]) -> tuple[str, ...]:
-        """Return the Secrets that have anything of these epochs but the note of a revoked key. Raises CustodyError."""
-        found = []
-        for name, some in by_secret(epochs).items():
-            values = decode(await self._stored(name) or {})
-            read = [WrappedKey.decode(values[epoch]) for epoch in some if epoch in values]
-            if any(record is None or record.wrapped for record in read):
-                found.append(name)
-        return tuple(found)
+    async def remove(self) -> None:
+        """Remove the Secrets, with whatever is left in them. Raises CustodyError."""
+        for shard in SHARDS:
+            if (stored := await self._stored(shard)) is not None:
+                name = stored["metadata"]["name"]
+                try:
+                    await self._kube.delete(SECRET, self._namespace, name, stored["metadata"]["uid"])
+                except KubeError as error:
+                    raise CustodyError(f"Secret {name} was not removed: {error.status} {error.reason}") from error
 
-    async def change(self, name: str, change: Change) -> None:
+    async def change(self, shard: str, change: Change) -> None:
         """Change one Secret in one write, if nobody else writes it meanwhile. Raises CustodyError if somebody does.
 
         What is in it that is no record is left alone.
         """
-        stored = await self._stored(name)
-        changes = change(_records(name, stored))
+        stored, name = await self._stored(shard), names.wrapped_keys_secret(self._domain_id, shard)
+        changes = change(_records(shard, stored))
         if not changes:
             return
         values = decode(stored or {}) | {epoch: record.encode() for epoch, record in changes.items() if record}
         for epoch in (epoch for epoch, record in changes.items() if record is None):
             values.pop(epoch, None)
-        metadata: dict[str, Any] = {
-            "name": name,
-            "labels": labels.of_domain("wrapped-keys"),
-            "ownerReferences": [dict(self._owner)],
-        }
+        metadata: dict[str, Any] = {"name": name, "labels": labels.of_custody("wrapped-keys")}
         body = {
             "apiVersion": SECRET.api_version,
             "kind": SECRET.kind,
@@ -121,23 +121,23 @@ class WrappedKeys:
         except KubeError as error:
             raise CustodyError(f"Secret {name} was not written: {error.status} {error.reason}") from error
 
-    async def _stored(self, name: str) -> Mapping[str, Any] | None:
+    async def _stored(self, shard: str) -> Mapping[str, Any] | None:
+        name = names.wrapped_keys_secret(self._domain_id, shard)
         try:
             return await self._kube.get(SECRET, self._namespace, name)
         except KubeError as error:
             raise CustodyError(f"Secret {name} cannot be read: {error.status} {error.reason}") from error
 
 
-def by_secret(epochs: Iterable[str]) -> dict[str, list[str]]:
-    """Return epochs by the Secret that they belong into, in order."""
+def by_shard(epochs: Iterable[str]) -> dict[str, list[str]]:
+    """Return epochs by the Secret that they belong into, which is named by their first digit, in order."""
     grouped: dict[str, list[str]] = defaultdict(list)
     for epoch in sorted(epochs):
-        grouped[names.wrapped_keys_secret(epoch)].append(epoch)
+        grouped[epoch[:1]].append(epoch)
     return dict(grouped)
 
 
-def _records(name: str, stored: Mapping[str, Any] | None) -> dict[str, WrappedKey]:
+def _records(shard: str, stored: Mapping[str, Any] | None) -> dict[str, WrappedKey]:
     values = decode(stored or {})
     read = {epoch: WrappedKey.decode(value) for epoch, value in values.items() if is_epoch(epoch)}
-    own = {epoch: record for epoch, record in read.items() if names.wrapped_keys_secret(epoch) == name}
-    return {epoch: record for epoch, record in own.items() if record is not None}
+    return {epoch: record for epoch, record in read.items() if record is not None and epoch.startswith(shard)}

@@ -73,7 +73,7 @@ class KeyRevoker:
                     gone += await self._overwrite(record, named)
                 case KeyCustody.KMS:
                     self._may_write()
-                    words = await self._kms.revoke(record.namespace, named)
+                    words = await self._kms.revoke(record.namespace, record.domain, named)
                     gone += [KeyRemoved(named[one], word.removed) for one, word in words.items() if word.removed]
                 case _:
                     gone += await self._remove(record, named)
@@ -84,7 +84,7 @@ class KeyRevoker:
         ends: dict[str, KeyDestroyed | KeyNotDestroyed] = {}
         for custody, named in _by_custody(record, order.fingerprints).items():
             if custody is KeyCustody.KMS:
-                said = await self._kms.destroy(record.namespace, named)
+                said = await self._kms.destroy(record.namespace, record.domain, named)
             else:
                 said = await self._word_of_holders(record, named)
             ends |= {named[epoch]: self._end(named[epoch], end) for epoch, end in said.items()}

@@ -1,0 +1,199 @@
+"""What a domain leaves in a real OpenBao when it is deleted: nothing, whoever leads, and not before it is certain."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvstrata.adapters.kube import KubeError
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.custody import CustodyError
+from kvstrata.reconcile.custody.estates import Estates
+from tests.custody.bao_server import BaoServer
+from tests.custody.test_kms_keys import TCP, Story, asked, at_hand, epochs, restart
+from tests.custody.test_kms_keys import objects as objects
+from tests.custody.test_kms_keys import told as told
+from tests.support.key_pods import KeyPods
+from tests.support.objects import NAMESPACE
+
+OPERATORS = "kvstrata-system"
+
+
+def wrapping(bao: BaoServer, domain: str) -> int:
+    """How many keys of a domain the service has."""
+    return sum(domain in name for name in bao.key_names())
+
+
+def left(pods: KeyPods, domain: str) -> list[str]:
+    """Secrets in the operator's namespace about a domain's keys."""
+    return [
+        name for kind, where, name in pods.sim.kube.objects if (kind, where) == ("Secret", OPERATORS) and domain in name
+    ]
+
+
+def waiting() -> float:
+    """How many deleted domains the metric tells."""
+    return metrics.KMS_ESTATES_OPEN._value.get()
+
+
+def domain_of(pods: KeyPods) -> str:
+    found = pods.sim.world.domain_id
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_keys_of_a_deleted_domain_are_deleted_in_the_service(
+    told: Callable[[Story], KeyPods], bao: BaoServer, anew: bool
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        domain = domain_of(pods)
+        assert wrapping(bao, domain) >= 2
+        await pods.sim.estates.settle()
+        assert wrapping(bao, domain) >= 2, "it is there"
+        pods.sim.delete("CacheDomain", "default")
+        pods.sim.delete("ConfigMap", "kms-authority")
+        if anew:
+            await pods.sim.kms.__aexit__(None, None, None)
+            pods.sim.restart()
+        await pods.sim.estates.settle()
+        assert (wrapping(bao, domain), left(pods, domain), waiting()) == (0, [], 0)
+
+    told(story)
+
+
+def test_where_another_domain_follows_it_epochs_are_replaced_whose_keys_go(
+    told: Callable[[Story], KeyPods], bao: BaoServer
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        domain, before, held = domain_of(pods), epochs(pods), {*pods.held["pod-0"]}
+        raw = pods.sim.kube.objects["CacheDomain", NAMESPACE, "default"]
+        again = {key: raw[key] for key in ("apiVersion", "kind", "spec")}
+        pods.sim.delete("CacheDomain", "default")
+        pods.sim.put({**again, "metadata": {"name": "default", "namespace": NAMESPACE}})
+        await asked(pods)
+        await pods.turn()
+        new = domain_of(pods)
+        assert new != domain
+        await pods.sim.estates.settle()
+        for _ in range(3):
+            await pods.turn()
+            await asked(pods)
+        assert (wrapping(bao, domain), wrapping(bao, new)) == (0, 3)
+        assert not {*before} & {*epochs(pods)}
+        assert {*pods.held["pod-0"]} == pods.named() != set()
+        assert not held & pods.named()
+        await restart(pods)
+        assert at_hand(pods) == ("True", "KeysAtHand")
+
+    told(story)
+
+
+def test_while_it_is_not_certain_that_a_domain_is_gone_nothing_is_deleted(
+    told: Callable[[Story], KeyPods], bao: BaoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        domain, count = domain_of(pods), wrapping(bao, domain_of(pods))
+        real = pods.sim.kube.get
+        told_of = {"status": 500}
+
+        async def get(resource: Any, namespace: str, name: str) -> Any:
+            if resource.kind == "CacheDomain":
+                raise KubeError(told_of["status"], "Refused", "not now")
+            return await real(resource, namespace, name)
+
+        monkeypatch.setattr(pods.sim.kube, "get", get)
+        await pods.sim.estates.settle()
+        assert (wrapping(bao, domain), waiting()) == (count, 1)
+        told_of["status"] = 403
+        ending = False
+
+        async def is_ending(namespace: str) -> bool:
+            return ending
+
+        monkeypatch.setattr(pods.sim.kube, "is_ending", is_ending)
+        await pods.sim.estates.settle()
+        assert (wrapping(bao, domain), waiting()) == (count, 0)
+        ending = True
+        await pods.sim.estates.settle()
+        assert wrapping(bao, domain) == 0, "with a namespace goes the right to read in it"
+
+    told(story)
+
+
+def test_a_service_that_is_away_is_asked_again_and_counted(told: Callable[[Story], KeyPods], bao: BaoServer) -> None:
+    async def story(pods: KeyPods) -> None:
+        domain, count = domain_of(pods), wrapping(bao, domain_of(pods))
+        pods.sim.delete("CacheDomain", "default")
+        bao.seal()
+        try:
+            await pods.sim.estates.settle()
+            assert waiting() == 1
+        finally:
+            bao.unseal()
+        assert wrapping(bao, domain) == count
+        await pods.sim.estates.settle()
+        assert (wrapping(bao, domain), left(pods, domain), waiting()) == (0, [], 0)
+
+    told(story)
+
+
+def test_an_operator_that_does_not_lead_deletes_nothing(told: Callable[[Story], KeyPods], bao: BaoServer) -> None:
+    async def story(pods: KeyPods) -> None:
+        domain, count = domain_of(pods), wrapping(bao, domain_of(pods))
+        pods.sim.delete("CacheDomain", "default")
+        pods.sim.estates._leading = lambda: False
+        await pods.sim.estates.settle()
+        assert wrapping(bao, domain) == count
+
+    told(story)
+
+
+def test_it_is_noted_where_keys_are_before_the_first_is_made(told: Callable[[Story], KeyPods], bao: BaoServer) -> None:
+    async def story(pods: KeyPods) -> None:
+        before = {*bao.key_names()}
+        for name in left(pods, domain_of(pods)):
+            pods.sim.kube.remove("Secret", OPERATORS, name)
+
+        def refuse(verb: str, kind: str, name: str) -> None:
+            if name.startswith("kvstrata-kms-"):
+                raise KubeError(500, "InternalError", "not now")
+
+        pods.sim.kube.before_write = refuse
+        pods.sim.estates._estates._noted.clear()
+        pods.sim.edit(TCP, "acme", cacheGeneration=1)
+        await pods.turn()
+        await asked(pods)
+        assert pods.sim.store.domain(NAMESPACE).keys_problem
+        assert {*bao.key_names()} == before
+        pods.sim.kube.before_write = lambda *_: None
+
+    told(story)
+
+
+def test_a_domain_that_claims_another_namespace_s_id_gets_nothing_by_it(told: Callable[[Story], KeyPods]) -> None:
+    """With the first to be deleted the other one's keys would end."""
+
+    async def story(pods: KeyPods) -> None:
+        (estate,) = await pods.sim.estates._estates.all()
+        with pytest.raises(CustodyError, match="another namespace's domain"):
+            await Estates(pods.sim.kube, OPERATORS).note(replace(estate, namespace="elsewhere"))
+        assert await pods.sim.estates._estates.all() == [estate]
+        await Estates(pods.sim.kube, OPERATORS).note(replace(estate, uid="restored"))
+
+    told(story)
+
+
+def test_a_run_settles_by_itself(told: Callable[[Story], KeyPods], bao: BaoServer) -> None:
+    async def story(pods: KeyPods) -> None:
+        domain = domain_of(pods)
+        pods.sim.delete("CacheDomain", "default")
+        async with pods.sim.kms, asyncio.timeout(60):
+            while wrapping(bao, domain):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    told(story)
