@@ -14,13 +14,13 @@ from kvstrata.contract.receiptclaims import claims
 from kvstrata.contract.receiptresidue import Claim
 from kvstrata.contract.receiptwords import KeyCustody, Party
 from tests.custody.bao_server import BaoServer
-from tests.custody.test_kms_keys import asked
-from tests.custody.test_kms_keys import objects as objects
+from tests.custody.kms_stories import asked
+from tests.custody.kms_stories import objects as objects
 from tests.support.objects import cpu_tier, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
+from tests.unit.reconcile.deletions import POLICY, delete_namespace, end_pods, erasing, gone, is_gone
 from tests.unit.reconcile.erasing import World
 from tests.unit.reconcile.erasure_stories import ALL, order
-from tests.unit.reconcile.test_policy_deletions import POLICY, delete_namespace, end_pods, erasing, gone, is_gone
 
 AWAY = "KeyCustodyAway"
 

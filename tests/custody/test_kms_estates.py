@@ -14,9 +14,9 @@ from kvstrata.reconcile import metrics
 from kvstrata.reconcile.custody import CustodyError
 from kvstrata.reconcile.custody.estates import Estates
 from tests.custody.bao_server import BaoServer
-from tests.custody.test_kms_keys import TCP, Story, asked, at_hand, epochs, restart
-from tests.custody.test_kms_keys import objects as objects
-from tests.custody.test_kms_keys import told as told
+from tests.custody.kms_stories import TCP, Story, asked, at_hand, epochs, restart
+from tests.custody.kms_stories import objects as objects
+from tests.custody.kms_stories import told as told
 from tests.support.key_pods import KeyPods
 from tests.support.objects import NAMESPACE
 

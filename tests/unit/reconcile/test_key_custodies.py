@@ -18,8 +18,8 @@ from kvstrata.objects import names
 from kvstrata.reconcile.custody import CustodyError, KeyCustody
 from kvstrata.reconcile.custody.memory import MemoryCustody
 from kvstrata.reconcile.custody.secret import SecretCustody
+from kvstrata.reconcile.domainstore import DomainStore
 from kvstrata.reconcile.secrets import decode
-from kvstrata.reconcile.store import DomainStore
 from kvstrata.reconcile.versions import Versions
 from tests.support.memory_keeper import MemoryKeeper
 from tests.support.memory_kube import MemoryKube

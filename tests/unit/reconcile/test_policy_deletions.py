@@ -2,94 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from functools import partial
-from typing import Any
-
 import pytest
 
 from kvstrata.contract.receiptclaims import claims
-from kvstrata.contract.receiptfacts import Erasure
 from kvstrata.contract.receiptresidue import Claim, Residue
 from kvstrata.contract.receiptwords import SubjectKind
-from kvstrata.model.ending import Ending
 from kvstrata.plan.deletion import ABANDON, ERASES, FINALIZER, invalidation_name
-from kvstrata.reconcile.erasures.keep import PREFIX
-from tests.support.objects import NAMESPACE, Raw, group, invalidation, model, own, policy, redis_tier
+from tests.support.objects import group, invalidation, own, policy
 from tests.support.worlds import Simulation
 from tests.unit.plan.invalidations import at_rest
+from tests.unit.reconcile.deletions import (
+    ALL,
+    POLICY,
+    acked_until,
+    annotate,
+    erasing,
+    gone,
+    is_gone,
+    phase,
+    residue,
+    run,
+    stored,
+    world,
+)
 from tests.unit.reconcile.erasing import KIND, World
-
-POLICY = "TenantCachePolicy"
-ALL = {Claim.UNREACHABLE, Claim.KEYS_REVOKED, Claim.ERASED, Claim.VERIFIED}
-
-
-def world(*objects: Raw, pods: int = 2) -> World:
-    """Two tenants with blocks in a Redis tier that encrypts and in pods."""
-    tier = redis_tier(encryption="Required", redis={"managed": {"tls": {"mode": "Disabled"}}})
-    sim = at_rest(tier, policy("acme"), policy("globex"), *objects, pods=pods)
-    sim.put(model(tiers=("cpu", "shared")))
-    sim.come_to_rest()
-    made = World(sim)
-    sim.come_to_rest()
-    made.server.fill(sim.world.domain_id or "", sim.entry("acme").keyspace, sim.entry("globex").keyspace)
-    return made
-
-
-def run(story: Callable[[World], Coroutine[Any, Any, None]], made: World) -> None:
-    """Let a story happen while an operator leads."""
-
-    async def told() -> None:
-        async with made.leading_operator():
-            await story(made)
-
-    asyncio.run(told())
-
-
-def stored(sim: Simulation, kind: str, name: str) -> Raw | None:
-    """An object, as the API server has it."""
-    found: Raw | None = sim.kube.objects.get((kind, NAMESPACE, name))
-    return found
-
-
-def erasing(sim: Simulation) -> Raw | None:
-    """The CacheInvalidation that a deletion ordered."""
-    found = (raw for (kind, _, _), raw in sim.kube.objects.items() if kind == KIND)
-    return next((raw for raw in found if ERASES in raw["metadata"].get("annotations", {})), None)
-
-
-def phase(sim: Simulation) -> str:
-    """Where it stands."""
-    found = erasing(sim)
-    return str((found or {}).get("status", {}).get("phase", ""))
-
-
-def is_gone(made: World, name: str = "acme") -> bool:
-    """Whether a policy is gone, and nothing is kept of its erasure."""
-    return stored(made.sim, POLICY, name) is None and not made.kept()
-
-
-def annotate(sim: Simulation, kind: str, name: str, **annotations: str) -> None:
-    """Annotate an object, as a person would."""
-    raw = dict(sim.kube.objects[(kind, NAMESPACE, name)])
-    merged = {**raw["metadata"].get("annotations", {}), **annotations}
-    sim.put({**raw, "metadata": {**raw["metadata"], "annotations": merged}})
-
-
-async def gone(made: World, *, name: str = "acme", tick_s: float = 1.0, turns: int = 400) -> None:
-    """Let time pass, and pods acknowledge, until a policy is gone."""
-    for _ in range(turns):
-        if is_gone(made, name):
-            return
-        for pod in made.sim.world.pods.get("tiny", {}):
-            made.sim.ack(pod)
-        await made.turn(tick_s)
-    raise AssertionError(f"it never went: {stored(made.sim, POLICY, name)}, {erasing(made.sim)}")
-
-
-def residue(facts: Erasure) -> set[Residue]:
-    return {item.kind for item in facts.residue}
 
 
 def test_a_policy_has_its_finalizer_before_it_has_an_epoch() -> None:
@@ -241,17 +177,6 @@ def test_an_erasure_that_failed_keeps_the_policy_until_it_is_tried_again_and_era
     assert Claim.VERIFIED in claims(second)
 
 
-async def acked_until(made: World, holds: Callable[[], object], *, tick_s: float = 1.0) -> None:
-    """Let time pass, and pods acknowledge, until something is so."""
-    for _ in range(400):
-        if holds():
-            return
-        for pod in made.sim.world.pods.get("tiny", {}):
-            made.sim.ack(pod)
-        await made.turn(tick_s)
-    raise AssertionError(f"it never came: {stored(made.sim, POLICY, 'acme')}, {erasing(made.sim)}")
-
-
 def test_a_person_may_give_it_up_on_the_policy_and_the_receipt_says_so() -> None:
     made = world()
     made.server.problem = "nothing listens"
@@ -400,168 +325,3 @@ def test_an_order_by_annotation_for_a_policy_that_lives_is_refused() -> None:
     made.sim.settle()
     assert made.sim.condition(KIND, "forged", "Failed") == ("True", "PolicyGone")
     assert "acme" in made.sim.bundle().entries
-
-
-# a namespace that is deleted
-
-
-def end_pods(sim: Simulation) -> None:
-    """Let every pod end, as a kubelet reports it, and go."""
-    for name in list(sim.world.pods.get("tiny", {})):
-        raw = dict(sim.kube.objects[("Pod", NAMESPACE, name)])
-        ended = [{"name": "engine", "state": {"terminated": {}}}]
-        sim.put({**raw, "status": {**raw["status"], "phase": "Succeeded", "containerStatuses": ended}})
-        sim.delete("Pod", name)
-
-
-def delete_namespace(sim: Simulation, *, last: str = POLICY) -> None:
-    """Delete all that a namespace has, as its controller does; objects of the kind `last` after all others."""
-    sim.kube.api.ending.add(NAMESPACE)
-    slots = [(kind, name) for kind, where, name in sim.kube.objects if where == NAMESPACE and kind != "Pod"]
-    for kind, name in sorted(slots, key=lambda slot: slot[0] == last):
-        if (kind, NAMESPACE, name) in sim.kube.objects:
-            sim.delete(kind, name)
-
-
-def left(sim: Simulation) -> list[tuple[str, str]]:
-    """What a namespace still has."""
-    return [(kind, name) for kind, where, name in sim.kube.objects if where == NAMESPACE and kind != "Event"]
-
-
-@pytest.mark.parametrize("last", [POLICY, "CacheDomain", "CacheTier"])
-def test_a_namespace_that_is_deleted_goes_and_leaves_a_receipt_for_each_policy(last: str) -> None:
-    made = world()
-
-    async def story(w: World) -> None:
-        delete_namespace(w.sim, last=last)
-        await w.turn()
-        assert {name for kind, name in left(w.sim) if kind == POLICY} == {"acme", "globex"}
-        end_pods(w.sim)
-        for name in ("acme", "globex"):
-            await gone(w, name=name, tick_s=5)
-        assert left(w.sim) == []
-        await w.turn(10)
-
-    run(story, made)
-    assert made.sim.store.domain(NAMESPACE).ending == Ending(), "another namespace of this name inherits nothing"
-    assert {facts.subject.kind for facts in made.chain.issued} == {SubjectKind.POLICY}
-    assert {facts.subject.scope_name for facts in made.chain.issued} == {"acme", "globex"}
-    for facts in made.chain.issued:
-        assert set(claims(facts)) & {Claim.UNREACHABLE, Claim.ERASED, Claim.VERIFIED} == {Claim.UNREACHABLE}
-        assert [item.about for item in facts.residue if item.kind is Residue.TIER_LOST] == ["shared"]
-        assert {pod.standing for pod in facts.pods} == {"Ended"}
-
-
-def test_an_operator_that_dies_while_a_namespace_goes_is_followed_by_one_that_goes_on(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """At each of its writes, and with no memory of what went before: what was written down goes with a receipt of its
-    own, and not because its order is gone."""
-    number = most = 0
-    while True:
-        made = world()
-
-        async def story(w: World, at: int = number) -> None:
-            count = 0
-
-            def hook(verb: str, kind: str, name: str) -> None:
-                nonlocal count
-                if w.leading:
-                    count += 1
-                    w.leading = count <= at
-
-            delete_namespace(w.sim)
-            end_pods(w.sim)
-            w.sim.kube.after_write = hook
-            for _ in range(60):
-                if not w.leading or not left(w.sim):
-                    return
-                await w.turn(5)
-
-        run(story, made)
-        if made.leading:
-            break
-        begun = {name.removeprefix(PREFIX) for name in made.kept()}
-        caplog.clear()
-        made.leading = True
-        made.sim.restart()
-
-        async def rest(w: World) -> None:
-            for name in ("acme", "globex"):
-                await gone(w, name=name, tick_s=5)
-
-        run(rest, made)
-        assert left(made.sim) == []
-        subjects = [facts.subject.uid for facts in made.chain.issued]
-        assert len(set(subjects)) == len(subjects), number
-        assert begun <= set(subjects), f"what was written down before {number} is told"
-        let_go = [record for record in caplog.records if "without its receipt" in record.message]
-        assert len(let_go) <= 2 - len(begun), number
-        told = [facts for facts in made.chain.issued if facts.subject.uid in begun]
-        assert not any(Residue.ABANDONED in residue(facts) for facts in told), number
-        most = max(most, len(begun))
-        number += 1
-    assert (number >= 8, most) == (True, 2)
-
-
-def test_an_erasure_that_had_begun_goes_on_when_its_namespace_is_deleted() -> None:
-    made = world()
-
-    async def story(w: World) -> None:
-        w.sim.delete(POLICY, "acme")
-        await acked_until(w, lambda: phase(w.sim) == "WaitingOutWrites")
-        delete_namespace(w.sim)
-        end_pods(w.sim)
-        for name in ("acme", "globex"):
-            await gone(w, name=name, tick_s=5)
-        assert left(w.sim) == []
-
-    run(story, made)
-    kinds = {facts.subject.scope_name: facts.subject.kind for facts in made.chain.issued}
-    assert kinds == {"acme": SubjectKind.INVALIDATION, "globex": SubjectKind.POLICY}
-
-
-def test_a_pod_of_which_nobody_knows_whether_it_ended_holds_a_namespace_up_no_longer_than_a_quarter_of_an_hour() -> (
-    None
-):
-    made = world()
-
-    async def story(w: World) -> None:
-        since = w.sim.now
-        delete_namespace(w.sim)
-        for name in list(w.sim.world.pods["tiny"]):
-            w.sim.delete("Pod", name)
-        for name in ("acme", "globex"):
-            await gone(w, name=name, tick_s=10)
-        assert 900 <= (w.sim.now - since).total_seconds() <= 1000
-
-    run(story, made)
-    for facts in made.chain.issued:
-        assert claims(facts) == ()
-        assert Residue.POD_OPEN in residue(facts)
-
-
-def test_an_operator_that_comes_when_the_domain_is_gone_lets_policies_go_and_makes_nothing_up(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    made = world()
-    delete_namespace(made.sim)
-    end_pods(made.sim)
-    made.sim.restart()
-    run(partial(gone, tick_s=5), made)
-    assert made.chain.issued == []
-    assert "went without its receipt" in caplog.text
-
-
-def test_an_operator_that_comes_before_the_domain_goes_says_that_it_does_not_know_what_went() -> None:
-    made = world()
-    sim = made.sim
-    sim.kube.api.ending.add(NAMESPACE)
-    for kind, name in (("CachedModel", "tiny"), ("CacheTier", "shared"), ("CacheTier", "cpu"), (POLICY, "acme")):
-        sim.delete(kind, name)
-    end_pods(sim)
-    sim.restart()
-    run(partial(gone, tick_s=5), made)
-    (facts,) = made.chain.issued
-    assert [item.about for item in facts.residue if item.kind is Residue.TIER_LOST] == [""]
-    assert Claim.ERASED not in claims(facts)

@@ -29,7 +29,7 @@ from kvstrata.plan.restore import story_of
 from kvstrata.plan.types import CommitBundle, Material
 
 from . import metrics
-from .store import DomainStore
+from .domainstore import DomainStore
 
 log = logging.getLogger(LOGGER)
 own_log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from kvstrata.model.facts import CommittedBundle
 from kvstrata.objects import labels, names
 from kvstrata.plan.types import CommitBundle
 
+from .domainstore import DomainStore
 from .secrets import decode
-from .store import DomainStore
 
 log = logging.getLogger(__name__)
 

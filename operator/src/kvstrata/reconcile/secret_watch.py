@@ -15,9 +15,10 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import names
 
 from .bundles import bundle_of
+from .domainstore import DomainStore
 from .parse import owners, resource_version
 from .secrets import Keeper
-from .store import DomainStore, Store
+from .store import Store
 
 Raw = Mapping[str, Any]
 

@@ -26,8 +26,8 @@ from kvstrata.objects.redisusers import ADMIN_USER, what_users_may
 from kvstrata.plan.types import EnsureSecret, Material, Turn, TurnSecret
 
 from .audit import tell_secret, tell_turn
+from .domainstore import DomainStore
 from .parse import resource_version
-from .store import DomainStore
 
 log = logging.getLogger(__name__)
 

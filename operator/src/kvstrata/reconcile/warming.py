@@ -33,9 +33,10 @@ from . import metrics
 from .audit import tell_refused
 from .background import RETRY_S, Background
 from .clock import utc_now
+from .domainstore import DomainStore
 from .podtokens import PodTokens
 from .queue import WorkQueue
-from .store import DomainStore, Store
+from .store import Store
 
 log = logging.getLogger(__name__)
 

@@ -55,6 +55,7 @@ from .backends import Backends
 from .bundles import bundle_secret, read_bundle, shards_of, take
 from .clock import utc_now
 from .credentials import CredentialTender
+from .domainstore import DomainStore
 from .events import Events
 from .fanout import concerned_by_commit
 from .invalidations import count_lazy
@@ -63,7 +64,7 @@ from .memorykeys import KeepsKeys
 from .queue import WorkQueue
 from .reclaimed import Reclaimer, reclaim, tell_reclaimed
 from .secrets import Keeper
-from .store import DomainStore, Store
+from .store import Store
 from .topology import Topologies
 
 COMMIT_INTERVAL_S = 0.1

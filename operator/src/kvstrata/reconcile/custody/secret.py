@@ -20,8 +20,8 @@ from kvstrata.model.keycustody import Destruction, Revocation, Undestroyed
 from kvstrata.objects import labels, names
 from kvstrata.plan.keycustody import RESIDUE
 from kvstrata.plan.types import EnsureSecret, Material
+from kvstrata.reconcile.domainstore import DomainStore
 from kvstrata.reconcile.secrets import Keeper
-from kvstrata.reconcile.store import DomainStore
 
 from . import CustodyError
 

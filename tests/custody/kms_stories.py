@@ -1,0 +1,144 @@
+"""A namespace whose keys a real OpenBao wraps, with pods that are brought them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstrata.adapters.transit_tokens import TokenFile
+from kvstrata.objects import names
+from kvstrata.reconcile.custody.kms import wrapping_key
+from kvstrata.reconcile.custody.wrapped import SHARDS, WrappedKey
+from tests.custody.bao_server import MOUNT, BaoServer
+from tests.support.key_pods import KeyPods
+from tests.support.objects import NAMESPACE, domain, model, policy, redis_tier
+from tests.support.worlds import Simulation
+
+TCP = "TenantCachePolicy"
+PATIENCE_S = 60.0
+
+Story = Callable[[KeyPods], Awaitable[None]]
+
+
+@pytest.fixture
+def objects(bao: BaoServer) -> tuple[dict[str, Any], ...]:
+    """A namespace whose service has nothing from tests before, where domains have the same random ids."""
+    bao.clear()
+    kms = {
+        "address": bao.address,
+        "mount": MOUNT,
+        "role": "kvstrata",
+        "authorityConfigMapRef": {"name": "kms-authority", "key": "ca.crt"},
+    }
+    own = domain(keyCustody="KMS", kms=kms)
+    authority = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "kms-authority", "namespace": NAMESPACE},
+        "data": {"ca.crt": bao.authority_pem.decode()},
+    }
+    tier = redis_tier(encryption="Required")
+    return authority, own, tier, model(tiers=("shared",)), policy("acme"), policy("globex")
+
+
+@pytest.fixture
+def told(bao: BaoServer, token_file: Path, objects: tuple[dict[str, Any], ...]) -> Callable[[Story], KeyPods]:
+    """Let a story happen to pods of a namespace whose keys the service wraps."""
+
+    def tell(story: Story, *, allowed: bool = True) -> KeyPods:
+        async def run() -> KeyPods:
+            sim = Simulation()
+            sim.kms_addresses = (bao.address,) if allowed else ()
+            sim.kms_login = lambda _: TokenFile(token_file)
+            sim.restart()
+            sim.put(*objects)
+            pods = KeyPods(sim)
+            sim.settle()
+            for name in ("pod-0", "pod-1"):
+                pods.start(name)
+            sim.come_to_rest()
+            pods.lead()
+            await asked(pods)
+            await pods.turn()
+            try:
+                await story(pods)
+            finally:
+                await sim.kms.__aexit__(None, None, None)
+            return pods
+
+        return asyncio.run(run())
+
+    return tell
+
+
+async def asked(pods: KeyPods) -> None:
+    """Wait until the service was asked everything that it is to be asked, or told why not."""
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            pods.sim.settle()
+            running = [work.task for work in pods.sim.kms._work.values() if work.task and not work.task.done()]
+            if not running or pods.sim.store.domain(NAMESPACE).keys_problem:
+                pods.sim.settle()
+                return
+            await asyncio.sleep(0.01)
+
+
+async def restart(pods: KeyPods) -> None:
+    await pods.sim.kms.__aexit__(None, None, None)
+    pods.sim.restart()
+    pods.lead()
+    await asked(pods)
+    await pods.turn()
+
+
+def at_hand(pods: KeyPods) -> tuple[str, str]:
+    return pods.sim.condition("CacheDomain", "default", "KeysAtHand")
+
+
+def epochs(pods: KeyPods) -> list[str]:
+    return [pods.sim.status(TCP, name)["scope"]["epoch"] for name in ("acme", "globex")]
+
+
+def wraps(pods: KeyPods, bao: BaoServer, epoch: str) -> bool:
+    """Whether the service has what wraps the key of an epoch."""
+    return wrapping_key(pods.sim.world.domain_id or "", epoch) in bao.admin("LIST", f"{MOUNT}/keys")["data"]["keys"]
+
+
+def recorded(pods: KeyPods) -> dict[str, WrappedKey | None]:
+    """By epoch, what Secrets have of its key."""
+    return {
+        epoch: WrappedKey.decode(base64.b64decode(value))
+        for shard in SHARDS
+        for epoch, value in secret_of(pods, shard).get("data", {}).items()
+    }
+
+
+def secret_of(pods: KeyPods, epoch: str, domain: str = "") -> dict[str, Any]:
+    """The Secret that has what is stored of an epoch, empty if there is none; of the domain that is there, or was."""
+    name = names.wrapped_keys_secret(domain or pods.sim.world.domain_id or "", epoch[:1])
+    found: dict[str, Any] = pods.sim.kube.objects.get(("Secret", "kvstrata-system", name), {})
+    return found
+
+
+def spoil(pods: KeyPods, epoch: str) -> None:
+    """Let the record of an epoch name a service that is not asked."""
+    data = secret_of(pods, epoch)["data"]
+    record = recorded(pods)[epoch]
+    assert record is not None
+    data[epoch] = base64.b64encode(replace(record, service="another").encode()).decode()
+
+
+async def pass_by(pods: KeyPods, until: Callable[[], object]) -> None:
+    """Let time pass, with whole lists of all objects, until `until` holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not until():
+            await pods.sim.resync.objects(lambda _: None)
+            pods.sim.enqueue_all()
+            await pods.turn(61)
+            await asyncio.sleep(0.05)
