@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -207,14 +207,13 @@ def test_the_receipt_is_that_of_the_erasure_in_which_nobody_died(ends: Mapping[s
     assert ends[name].facts == ends[CALM].facts
 
 
-def test_after_a_cache_server_died_the_receipt_lacks_only_what_was_in_its_memory(ends: Mapping[str, End]) -> None:
-    expected = ends[CALM].facts
-    for tier in expected["pods"][1]["tiers"]:
-        if tier["medium"] == "CPU":
-            tier["erased"] |= {"found": 0, "erased": 0, "bytes": 0}
-    found = ends[PODS].facts
-    assert _sorted(found["pods"]) == _sorted(expected["pods"])
-    assert found | {"pods": ()} == expected | {"pods": ()}
+def test_after_a_cache_server_died_the_receipt_lacks_only_what_it_took_with_it(ends: Mapping[str, End]) -> None:
+    """What was in its memory, and, if it died between the deletion of files and their count's way out, that count."""
+    calm, found = ends[CALM].facts, ends[PODS].facts
+    living, died = calm["pods"]
+    may_be = [_sorted([living, _counts_nothing(died, lost)]) for lost in ({"CPU"}, {"CPU", "NVMe"})]
+    assert found["pods"] in may_be
+    assert found | {"pods": ()} == calm | {"pods": ()}
 
 
 def test_after_primaries_died_the_receipt_counts_all_that_they_had_and_lacks_only_what_a_server_lost(
@@ -282,3 +281,9 @@ def _tier(tier: dict[str, Any]) -> dict[str, Any]:
 
 def _sorted(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: json.dumps(row, sort_keys=True))
+
+
+def _counts_nothing(pod: dict[str, Any], media: Set[str]) -> dict[str, Any]:
+    nothing = {"found": 0, "erased": 0, "bytes": 0}
+    tiers = [{**tier, "erased": tier["erased"] | nothing} if tier["medium"] in media else tier for tier in pod["tiers"]]
+    return {**pod, "tiers": tiers}
