@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from e2e.cluster.settings import REPOSITORY
 from e2e.product.calls import Hits, Replica
 from e2e.product.chapters import (
     ACME_KEY,
@@ -27,6 +23,8 @@ from e2e.product.chapters import (
 )
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
+from e2e.product.receipts import Receipts
+from e2e.product.receipts import run as run_plugin
 from e2e.product.tier_contents import TierContents, tier_contents
 
 pytestmark = pytest.mark.cluster
@@ -78,7 +76,7 @@ def test_a_tenant_is_erased_from_every_tier_and_a_receipt_proves_it(stage: Stage
     newest = receipts.of(name, "Erased", "Verified")
     forged = tmp_path / "forged.json"
     forged.write_text(newest.read_text().replace(name, "another-order"))
-    assert _run("verify", str(forged), "--public-key", str(receipts.key)).returncode == 1
+    assert run_plugin("verify", str(forged), "--public-key", str(receipts.key)).returncode == 1
 
 
 def test_a_prefix_and_a_tenant_are_erased_engines_forget_and_nobody_loses_anything_else(
@@ -133,25 +131,6 @@ def test_a_prefix_and_a_tenant_are_erased_engines_forget_and_nobody_loses_anythi
         assert "EngineMemory" not in {item["kind"] for item in facts["residue"]}
 
 
-class Receipts:
-    """All receipts of the domain with the public key, as files, once they are verified as a chain."""
-
-    def __init__(self, kubectl: Kubectl, folder: Path) -> None:
-        domain = str(kubectl.get("cachedomain", "default", DEMO_NAMESPACE)["status"]["domainID"])
-        self._folder, keys = folder / "receipts", folder / "keys"
-        _receipt("keys", "--to", str(keys))
-        _receipt("export", "--domain", domain, "--to", str(self._folder))
-        (self.key,) = sorted(keys.glob("*.pem"))
-        self.told = _receipt("verify", str(self._folder), "--chain", "--public-key", str(self.key))
-
-    def of(self, order: str, *claims: str) -> Path:
-        """Return the receipt of an order, which has to prove these claims."""
-        (found,) = (one for one in self._folder.glob("*.json") if f'"{order}"' in one.read_text())
-        required = [word for claim in claims for word in ("--require", claim)]
-        assert order in _receipt("verify", str(found), "--public-key", str(self.key), *required)
-        return found
-
-
 def _store(stage: Stage, redis: TierContents, key: str, keyspace: str, prompt: str) -> None:
     """Ask for a prompt that nobody has asked before, and return when all of its chunks are in the shared tier."""
     wanted = len(redis.blocks(keyspace)) + WHOLE_CHUNKS // CHUNK_TOKENS
@@ -179,22 +158,3 @@ def _erase(name: str, scope: dict[str, Any], **spec: str) -> dict[str, Any]:
 def _over(kubectl: Kubectl, name: str) -> dict[str, Any] | None:
     status = kubectl.get("cacheinvalidation", name, DEMO_NAMESPACE).get("status") or {}
     return status if status.get("phase") in ("Complete", "Failed") else None
-
-
-def _receipt(*arguments: str) -> str:
-    """What `kubectl kvstrata receipt` prints; it has to succeed."""
-    found = _run(*arguments)
-    assert found.returncode == 0, f"{arguments}: {found.returncode}\n{found.stdout}{found.stderr}"
-    return found.stdout
-
-
-def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    kubeconfig, binaries = REPOSITORY / ".local/kubeconfig", REPOSITORY / ".local/bin"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(REPOSITORY / "operator/src"),
-        "KUBECONFIG": str(kubeconfig),
-        "PATH": f"{binaries}:{os.environ['PATH']}",
-    }
-    command = [sys.executable, "-m", "kvstrata.cli.plugin", "receipt", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

@@ -1,0 +1,112 @@
+"""A policy is deleted: its tenant has no cache from then on, and it goes when a receipt tells what became of it all."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.product.calls import Hits
+from e2e.product.chapters import (
+    ACME_KEY,
+    CHUNK_TOKENS,
+    GLOBEX_KEY,
+    WHOLE_CHUNKS,
+    Stage,
+    _object,
+    _wait_enforced,
+    fresh_prompt,
+    keyspace_of,
+)
+from e2e.product.install import DEMO_NAMESPACE
+from e2e.product.kubectl import Kubectl, wait_until
+from e2e.product.receipts import Receipts
+from e2e.product.tier_contents import TierContents, tier_contents
+
+pytestmark = pytest.mark.cluster
+
+KIND, TENANT, NEIGHBOUR = "tenantcachepolicy", "acme", "globex"
+CHUNKS = WHOLE_CHUNKS // CHUNK_TOKENS
+STORED_WITHIN_S = 60.0
+GONE_WITHIN_S = 300.0
+"""30 s of it are the time in which a write that had begun may still arrive."""
+
+EVERYTHING = Hits(0, WHOLE_CHUNKS)
+
+
+@pytest.fixture
+def spec(stage: Stage) -> Iterator[dict[str, Any]]:
+    """What the sample's policy says; it is there again for the stories that follow."""
+    found: dict[str, Any] = stage.kubectl.get(KIND, TENANT, DEMO_NAMESPACE)["spec"]
+    try:
+        yield found
+    finally:
+        wait_until("what was deleted is gone", lambda: not _deleting(stage.kubectl), GONE_WITHIN_S)
+        stage.kubectl.apply(_object("TenantCachePolicy", TENANT, found))
+        _wait_enforced(stage.kubectl, TENANT)
+
+
+def test_a_policy_that_is_deleted_leaves_a_receipt_and_its_successor_begins_anew(
+    stage: Stage, spec: dict[str, Any], tmp_path: Path
+) -> None:
+    kubectl, prompts = stage.kubectl, {key: fresh_prompt(f"leaves {key}") for key in (ACME_KEY, GLOBEX_KEY)}
+    with tier_contents(kubectl) as redis:
+        keyspaces = {ACME_KEY: keyspace_of(kubectl, TENANT), GLOBEX_KEY: keyspace_of(kubectl, NEIGHBOUR)}
+        for key, keyspace in keyspaces.items():
+            _store(stage, redis, key, keyspace, prompts[key])
+            assert stage.ask(stage.second, key, prompts[key])[1] == EVERYTHING
+        kept = {block.name for block in redis.blocks(keyspaces[GLOBEX_KEY])}
+
+        began_s = time.monotonic()
+        kubectl.run("-n", DEMO_NAMESPACE, "delete", KIND, TENANT, "--wait=false")
+        order = wait_until("its erasure is ordered", lambda: _order(kubectl), GONE_WITHIN_S)
+        assert _deleting(kubectl), "it stays until a receipt is there"
+        wait_until("it is gone", lambda: _policy(kubectl) is None, GONE_WITHIN_S)
+        stage.say(f"{KIND}/{TENANT} is gone after {time.monotonic() - began_s:.0f} s")
+
+        status = kubectl.get("cacheinvalidation", order, DEMO_NAMESPACE)["status"]
+        assert status["phase"] == "Complete", json.dumps(status)
+        assert redis.blocks(keyspaces[ACME_KEY]) == []
+        assert kept <= {block.name for block in redis.blocks(keyspaces[GLOBEX_KEY])}, "a neighbour lost blocks"
+        Receipts(kubectl, tmp_path).of(order, "Unreachable", "KeysRevoked", "Erased", "Verified")
+
+        # Who has no policy is served, and nothing of it is kept.
+        for prompt in (prompts[ACME_KEY], fresh_prompt("without a policy")):
+            assert stage.ask(stage.first, ACME_KEY, prompt)[1].external == 0
+        assert redis.blocks(keyspaces[ACME_KEY]) == []
+
+        kubectl.apply(_object("TenantCachePolicy", TENANT, spec))
+        _wait_enforced(kubectl, TENANT)
+        anew = keyspace_of(kubectl, TENANT)
+        assert anew != keyspaces[ACME_KEY]
+        _store(stage, redis, ACME_KEY, anew, prompts[ACME_KEY])
+        assert stage.ask(stage.second, ACME_KEY, prompts[ACME_KEY])[1] == EVERYTHING
+
+
+def _store(stage: Stage, redis: TierContents, key: str, keyspace: str, prompt: str) -> None:
+    """Ask for a prompt of which nothing is there, and return when all of its chunks are in the shared tier."""
+    wanted = len(redis.blocks(keyspace)) + CHUNKS
+    assert stage.ask(stage.first, key, prompt)[1].external == 0
+    wait_until("its chunks are stored", lambda: len(redis.blocks(keyspace)) >= wanted, STORED_WITHIN_S)
+
+
+def _policy(kubectl: Kubectl) -> dict[str, Any] | None:
+    return next((one for one in kubectl.list(KIND, DEMO_NAMESPACE) if one["metadata"]["name"] == TENANT), None)
+
+
+def _deleting(kubectl: Kubectl) -> bool:
+    found = _policy(kubectl)
+    return found is not None and "deletionTimestamp" in found["metadata"]
+
+
+def _order(kubectl: Kubectl) -> str | None:
+    """Return the name of the CacheInvalidation that the deletion ordered, and that is not over."""
+    for one in kubectl.list("cacheinvalidation", DEMO_NAMESPACE):
+        erases = "kvstrata.io/erases" in one["metadata"].get("annotations", {})
+        if erases and (one.get("status") or {}).get("phase") not in ("Complete", "Failed"):
+            return str(one["metadata"]["name"])
+    return None
