@@ -16,6 +16,7 @@ from kvstrata.adapters.transit import TransitClient
 from kvstrata.adapters.transit_tokens import TokenFile
 from kvstrata.contract.receiptwords import Party
 from kvstrata.model.keycustody import Undestroyed
+from kvstrata.objects import names
 from kvstrata.reconcile.custody import CustodyError, KeyCustody
 from kvstrata.reconcile.custody.kms import KmsCustody, wrapping_key
 from kvstrata.reconcile.custody.wrapped import WrappedKey, WrappedKeys
@@ -164,7 +165,7 @@ async def test_of_two_operators_that_draw_at_once_one_key_stays(
             drawn.update(await fast.unlock([ACME]))
             await super().change(name, change)
 
-    slow._stored = Overtaken(kube, NAMESPACE, slow._domain)
+    slow._stored = Overtaken(kube, NAMESPACE, slow.domain)
     await slow.draw([ACME])
     assert drawn
     assert await slow.unlock([ACME]) == drawn
@@ -215,11 +216,11 @@ async def test_a_wrapping_key_that_may_be_taken_out_is_not_used_and_proves_nothi
     custody: KmsCustody, bao: BaoServer
 ) -> None:
     await custody.draw([GLOBEX])
-    name = wrapping_key(custody._domain, ACME)
+    name = wrapping_key(custody.domain, ACME)
     bao.admin("POST", f"{MOUNT}/keys/{name}", {"exportable": True})
     with pytest.raises(CustodyError, match="may be taken out"):
         await custody.draw([ACME])
-    bao.admin("POST", f"{MOUNT}/keys/{wrapping_key(custody._domain, GLOBEX)}/config", {"exportable": True})
+    bao.admin("POST", f"{MOUNT}/keys/{wrapping_key(custody.domain, GLOBEX)}/config", {"exportable": True})
     await custody.revoke([GLOBEX])
     assert (await custody.destroy([GLOBEX]))[GLOBEX].why_not is Undestroyed.EXPORTABLE
 
@@ -262,7 +263,7 @@ async def test_another_domain_s_record_is_neither_unwrapped_nor_lets_its_key_be_
 ) -> None:
     """Whoever may write Secrets of one namespace could otherwise read, or end, what another has in the same service."""
     await custody.draw([ACME])
-    stored_in = WrappedKeys(kube, NAMESPACE, custody._domain)
+    stored_in = WrappedKeys(kube, NAMESPACE, custody.domain)
     record = (await stored_in.read([ACME]))[ACME]
     strange = KmsCustody(client, stored_in, "another", lambda: datetime(2026, 11, 22, 10, tzinfo=UTC), OPERATOR)
     assert await strange.unlock([ACME]) == {}
@@ -300,12 +301,17 @@ async def test_when_all_ends_a_note_stays_of_what_somebody_will_ask_about(
     async def epochs() -> set[str]:
         return asked
 
-    assert not await custody.end_all(epochs)
+    left = await custody.end_all(epochs)
+    assert (left.unended, left.notes, left.unreadable) == ({}, 1, ())
     for epoch in (ACME, GLOBEX):
-        assert await client.look(wrapping_key(custody._domain, epoch)) is None
+        assert await client.look(wrapping_key(custody.domain, epoch)) is None
     assert await custody.recorded([ACME, GLOBEX]) == {ACME}
     assert (await custody.revoke([ACME]))[ACME].removed is not None
     assert (await custody.destroy([ACME]))[ACME].confirmed is not None
     asked.clear()
-    assert await custody.end_all(epochs)
+    secret_of(kube, GLOBEX)["data"] = {"c" * 32: base64.b64encode(b"of another version").decode()}
+    left = await custody.end_all(epochs)
+    assert left.unreadable == (names.wrapped_keys_secret(custody.domain, "b"),), "whoever wrote it may know a key"
+    secret_of(kube, GLOBEX)["data"] = {}
+    assert not await custody.end_all(epochs)
     assert not kube.objects

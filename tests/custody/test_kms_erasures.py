@@ -16,7 +16,7 @@ from kvstrata.contract.receiptwords import KeyCustody, Party
 from tests.custody.bao_server import BaoServer
 from tests.custody.kms_stories import asked
 from tests.custody.kms_stories import objects as objects
-from tests.support.objects import cpu_tier, model, pod, policy, redis_tier
+from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 from tests.unit.reconcile.deletions import POLICY, delete_namespace, end_pods, erasing, gone, is_gone
 from tests.unit.reconcile.erasing import World
@@ -151,17 +151,24 @@ def test_an_operator_that_was_started_anew_waits_for_the_key_of_a_deleted_policy
     assert made.proven() == ALL | {Claim.KEYS_DESTROYED}
 
 
+@pytest.mark.parametrize("first", [False, True], ids=["all at once", "the CacheDomain first"])
 def test_keys_of_a_namespace_that_is_deleted_end_by_the_service_s_word_and_nothing_of_it_is_left_there(
-    told: Callable[[Story], World], bao: BaoServer
+    told: Callable[[Story], World], bao: BaoServer, first: bool
 ) -> None:
     async def story(w: World) -> None:
         domain = w.sim.world.domain_id or "-"
+        if first:
+            w.sim.kube.api.ending.add(NAMESPACE)
+            w.sim.delete("CacheDomain", "default")
+            await w.sim.estates.settle()
+            assert not any(domain in name for name in bao.key_names())
         delete_namespace(w.sim)
         end_pods(w.sim)
         await w.sim.estates.settle()
         for name in ("acme", "globex"):
             await gone(w, name=name, tick_s=5)
-        await w.sim.estates.settle()
+        for _ in range(2):
+            await w.sim.estates.settle()
         assert not any(domain in name for name in bao.key_names())
         assert not any(domain in name for kind, _, name in w.sim.kube.objects if kind == "Secret")
 

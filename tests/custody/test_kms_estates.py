@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,9 +11,12 @@ from typing import Any
 import pytest
 
 from kvstrata.adapters.kube import KubeError
+from kvstrata.contract.datakey import key_id
+from kvstrata.objects import names
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.custody import CustodyError
 from kvstrata.reconcile.custody.estates import Estates
+from kvstrata.reconcile.custody.kms import KmsCustody
 from tests.custody.bao_server import BaoServer
 from tests.custody.kms_stories import TCP, Story, asked, at_hand, epochs, restart
 from tests.custody.kms_stories import objects as objects
@@ -61,7 +65,15 @@ def test_keys_of_a_deleted_domain_are_deleted_in_the_service(
             await pods.sim.kms.__aexit__(None, None, None)
             pods.sim.restart()
         await pods.sim.estates.settle()
-        assert (wrapping(bao, domain), left(pods, domain), waiting()) == (0, [], 0)
+        assert (wrapping(bao, domain), waiting()) == (0, 0)
+        assert left(pods, domain), "policies name the epochs, so somebody may still ask what became of their keys"
+        for name in ("acme", "globex"):
+            pods.sim.delete(TCP, name)
+            pods.sim.kube.remove(TCP, NAMESPACE, name)
+            pods.sim.store.forget(TCP, NAMESPACE, name)
+        for _ in range(2):
+            await pods.sim.estates.settle()
+        assert (left(pods, domain), waiting()) == ([], 0)
 
     told(story)
 
@@ -98,17 +110,18 @@ def test_while_it_is_not_certain_that_a_domain_is_gone_nothing_is_deleted(
 ) -> None:
     async def story(pods: KeyPods) -> None:
         domain, count = domain_of(pods), wrapping(bao, domain_of(pods))
-        real = pods.sim.kube.get
-        told_of = {"status": 500}
+        real, told_of = pods.sim.kube.list, {"status": 500}
 
-        async def get(resource: Any, namespace: str, name: str) -> Any:
+        def listed(resource: Any, *where: Any) -> Any:
             if resource.kind == "CacheDomain":
                 raise KubeError(told_of["status"], "Refused", "not now")
-            return await real(resource, namespace, name)
+            return real(resource, *where)
 
-        monkeypatch.setattr(pods.sim.kube, "get", get)
-        await pods.sim.estates.settle()
-        assert (wrapping(bao, domain), waiting()) == (count, 1)
+        monkeypatch.setattr(pods.sim.kube, "list", listed)
+        for status in (500, 404):  # 404: the kind is not served, or something else answers than the API server
+            told_of["status"] = status
+            await pods.sim.estates.settle()
+            assert (wrapping(bao, domain), waiting()) == (count, 1)
         told_of["status"] = 403
         ending = False
 
@@ -137,7 +150,7 @@ def test_a_service_that_is_away_is_asked_again_and_counted(told: Callable[[Story
             bao.unseal()
         assert wrapping(bao, domain) == count
         await pods.sim.estates.settle()
-        assert (wrapping(bao, domain), left(pods, domain), waiting()) == (0, [], 0)
+        assert (wrapping(bao, domain), waiting()) == (0, 0)
 
     told(story)
 
@@ -179,11 +192,124 @@ def test_a_domain_that_claims_another_namespace_s_id_gets_nothing_by_it(told: Ca
     """With the first to be deleted the other one's keys would end."""
 
     async def story(pods: KeyPods) -> None:
-        (estate,) = await pods.sim.estates._estates.all()
+        estates = pods.sim.estates._estates
+        (estate,) = (await estates.all()).estates
         with pytest.raises(CustodyError, match="another namespace's domain"):
             await Estates(pods.sim.kube, OPERATORS).note(replace(estate, namespace="elsewhere"))
-        assert await pods.sim.estates._estates.all() == [estate]
-        await Estates(pods.sim.kube, OPERATORS).note(replace(estate, uid="restored"))
+        with pytest.raises(CustodyError, match="never in this namespace"):
+            await pods.sim.estates.of_domain("elsewhere", estate.domain)
+        assert (await estates.all()).estates == (estate,)
+
+    told(story)
+
+
+def test_a_domain_that_was_restored_with_its_id_is_there(told: Callable[[Story], KeyPods], bao: BaoServer) -> None:
+    async def story(pods: KeyPods) -> None:
+        domain, count = domain_of(pods), wrapping(bao, domain_of(pods))
+        (estate,) = (await pods.sim.estates._estates.all()).estates
+        await Estates(pods.sim.kube, OPERATORS).note(replace(estate, uid="of the one before"))
+        pods.sim.estates._estates._noted.clear()
+        await pods.sim.estates.settle()
+        assert wrapping(bao, domain) == count
+        assert (await pods.sim.estates._estates.all()).estates == (estate,), "noted anew"
+
+    told(story)
+
+
+def test_what_is_noted_follows_the_way_to_the_service_if_it_leads_there(
+    told: Callable[[Story], KeyPods], bao: BaoServer
+) -> None:
+    """A quiet domain asks its service for nothing; when it is deleted its ConfigMap may be gone."""
+
+    async def story(pods: KeyPods) -> None:
+        (estate,) = (await pods.sim.estates._estates.all()).estates
+        authority = pods.sim.kube.objects["ConfigMap", NAMESPACE, "kms-authority"]
+        good = authority["data"]["ca.crt"]
+        for written, noted in ((f"{good}\n", f"{good}\n"), ("no certificate", f"{good}\n")):
+            authority["data"]["ca.crt"] = written
+            await pods.sim.estates.settle()
+            (now,) = (await pods.sim.estates._estates.all()).estates
+            assert now == replace(estate, authority=noted.encode())
+
+    told(story)
+
+
+def test_a_note_that_nobody_can_read_is_counted_and_no_key_is_called_revoked_without_it(
+    told: Callable[[Story], KeyPods], bao: BaoServer
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        domain, count, acme = domain_of(pods), wrapping(bao, domain_of(pods)), epochs(pods)[0]
+        secret = pods.sim.kube.objects["Secret", OPERATORS, names.kms_estate(domain)]
+        secret["data"]["estate.json"] = base64.b64encode(b"{}").decode()
+        pods.sim.delete("CacheDomain", "default")
+        await pods.sim.estates.settle()
+        assert (wrapping(bao, domain), waiting()) == (count, 1)
+        with pytest.raises(CustodyError, match="nothing that this version can read"):
+            await pods.sim.kms.revoke(NAMESPACE, domain, [acme])
+        pods.sim.kube.remove("Secret", OPERATORS, names.kms_estate(domain))
+        with pytest.raises(CustodyError, match="nothing says which service"):
+            await pods.sim.kms.revoke(NAMESPACE, domain, [acme])
+
+    told(story)
+
+
+def test_what_is_drawn_while_the_domain_goes_ends_with_it(
+    told: Callable[[Story], KeyPods], bao: BaoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        domain, fresh = domain_of(pods), ["a" * 32, "b" * 32]
+        custody = await pods.sim.estates.of_namespace(NAMESPACE)
+        real = custody._client.draw
+
+        async def late(name: str) -> Any:
+            """When the answer is used everything that was there has ended."""
+            drawn = await real(name)
+            if pods.sim.world.domain is not None:
+                pods.sim.delete("CacheDomain", "default")
+                for policy in ("acme", "globex"):
+                    pods.sim.store.domain(NAMESPACE).objects[TCP].pop(policy)
+                await pods.sim.estates.settle()
+            return drawn
+
+        monkeypatch.setattr(custody._client, "draw", late)
+        with pytest.raises(CustodyError, match="are being ended"):
+            await custody.draw(fresh)
+        assert wrapping(bao, domain) == 0
+        for _ in range(2):
+            await pods.sim.estates.settle()
+        assert (left(pods, domain), wrapping(bao, domain)) == ([], 0)
+
+    told(story)
+
+
+def test_what_was_asked_for_a_domain_is_not_held_for_the_one_that_follows_it(
+    told: Callable[[Story], KeyPods], bao: BaoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        domain, real = domain_of(pods), KmsCustody.open
+        raw = pods.sim.kube.objects["CacheDomain", NAMESPACE, "default"]
+        again = {key: raw[key] for key in ("apiVersion", "kind", "spec")}
+        former: dict[str, str] = {}
+
+        async def open_late(custody: KmsCustody, wanted: Any) -> Any:
+            opened = await real(custody, wanted)
+            if custody.domain == domain and pods.sim.world.domain_id == domain:
+                former.update({epoch: key_id(key) for epoch, key in opened.found.items()})
+                pods.sim.delete("CacheDomain", "default")
+                pods.sim.put({**again, "metadata": {"name": "default", "namespace": NAMESPACE}})
+            return opened
+
+        monkeypatch.setattr(KmsCustody, "open", open_late)
+        pods.sim.edit(TCP, "acme", cacheGeneration=1)
+        await pods.turn()
+        await asked(pods)
+        for _ in range(3):
+            await pods.turn()
+            await asked(pods)
+            known = pods.sim.store.domain(NAMESPACE).data_keys
+            assert former
+            assert not former.items() & known.items()
+        assert at_hand(pods) == ("True", "KeysAtHand")
 
     told(story)
 

@@ -34,7 +34,7 @@ from .audit import tell_memory
 from .custody import CustodyError
 from .custody.kms import KmsCustody, OneKeyError
 from .custody.wrapped import by_shard
-from .kmsestates import KmsEstates, is_unreadable
+from .kmsestates import KmsEstates, is_unreadable, tell_unended
 from .memorykeys import MemoryKeys
 from .queue import WorkQueue
 from .store import Store
@@ -258,6 +258,9 @@ class KmsKeys:
                 failure = error
         opened = await custody.open(portion)
         recorded = await custody.recorded(opened.none)
+        if not self._is_of(namespace, custody):
+            # Another CacheDomain has taken its place meanwhile: its epochs get keys of their own.
+            return
         unsure = portion - opened.found.keys() - opened.none
         if failure is not None:
             unsure |= fresh - recorded
@@ -291,14 +294,19 @@ class KmsKeys:
     async def _take_strays(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
         """Have the plans see keys that only records tell of, so that they end. One that does not open is left alone."""
         if work.unlisted:
+            listed = await custody.all()
             used = epochs_in_use(self._store.world(namespace))
-            for epoch, revoked in (await custody.all()).items():
+            if not self._is_of(namespace, custody):
+                return
+            for epoch, revoked in listed.items():
                 if epoch not in used | work.ended:
                     (work.revoked if revoked else work.strays).add(epoch)
             work.unlisted = False
         if not work.strays:
             return
         opened = await custody.open(frozenset(work.strays))
+        if not self._is_of(namespace, custody):
+            return
         self._hold(namespace, work, opened.found)
         if isinstance(opened.failure, OneKeyError):
             log.warning("unused data keys stay wrapped", extra={"namespace": namespace, "why": str(opened.failure)})
@@ -327,11 +335,7 @@ class KmsKeys:
         await custody.forget(
             epoch for epoch in spent - open_ones if epoch in known and known[epoch].confirmed is not None
         )
-        for end in ended.ends.values():
-            if end.why_not is not None:
-                told = {"namespace": namespace, "why": str(end.why_not)}
-                log.warning("the service has not ended a data key that nobody needs", extra=told)
-                metrics.KEYS_NOT_ENDED.labels(str(end.why_not)).inc()
+        tell_unended(namespace, ended.ends.values())
         work.spent -= known.keys()
         work.revoked -= known.keys()
         if done := spent & known.keys():
@@ -340,6 +344,11 @@ class KmsKeys:
             self._queue_keys(namespace, everything=False)
         if ended.failure is not None:
             raise ended.failure
+
+    def _is_of(self, namespace: str, custody: KmsCustody) -> bool:
+        """Return whether a custody is that of the CacheDomain that is there now."""
+        domain = self._store.world(namespace).domain
+        return domain is not None and domain.status.domain_id == custody.domain
 
     def _require_leading(self) -> None:
         if not self._leading():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -26,13 +26,25 @@ COMPONENT = "wrapped-keys-estate"
 
 @dataclass(frozen=True, slots=True)
 class Estate:
-    """The domain with this id, its namespace, the uid of its CacheDomain, and the way to its service."""
+    """The domain with this id, its namespace, the uid of its CacheDomain, and the way to its service.
+
+    `ending` is whether its keys are being ended: from then on none is made.
+    """
 
     domain: str
     namespace: str
     uid: str
     kms: KeyManagement
     authority: bytes = field(repr=False)
+    ending: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """What is noted of all domains, and the Secrets that nobody can read."""
+
+    estates: tuple[Estate, ...]
+    unreadable: tuple[str, ...]
 
 
 class Estates:
@@ -42,10 +54,71 @@ class Estates:
         self._kube, self._namespace = kube, namespace
         self._noted: dict[str, Estate] = {}
 
-    async def note(self, estate: Estate) -> None:
-        """Have it stored, unless it is. What is another namespace's stays that one's: it ends with its own domain."""
+    async def has(self, estate: Estate) -> bool:
+        """Return whether it is noted as it is. Raises CustodyError if its id is another's, or its keys are ending."""
         if self._noted.get(estate.domain) == estate:
-            return
+            return True
+        known = await self.of(estate.domain)
+        if known is None:
+            return False
+        if known.namespace != estate.namespace:
+            raise CustodyError("status.domainID of the CacheDomain is the id of another namespace's domain")
+        if known.ending:
+            raise CustodyError("status.domainID of the CacheDomain is the id of one whose keys are being ended")
+        if known == estate:
+            self._noted[estate.domain] = estate
+        return known == estate
+
+    async def note(self, estate: Estate) -> None:
+        """Have it stored. What is another namespace's stays that one's: it ends with its own domain."""
+        if not await self.has(estate):
+            await self._write(estate)
+            self._noted[estate.domain] = estate
+
+    async def begin_end(self, estate: Estate) -> None:
+        """Have it noted that its keys are being ended, before anybody looks which there are."""
+        self._noted.pop(estate.domain, None)
+        if not estate.ending:
+            await self._write(replace(estate, ending=True))
+
+    async def is_over(self, domain: str) -> bool:
+        """Return whether the keys of a domain are being ended, or have ended: nothing is noted of it any more."""
+        estate = await self.of(domain)
+        return estate is None or estate.ending
+
+    async def of(self, domain: str) -> Estate | None:
+        """Return that of a domain, None if nothing is noted of it. CustodyError, too, for what nobody can read."""
+        stored = await self._stored(domain)
+        if stored is None:
+            return None
+        if (estate := _decoded(stored)) is None:
+            raise CustodyError(f"Secret {names.kms_estate(domain)} says nothing that this version can read")
+        return estate
+
+    async def all(self) -> Noted:
+        """Return those of all domains."""
+        selector = ",".join(f"{name}={value}" for name, value in sorted(labels.of_custody(COMPONENT).items()))
+        try:
+            found = [(raw, _decoded(raw)) async for raw in self._kube.list(SECRET, self._namespace, selector)]
+        except KubeError as error:
+            raise CustodyError(f"what services have cannot be listed: {error.status} {error.reason}") from error
+        return Noted(
+            tuple(estate for _, estate in found if estate is not None),
+            tuple(str(raw["metadata"]["name"]) for raw, estate in found if estate is None),
+        )
+
+    async def remove(self, domain: str) -> None:
+        """Remove that of a domain of which the service has nothing any more."""
+        stored = await self._stored(domain)
+        if stored is not None:
+            name = names.kms_estate(domain)
+            try:
+                await self._kube.delete(SECRET, self._namespace, name, stored["metadata"]["uid"])
+            except KubeError as error:
+                raise CustodyError(f"Secret {name} was not removed: {error.status} {error.reason}") from error
+        self._noted.pop(domain, None)
+
+    async def _write(self, estate: Estate) -> None:
         name = names.kms_estate(estate.domain)
         metadata: dict[str, Any] = {"name": name, "labels": labels.of_custody(COMPONENT)}
         body = {
@@ -57,45 +130,23 @@ class Estates:
         }
         try:
             stored = await self._kube.get(SECRET, self._namespace, name)
+            known = _decoded(stored) if stored is not None else None
+            if known is not None and known.ending and not estate.ending:
+                raise CustodyError(f"Secret {name} says by now that its keys are being ended")
             if stored is None:
                 await self._kube.create(SECRET, self._namespace, body)
-            elif (known := _decoded(stored)) != estate:
-                if known is not None and known.namespace != estate.namespace:
-                    raise CustodyError("status.domainID of the CacheDomain is the id of another namespace's domain")
+            else:
                 metadata["resourceVersion"] = stored["metadata"]["resourceVersion"]
                 await self._kube.replace(SECRET, self._namespace, body)
         except KubeError as error:
             raise CustodyError(f"Secret {name} was not written: {error.status} {error.reason}") from error
-        self._noted[estate.domain] = estate
 
-    async def of(self, domain: str) -> Estate | None:
-        """Return that of a domain."""
+    async def _stored(self, domain: str) -> dict[str, Any] | None:
         name = names.kms_estate(domain)
         try:
-            stored = await self._kube.get(SECRET, self._namespace, name)
+            return await self._kube.get(SECRET, self._namespace, name)
         except KubeError as error:
             raise CustodyError(f"Secret {name} cannot be read: {error.status} {error.reason}") from error
-        return _decoded(stored) if stored is not None else None
-
-    async def all(self) -> list[Estate]:
-        """Return those of all domains that can be read."""
-        selector = ",".join(f"{name}={value}" for name, value in sorted(labels.of_custody(COMPONENT).items()))
-        try:
-            found = [_decoded(raw) async for raw in self._kube.list(SECRET, self._namespace, selector)]
-        except KubeError as error:
-            raise CustodyError(f"what services have cannot be listed: {error.status} {error.reason}") from error
-        return [estate for estate in found if estate is not None]
-
-    async def remove(self, domain: str) -> None:
-        """Remove that of a domain of which the service has nothing any more."""
-        name = names.kms_estate(domain)
-        try:
-            stored = await self._kube.get(SECRET, self._namespace, name)
-            if stored is not None:
-                await self._kube.delete(SECRET, self._namespace, name, stored["metadata"]["uid"])
-        except KubeError as error:
-            raise CustodyError(f"Secret {name} was not removed: {error.status} {error.reason}") from error
-        self._noted.pop(domain, None)
 
 
 def _encoded(estate: Estate) -> bytes:
@@ -105,6 +156,7 @@ def _encoded(estate: Estate) -> bytes:
         "uid": estate.uid,
         "kms": estate.kms.model_dump(mode="json", by_alias=True, exclude_none=True),
         "authority": estate.authority.decode("ascii"),
+        "ending": estate.ending,
     }
     return json.dumps(told, sort_keys=True).encode()
 
@@ -113,6 +165,7 @@ def _decoded(stored: dict[str, Any]) -> Estate | None:
     try:
         raw = json.loads(base64.b64decode((stored.get("data") or {}).get(DATA_KEY, "")))
         kms = KeyManagement.model_validate(raw["kms"])
-        return Estate(raw["domain"], raw["namespace"], raw["uid"], kms, raw["authority"].encode("ascii"))
+        authority = raw["authority"].encode("ascii")
+        return Estate(raw["domain"], raw["namespace"], raw["uid"], kms, authority, raw["ending"] is True)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ValidationError):
         return None

@@ -52,11 +52,29 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True)
+class Left:
+    """What there still is of a domain that is over: keys that have not ended, why they have not, the number of `notes`
+    that somebody will ask for, and Secrets that hold what nobody can read."""
+
+    unended: Mapping[str, Destruction]
+    notes: int
+    unreadable: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        """Whether there is anything."""
+        return bool(self.unended or self.notes or self.unreadable)
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """What is known of the end of keys, by epoch; nothing of those that are left out, because of `failure`."""
 
     ends: Mapping[str, Destruction]
     failure: CustodyError | None
+
+
+async def _never() -> bool:
+    return False
 
 
 def wrapping_key(domain: str, epoch: str) -> str:
@@ -68,15 +86,23 @@ def wrapping_key(domain: str, epoch: str) -> str:
 class KmsCustody:
     """The keys of the domain with this id.
 
-    `now` is the wall clock in UTC, `operator` the name of this operator's pod, whose word a revocation is.
+    `now` is the wall clock in UTC, `operator` the name of this operator's pod, whose word a revocation is, `is_over`
+    whether the keys of the domain are being ended by now: what is drawn then ends at once.
     """
 
     kind = Kind.KMS
 
     def __init__(
-        self, client: TransitClient, stored: WrappedKeys, domain: str, now: Callable[[], datetime], operator: str
+        self,
+        client: TransitClient,
+        stored: WrappedKeys,
+        domain: str,
+        now: Callable[[], datetime],
+        operator: str,
+        is_over: Callable[[], Awaitable[bool]] = _never,
     ) -> None:
-        self._client, self._stored, self._domain, self._now, self._operator = client, stored, domain, now, operator
+        self._client, self._stored, self.domain, self._now, self._operator = client, stored, domain, now, operator
+        self._is_over = is_over
 
     async def draw(self, epochs: Iterable[str]) -> None:
         """Have the service make and wrap a key for each epoch that has none.
@@ -93,6 +119,10 @@ class KmsCustody:
         for shard, some in by_shard(missing).items():
             made, failure = await _of_each(some, lambda epoch: self._made(service, epoch))
             await self._stored.change(shard, _fresh(made))
+            if await self._is_over():
+                # Whoever ends the keys of the domain may have looked before this was stored.
+                await self._unmade(made)
+                raise CustodyError("the CacheDomain is gone, and its keys are being ended")
             if failure is not None:
                 raise failure
 
@@ -128,22 +158,28 @@ class KmsCustody:
         """
         return {epoch: not record.wrapped for epoch, record in self._of_domain(await self._stored.all()).items()}
 
-    async def end_all(self, asked: Callable[[], Awaitable[Set[str]]]) -> bool:
-        """End every key, and return whether nothing is left to do: no note of one, and no Secret.
+    async def answers(self) -> None:
+        """Raise CustodyError unless the service answers."""
+        await self._service()
+
+    async def end_all(self, asked: Callable[[], Awaitable[Set[str]]]) -> Left:
+        """End every key, and return what is left to do: when that is nothing, no Secret is there either.
 
         `asked` returns the epochs about which somebody will ask: their notes stay. Raises CustodyError.
         """
-        epochs = frozenset(await self.all())
-        await self.revoke(epochs)
-        ended = await self.end(epochs)
-        over = {epoch for epoch, end in ended.ends.items() if end.confirmed is not None}
-        left = (epochs - over) | (epochs & await asked())
-        await self.forget(over - left)
-        if ended.failure is not None:
-            raise ended.failure
-        if not left:
-            await self._stored.remove()
-        return not left
+        unended, notes = dict[str, Destruction](), frozenset[str]()
+        if epochs := frozenset(await self.all()):
+            await self.revoke(epochs)
+            ended = await self.end(epochs)
+            over = {epoch for epoch, end in ended.ends.items() if end.confirmed is not None}
+            unended = {epoch: end for epoch, end in ended.ends.items() if end.confirmed is None}
+            notes = frozenset(over & await asked())
+            await self.forget(over - notes)
+            if ended.failure is not None:
+                raise ended.failure
+        if unended or notes:
+            return Left(unended, len(notes), ())
+        return Left({}, 0, await self._stored.remove())
 
     async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Revocation]:
         """Take the wrapped keys out of their Secrets, and keep note of what the service has to delete."""
@@ -174,7 +210,7 @@ class KmsCustody:
             await self._stored.change(shard, _forgotten(some))
 
     async def _made(self, service: Service, epoch: str) -> WrappedKey:
-        name = wrapping_key(self._domain, epoch)
+        name = wrapping_key(self.domain, epoch)
         try:
             if (await self._client.make(name)).copyable:
                 raise OneKeyError(f"key {name} of the key management service may be taken out of it: delete it there")
@@ -182,6 +218,16 @@ class KmsCustody:
         except KmsError as error:
             raise _of_key(error) from error
         return WrappedKey(service.cluster, self._client.place, name, drawn.wrapped)
+
+    async def _unmade(self, made: Mapping[str, WrappedKey]) -> None:
+        """Have the service delete what it has just made, and remove what was stored of it."""
+        await self.revoke(made)
+        try:
+            for record in made.values():
+                await self._client.delete(record.key)
+        except KmsError as error:
+            raise _failed(error) from error
+        await self.forget(made)
 
     async def _unwrapped(self, record: WrappedKey, service: Service) -> bytes | None:
         if not self._is_of(record, service):
@@ -202,7 +248,7 @@ class KmsCustody:
         return self._of_domain(await self._stored.read(epochs))
 
     def _of_domain(self, stored: Mapping[str, WrappedKey]) -> dict[str, WrappedKey]:
-        return {epoch: one for epoch, one in stored.items() if one.key == wrapping_key(self._domain, epoch)}
+        return {epoch: one for epoch, one in stored.items() if one.key == wrapping_key(self.domain, epoch)}
 
     def _revocation(self, record: WrappedKey | None) -> Revocation:
         if record is None or record.wrapped or not record.revoked_at:

@@ -23,6 +23,9 @@ from kvstrata.model.kmsservices import AllowedService
 from . import CustodyError
 from .estates import Estate
 
+_Whose = tuple[str, str]
+"""A namespace, and the id of its domain: who claims another's id does not get that one's client."""
+
 Login = Callable[[KeyManagement], Tokens]
 """How the operator proves to a service who it is."""
 
@@ -41,10 +44,11 @@ class KmsServices:
 
     def __init__(self, kube: Kube, allowed: Iterable[AllowedService], login: Login) -> None:
         self._kube, self._allowed, self._login = kube, tuple(allowed), login
-        self._clients: dict[str, tuple[tuple[KeyManagement, bytes], TransitClient]] = {}
-        self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._clients: dict[_Whose, tuple[tuple[KeyManagement, bytes], TransitClient]] = {}
+        self._changing: defaultdict[_Whose, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
         """By address, whose turn it is to ask: a service minds how many ask, not for which namespace."""
+        self._closed = False
 
     async def client(self, estate: Estate) -> TransitClient:
         """Return the client by which a domain's keys are asked for. Raises CustodyError if there can be none.
@@ -52,13 +56,15 @@ class KmsServices:
         One that it replaces is closed: those who use it are told so by a KmsError, and ask again.
         """
         self._require_allowed(estate.kms)
-        about = (estate.kms, estate.authority)
-        async with self._changing[estate.domain]:
-            known = self._clients.get(estate.domain)
+        whose, about = (estate.namespace, estate.domain), (estate.kms, estate.authority)
+        async with self._changing[whose]:
+            known = self._clients.get(whose)
             if known is not None and known[0] == about:
                 return known[1]
+            if self._closed:
+                raise CustodyError("the operator is ending")
             client = self._made(estate)
-            self._clients[estate.domain] = (about, client)
+            self._clients[whose] = (about, client)
             if known is not None:
                 await known[1].close()
             return client
@@ -78,16 +84,18 @@ class KmsServices:
             raise CustodyError(f"the way to {kms.address} cannot be made: {error}") from error
 
     async def close(self) -> None:
-        """Close every connection."""
-        for _, client in self._clients.values():
-            await client.close()
+        """Close every connection, for good."""
+        self._closed, clients = True, [client for _, client in self._clients.values()]
         self._clients.clear()
+        for client in clients:
+            await client.close()
 
-    async def forget(self, domain: str) -> None:
+    async def forget(self, estate: Estate) -> None:
         """Close the connections of a domain that is over."""
-        if (known := self._clients.pop(domain, None)) is not None:
+        whose = (estate.namespace, estate.domain)
+        if (known := self._clients.pop(whose, None)) is not None:
             await known[1].close()
-        self._changing.pop(domain, None)
+        self._changing.pop(whose, None)
 
     async def authority(self, namespace: str, kms: KeyManagement) -> bytes:
         """Return the certificate authority that a CacheDomain names. Raises CustodyError."""

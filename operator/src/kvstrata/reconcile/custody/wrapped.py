@@ -82,15 +82,24 @@ class WrappedKeys:
             found |= _records(shard, await self._stored(shard))
         return found
 
-    async def remove(self) -> None:
-        """Remove the Secrets, with whatever is left in them. Raises CustodyError."""
+    async def remove(self) -> tuple[str, ...]:
+        """Remove the Secrets that are empty; return the others, of which nobody knows what is in them.
+
+        Raises CustodyError.
+        """
+        kept = []
         for shard in SHARDS:
-            if (stored := await self._stored(shard)) is not None:
-                name = stored["metadata"]["name"]
-                try:
-                    await self._kube.delete(SECRET, self._namespace, name, stored["metadata"]["uid"])
-                except KubeError as error:
-                    raise CustodyError(f"Secret {name} was not removed: {error.status} {error.reason}") from error
+            if (stored := await self._stored(shard)) is None:
+                continue
+            name = stored["metadata"]["name"]
+            if stored.get("data"):
+                kept.append(name)
+                continue
+            try:
+                await self._kube.delete(SECRET, self._namespace, name, stored["metadata"]["uid"])
+            except KubeError as error:
+                raise CustodyError(f"Secret {name} was not removed: {error.status} {error.reason}") from error
+        return tuple(kept)
 
     async def change(self, shard: str, change: Change) -> None:
         """Change one Secret in one write, if nobody else writes it meanwhile. Raises CustodyError if somebody does.
