@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,9 +17,7 @@ from e2e.cluster.cli import main as cluster
 from e2e.cluster.disk import ALL_BYTES, warn_of_little_room
 from e2e.cluster.progress import ClusterError, Progress, describe
 from e2e.cluster.settings import REPOSITORY, Paths
-from e2e.lanes import Command, Failure, Lanes
-from e2e.product.install import install
-from e2e.product.kubectl import CommandError, Kubectl
+from e2e.lanes import Command, Lanes
 from e2e.second_run import Suites, pytest
 
 ENGINE_PYTHON = REPOSITORY / ".local" / "venv-engine" / "bin" / "python"
@@ -29,6 +26,8 @@ LMCACHE_INSTALLER = REPOSITORY / "tests" / "dataplane" / "install_lmcache.py"
 LOGS = REPOSITORY / ".local" / "log" / "tests"
 SUITES = Suites(REPOSITORY / ".local" / "failed-tests")
 STORIES = "e2e/scenarios"
+STAND_BACK = 10
+"""How nice all other tests are to the stories, whose requests go through a whole cluster."""
 INSTALL_COMPILER = ("apt-get", "install", "-y", "-qq", "--no-install-recommends", "gcc", "binutils")
 """For the stand-ins for CUDA's libraries, which LMCache wants to load."""
 
@@ -64,18 +63,11 @@ def main(arguments: Sequence[str]) -> int:
         if shutil.which("gcc") is None:
             failures += map(str, side_by_side.run([[Command("install a C compiler", INSTALL_COMPILER)]]))
         failures += map(str, side_by_side.run(preparations()))
-
-        def judge(found: Sequence[Failure]) -> None:
-            failed, passed_alone = SUITES.judge(found, lambda command: side_by_side.run([[command]]))
-            failures.extend(failed)
-            unsteady.extend(passed_alone)
-
-        judge(side_by_side.run(lanes()))
-        problem = bring_up_product(progress)
-        if problem:
-            failures.append(f"NOT TESTED: {STORIES}: {problem}")
-        else:
-            judge(_stories())
+        found, passed_alone = SUITES.judge(
+            side_by_side.run([stories(), *lanes()]), lambda command: side_by_side.run([[command]])
+        )
+        failures += found
+        unsteady += passed_alone
     finally:
         if not was_up:
             cluster(["down"])
@@ -97,42 +89,34 @@ def preparations() -> list[list[Command]]:
     ]
 
 
+def stories() -> list[Command]:
+    """The stories on a cluster, which take longest of all, and what they need."""
+    return [
+        Command("build the images", (sys.executable, "-m", "e2e.images", "build"), is_needed=True),
+        Command("bring the product up", (sys.executable, "-m", "e2e.bring_up"), is_needed=True),
+        SUITES.suite("stories", STORIES),
+    ]
+
+
 def lanes() -> list[list[Command]]:
-    """What needs no cluster: the tests that wait, and beside them all other tests, and the images."""
+    """What needs no cluster: the tests that wait, and beside them all other tests."""
     with_lmcache = os.environ | {
         "KVSTRATA_LMCACHE_PYTHON": str(ENGINE_PYTHON),
         "KVSTRATA_ENGINE_PYTHON": str(ENGINE_PYTHON),
     }
     taken: list[str] = []
-    waiting: list[list[Command]] = []
+    found: list[list[Command]] = []
+
+    def suite(name: str, *paths: str) -> Command:
+        tests = SUITES.suite(name, *paths, *_ignoring(taken))
+        return replace(tests, environment=with_lmcache, niceness=STAND_BACK)
+
     for lane in LANES:
-        waiting.append([])
+        found.append([])
         for name, paths in lane:
-            suite = SUITES.suite(f"tests of {name}", *paths, *_ignoring(taken))
-            waiting[-1].append(replace(suite, environment=with_lmcache))
+            found[-1].append(suite(f"tests of {name}", *paths))
             taken += paths
-    waiting[-1].append(Command("build the images", (sys.executable, "-m", "e2e.images", "build")))
-    others = SUITES.suite("all other tests", "tests", *_ignoring(taken))
-    return [[replace(others, environment=with_lmcache)], *waiting]
-
-
-def bring_up_product(progress: Progress) -> str | None:
-    """Bring the cluster up and install the product as the demo does; returns what is wrong, or None."""
-    if cluster(["up"]):
-        return "the cluster did not come up; its message is above"
-    try:
-        install(Kubectl(), progress)
-    except (AssertionError, CommandError) as error:
-        return str(error)
-    return None
-
-
-def _stories() -> list[Failure]:
-    started_s = time.monotonic()
-    stories = SUITES.suite("stories", STORIES)
-    code = subprocess.run(stories.arguments, cwd=REPOSITORY, check=False).returncode
-    print(f"{STORIES}: exit {code} after {time.monotonic() - started_s:.0f} s", file=sys.stderr)
-    return [Failure(stories, code)] if code else []
+    return [[suite("all other tests", "tests")], *found]
 
 
 def _ignoring(paths: Sequence[str]) -> tuple[str, ...]:

@@ -69,4 +69,4 @@ def _once_more(first: Command) -> Command:
 def pytest() -> tuple[str, ...]:
     """Return how pytest is called here, without what it is to run."""
     strict = (*NO_SKIPS, "-p", "e2e.same_examples") if os.environ.get("KVSTRATA_NO_SKIPS") else ()
-    return (sys.executable, "-m", "pytest", *strict, "--durations=15")
+    return (sys.executable, "-m", "pytest", *strict, "--durations=25")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -60,14 +60,15 @@ class Progress:
         print(message, file=self._stream, flush=True)
 
     @contextmanager
-    def step(self, what: str) -> Iterator[None]:
+    def step(self, what: str | Callable[[], str]) -> Iterator[None]:
         """Announce ``what`` while the body runs, and say how long it took.
 
-        Steps shorter than two seconds print a single line when they end.
+        Steps shorter than two seconds print a single line when they end. A function is asked each time.
         """
+        says = what if callable(what) else lambda: what
         started = time.monotonic()
         done = threading.Event()
-        heartbeat = threading.Thread(target=self._heartbeat, args=(what, started, done), daemon=True)
+        heartbeat = threading.Thread(target=self._heartbeat, args=(says, started, done), daemon=True)
         heartbeat.start()
         outcome = "failed"
         try:
@@ -76,18 +77,18 @@ class Progress:
         finally:
             done.set()
             heartbeat.join()
-            self._finish(f"{what}: {outcome} ({time.monotonic() - started:.1f} s)")
+            self._finish(f"{says()}: {outcome} ({time.monotonic() - started:.1f} s)")
 
-    def _heartbeat(self, what: str, started: float, done: threading.Event) -> None:
+    def _heartbeat(self, says: Callable[[], str], started: float, done: threading.Event) -> None:
         if done.wait(QUIET_BELOW_S):
             return
         interval_s = TTY_INTERVAL_S if self._on_terminal else HEARTBEAT_INTERVAL_S
         while True:
             elapsed_s = time.monotonic() - started
             if self._on_terminal:
-                print(f"\r\033[K{what} ... {elapsed_s:.0f} s", end="", file=self._stream, flush=True)
+                print(f"\r\033[K{says()} ... {elapsed_s:.0f} s", end="", file=self._stream, flush=True)
             else:
-                self.say(f"{what} ... {elapsed_s:.0f} s")
+                self.say(f"{says()} ... {elapsed_s:.0f} s")
             if done.wait(interval_s):
                 return
 

@@ -1,4 +1,4 @@
-"""Thousands of generated objects of every kind, valid and not, through a real API server to a real operator.
+"""Hundreds of generated objects of every kind, valid and not, through a real API server to a real operator.
 
 The API server refuses some, and names the field. Whatever it accepts must end Ready or Stalled with a reason of the API
 and a sentence, or wait for what a control plane alone does not have (see `WAITS`); no plan may fail; and then the
@@ -23,7 +23,7 @@ from tests.apiserver.server import Server
 from tests.support.generated.crowd import Crowd
 from tests.support.generated.generator import load_schemas
 
-PER_KIND = int(os.environ.get("KVSTRATA_GENERATED_PER_KIND", "2000"))
+PER_KIND = int(os.environ.get("KVSTRATA_GENERATED_PER_KIND", "500"))
 NAMESPACES = int(os.environ.get("KVSTRATA_GENERATED_NAMESPACES", str(max(3, PER_KIND // 33))))
 SEED = int(os.environ.get("KVSTRATA_GENERATED_SEED", "1"))
 SETTLES_WITHIN_S = 900.0

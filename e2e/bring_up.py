@@ -1,0 +1,31 @@
+"""Brings a cluster up and installs the product: what the demo and the stories begin with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from e2e.cluster.cli import main as cluster
+from e2e.cluster.progress import Progress
+from e2e.product.install import DEMO_NAMESPACE, SYSTEM_NAMESPACE, install
+from e2e.product.kubectl import CommandError, Kubectl
+
+WHERE_TO_LOOK = (
+    f"look at: kubectl -n {SYSTEM_NAMESPACE} logs deploy/kvstrata; kubectl -n {DEMO_NAMESPACE} get pods,cache-status"
+)
+
+
+def main(arguments: Sequence[str] = ()) -> int:
+    """Do it, with the options of the cluster's `up`; returns the exit code, and says on stderr what is wrong."""
+    if code := cluster(["up", *arguments]):
+        return code
+    try:
+        install(Kubectl(), Progress())
+    except (AssertionError, CommandError) as error:
+        print(f"the product does not get ready: {error}\n{WHERE_TO_LOOK}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
