@@ -110,7 +110,7 @@ class MoverRig(Rig):
 
     async def owner(self, slot: int) -> ServerPod:
         """The pod whose server says that a slot is its own."""
-        for server in (await self.look()).servers.values():
+        for server in (await self.heard()).servers.values():
             if any(first <= slot <= last for first, last in server.itself.slots):
                 return self.pods[server.pod_uid]
         raise AssertionError("nobody has it")
@@ -121,7 +121,7 @@ class MoverRig(Rig):
 
     async def keys(self) -> Mapping[bytes, str]:
         """All keys of all primaries, and who has them; none is at two, or where its slot is not."""
-        cluster = await self.look()
+        cluster = await self.heard()
         found: dict[bytes, str] = {}
         for server in cluster.servers.values():
             if not server.is_primary:
@@ -137,7 +137,7 @@ class MoverRig(Rig):
 
     async def assert_whole(self) -> None:
         """Every slot has one owner, none is open, all say the same; no value is without its bucket's index."""
-        cluster = await self.look()
+        cluster = await self.heard()
         primaries = [one for one in cluster.servers.values() if one.is_primary]
         owned = [slot for one in primaries for first, last in one.itself.slots for slot in range(first, last + 1)]
         assert sorted(owned) == list(range(SLOTS))

@@ -78,7 +78,7 @@ class TestForming:
         await assert_sound(rig)
         assert (StepReason.FORMING in reasons(steps), lost(steps)) == (True, 0)
         assert not [sent for sent in rig.sent if sent.failure]
-        sizes = [count(server.itself.slots) for server in (await rig.look()).servers.values() if server.itself.slots]
+        sizes = [count(server.itself.slots) for server in (await rig.heard()).servers.values() if server.itself.slots]
         assert sorted(sizes) == [5461, 5461, 5462]
         before = len(rig.sent)
         assert await rig.settle() == []
@@ -162,7 +162,7 @@ class TestLosses:
     async def test_a_server_that_is_back_after_its_replica_was_promoted_joins_as_another(self, rig: Rig) -> None:
         values = await written(rig)
         replica, primary = await rig.replica(1), await rig.primary(1)
-        before = await rig.look()
+        before = await rig.heard()
         rig.kill(primary)
         patience = Patience()
         while not (await rig.server(replica)).is_primary:
@@ -235,7 +235,7 @@ class TestLosses:
         moved = rig.move(await rig.replica(1))
         await rig.settle(until=rig.is_up)
         await assert_sound(rig)
-        cluster = await rig.look()
+        cluster = await rig.heard()
         identity = cluster.servers[moved.uid].node_id
         assert {peer.ip for one in cluster.servers.values() for peer in one.peers if peer.node_id == identity} == {
             moved.ip
@@ -322,7 +322,7 @@ class TestStaleCommands:
         rig.replace(await rig.primary(0))
         rig.replace(await rig.replica(1))
         await rig.settle(until=rig.is_up)
-        cluster = await rig.look()
+        cluster = await rig.heard()
         again = [sent.command for sent in rig.sent if sent.command.pod_uid in cluster.pods]
         assert {"ADDSLOTSRANGE", "MEET", "FORGET", "REPLICATE", "TAKEOVER"} <= {
             word for command in again for word in command.words

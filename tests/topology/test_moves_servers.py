@@ -94,7 +94,7 @@ async def test_interrupted_after_each_command_a_move_goes_on_with_nothing_lost(r
     while True:
         # What was cut off between the two slots left the second where it was.
         both = [one for one in (slot, slot + 1) if (await rig.owner(one)).shard == here]
-        cluster = await rig.look()
+        cluster = await rig.heard()
         order = rig.order(cluster, here, there, *both)
         report = await rig.mover(commands).carry_out(order, cluster)
         if report.done:
@@ -126,14 +126,14 @@ async def test_the_rights_of_the_admin_user_are_enough_and_its_password_is_in_no
         with rig.admin(pod) as client:
             client.execute_command("ACL", "SETUSER", "admin", *user_rules("admin", DOMAIN, ["sesame"]))
     rig.credentials = ("admin", "sesame")
-    cluster = await rig.look()
+    cluster = await rig.heard()
     report = await rig.mover().carry_out(rig.order(cluster, here, there, slot, movable_bytes=BLOCK - 1), cluster)
     assert report.done, report
     assert report.tally.dropped == len(MEMBERS), "the index is corrected, too"
     for pod in rig.pods.values():
         with rig.admin(pod) as client:
             client.execute_command("ACL", "SETUSER", "admin", "-restore-asking")
-    cluster = await rig.look()
+    cluster = await rig.heard()
     await store(rig, bucket)
     report = await rig.mover().carry_out(rig.order(cluster, there, here, slot), cluster)
     assert report.reason is MoveReason.NOT_TRANSFERRED
@@ -149,7 +149,7 @@ async def test_values_over_the_bound_are_dropped_counted_and_leave_the_index(rig
     await store(rig, bucket)
     large = [f"{'1d' * 8}:00000001:0:{number:064x}" for number in range(3)]
     await store(rig, bucket, 2 * BLOCK, large)
-    cluster = await rig.look()
+    cluster = await rig.heard()
     report = await rig.mover().carry_out(rig.order(cluster, here, there, slot, movable_bytes=BLOCK), cluster)
     assert report.done, report
     assert (report.tally.dropped, report.tally.dropped_bytes) == (3, 3 * 2 * BLOCK)
@@ -164,7 +164,7 @@ async def test_slots_that_go_without_what_they_hold_arrive_empty(rig: MoverRig) 
     for bucket in (moved, stays):
         await store(rig, bucket)
     here, there = await ends(rig, 0)
-    cluster = await rig.look()
+    cluster = await rig.heard()
     order = replace(rig.order(cluster, here, there), slots=((0, 100),), drops=True)
     report = await rig.mover().carry_out(order, cluster)
     assert report.done, report
@@ -184,7 +184,7 @@ async def test_what_the_target_has_no_room_for_is_dropped_and_counted(rig: Mover
     await store(rig, bucket, 64 * 1024)
     with rig.admin(await rig.primary(there)) as client:
         client.config_set("maxmemory", client.info("memory")["used_memory"] + 700_000)
-    cluster = await rig.look()
+    cluster = await rig.heard()
     report = await rig.mover().carry_out(rig.order(cluster, here, there, slot), cluster)
     assert report.done, report
     assert 0 < report.tally.dropped < len(MEMBERS)
@@ -193,7 +193,7 @@ async def test_what_the_target_has_no_room_for_is_dropped_and_counted(rig: Mover
     assert await audited(rig, bucket) == len(MEMBERS) - report.tally.dropped
     with rig.admin(await rig.primary(here)) as client:
         client.config_set("maxmemory", 1)
-    cluster = await rig.look()
+    cluster = await rig.heard()
     report = await rig.mover().carry_out(rig.order(cluster, there, here, slot), cluster)
     assert report.done, "not even the index has room"
     assert set(await rig.keys()) == set()
@@ -208,10 +208,10 @@ async def test_a_target_that_is_lost_in_the_middle_costs_the_slot_that_was_on_it
     for bucket in buckets:
         await store(rig, bucket)
     await rig.scale(4)
-    cluster = await rig.look()
+    cluster = await rig.heard()
     while not any(one.cluster_ok and not one.itself.slots for one in cluster.servers.values()):
         await rig.pass_once(rig.mover(0))
-        cluster = await rig.look()
+        cluster = await rig.heard()
     await half_way(rig, (await rig.owner(slot)).shard, 3, slot)
     lost = rig.pod(3, 0)
     rig.kill(lost)
@@ -270,7 +270,7 @@ async def test_a_value_that_expired_but_is_still_counted_does_not_keep_a_slot_op
             for member in MEMBERS[:10] if drops else MEMBERS[10:]:
                 client.pexpire(f"{bucket}:{member}", 1)
             await asyncio.sleep(0.01)
-            cluster = await rig.look()
+            cluster = await rig.heard()
             report = await rig.mover().carry_out(rig.order(cluster, source, target, slot, drops=drops), cluster)
             client.config_set("hz", 10)
         assert report.done, report
@@ -279,7 +279,7 @@ async def test_a_value_that_expired_but_is_still_counted_does_not_keep_a_slot_op
 @on_valkey_9
 async def test_a_job_that_hangs_is_given_up_and_says_so(rig: MoverRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slot_jobs, "HANGS_AFTER_S", 0.3)
-    cluster = await rig.look()
+    cluster = await rig.heard()
     here, there = await ends(rig, 0)
     order = rig.order(cluster, here, there, 0, atomic=True)
     rig.freeze(rig.pod(there, 0))
@@ -287,14 +287,14 @@ async def test_a_job_that_hangs_is_given_up_and_says_so(rig: MoverRig, monkeypat
     assert report.reason is MoveReason.JOB_HUNG, report
     rig.thaw(rig.pod(there, 0))
     await rig.settled()
-    assert (await rig.mover().carry_out(order, await rig.look())).done
+    assert (await rig.mover().carry_out(order, await rig.heard())).done
 
 
 @on_valkey_9
 async def test_a_job_whose_watcher_was_lost_is_watched_on_and_not_begun_twice(rig: MoverRig) -> None:
     bucket = bucket_in(0, 5460)
     await store(rig, bucket, 64 * 1024)
-    cluster = await rig.look()
+    cluster = await rig.heard()
     slot = slot_of(bucket.encode())
     here, there = await ends(rig, slot)
     order = rig.order(cluster, here, there, slot, atomic=True)
@@ -320,7 +320,7 @@ async def half_way(rig: MoverRig, source: int, target: int, slot: int) -> None:
         if tally.bytes:
             raise EnoughError
 
-    cluster = await rig.look()
+    cluster = await rig.heard()
     order = rig.order(cluster, source, target, slot)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slot_keys, "BATCH_KEYS", 5)

@@ -104,7 +104,7 @@ async def test_blocks_of_16_mib_go_with_their_slot_and_are_read_all_the_time(rig
     here, there = await ends(rig, slot)
     with Reader(rig, small | large) as reader:
         await rounds(reader, 1)
-        cluster = await rig.look()
+        cluster = await rig.heard()
         order = rig.order(cluster, here, there, slot, atomic=True)
         report = await rig.mover(pause=asyncio.sleep).carry_out(order, cluster)
         await rounds(reader, 2)
@@ -125,7 +125,7 @@ async def test_key_by_key_blocks_over_the_bound_are_missed_and_nothing_else(rig:
     with Reader(rig, small | large) as reader:
         await rounds(reader, 1)
         assert not reader.missed
-        cluster = await rig.look()
+        cluster = await rig.heard()
         report = await rig.mover(pause=asyncio.sleep).carry_out(rig.order(cluster, here, there, slot), cluster)
         await rounds(reader, 2)
     assert report.done, report
