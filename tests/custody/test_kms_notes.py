@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.transit import TransitClient
 from kvstrata.model.erasure import ErasureRecord
 from kvstrata.model.facts import Unreadable
@@ -192,6 +193,23 @@ def test_keys_of_which_nothing_says_where_the_rest_is_are_counted_and_not_called
         pods.sim.estates._looks = 0
         await pods.sim.estates.settle()
         assert waiting() == 0
+
+    told(story)
+
+
+def test_keys_end_though_nobody_can_list_which_have_no_note(
+    told: Callable[[Story], KeyPods], bao: BaoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        real = pods.sim.kube.list
+
+        def listed(resource: Any, namespace: str, selector: str = "") -> Any:
+            if "wrapped-keys," in f"{selector},":
+                raise KubeError(504, "Timeout", "too many")
+            return real(resource, namespace, selector)
+
+        monkeypatch.setattr(pods.sim.kube, "list", listed)
+        assert wrapping(bao, await settle_without_domain(pods)) == 0
 
     told(story)
 

@@ -115,8 +115,8 @@ class KmsEstates:
 
     async def settle(self) -> None:
         """Have services delete what they have of domains that are gone; who fails is asked again next time."""
+        with_keys = await self._with_keys()
         try:
-            with_keys = await self._with_keys()
             noted = await self._estates.all()
         except CustodyError as error:
             log.info("what domains left could not be looked at", extra={"error": str(error)})
@@ -204,11 +204,16 @@ class KmsEstates:
                 await self._renew(namespace)
 
     async def _with_keys(self) -> frozenset[str] | None:
-        """Return the ids of all domains of which there are Secrets of wrapped keys, None where it is not their turn."""
+        """Return the ids of all domains of which there are Secrets of wrapped keys, None if it is not known now."""
+        found: frozenset[str] | None = None
+        if self._looks % STRAYS_EVERY == 0:
+            try:
+                found = await domains_with_keys(self._kube, self._namespace)
+            except CustodyError as error:
+                log.info("keys without a note could not be looked for", extra={"error": str(error)})
+                return None
         self._looks += 1
-        if self._looks % STRAYS_EVERY != 1:
-            return None
-        return await domains_with_keys(self._kube, self._namespace)
+        return found
 
     def _without_note(self, with_keys: frozenset[str] | None, noted: Noted) -> int:
         """Return of how many domains that are not there nothing says which service has their keys.

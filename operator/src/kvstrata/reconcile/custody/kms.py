@@ -168,9 +168,9 @@ class KmsCustody:
         return {epoch: not record.wrapped for epoch, record in self._of_domain(held.records).items()}
 
     async def leads_there(self) -> None:
-        """Raise CustodyError unless this way leads to the service that wrapped what there is, and is allowed to go on.
+        """Raise CustodyError unless this way leads to the service that wrapped what there is, and may be gone.
 
-        Of a key that nobody ever makes it has to say that it has none: who it is it would tell everybody.
+        The service is asked about a key that nobody makes: which one it is it tells everybody, whatever the mount.
         """
         service = await self._service()
         try:

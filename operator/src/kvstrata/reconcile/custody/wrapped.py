@@ -157,10 +157,11 @@ async def domains_with_keys(kube: Kube, namespace: str) -> frozenset[str]:
     """Return the ids of the domains whose Secrets in the operator's namespace hold something. Raises CustodyError."""
     selector = ",".join(f"{name}={value}" for name, value in sorted(labels.of_custody(COMPONENT).items()))
     try:
-        listed = [raw async for raw in kube.list(SECRET, namespace, selector)]
+        found = [
+            str(raw["metadata"]["name"]) async for raw in kube.list(SECRET, namespace, selector) if raw.get("data")
+        ]
     except KubeError as error:
         raise CustodyError(f"Secrets of wrapped keys cannot be listed: {error.status} {error.reason}") from error
-    found = (str(raw["metadata"]["name"]) for raw in listed if raw.get("data"))
     return frozenset(names.domain_of_wrapped_keys(name) for name in found) - {""}
 
 
