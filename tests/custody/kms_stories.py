@@ -13,6 +13,8 @@ import pytest
 
 from kvstrata.adapters.transit_tokens import TokenFile
 from kvstrata.objects import names
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.custody.estates import Estate
 from kvstrata.reconcile.custody.kms import wrapping_key
 from kvstrata.reconcile.custody.wrapped import SHARDS, WrappedKey
 from tests.custody.bao_server import MOUNT, BaoServer
@@ -21,6 +23,7 @@ from tests.support.objects import NAMESPACE, domain, model, policy, redis_tier
 from tests.support.worlds import Simulation
 
 TCP = "TenantCachePolicy"
+OPERATORS = "kvstrata-system"
 PATIENCE_S = 60.0
 
 Story = Callable[[KeyPods], Awaitable[None]]
@@ -122,7 +125,7 @@ def recorded(pods: KeyPods) -> dict[str, WrappedKey | None]:
 def secret_of(pods: KeyPods, epoch: str, domain: str = "") -> dict[str, Any]:
     """The Secret that has what is stored of an epoch, empty if there is none; of the domain that is there, or was."""
     name = names.wrapped_keys_secret(domain or pods.sim.world.domain_id or "", epoch[:1])
-    found: dict[str, Any] = pods.sim.kube.objects.get(("Secret", "kvstrata-system", name), {})
+    found: dict[str, Any] = pods.sim.kube.objects.get(("Secret", OPERATORS, name), {})
     return found
 
 
@@ -142,3 +145,41 @@ async def pass_by(pods: KeyPods, until: Callable[[], object]) -> None:
             pods.sim.enqueue_all()
             await pods.turn(61)
             await asyncio.sleep(0.05)
+
+
+def wrapping(bao: BaoServer, domain: str) -> int:
+    """How many keys of a domain the service has."""
+    return sum(domain in name for name in bao.key_names())
+
+
+def left(pods: KeyPods, domain: str) -> list[str]:
+    """Secrets in the operator's namespace about a domain's keys."""
+    return [
+        name for kind, where, name in pods.sim.kube.objects if (kind, where) == ("Secret", OPERATORS) and domain in name
+    ]
+
+
+def waiting() -> float:
+    """How many deleted domains the metric tells."""
+    return metrics.KMS_ESTATES_OPEN._value.get()
+
+
+def domain_of(pods: KeyPods) -> str:
+    """The id of the domain that is there."""
+    found = pods.sim.world.domain_id
+    assert found is not None
+    return found
+
+
+async def noted(pods: KeyPods) -> Estate:
+    """What is noted of the only domain."""
+    (estate,) = (await pods.sim.estates._estates.all()).estates
+    return estate
+
+
+def forget_policies(pods: KeyPods) -> None:
+    """Let policies go as if nobody erased what they had: no status names an epoch any more."""
+    for name in ("acme", "globex"):
+        pods.sim.delete(TCP, name)
+        pods.sim.kube.remove(TCP, NAMESPACE, name)
+        pods.sim.store.forget(TCP, NAMESPACE, name)

@@ -114,9 +114,17 @@ async def test_a_key_that_was_not_revoked_is_not_destroyed(custody: KmsCustody) 
     assert len(await custody.unlock([ACME])) == 1
 
 
-async def test_an_epoch_without_a_key_is_neither_revoked_nor_destroyed(custody: KmsCustody) -> None:
+async def test_what_is_stored_nowhere_is_given_to_nobody_and_not_called_destroyed(custody: KmsCustody) -> None:
+    assert (await custody.revoke([ACME]))[ACME].removed is not None
+    assert (await custody.destroy([ACME]))[ACME].why_not is Undestroyed.CUSTODY_CANNOT_KNOW
+
+
+async def test_what_nobody_can_read_is_not_called_revoked(custody: KmsCustody, kube: MemoryKube) -> None:
+    await custody.draw([ACME])
+    secret_of(kube, ACME)["data"][ACME] = base64.b64encode(b"of another version").decode()
     assert (await custody.revoke([ACME]))[ACME].removed is None
-    assert (await custody.destroy([ACME]))[ACME].why_not is Undestroyed.NOT_REVOKED
+    secret_of(kube, ACME)["data"][ACME] = "no base64"
+    assert (await custody.revoke([ACME]))[ACME].removed is None
 
 
 async def test_a_revoked_epoch_gets_no_second_key_and_what_was_said_stays(
@@ -150,7 +158,7 @@ async def test_a_death_at_any_write_of_a_key_s_end_changes_nothing_of_it(
     assert destroyed.confirmed is not None
     assert "had been deleted before" in destroyed.evidence[0]
     await custody_of().forget([ACME])
-    assert (await custody_of().destroy([ACME]))[ACME].why_not is Undestroyed.NOT_REVOKED
+    assert (await custody_of().destroy([ACME]))[ACME].why_not is Undestroyed.CUSTODY_CANNOT_KNOW
 
 
 async def test_of_two_operators_that_draw_at_once_one_key_stays(
@@ -269,7 +277,7 @@ async def test_another_domain_s_record_is_neither_unwrapped_nor_lets_its_key_be_
     assert await strange.unlock([ACME]) == {}
     assert await strange.recorded([ACME]) == {ACME}
     await stored_in.change("a", lambda _: {ACME: replace(record, wrapped="", revoked_at=NOW)})
-    assert (await strange.destroy([ACME]))[ACME].why_not is Undestroyed.NOT_REVOKED
+    assert (await strange.destroy([ACME]))[ACME].why_not is Undestroyed.CUSTODY_CANNOT_KNOW
     assert await client.look(record.key) is not None
 
 
@@ -315,3 +323,53 @@ async def test_when_all_ends_a_note_stays_of_what_somebody_will_ask_about(
     secret_of(kube, GLOBEX)["data"] = {}
     assert not await custody.end_all(epochs)
     assert not kube.objects
+
+
+async def test_what_was_found_is_told_though_it_has_ended_and_so_is_what_nobody_can_read_beside_notes(
+    custody: KmsCustody, kube: MemoryKube
+) -> None:
+    """Who found something cannot know that nobody draws any more."""
+
+    async def nobody() -> set[str]:
+        return set()
+
+    async def unknown() -> None:
+        return None
+
+    await custody.draw([ACME, GLOBEX])
+    secret_of(kube, GLOBEX)["data"]["c" * 32] = base64.b64encode(b"of another version").decode()
+    left = await custody.end_all(unknown)
+    unreadable = (names.wrapped_keys_secret(custody.domain, "b"),)
+    assert (left.found, left.notes, left.unreadable) == (2, 2, unreadable), "nobody knows who asks, so all notes stay"
+    del secret_of(kube, GLOBEX)["data"]["c" * 32]
+    left = await custody.end_all(nobody)
+    assert (bool(left), left.found, left.notes) == (True, 2, 0)
+    assert not await custody.end_all(nobody)
+
+
+async def test_a_note_whose_end_was_confirmed_costs_its_service_nothing_until_it_changes(
+    custody: KmsCustody, client: TransitClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over: dict[str, WrappedKey] = {}
+    looked: list[str] = []
+    real = client.call
+
+    async def call(method: str, path: str, *rest: Any, **options: Any) -> Any:
+        looked.append(path)
+        return await real(method, path, *rest, **options)
+
+    async def all_of_them() -> set[str]:
+        return {ACME, GLOBEX}
+
+    await custody.draw([ACME, GLOBEX])
+    await custody.end_all(all_of_them, over)
+    assert {*over} == {ACME, GLOBEX}
+    monkeypatch.setattr(client, "call", call)
+    assert (await custody.end_all(all_of_them, over)).notes == 2
+    assert not looked
+    await custody.forget([GLOBEX])
+    await custody.draw([GLOBEX])
+    looked.clear()
+    assert (await custody.end_all(all_of_them, over)).notes == 2
+    assert await client.look(wrapping_key(custody.domain, GLOBEX)) is None, "it was drawn anew, and ended"
+    assert not any(wrapping_key(custody.domain, ACME) in path for path in looked)

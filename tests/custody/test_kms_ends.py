@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstrata.adapters.transit import TransitClient
+from kvstrata.adapters.transit import TransitClient, WrappingKey
 from kvstrata.model.facts import Unreadable
 from kvstrata.model.refs import Key
 from kvstrata.plan.datakeys import epochs_in_use
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.custody import CustodyError
+from kvstrata.reconcile.custody.kms import KmsCustody
 from kvstrata.reconcile.custody.wrapped import WrappedKey
 from tests.custody.bao_server import BaoServer
 from tests.custody.kms_stories import (
@@ -135,6 +136,34 @@ def test_of_a_domain_that_is_gone_keys_are_revoked_where_it_is_noted_that_they_a
         assert (await pods.sim.kms.revoke(NAMESPACE, "elsewhere", [acme]))[acme].removed is not None
         assert (await pods.sim.kms.destroy(NAMESPACE, "elsewhere", [acme]))[acme].confirmed is None
         domains["default"] = found
+
+    told(story)
+
+
+def test_for_a_domain_that_goes_while_its_service_is_looked_for_no_key_is_drawn_and_none_is_ended(
+    told: Callable[[Story], KeyPods], bao: BaoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What of it has to end ends with all of it."""
+
+    async def story(pods: KeyPods) -> None:
+        acme, count, real = epochs(pods)[0], len(bao.key_names()), pods.sim.estates.of_namespace
+        made: list[str] = []
+
+        async def of_namespace(namespace: str) -> KmsCustody:
+            custody = await real(namespace)
+            pods.sim.store.domain(NAMESPACE).objects["CacheDomain"].clear()
+            return custody
+
+        async def make(client: TransitClient, name: str) -> WrappingKey:
+            made.append(name)
+            raise AssertionError
+
+        monkeypatch.setattr(TransitClient, "make", make)
+        monkeypatch.setattr(pods.sim.estates, "of_namespace", of_namespace)
+        work = pods.sim.kms._work[NAMESPACE]
+        work.draw, work.spent = {"a" * 32}, {acme}
+        await pods.sim.kms._turn(NAMESPACE, work)
+        assert (made, len(bao.key_names())) == ([], count)
 
     told(story)
 

@@ -167,7 +167,7 @@ def test_keys_of_a_namespace_that_is_deleted_end_by_the_service_s_word_and_nothi
         await w.sim.estates.settle()
         for name in ("acme", "globex"):
             await gone(w, name=name, tick_s=5)
-        for _ in range(2):
+        for _ in range(3):
             await w.sim.estates.settle()
         assert not any(domain in name for name in bao.key_names())
         assert not any(domain in name for kind, _, name in w.sim.kube.objects if kind == "Secret")

@@ -200,9 +200,11 @@ def test_nobody_is_asked_for_a_namespace_without_its_domain(told: Callable[[Stor
             work = pods.sim.kms._work[NAMESPACE]
             assert work.task is not None
             assert not work.task.done()
+            assert pods.sim.store.domain(NAMESPACE).keys_awaited
             pods.sim.delete("CacheDomain", "default")
             pods.sim.store.domain(NAMESPACE).objects["CacheDomain"].clear()
             await asyncio.wait_for(work.task, PATIENCE_S)
+            assert not pods.sim.store.domain(NAMESPACE).keys_awaited, "nor is a key waited for"
         finally:
             bao.unseal()
 

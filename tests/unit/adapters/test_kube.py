@@ -50,6 +50,14 @@ async def test_an_answer_that_is_no_object_is_no_answer(answering: Answers, body
         _ = [one async for one in kube.list(SECRET, "team")]
 
 
+@pytest.mark.parametrize("body", [b"{}", b'{"items": null}', b'{"items": {}}', b'{"items": ["one"]}'])
+async def test_an_answer_that_is_no_list_does_not_say_that_there_is_nothing(answering: Answers, body: bytes) -> None:
+    kube = await answering(body=body)
+    with pytest.raises(KubeError) as raised:
+        _ = [one async for one in kube.list(SECRET, "team")]
+    assert (raised.value.status, raised.value.reason) == (0, "BadAnswer")
+
+
 @pytest.mark.parametrize(
     ("status", "reason"), [(429, "TooManyRequests"), (500, "InternalServerError"), (503, "ServiceUnavailable")]
 )

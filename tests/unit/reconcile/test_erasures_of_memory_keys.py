@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
 from kvstrata.contract.receiptresidue import Claim
 from kvstrata.contract.receiptwords import KeyCustody, Party
+from kvstrata.plan.erasure import LOOK_AGAIN_S
+from kvstrata.reconcile.erasures.keys import KeyRevoker
 from tests.support.objects import domain, model, policy, redis_tier
 from tests.unit.plan.invalidations import at_rest
 from tests.unit.reconcile.erasing import World
@@ -185,3 +193,35 @@ def test_one_that_takes_an_erasure_over_does_not_call_the_key_destroyed_if_the_o
     run(until_complete, made)
     assert made.proven() == ALL
     assert "among them op-1" in why_not_destroyed(made)
+
+
+@pytest.mark.parametrize("ask", ["revoke", "destroy"])
+def test_a_custody_that_has_no_news_is_asked_again_after_a_while_and_not_at_once(
+    ask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = world()
+    asked: list[Any] = []
+    crew = made.crew
+
+    async def nothing(*about: Any) -> tuple[()]:
+        asked.append(about)
+        return ()
+
+    async def sleep(seconds: float) -> None:
+        await (asyncio.Event().wait() if seconds == LOOK_AGAIN_S else asyncio.sleep(0))
+
+    monkeypatch.setattr(KeyRevoker, ask, nothing)
+    monkeypatch.setattr(made, "crew", lambda: replace(crew(), sleep=sleep))
+
+    async def story(w: World) -> None:
+        await brought(w)
+        order(w.sim)
+        await w.until(lambda: w.status.get("rolledTime"))
+        for name in w.addresses:
+            w.keys.say(name)
+        await w.until(lambda: asked)
+        for _ in range(5):
+            await w.turn(1)
+        assert len(asked) == 1
+
+    run(story, made)

@@ -166,7 +166,11 @@ class Kube:
             query["labelSelector"] = label_selector
         while True:
             page = await self.request("GET", resource.path(namespace), query=query, timeout_s=60)
-            for item in page.get("items") or ():
+            items = page.get("items")
+            if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+                # Taken for an empty list it would say that everything is gone.
+                raise KubeError(0, "BadAnswer", "the API server's answer is no list of objects")
+            for item in items:
                 item["apiVersion"], item["kind"] = resource.api_version, resource.kind
                 yield item
             token = (page.get("metadata") or {}).get("continue")

@@ -149,6 +149,12 @@ def wrapped_keys_secret(domain_id: str, shard: str) -> str:
     return f"{WRAPPED_KEYS_PREFIX}{domain_id}-{shard}"
 
 
+def domain_of_wrapped_keys(secret: str) -> str:
+    """Return the id of the domain whose wrapped keys a Secret of this name holds; empty if it is none of them."""
+    domain_id, _, shard = secret.removeprefix(WRAPPED_KEYS_PREFIX).rpartition("-")
+    return domain_id if domain_id and secret == wrapped_keys_secret(domain_id, shard) else ""
+
+
 def kms_estate(domain_id: str) -> str:
     """Return the name of the Secret that says where the keys of a domain are that a service wraps."""
     return f"{KMS_ESTATE_PREFIX}{domain_id}"

@@ -4,9 +4,10 @@ Observes: CacheDomains, and what is noted of those that were (`custody.estates`)
 first key is made and when the way to its service has changed; the domain's Secrets of wrapped keys go with it when the
 service has nothing of the domain any more. Runs again when: a while has passed.
 
-A domain counts as gone when the API server lists the CacheDomains of its namespace without it, or says that the
-namespace is ending; not because a watch said so, and not because nothing answered to its name. As long as an erasure is
-under way, or a status names an epoch, its note stays: somebody will ask what became of its key.
+A domain counts as gone when the API server lists the CacheDomains of its namespace without it and the watch has it no
+more either, or when the API server says that the namespace is ending; not because nothing answered to its name. One
+that is there again by its id goes on. As long as an erasure or an invalidation is under way, or a status names an
+epoch, its note stays: somebody will ask what became of its key.
 """
 
 from __future__ import annotations
@@ -20,24 +21,34 @@ from functools import partial
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import BY_KIND
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
+from kvstrata.contract import ContractError
+from kvstrata.contract.receiptwords import KeyCustody
 from kvstrata.model.keycustody import Destruction
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
-from kvstrata.plan.datakeys import epochs_in_use
+from kvstrata.objects import names
+from kvstrata.plan.datakeys import HOLDERS, epochs_in_use
+from kvstrata.plan.keycustody import in_force
 
 from . import metrics
 from .custody import CustodyError
-from .custody.estates import Estate, Estates
+from .custody.estates import Estate, Estates, Noted
 from .custody.kms import KmsCustody
 from .custody.services import KmsServices
-from .custody.wrapped import WrappedKeys
+from .custody.wrapped import WrappedKey, WrappedKeys, domains_with_keys
 from .erasures.keep import Keep
 from .store import Store
 
 log = logging.getLogger(__name__)
 
+_NAMING = HOLDERS | {"CacheInvalidation"}
+"""Kinds whose status names epochs, also former ones."""
+
 SETTLE_S = 15.0
 """Between two looks for domains that are gone."""
+
+STRAYS_EVERY = 40
+"""At every how many of these looks all Secrets of wrapped keys are listed."""
 
 
 class KmsEstates:
@@ -57,16 +68,20 @@ class KmsEstates:
         self._kube, self._namespace, self._store, self._services = kube, namespace, store, services
         self._operator, self._now, self._leading = operator, now, leading
         self._estates, self._keep = Estates(kube, namespace), Keep(kube, namespace)
-        self._empty: frozenset[str] = frozenset()
-        """Domains of which nothing was left at the last look."""
+        self._empty = set[str]()
+        """Domains of which nothing was found at the last look."""
+        self._over: dict[str, dict[str, WrappedKey]] = {}
+        """By domain, notes of keys whose end the service confirmed to this process."""
+        self._looks, self._strays = 0, frozenset[str]()
+        """How often was looked, and domains of which there were keys the last time and no note."""
 
     async def of_namespace(self, namespace: str) -> KmsCustody:
         """Return the custody that the CacheDomain of a namespace names, once it is noted. Raises CustodyError."""
         estate = await self._estate_of(namespace)
         custody = await self._custody(estate)
         if not await self._estates.has(estate):
-            # Of a way that leads nowhere a note would be of no use, and the last one may still lead somewhere.
-            await custody.answers()
+            # Of a way that leads elsewhere a note would be of no use, and the last one may still lead there.
+            await custody.leads_there()
             self._require_leading()
             await self._estates.note(estate)
         return custody
@@ -76,17 +91,17 @@ class KmsEstates:
 
         Raises CustodyError.
         """
+        estate = await self._estates.of(domain_id)
+        if estate is not None and estate.namespace != namespace:
+            raise CustodyError("the domain was never in this namespace")
         domain = self._domain_of(namespace)
         if domain is not None and domain.status.domain_id == domain_id:
             return await self._custody(await self._estate_of(namespace))
-        estate = await self._estates.of(domain_id)
         if estate is None:
-            records = await WrappedKeys(self._kube, self._namespace, domain_id).all()
-            if any(record.wrapped for record in records.values()):
+            held = await WrappedKeys(self._kube, self._namespace, domain_id).held()
+            if held.unreadable or any(record.wrapped for record in held.records.values()):
                 raise CustodyError("there are wrapped keys of the domain, and nothing says which service has the rest")
             return None
-        if estate.namespace != namespace:
-            raise CustodyError("the domain was never in this namespace")
         return await self._custody(estate)
 
     async def run(self) -> None:
@@ -100,6 +115,7 @@ class KmsEstates:
 
     async def settle(self) -> None:
         """Have services delete what they have of domains that are gone; who fails is asked again next time."""
+        with_keys = await self._with_keys()
         try:
             noted = await self._estates.all()
         except CustodyError as error:
@@ -110,71 +126,150 @@ class KmsEstates:
         waiting = len(noted.unreadable)
         for estate in noted.estates:
             about = {"namespace": estate.namespace, "domain": estate.domain}
+            was_empty = estate.domain in self._empty
+            self._empty.discard(estate.domain)
             try:
                 if await self._is_gone(estate):
-                    waiting += not await self._ended(estate)
-                else:
-                    await self._renew(estate)
+                    waiting += not await self._ended(estate, was_empty)
+                    continue
+                if estate.ending:
+                    await self._go_on(estate)
+                if self._is_there(estate):
+                    await self._renew(estate.namespace)
             except (CustodyError, KubeError) as error:
                 waiting += 1
                 problem = {"problem": str(error)}
-                log.warning("keys of a domain that is gone are still in their service", extra=about | problem)
+                log.warning("keys of a domain that may be gone are still in their service", extra=about | problem)
             except Exception as error:
                 waiting += 1
                 _report(error)
-        metrics.KMS_ESTATES_OPEN.set(waiting)
+        await self._note_missing(noted)
+        metrics.KMS_ESTATES_OPEN.set(waiting + self._without_note(with_keys, noted))
 
     async def close(self) -> None:
         """Close every connection."""
         await self._services.close()
 
-    async def _ended(self, estate: Estate) -> bool:
-        """End all keys of a domain; return whether the service has none any more."""
+    async def _ended(self, estate: Estate, was_empty: bool) -> bool:
+        """End all keys of a domain; return whether the service has none any more. `was_empty` is whether nothing was
+        found at the look before, which makes this the last one if it finds nothing either."""
         self._require_leading()
         await self._estates.begin_end(estate)
         custody = await self._custody(estate)
-        left = await custody.end_all(lambda: self._asked(estate))
+        left = await custody.end_all(lambda: self._asked(estate), self._over.setdefault(estate.domain, {}))
         tell_unended(estate.namespace, left.unended.values())
         if left.unreadable:
             about = {"namespace": estate.namespace, "secrets": left.unreadable}
             log.warning("nobody can read what keys a service has", extra=about)
-        if left or estate.domain not in self._empty:
-            # What was being drawn when the end began ends by whoever drew it, who needs the client for that.
-            self._empty = self._empty - {estate.domain} if left else self._empty | {estate.domain}
+        if left:
             return not (left.unended or left.unreadable)
+        if not was_empty:
+            # What was being drawn when the end began ends by whoever drew it, who needs the client for that.
+            self._empty.add(estate.domain)
+            return True
         await self._estates.remove(estate.domain)
         await self._services.forget(estate)
-        self._empty -= {estate.domain}
+        self._over.pop(estate.domain, None)
         log.info("a service has no key of a domain that is gone", extra={"namespace": estate.namespace})
         return True
 
-    async def _renew(self, estate: Estate) -> None:
-        """Note another way to the service of a domain that is there, as soon as it leads somewhere."""
+    async def _go_on(self, estate: Estate) -> None:
+        """Have keys drawn again of a domain that was restored with its id. What has ended by then has."""
+        self._require_leading()
+        await self._estates.reopen(estate)
+        self._over.pop(estate.domain, None)
+        about = {"namespace": estate.namespace, "domain": estate.domain}
+        log.warning("a CacheDomain is there again: its keys are not ended any further", extra=about)
+
+    def _is_there(self, estate: Estate) -> bool:
         domain = self._store.world(estate.namespace).domain
-        if domain is None or domain.status.domain_id != estate.domain or domain.spec.kms is None:
-            return
+        return domain is not None and domain.status.domain_id == estate.domain and domain.spec.kms is not None
+
+    async def _renew(self, namespace: str) -> None:
+        """Note the way to the service of a domain that is there if it is another one, as soon as it leads there."""
         try:
-            await self.of_namespace(estate.namespace)
+            await self.of_namespace(namespace)
         except CustodyError as error:
-            about = {"namespace": estate.namespace, "problem": str(error)}
+            about = {"namespace": namespace, "problem": str(error)}
             log.info("what is noted of a domain's service is not what its CacheDomain says", extra=about)
+
+    async def _note_missing(self, noted: Noted) -> None:
+        """Note the ways of domains that are there and of which nothing is noted, although they may have keys."""
+        known = {estate.domain for estate in noted.estates}
+        for namespace in self._store.namespaces:
+            domain = self._store.world(namespace).domain
+            if domain is None or domain.spec.kms is None or in_force(domain) is not KeyCustody.KMS:
+                continue
+            if domain.status.domain_id is not None and domain.status.domain_id not in known:
+                await self._renew(namespace)
+
+    async def _with_keys(self) -> frozenset[str] | None:
+        """Return the ids of all domains of which there are Secrets of wrapped keys, None if it is not known now."""
+        found: frozenset[str] | None = None
+        if self._looks % STRAYS_EVERY == 0:
+            try:
+                found = await domains_with_keys(self._kube, self._namespace)
+            except CustodyError as error:
+                log.info("keys without a note could not be looked for", extra={"error": str(error)})
+                return None
+        self._looks += 1
+        return found
+
+    def _without_note(self, with_keys: frozenset[str] | None, noted: Noted) -> int:
+        """Return of how many domains that are not there nothing says which service has their keys.
+
+        `with_keys` were listed before what is noted: that is written before the first key, and removed after the last.
+        """
+        known = {estate.domain for estate in noted.estates}
+        known |= {domain for domain in with_keys or () if names.kms_estate(domain) in noted.unreadable}
+        if with_keys is not None:
+            there = (self._store.world(namespace).domain_id for namespace in self._store.namespaces)
+            self._strays = with_keys - known - {*there}
+            if self._strays:
+                told = {"domains": sorted(self._strays)}
+                log.warning("there are wrapped keys, and nothing says which service has the rest", extra=told)
+        self._strays -= known
+        return len(self._strays)
 
     async def _is_gone(self, estate: Estate) -> bool:
         try:
             found = [raw async for raw in self._kube.list(BY_KIND["CacheDomain"], estate.namespace)]
         except KubeError as error:
-            if error.is_refusal:
+            if error.is_refusal and await self._kube.is_ending(estate.namespace):
                 # With a namespace goes the right to read in it.
-                return await self._kube.is_ending(estate.namespace)
+                return True
             raise
         ids = [(raw["metadata"]["uid"], (raw.get("status") or {}).get("domainID")) for raw in found]
-        return not any(estate.uid == uid or estate.domain == domain for uid, domain in ids)
+        if any(estate.uid == uid or estate.domain == domain for uid, domain in ids):
+            return False
+        seen = self._store.world(estate.namespace).domains.values()
+        if any(estate.uid == one.uid or estate.domain == one.status.domain_id for one in seen):
+            raise CustodyError(
+                "the API server lists the CacheDomain no more, and its watch has not said that it is gone"
+            )
+        return True
 
-    async def _asked(self, estate: Estate) -> frozenset[str]:
-        """Return the epochs that erasures ask about which are not over, and that policies name which may be erased."""
-        records = [record async for record in self._keep.records() if record.domain == estate.domain]
-        erasing = {left.old for record in records for left in record.epochs}
-        return frozenset(erasing | epochs_in_use(self._store.world(estate.namespace)))
+    async def _asked(self, estate: Estate) -> frozenset[str] | None:
+        """Return the epochs about which erasures and invalidations ask that are not over, and that statuses name which
+        may be erased; None if one of these cannot be read."""
+        before = self._named(estate.namespace)
+        try:
+            records = [one async for one in self._keep.records(whole=True) if one.domain == estate.domain]
+        except ContractError:
+            return None
+        # An erasure's record is there before the status that names its epochs changes.
+        named = self._named(estate.namespace)
+        if before is None or named is None:
+            return None
+        return frozenset(left.old for record in records for left in record.epochs) | before | named
+
+    def _named(self, namespace: str) -> frozenset[str] | None:
+        world = self._store.world(namespace)
+        if any(key.kind in _NAMING for key in world.unreadable):
+            return None
+        orders = [one for one in world.invalidations.values() if not one.finished]
+        rolled = (scope.old_epoch for one in orders for scope in one.status.scopes or ())
+        return frozenset(epochs_in_use(world) | {epoch for epoch in rolled if epoch})
 
     async def _estate_of(self, namespace: str) -> Estate:
         domain = self._domain_of(namespace)
@@ -196,8 +291,8 @@ class KmsEstates:
         client = await self._services.client(estate)
         stored = WrappedKeys(self._kube, self._namespace, estate.domain)
         domain = estate.domain
-        over = partial(self._estates.is_over, domain)
-        return KmsCustody(client, stored, domain, self._now, self._operator, over)
+        why_not = partial(self._estates.why_not, domain)
+        return KmsCustody(client, stored, domain, self._now, self._operator, why_not)
 
     def _require_leading(self) -> None:
         if not self._leading():

@@ -32,7 +32,7 @@ from kvstrata.plan.types import KeepInMemory
 from . import metrics
 from .audit import tell_memory
 from .custody import CustodyError
-from .custody.kms import KmsCustody, OneKeyError
+from .custody.kms import UNRECORDED, KmsCustody, OneKeyError
 from .custody.wrapped import by_shard
 from .kmsestates import KmsEstates, is_unreadable, tell_unended
 from .memorykeys import MemoryKeys
@@ -157,15 +157,20 @@ class KmsKeys:
             # What is noted nowhere is given to nobody.
             word = Word(Party.OPERATOR, self._operator, format_timestamp(self._now()))
             return {epoch: Revocation(Kind.KMS, word) for epoch in wanted}
-        return await custody.revoke(wanted)
+        words = await custody.revoke(wanted)
+        if kept := sum(word.removed is None for word in words.values()):
+            raise CustodyError(
+                f"{kept} data keys are in Secrets still, or this version cannot read what is said of them"
+            )
+        return words
 
     async def destroy(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Destruction]:
         """Have the service delete what wrapped these keys, and return its word. Raises CustodyError."""
         wanted = tuple(epochs)
         custody = await self._estates.of_domain(namespace, domain)
         if custody is None:
-            gone = "nobody knows any more which service has what wrapped it"
-            return {epoch: Destruction(Kind.KMS, None, Undestroyed.CUSTODY_CANNOT_KNOW, (gone,)) for epoch in wanted}
+            unknown = Destruction(Kind.KMS, None, Undestroyed.CUSTODY_CANNOT_KNOW, (UNRECORDED,))
+            return dict.fromkeys(wanted, unknown)
         return await custody.destroy(wanted)
 
     async def _give_up(self, namespace: str, epochs: Iterable[str]) -> None:
@@ -208,6 +213,7 @@ class KmsKeys:
         elsewhere = world.domain is not None and in_force(world.domain) is not Kind.KMS
         if elsewhere or (world.domain is None and not is_unreadable(world)):
             # What a deleted domain leaves is ended by itself, and who has another one draws other epochs.
+            domain.keys_awaited -= work.draw | work.unlock
             work.clear()
             self._tell(namespace, "")
             return False
@@ -252,6 +258,8 @@ class KmsKeys:
         failure: CustodyError | None = None
         if fresh := portion & work.draw:
             self._require_leading()
+            if not self._is_of(namespace, custody):
+                return
             try:
                 await custody.draw(fresh)
             except CustodyError as error:
@@ -323,7 +331,7 @@ class KmsKeys:
         """
         spent = frozenset(work.spent)
         asked = spent | work.revoked
-        if not asked:
+        if not asked or not self._is_of(namespace, custody):
             return
         self._require_leading()
         await custody.revoke(spent)

@@ -81,10 +81,19 @@ class Estates:
         if not estate.ending:
             await self._write(replace(estate, ending=True))
 
-    async def is_over(self, domain: str) -> bool:
-        """Return whether the keys of a domain are being ended, or have ended: nothing is noted of it any more."""
+    async def reopen(self, estate: Estate) -> None:
+        """Have it noted that its keys are not being ended any more: its domain was restored."""
+        await self._write(replace(estate, ending=False), reopened=True)
+
+    async def why_not(self, domain: str) -> str:
+        """Return why no key of a domain may be drawn, empty if it may: its keys end, or nothing is noted of it."""
         estate = await self.of(domain)
-        return estate is None or estate.ending
+        if estate is None:
+            self._noted.pop(domain, None)
+            return (
+                f"Secret {names.kms_estate(domain)} is missing, which says where the keys are: it is written anew first"
+            )
+        return "the CacheDomain is gone, and its keys are being ended" if estate.ending else ""
 
     async def of(self, domain: str) -> Estate | None:
         """Return that of a domain, None if nothing is noted of it. CustodyError, too, for what nobody can read."""
@@ -96,14 +105,17 @@ class Estates:
         return estate
 
     async def all(self) -> Noted:
-        """Return those of all domains."""
+        """Return those of all domains. What was noted and is not any more is looked up when it is asked for again."""
         selector = ",".join(f"{name}={value}" for name, value in sorted(labels.of_custody(COMPONENT).items()))
         try:
             found = [(raw, _decoded(raw)) async for raw in self._kube.list(SECRET, self._namespace, selector)]
         except KubeError as error:
             raise CustodyError(f"what services have cannot be listed: {error.status} {error.reason}") from error
+        estates = tuple(estate for _, estate in found if estate is not None)
+        there = {estate.domain: estate for estate in estates}
+        self._noted = {domain: known for domain, known in self._noted.items() if there.get(domain) == known}
         return Noted(
-            tuple(estate for _, estate in found if estate is not None),
+            estates,
             tuple(str(raw["metadata"]["name"]) for raw, estate in found if estate is None),
         )
 
@@ -118,7 +130,7 @@ class Estates:
                 raise CustodyError(f"Secret {name} was not removed: {error.status} {error.reason}") from error
         self._noted.pop(domain, None)
 
-    async def _write(self, estate: Estate) -> None:
+    async def _write(self, estate: Estate, *, reopened: bool = False) -> None:
         name = names.kms_estate(estate.domain)
         metadata: dict[str, Any] = {"name": name, "labels": labels.of_custody(COMPONENT)}
         body = {
@@ -131,7 +143,7 @@ class Estates:
         try:
             stored = await self._kube.get(SECRET, self._namespace, name)
             known = _decoded(stored) if stored is not None else None
-            if known is not None and known.ending and not estate.ending:
+            if known is not None and known.ending and not (estate.ending or reopened):
                 raise CustodyError(f"Secret {name} says by now that its keys are being ended")
             if stored is None:
                 await self._kube.create(SECRET, self._namespace, body)
@@ -166,6 +178,6 @@ def _decoded(stored: dict[str, Any]) -> Estate | None:
         raw = json.loads(base64.b64decode((stored.get("data") or {}).get(DATA_KEY, "")))
         kms = KeyManagement.model_validate(raw["kms"])
         authority = raw["authority"].encode("ascii")
-        return Estate(raw["domain"], raw["namespace"], raw["uid"], kms, authority, raw["ending"] is True)
+        return Estate(raw["domain"], raw["namespace"], raw["uid"], kms, authority, raw.get("ending") is True)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ValidationError):
         return None

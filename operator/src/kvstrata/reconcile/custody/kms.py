@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TypeVar
@@ -27,12 +27,15 @@ from kvstrata.contract.receiptwords import Party
 from kvstrata.model.keycustody import Destruction, Revocation, Undestroyed
 
 from . import CustodyError
-from .wrapped import Change, WrappedKey, WrappedKeys, by_shard
+from .wrapped import Change, Held, WrappedKey, WrappedKeys, by_shard
 
 T = TypeVar("T")
 
 _OF_ONE_KEY = frozenset({KmsFailure.REFUSED, KmsFailure.TOO_LARGE, KmsFailure.MALFORMED})
 """Failures that say nothing of other keys; after any other one they are not asked for."""
+
+
+UNRECORDED = "nobody knows any more which service has what wrapped it"
 
 
 class OneKeyError(CustodyError):
@@ -54,15 +57,20 @@ class Opened:
 @dataclass(frozen=True, slots=True)
 class Left:
     """What there still is of a domain that is over: keys that have not ended, why they have not, the number of `notes`
-    that somebody will ask for, and Secrets that hold what nobody can read."""
+    that somebody will ask for, and Secrets that hold what nobody can read.
+
+    `found` is how many records there were when the look began: what has just ended may have been drawn just before, by
+    somebody who still draws.
+    """
 
     unended: Mapping[str, Destruction]
     notes: int
     unreadable: tuple[str, ...]
+    found: int = 0
 
     def __bool__(self) -> bool:
-        """Whether there is anything."""
-        return bool(self.unended or self.notes or self.unreadable)
+        """Whether there is anything, or was."""
+        return bool(self.unended or self.notes or self.unreadable or self.found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +81,8 @@ class Ended:
     failure: CustodyError | None
 
 
-async def _never() -> bool:
-    return False
+async def _never() -> str:
+    return ""
 
 
 def wrapping_key(domain: str, epoch: str) -> str:
@@ -86,8 +94,8 @@ def wrapping_key(domain: str, epoch: str) -> str:
 class KmsCustody:
     """The keys of the domain with this id.
 
-    `now` is the wall clock in UTC, `operator` the name of this operator's pod, whose word a revocation is, `is_over`
-    whether the keys of the domain are being ended by now: what is drawn then ends at once.
+    `now` is the wall clock in UTC, `operator` the name of this operator's pod, whose word a revocation is, `why_not`
+    why no key of the domain may be drawn by now: what was drawn then ends at once. Empty if it may.
     """
 
     kind = Kind.KMS
@@ -99,10 +107,10 @@ class KmsCustody:
         domain: str,
         now: Callable[[], datetime],
         operator: str,
-        is_over: Callable[[], Awaitable[bool]] = _never,
+        why_not: Callable[[], Awaitable[str]] = _never,
     ) -> None:
         self._client, self._stored, self.domain, self._now, self._operator = client, stored, domain, now, operator
-        self._is_over = is_over
+        self._why_not = why_not
 
     async def draw(self, epochs: Iterable[str]) -> None:
         """Have the service make and wrap a key for each epoch that has none.
@@ -119,10 +127,10 @@ class KmsCustody:
         for shard, some in by_shard(missing).items():
             made, failure = await _of_each(some, lambda epoch: self._made(service, epoch))
             await self._stored.change(shard, _fresh(made))
-            if await self._is_over():
+            if why_not := await self._why_not():
                 # Whoever ends the keys of the domain may have looked before this was stored.
                 await self._unmade(made)
-                raise CustodyError("the CacheDomain is gone, and its keys are being ended")
+                raise CustodyError(why_not)
             if failure is not None:
                 raise failure
 
@@ -156,39 +164,72 @@ class KmsCustody:
 
         Raises CustodyError.
         """
-        return {epoch: not record.wrapped for epoch, record in self._of_domain(await self._stored.all()).items()}
+        held = await self._stored.held()
+        return {epoch: not record.wrapped for epoch, record in self._of_domain(held.records).items()}
 
-    async def answers(self) -> None:
-        """Raise CustodyError unless the service answers."""
-        await self._service()
+    async def leads_there(self) -> None:
+        """Raise CustodyError unless this way leads to the service that wrapped what there is, and may be gone.
 
-    async def end_all(self, asked: Callable[[], Awaitable[Set[str]]]) -> Left:
+        The service is asked about a key that nobody makes: which one it is it tells everybody, whatever the mount.
+        """
+        service = await self._service()
+        try:
+            await self._client.look(wrapping_key(self.domain, "0" * 32))
+        except KmsError as error:
+            raise _failed(error) from error
+        held = self._of_domain((await self._stored.held()).records).values()
+        if strange := next((one for one in held if one.wrapped and not self._is_of(one, service)), None):
+            raise CustodyError(f"{_another(strange)}; spec.kms is to be as it was as long as there are keys")
+
+    async def end_all(
+        self, asked: Callable[[], Awaitable[Set[str] | None]], over: MutableMapping[str, WrappedKey] | None = None
+    ) -> Left:
         """End every key, and return what is left to do: when that is nothing, no Secret is there either.
 
-        `asked` returns the epochs about which somebody will ask: their notes stay. Raises CustodyError.
+        `asked` returns the epochs about which somebody will ask, None if nobody knows which: their notes stay. `over`
+        has the records of notes whose end the service confirmed at earlier looks, and is brought up to date: it is not
+        asked about them again. Raises CustodyError.
         """
-        unended, notes = dict[str, Destruction](), frozenset[str]()
-        if epochs := frozenset(await self.all()):
+        over = {} if over is None else over
+        held = await self._stored.held()
+        records = self._of_domain(held.records)
+        for epoch in [epoch for epoch, record in over.items() if records.get(epoch) != record]:
+            del over[epoch]
+        unended, failure = dict[str, Destruction](), None
+        if epochs := records.keys() - over.keys():
             await self.revoke(epochs)
-            ended = await self.end(epochs)
-            over = {epoch for epoch, end in ended.ends.items() if end.confirmed is not None}
-            unended = {epoch: end for epoch, end in ended.ends.items() if end.confirmed is None}
-            notes = frozenset(over & await asked())
-            await self.forget(over - notes)
-            if ended.failure is not None:
-                raise ended.failure
-        if unended or notes:
-            return Left(unended, len(notes), ())
-        return Left({}, 0, await self._stored.remove())
+            ended, revoked = await self.end(epochs), await self._own(epochs)
+            for epoch, end in ended.ends.items():
+                if end.confirmed is None:
+                    unended[epoch] = end
+                elif epoch in revoked:
+                    over[epoch] = revoked[epoch]
+            failure = ended.failure
+        if over:
+            wanted = await asked()
+            spent = set[str]() if wanted is None else over.keys() - wanted
+            await self.forget(spent)
+            for epoch in spent:
+                del over[epoch]
+        if failure is not None:
+            raise failure
+        strange = {self._stored.name_of(epoch) for epoch in held.records.keys() - records.keys()}
+        unreadable = tuple(sorted({*held.unreadable.values(), *strange}))
+        if not (unended or over or unreadable):
+            unreadable = await self._stored.remove()
+        return Left(unended, len(over), unreadable, len(records))
 
     async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Revocation]:
-        """Take the wrapped keys out of their Secrets, and keep note of what the service has to delete."""
+        """Take the wrapped keys out of their Secrets, and keep note of what the service has to delete.
+
+        What is stored nowhere is given to nobody; of what this version cannot read it cannot be said.
+        """
         wanted = tuple(epochs)
-        at = format_timestamp(self._now())
-        for shard, some in by_shard(wanted).items():
+        at, shards = format_timestamp(self._now()), by_shard(wanted)
+        for shard, some in shards.items():
             await self._stored.change(shard, _revoked(some, at))
-        there = await self._stored.read(wanted)
-        return {epoch: self._revocation(there.get(epoch)) for epoch in wanted}
+        held = await self._stored.held(shards)
+        return {epoch: self._revocation(epoch, held, at) for epoch in wanted}
 
     async def destroy(self, epochs: Iterable[str]) -> Mapping[str, Destruction]:
         """Have the service delete the keys that wrapped these, ask it again, and return its word."""
@@ -250,13 +291,17 @@ class KmsCustody:
     def _of_domain(self, stored: Mapping[str, WrappedKey]) -> dict[str, WrappedKey]:
         return {epoch: one for epoch, one in stored.items() if one.key == wrapping_key(self.domain, epoch)}
 
-    def _revocation(self, record: WrappedKey | None) -> Revocation:
-        if record is None or record.wrapped or not record.revoked_at:
+    def _revocation(self, epoch: str, held: Held, at: str) -> Revocation:
+        record = held.records.get(epoch)
+        if epoch in held.unreadable or (record is not None and record.wrapped):
             return Revocation(self.kind, None)
-        return Revocation(self.kind, Word(Party.OPERATOR, self._operator, record.revoked_at))
+        since = record.revoked_at if record is not None else ""
+        return Revocation(self.kind, Word(Party.OPERATOR, self._operator, since or at))
 
     async def _destroyed(self, record: WrappedKey | None, service: Service) -> Destruction:
-        if record is None or record.wrapped:
+        if record is None:
+            return Destruction(self.kind, None, Undestroyed.CUSTODY_CANNOT_KNOW, (UNRECORDED,))
+        if record.wrapped:
             return Destruction(self.kind, None, Undestroyed.NOT_REVOKED)
         if not self._is_of(record, service):
             return Destruction(self.kind, None, Undestroyed.ANOTHER_KMS, (_another(record),))

@@ -56,9 +56,18 @@ class WrappedKey:
 
 
 SHARDS = "0123456789abcdef"
+COMPONENT = "wrapped-keys"
 
 Change = Callable[[Mapping[str, WrappedKey]], Mapping[str, WrappedKey | None]]
 """From what a Secret holds to what is to be different in it: a record to put there, None to remove one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is stored: records by epoch, and by its name there whatever else is in the Secrets, with the Secret's."""
+
+    records: Mapping[str, WrappedKey]
+    unreadable: Mapping[str, str]
 
 
 class WrappedKeys:
@@ -69,18 +78,24 @@ class WrappedKeys:
 
     async def read(self, epochs: Iterable[str]) -> dict[str, WrappedKey]:
         """Return what is stored of these epochs. Raises CustodyError."""
-        found: dict[str, WrappedKey] = {}
-        for shard, some in by_shard(epochs).items():
-            held = _records(shard, await self._stored(shard))
-            found |= {epoch: held[epoch] for epoch in some if epoch in held}
-        return found
+        wanted = frozenset(epochs)
+        held = (await self.held(by_shard(wanted))).records
+        return {epoch: record for epoch, record in held.items() if epoch in wanted}
 
-    async def all(self) -> dict[str, WrappedKey]:
-        """Return everything that is stored. Raises CustodyError."""
-        found: dict[str, WrappedKey] = {}
-        for shard in SHARDS:
-            found |= _records(shard, await self._stored(shard))
-        return found
+    async def held(self, shards: Iterable[str] = SHARDS) -> Held:
+        """Return everything that is stored in these Secrets. Raises CustodyError."""
+        records, unreadable = dict[str, WrappedKey](), dict[str, str]()
+        for shard in shards:
+            stored = await self._stored(shard)
+            there = _records(shard, stored)
+            records |= there
+            others = ((stored or {}).get("data") or {}).keys() - there.keys()
+            unreadable |= dict.fromkeys(others, self.name_of(shard))
+        return Held(records, unreadable)
+
+    def name_of(self, epoch: str) -> str:
+        """Return the name of the Secret that an epoch, or a shard, belongs into."""
+        return names.wrapped_keys_secret(self._domain_id, epoch[:1])
 
     async def remove(self) -> tuple[str, ...]:
         """Remove the Secrets that are empty; return the others, of which nobody knows what is in them.
@@ -106,14 +121,14 @@ class WrappedKeys:
 
         What is in it that is no record is left alone.
         """
-        stored, name = await self._stored(shard), names.wrapped_keys_secret(self._domain_id, shard)
+        stored, name = await self._stored(shard), self.name_of(shard)
         changes = change(_records(shard, stored))
         if not changes:
             return
         values = decode(stored or {}) | {epoch: record.encode() for epoch, record in changes.items() if record}
         for epoch in (epoch for epoch, record in changes.items() if record is None):
             values.pop(epoch, None)
-        metadata: dict[str, Any] = {"name": name, "labels": labels.of_custody("wrapped-keys")}
+        metadata: dict[str, Any] = {"name": name, "labels": labels.of_custody(COMPONENT)}
         body = {
             "apiVersion": SECRET.api_version,
             "kind": SECRET.kind,
@@ -131,11 +146,23 @@ class WrappedKeys:
             raise CustodyError(f"Secret {name} was not written: {error.status} {error.reason}") from error
 
     async def _stored(self, shard: str) -> Mapping[str, Any] | None:
-        name = names.wrapped_keys_secret(self._domain_id, shard)
+        name = self.name_of(shard)
         try:
             return await self._kube.get(SECRET, self._namespace, name)
         except KubeError as error:
             raise CustodyError(f"Secret {name} cannot be read: {error.status} {error.reason}") from error
+
+
+async def domains_with_keys(kube: Kube, namespace: str) -> frozenset[str]:
+    """Return the ids of the domains whose Secrets in the operator's namespace hold something. Raises CustodyError."""
+    selector = ",".join(f"{name}={value}" for name, value in sorted(labels.of_custody(COMPONENT).items()))
+    try:
+        found = [
+            str(raw["metadata"]["name"]) async for raw in kube.list(SECRET, namespace, selector) if raw.get("data")
+        ]
+    except KubeError as error:
+        raise CustodyError(f"Secrets of wrapped keys cannot be listed: {error.status} {error.reason}") from error
+    return frozenset(names.domain_of_wrapped_keys(name) for name in found) - {""}
 
 
 def by_shard(epochs: Iterable[str]) -> dict[str, list[str]]:

@@ -299,9 +299,14 @@ class Course:
     async def _hear_of(
         self, work: Callable[..., Coroutine[Any, Any, tuple[Fact, ...]]], record: ErasureRecord, order: object
     ) -> None:
-        self._inbox += await work(record, order)
+        said = await work(record, order)
+        self._inbox += said
         if isinstance(order, RevokeKeys | DestroyKeys):
             self._custody_problem = ""
+            if self._stored.record.hearing(*said) is self._stored.record:
+                # Asked at once again, who has no news would have none.
+                self._woken.set()
+                await self._crew.sleep(LOOK_AGAIN_S)
         if isinstance(order, IssueReceipt):
             self._receipt_problem = ""
             invalidations.count_erasure(order.facts)

@@ -50,16 +50,19 @@ class Keep:
         stored = await self._kube.get(SECRET, self._namespace, name_of(uid))
         return _kept(stored) if stored is not None else None
 
-    async def records(self) -> AsyncIterator[ErasureRecord]:
+    async def records(self, *, whole: bool = False) -> AsyncIterator[ErasureRecord]:
         """Yield every record that can be read.
 
-        What nobody can read is left out, and logged: its invalidation says why it does not go on.
+        What nobody can read is left out, and logged: its invalidation says why it does not go on. Raises ContractError
+        for it if the `whole` is wanted.
         """
         selector = ",".join(f"{name}={value}" for name, value in sorted(labels.of_receipts(COMPONENT).items()))
         async for stored in self._kube.list(SECRET, self._namespace, selector):
             try:
                 yield _kept(stored).record
             except ContractError as error:
+                if whole:
+                    raise
                 log.error("a record of an erasure cannot be read", extra={"error": str(error)})
 
     async def create(self, record: ErasureRecord) -> Kept:
