@@ -123,7 +123,7 @@ def test_keys_are_unwrapped_for_the_next_operator_without_a_pod_s_help_and_end_b
     place.wait("keys to be unwrapped", lambda: at_hand(place) == "True")
     place.pods[1].start(domain, place.redis.port, place.plain.port)
     place.wait("keys in the other pod", lambda: keys_in(place, 1) == keys)
-    assert place.pods[1].finds(staying, 9) == [1]
+    place.wait("blocks that the first pod stored", lambda: place.pods[1].finds(staying, 9) == [1])
 
     place.server.apply(invalidation("leave", scope={"tenant": "acme"}, mode="Eager"))
     place.wait("the end", lambda: place.status.get("phase") in ("Complete", "Failed"))

@@ -14,9 +14,7 @@ from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.lease import Lease, WentBackError
 from kvstrata.adapters.resources import Resource
 from tests.support.memory_kube import MemoryKube
-
-SCALE = 100.0
-"""How much faster than life these tests run."""
+from tests.support.virtual_time import in_virtual_time
 
 
 class Network(MemoryKube):
@@ -31,7 +29,7 @@ class Network(MemoryKube):
     async def _travel(self) -> None:
         if self.hang:
             await asyncio.sleep(3600)
-        await asyncio.sleep(self._chance.random() / SCALE)
+        await asyncio.sleep(self._chance.random())
         if self.cut or self._chance.random() < self.trouble:
             raise KubeError(0, "Cut", "no answer")
 
@@ -63,7 +61,7 @@ class Contender:
         self.network = Network(server, chance)
         offset, drift = chance.uniform(-1e6, 1e6), chance.uniform(0.98, 1.02)
         clock = asyncio.get_running_loop().time
-        self.lease = Lease(self.network, "ns", "lease", name, lambda: offset + clock() * SCALE * drift)
+        self.lease = Lease(self.network, "ns", "lease", name, lambda: offset + clock() * drift)
         self.name, self.leaders = name, leaders
         self.terms: list[int] = []
 
@@ -79,25 +77,6 @@ class Contender:
                 self.leaders.discard(self.name)
 
 
-@pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the contenders wait SCALE times less; expiry is measured by their own, faster clocks."""
-    real_sleep, real_wait = asyncio.sleep, asyncio.wait_for
-
-    class FastAsyncio:
-        """asyncio as the lease module sees it."""
-
-        @staticmethod
-        async def sleep(seconds: float) -> None:
-            await real_sleep(seconds / SCALE)
-
-        @staticmethod
-        async def wait_for(awaitable: Any, seconds: float) -> Any:
-            return await real_wait(awaitable, seconds / SCALE)
-
-    monkeypatch.setattr(module, "asyncio", FastAsyncio)
-
-
 async def _contend(seed: int, trouble: float, seconds: float) -> tuple[list[Contender], MemoryKube]:
     server, leaders = MemoryKube(), set[str]()
     contenders = [Contender(f"operator-{n}", server, seed * 10 + n, leaders) for n in range(3)]
@@ -105,9 +84,9 @@ async def _contend(seed: int, trouble: float, seconds: float) -> tuple[list[Cont
         contender.network.trouble = trouble
     tasks = [asyncio.create_task(contender.run()) for contender in contenders]
     chance = random.Random(seed)
-    end = asyncio.get_running_loop().time() + seconds / SCALE
+    end = asyncio.get_running_loop().time() + seconds
     while asyncio.get_running_loop().time() < end:
-        await asyncio.sleep(chance.uniform(3, 12) / SCALE)
+        await asyncio.sleep(chance.uniform(3, 12))
         victim = chance.choice(contenders).network
         victim.cut, victim.hang = chance.choice([(True, False), (False, True), (False, False), (False, False)])
     done = [task for task in tasks if task.done()]
@@ -120,12 +99,14 @@ async def _contend(seed: int, trouble: float, seconds: float) -> tuple[list[Cont
 
 
 @pytest.mark.parametrize("seed", range(4))
+@in_virtual_time
 async def test_at_most_one_leads_at_any_instant(seed: int) -> None:
     contenders, _ = await _contend(seed, trouble=0.1, seconds=250)
     terms = [term for contender in contenders for term in contender.terms]
     assert terms
 
 
+@in_virtual_time
 async def test_terms_grow_with_every_change_of_holder() -> None:
     contenders, server = await _contend(99, trouble=0.0, seconds=200)
     terms = [term for contender in contenders for term in contender.terms]
@@ -134,6 +115,7 @@ async def test_terms_grow_with_every_change_of_holder() -> None:
     assert server.objects[("Lease", "ns", "lease")]["spec"]["leaseTransitions"] >= max(terms)
 
 
+@in_virtual_time
 async def test_a_released_lease_is_taken_at_once() -> None:
     server = MemoryKube()
     clock = asyncio.get_running_loop().time
@@ -145,22 +127,24 @@ async def test_a_released_lease_is_taken_at_once() -> None:
     assert await asyncio.wait_for(two.acquire(), 1) == 2
 
 
+@in_virtual_time
 async def test_a_renewal_that_hangs_ends_leadership_before_the_lease_expires() -> None:
     server = MemoryKube()
     network = Network(server, random.Random(1))
     start = asyncio.get_running_loop().time()
-    lease = Lease(network, "ns", "lease", "one", lambda: (asyncio.get_running_loop().time() - start) * SCALE)
+    lease = Lease(network, "ns", "lease", "one", lambda: asyncio.get_running_loop().time() - start)
     await lease.acquire()
     renewed = lease._renewed_at
     network.cut = True
     holding = asyncio.create_task(lease.hold())
-    await asyncio.sleep(9.0 / SCALE)
+    await asyncio.sleep(9.0)
     network.cut, network.hang = False, True
-    await asyncio.wait_for(holding, 30 / SCALE)
-    led_s = (asyncio.get_running_loop().time() - start) * SCALE - renewed
+    await asyncio.wait_for(holding, 30)
+    led_s = asyncio.get_running_loop().time() - start - renewed
     assert led_s < module.DURATION_S
 
 
+@in_virtual_time
 async def test_a_conflict_of_the_holder_with_its_own_write_ends_nothing_and_a_successor_does() -> None:
     server = MemoryKube()
     now = 0.0
@@ -187,6 +171,7 @@ async def test_a_conflict_of_the_holder_with_its_own_write_ends_nothing_and_a_su
 
 
 @pytest.mark.parametrize("bumped", [False, True])
+@in_virtual_time
 async def test_a_holder_ends_when_the_api_server_shows_its_lease_as_it_was_before(bumped: bool) -> None:
     server = MemoryKube()
     lease = Lease(server, "ns", "kvstrata", "a", asyncio.get_running_loop().time)
@@ -201,6 +186,7 @@ async def test_a_holder_ends_when_the_api_server_shows_its_lease_as_it_was_befor
     assert not lease.held
 
 
+@in_virtual_time
 async def test_one_that_waits_starts_anew_when_the_lease_is_older_than_before() -> None:
     server = MemoryKube()
     holder = Lease(server, "ns", "kvstrata", "a", asyncio.get_running_loop().time)
