@@ -17,7 +17,7 @@ from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
 from e2e.product.pools import fresh_prefix, pool, pool_keyspaces, pool_of, wait_published
 from e2e.product.shared_tier import TIER, empty, make_room
-from e2e.product.tier_contents import tier_contents
+from e2e.product.tier_contents import TierContents, tier_contents
 
 pytestmark = pytest.mark.cluster
 
@@ -34,6 +34,13 @@ def question(tenant: str) -> str:
     return (tenant[::-1] + f" {time.time_ns()} asks where the book of rivers stands. " * 5)[:QUESTION_TOKENS]
 
 
+def wait_stored(tier: TierContents, keyspace: str, blocks: int) -> None:
+    """Wait until a keyspace has so many blocks in the tier, and see that it gets no more."""
+    wait_until(f"{blocks} blocks of {keyspace}", lambda: len(tier.blocks(keyspace)) >= blocks, TOLD_WITHIN_S)
+    time.sleep(STORE_SETTLES_S)
+    assert len(tier.blocks(keyspace)) == blocks
+
+
 @contextmanager
 def readers(stage: Stage, *names: str, pools: tuple[str, ...] = (POOL,)) -> Iterator[dict[str, str]]:
     """Let tenants that name pools be served while the block runs; yields their API keys."""
@@ -47,10 +54,9 @@ def test_tenants_without_a_pool_store_the_same_prefix_once_each(near: Stage, kub
     with readers(near, "solo-a", "solo-b", pools=()) as keys, tier_contents(kubectl) as tier:
         for name, key in keys.items():
             assert asked(near.first, key, text + question(name)) == Hits(0, 0)
-        time.sleep(STORE_SETTLES_S)
-        stored = [len(tier.blocks(keyspace_of(kubectl, name))) for name in keys]
         whole = (len(text) + QUESTION_TOKENS) // CHUNK_TOKENS
-        assert stored == [whole, whole]
+        for name in keys:
+            wait_stored(tier, keyspace_of(kubectl, name), whole)
 
 
 def test_readers_share_one_copy_of_the_prefix_and_nothing_after_it(near: Stage, kubectl: Kubectl) -> None:
@@ -65,13 +71,13 @@ def test_readers_share_one_copy_of_the_prefix_and_nothing_after_it(near: Stage, 
         # Who is not a reader finds nothing of the same tokens, and one reader nothing of what another added.
         assert asked(near.first, ACME_KEY, text + ends["reader-a"]) == Hits(0, 0)
         assert asked(near.second, keys["reader-a"], text + ends["reader-b"]) == Hits(0, SHARED_TOKENS)
-        time.sleep(STORE_SETTLES_S)
         with tier_contents(kubectl) as tier:
             of_pool = tier.blocks(keyspace)
             assert len(of_pool) == CHUNKS
             own = (len(text) + QUESTION_TOKENS) // CHUNK_TOKENS - CHUNKS
-            assert len(tier.blocks(keyspace_of(kubectl, "reader-b"))) == own
-            assert len(tier.blocks(keyspace_of(kubectl, "reader-c"))) == own
+            for name in ("reader-b", "reader-c"):
+                wait_stored(tier, keyspace_of(kubectl, name), own)
+            assert len(tier.blocks(keyspace)) == CHUNKS
         status = kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["status"]
         told = {tier["name"]: tier for tier in status["tiers"]}
         assert status["chunks"] == told[TIER]["stored"] == CHUNKS
