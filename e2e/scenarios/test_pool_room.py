@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -12,7 +12,7 @@ from e2e.product.direct import DirectReplica
 from e2e.product.guest import guest, guests
 from e2e.product.kubectl import Kubectl, wait_until
 from e2e.product.pools import counts, fresh_prefix, held, pool, pool_keyspaces
-from e2e.product.shared_tier import TIER, make_room
+from e2e.product.shared_tier import TIER, empty, make_room
 from e2e.product.traffic import Caller, traffic
 
 pytestmark = pytest.mark.cluster
@@ -25,17 +25,26 @@ LONG_TOKENS = 2000
 FULL_WITHIN_S = 240.0
 
 
-def test_a_pinned_pool_stays_where_a_tenant_fills_memory_and_redis_and_others_go(near: Stage, kubectl: Kubectl) -> None:
+@pytest.fixture
+def roomy(near: Stage) -> Iterator[Stage]:
+    """The model with room in its tier, before the test and after it: status tells late that a tier was filled."""
     make_room(near)
+    yield near
+    empty(near)
+
+
+def test_a_pinned_pool_stays_where_a_tenant_fills_memory_and_redis_and_others_go(
+    roomy: Stage, kubectl: Kubectl
+) -> None:
     texts = {PLAIN: fresh_prefix(PLAIN), PINNED: fresh_prefix(PINNED)}
     public = {"readers": {"public": True}}
     both = {"pools": [{"name": name} for name in texts]}
-    replicas = [where for where in (near.first, near.second) if isinstance(where, DirectReplica)]
+    replicas = [where for where in (roomy.first, roomy.second) if isinstance(where, DirectReplica)]
     with (
-        guests(near, ["reader-a", "reader-b"], both) as keys,
-        guest(near, "hoarder", {}) as hoarder,
-        pool(near, PINNED, texts[PINNED], **public, pinned=True),
-        pool(near, PLAIN, texts[PLAIN], **public),
+        guests(roomy, ["reader-a", "reader-b"], both) as keys,
+        guest(roomy, "hoarder", {}) as hoarder,
+        pool(roomy, PINNED, texts[PINNED], **public, pinned=True),
+        pool(roomy, PLAIN, texts[PLAIN], **public),
     ):
         keyspaces = {name: pool_keyspaces(kubectl, name)[0] for name in texts}
 
@@ -51,7 +60,9 @@ def test_a_pinned_pool_stays_where_a_tenant_fills_memory_and_redis_and_others_go
             wait_until("the other pool made room", lambda: not any(stored(PLAIN, MEMORY)), FULL_WITHIN_S, every_s=1)
             wait_until("Redis takes no more", lambda: _refused(replicas) > refused, FULL_WITHIN_S, every_s=1)
         time.sleep(STORE_SETTLES_S)
-        near.say(f"{running.account} in {time.monotonic() - began:.0f} s; of the other is left {stored(PLAIN, MEMORY)}")
+        roomy.say(
+            f"{running.account} in {time.monotonic() - began:.0f} s; of the other is left {stored(PLAIN, MEMORY)}"
+        )
         assert not running.account.failed
         assert stored(PINNED, MEMORY, TIER) == [CHUNKS] * 4
         for where, key in zip(replicas, keys.values(), strict=True):
