@@ -43,7 +43,8 @@ REFRESH_S = 0.5
 
 @dataclass(slots=True)
 class Requests:
-    """What became of the requests so far: `hits` found what was written just before, `wrong` something else."""
+    """What became of the requests so far: `hits` found what was written just before; `misses` did not, because it was
+    lost, so that nothing was found or what had been written to the same name before; `wrong` found something else."""
 
     writes: int = 0
     hits: int = 0
@@ -91,6 +92,7 @@ class _Caller:
     ) -> None:
         self._kubectl, self._tier, self._password, self._authority = kubectl, tier, password, authority
         self._deadline_s = deadline_s
+        self._run = time.time_ns()
         self._prefix = f"{KEY_PREFIX}:{domain}:"
         self._addresses: dict[str, str] = {}
         self._clients: dict[str, redis.Redis] = {}
@@ -126,13 +128,14 @@ class _Caller:
         self._addresses = {pod["metadata"]["name"]: str(pod["status"].get("podIP") or "") for pod in pods}
 
     def _write_and_read(self, number: int) -> None:
-        name, value = f"{self._prefix}{{probe-{number % KEYS}}}:v", str(number).encode()
+        key = f"probe-{number % KEYS}"
+        name, value = f"{self._prefix}{{{key}}}:v", f"{key} {self._run} {number}".encode()
         self._request("SET", name, value, "PX", 600_000)
         self.requests.writes += 1
         found = self._request("GET", name)
         self.requests.hits += found == value
-        self.requests.misses += found is None
-        self.requests.wrong += found not in (value, None)
+        self.requests.misses += found is None or (found != value and found.startswith(f"{key} ".encode()))
+        self.requests.wrong += found is not None and not found.startswith(f"{key} ".encode())
 
     def _request(self, *words: Any) -> Any:
         """Ask whoever has the slot of a key. Raises _FailedError if there is no answer in time."""

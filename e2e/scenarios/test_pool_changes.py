@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,6 +84,7 @@ def test_eager_readers_lose_the_old_at_once_and_none_has_it_when_status_says_tha
     ):
         probes.wait_for(8)
         before = kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)["status"]
+        applied_at = time.monotonic()
         kubectl.apply(pool_of(POOL, new, **fields))
         cut_off = told.wait_for("the old is cut off", lambda o: _has_other(o, before), CHANGED_WITHIN_S)
         published = told.wait_for("the new is published", lambda o: o["status"].get("published"), 90, cut_off.at)
@@ -90,7 +92,7 @@ def test_eager_readers_lose_the_old_at_once_and_none_has_it_when_status_says_tha
         probes.ask_for(new)
         probes.wait_for(24)
     assert not probes.failed
-    assert {one.cached_tokens for one in probes.fresh(old, until=cut_off.at)} == {SHARED_TOKENS}
+    assert {one.cached_tokens for one in probes.fresh(old, until=applied_at)} == {SHARED_TOKENS}
     # It goes before the new is there, for good, and in each pod.
     _tell_of_both_pods(near, [one for one in probes.fresh(old, until=published.at) if not one.cached_tokens])
     for where in (near.first, near.second):
