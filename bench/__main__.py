@@ -12,20 +12,22 @@ import importlib
 import json
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from bench.result import RANGES, Result, load_range
+from bench.result import NOT_JUDGED, RANGES, Result, Verdict, load_range, overall
 from e2e.cluster.progress import ClusterError, describe
 
 RESULTS = Path(__file__).parent / "results"
 
+EXIT_CODES: Mapping[Verdict, int] = {True: 0, False: 1, NOT_JUDGED: 3}
+
 
 def main() -> int:
-    """Run the chosen benchmarks, or all; the exit code is 1 if one is out of its range or failed."""
+    """Run the chosen benchmarks, or all; returns the exit code of EXIT_CODES, and 1 if one failed."""
     known = sorted(path.stem for path in RANGES.glob("*.json"))
     parser = argparse.ArgumentParser(prog="python -m bench")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(known))
@@ -34,8 +36,7 @@ def main() -> int:
     if unknown:
         parser.error(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
     try:
-        good = [_run(name) for name in chosen]
-        return 0 if all(good) else 1
+        return EXIT_CODES[overall([_run(name) for name in chosen])]
     except ClusterError as error:
         print(describe(error), file=sys.stderr)
         return 1
@@ -44,7 +45,7 @@ def main() -> int:
         return 130
 
 
-def _run(name: str) -> bool:
+def _run(name: str) -> Verdict:
     print(f"benchmark {name}", file=sys.stderr, flush=True)
     module = importlib.import_module(f"bench.{name.replace('-', '_')}")
     result: Result = uvloop.run(_until_told(module.measure()))
@@ -57,8 +58,9 @@ def _run(name: str) -> bool:
     for name in document["out_of_range"]:
         print(f"{name} is out of its range", file=sys.stderr)
     for name in document["too_busy_to_judge"]:
-        print(f"{name} is out of its range, and other programs kept the machine too busy to judge it", file=sys.stderr)
-    return bool(document["ok"])
+        print(f"{name} is not judged: other programs kept the machine too busy", file=sys.stderr)
+    verdict: Verdict = document["ok"]
+    return verdict
 
 
 async def _until_told(measuring: Coroutine[Any, Any, Result]) -> Result:

@@ -5,22 +5,30 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 RANGES = Path(__file__).parent / "ranges"
 
 OTHER_LOAD = "other_load_percent"
 """Condition: the share of the machine's processors that other programs took while times were measured."""
 
-QUIET_PERCENT = 15
+QUIET_PERCENT = 20
 ON_A_QUIET_MACHINE = "on_a_quiet_machine"
-"""Key of a bound that says nothing while other programs take more than QUIET_PERCENT of the machine: elapsed time.
+"""Key of a bound that nothing can exceed but elapsed time, and so not judged while others keep the machine busy.
 
-Processor time, counts and ratios within one run hold on a busy machine, too, and are always judged.
+A machine is busy when other programs take more than QUIET_PERCENT of it; a local cluster at rest takes 17. Processor
+time and counts hold on a busy machine, too, and are always judged.
 """
+
+RATIO = "ratio"
+"""Unit of one figure divided by another. Load can move a ratio of two elapsed times to either side."""
+
+NOT_JUDGED = "not judged"
+Verdict = bool | Literal["not judged"]
+"""Whether a figure, or all of a benchmark, is in its range; or that this run cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +41,10 @@ class Figure:
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON form, rounded to what a noisy machine can mean."""
-        told: dict[str, Any] = {"value": round(self.value, 4), "unit": self.unit}
+        form: dict[str, Any] = {"value": round(self.value, 4), "unit": self.unit}
         if self.baseline:
-            told |= {"baseline": round(self.baseline, 4), "ratio": round(self.value / self.baseline, 3)}
-        return told
+            form |= {"baseline": round(self.baseline, 4), "ratio": round(self.value / self.baseline, 3)}
+        return form
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,36 +66,44 @@ class Result:
 
     def to_json(self, limits: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return the document; `limits` maps names of figures (and `ratio`) to their `min` and `max`."""
-        values = {name: figure.value for name, figure in self.figures.items()} | {"ratio": self.ratio}
         busy = self.conditions.get(OTHER_LOAD, 0) > QUIET_PERCENT
         limits = {name: bounds for name, bounds in limits.items() if not name.startswith(tuple(self.not_measured))}
-        outside = [
-            name
-            for name, bounds in limits.items()
-            if not bounds.get("min", float("-inf")) <= values[name] <= bounds.get("max", float("inf"))
-        ]
-        not_judged = [name for name in outside if busy and limits[name].get(ON_A_QUIET_MACHINE)]
-        broken = [name for name in outside if name not in not_judged]
+        judged = {**self.figures, "ratio": Figure(self.ratio, RATIO)}
+        verdicts = {name: verdict(judged[name], bounds, busy=busy) for name, bounds in limits.items()}
         return {
             "name": self.name,
             "figures": {
-                name: {**figure.to_json(), **_judged(limits.get(name), ok=name not in broken)}
+                name: figure.to_json() | ({"range": dict(limits[name]), "ok": verdicts[name]} if name in limits else {})
                 for name, figure in self.figures.items()
             },
             "baseline": {name: figure.to_json() for name, figure in self.baseline.items()},
             "ratio": round(self.ratio, 3),
             "range": {name: dict(bounds) for name, bounds in limits.items()},
-            "ok": not broken,
-            "out_of_range": broken,
-            "too_busy_to_judge": not_judged,
+            "ok": overall(verdicts.values()),
+            "out_of_range": [name for name, ok in verdicts.items() if ok is False],
+            "too_busy_to_judge": [name for name, ok in verdicts.items() if ok == NOT_JUDGED],
             **({"not_measured": dict(self.not_measured)} if self.not_measured else {}),
             "conditions": {**self.conditions, "machine": platform.machine(), "python": platform.python_version()},
             "reproduce": self.reproduce,
         }
 
 
-def _judged(bounds: Mapping[str, float] | None, *, ok: bool) -> dict[str, Any]:
-    return {} if bounds is None else {"range": dict(bounds), "ok": ok}
+def verdict(figure: Figure, bounds: Mapping[str, float], *, busy: bool) -> Verdict:
+    """Judge one figure by its `bounds`.
+
+    On a busy machine an elapsed time beyond its bound is not judged. One within its bound is: it would be shorter on a
+    quiet machine. A ratio of elapsed times is not judged either way.
+    """
+    inside = bounds.get("min", -math.inf) <= figure.value <= bounds.get("max", math.inf)
+    if busy and bounds.get(ON_A_QUIET_MACHINE) and (not inside or figure.unit == RATIO):
+        return NOT_JUDGED
+    return inside
+
+
+def overall(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return False if one is, else NOT_JUDGED if one is, else True."""
+    found = set(verdicts)
+    return False if False in found else NOT_JUDGED if NOT_JUDGED in found else True
 
 
 def load_range(name: str) -> dict[str, dict[str, float]]:

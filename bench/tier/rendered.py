@@ -16,7 +16,7 @@ from bench.apiserver import NAMESPACE, ApiServer, running_api_server
 from bench.enforce import own
 from bench.machine import Busyness
 from bench.operator_under_test import OperatorUnderTest, running_operator
-from bench.result import Figure
+from bench.result import RATIO, Figure
 from bench.same_objects import MADE, applies_per_second, creates_per_second
 from bench.tier.part import Part
 from bench.watching import Watch
@@ -74,8 +74,8 @@ async def measure(progress: Progress) -> Part:
     return Part(
         figures={
             "rendered_children_per_second": Figure(children_per_s, "1/s", baseline=raw_per_s),
-            "rendered_of_raw": Figure(children_per_s / raw_per_s, "1"),
-            "rendered_of_raw_applies": Figure(children_per_s / raw_applies_per_s, "1"),
+            "rendered_of_raw": Figure(children_per_s / raw_per_s, RATIO),
+            "rendered_of_raw_applies": Figure(children_per_s / raw_applies_per_s, RATIO),
             "rendered_first_apply_to_last_child": Figure(elapsed_s, "s", baseline=len(made_at) / raw_per_s),
             "rendered_operator_cpu_per_tier": Figure(1000 * cpu_s / TIERS, "ms"),
             "rendered_operator_writes_per_tier": Figure(writes / TIERS, "1"),

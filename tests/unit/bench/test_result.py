@@ -8,15 +8,28 @@ from typing import Any
 
 import pytest
 
-from bench.result import ON_A_QUIET_MACHINE, OTHER_LOAD, QUIET_PERCENT, RANGES, Figure, Result, load_range, percentile
+from bench.__main__ import EXIT_CODES
+from bench.result import (
+    NOT_JUDGED,
+    ON_A_QUIET_MACHINE,
+    OTHER_LOAD,
+    QUIET_PERCENT,
+    RANGES,
+    RATIO,
+    Figure,
+    Result,
+    load_range,
+    overall,
+    percentile,
+)
 
 NAMES = sorted(path.stem for path in RANGES.glob("*.json"))
 
 
-def judged(value: float, bounds: dict[str, Any], other_load_percent: float = 0) -> dict[str, Any]:
+def judged(value: float, bounds: dict[str, Any], other_load_percent: float = 0, unit: str = "s") -> dict[str, Any]:
     result = Result(
         name="x",
-        figures={"took": Figure(value, "s")},
+        figures={"took": Figure(value, unit)},
         baseline={},
         ratio=1.0,
         reproduce="",
@@ -38,10 +51,29 @@ def test_elapsed_time_is_judged_on_a_quiet_machine() -> None:
     assert document["too_busy_to_judge"] == []
 
 
-def test_elapsed_time_on_a_busy_machine_is_reported_and_fails_nothing() -> None:
+def test_elapsed_time_beyond_its_bound_on_a_busy_machine_is_not_judged() -> None:
     document = judged(3.0, {"max": 2.0, ON_A_QUIET_MACHINE: True}, other_load_percent=QUIET_PERCENT + 1)
-    assert document["ok"]
+    assert document["ok"] == document["figures"]["took"]["ok"] == NOT_JUDGED
     assert document["too_busy_to_judge"] == ["took"]
+    assert document["out_of_range"] == []
+
+
+def test_elapsed_time_within_its_bound_holds_on_a_busy_machine() -> None:
+    document = judged(1.0, {"max": 2.0, ON_A_QUIET_MACHINE: True}, other_load_percent=QUIET_PERCENT + 1)
+    assert document["ok"] is document["figures"]["took"]["ok"] is True
+
+
+@pytest.mark.parametrize("value", [1.0, 3.0])
+def test_a_ratio_of_elapsed_times_on_a_busy_machine_is_not_judged(value: float) -> None:
+    document = judged(value, {"max": 2.0, ON_A_QUIET_MACHINE: True}, QUIET_PERCENT + 1, unit=RATIO)
+    assert document["ok"] == NOT_JUDGED
+
+
+def test_a_result_is_false_before_not_judged_before_true_each_with_its_exit_code() -> None:
+    assert overall([]) is overall([True, True]) is True
+    assert overall([True, NOT_JUDGED]) == NOT_JUDGED
+    assert overall([True, NOT_JUDGED, False]) is False
+    assert EXIT_CODES == {True: 0, False: 1, NOT_JUDGED: 3}
 
 
 def test_a_range_of_a_figure_that_was_not_measured_is_an_error() -> None:

@@ -1,0 +1,95 @@
+"""Ranges against what README promises, and checked-in results against ranges."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.__main__ import RESULTS
+from bench.result import RANGES, Figure, Result, load_range
+
+README = (Path(__file__).parents[3] / "README.md").read_text()
+ONE_SECOND = "an edit is enforced, and an invalidation acknowledged, by all of them within a second (p99"
+NOTHING_WRITTEN = "no write at rest, none after a restart"
+DEAD_TIER = "a dead tier costs a lookup at most 2 ms"
+SHARING = "store and compute at most 5 % more than the arithmetic optimum"
+POOL_HIT = "a hit of a pool costs at most 1.1 times a private one"
+PLAIN_FILES = "A full tier of files moves at least three quarters of the bytes per second that fio gets"
+SMALL_ANSWERS = "small answers take at most 12 ms (p99) while a shard is added to 2 GiB of blocks"
+ENVOY = "For chats of 8 and 200 kB the gate costs at most 0.8 times the CPU of Envoy"
+
+PROMISES: list[tuple[str, str, str, dict[str, float]]] = [
+    (ONE_SECOND, "enforce", "edit_to_enforced_p99", {"max": 1}),
+    (ONE_SECOND, "enforce", "invalidation_acknowledged_p99", {"max": 1}),
+    (NOTHING_WRITTEN, "render", "writes_at_rest", {"max": 0}),
+    (NOTHING_WRITTEN, "render", "restart_writes", {"max": 0}),
+    ("at most 1.45 times the processor time of LMCache's own", "adapter", "plain_cpu_of_native", {"max": 1.45}),
+    ("2.4 times with encryption", "adapter", "sealed_cpu_of_native", {"max": 2.4}),
+    (DEAD_TIER, "adapter", "dead_tier_first_lookups_max", {"max": 2}),
+    (DEAD_TIER, "adapter", "dead_tier_lookup_max", {"max": 2}),
+    (SHARING, "sharing", "stored_of_best_max", {"max": 1.05}),
+    (SHARING, "sharing", "prefill_of_best_max", {"max": 1.05}),
+    (SHARING, "sharing", "memory_stored_of_best_max", {"max": 1.05}),
+    (SHARING, "sharing", "memory_prefill_of_best_max", {"max": 1.05}),
+    (POOL_HIT, "sharing", "redis_pool_hit_of_private", {"max": 1.1}),
+    (POOL_HIT, "sharing", "redis_pool_hit_cpu_of_private", {"max": 1.1}),
+    (POOL_HIT, "sharing", "memory_pool_hit_of_private", {"max": 1.1}),
+    (POOL_HIT, "sharing", "memory_pool_hit_cpu_of_private", {"max": 1.1}),
+    ("vLLM answers with the pool as without a cache", "sharing", "engine_outputs_equal", {"min": 100}),
+    ("costs them at most 2 % of their hits under budgets", "neighbours", "neighbours_hits_lost", {"max": 2}),
+    (PLAIN_FILES, "files", "plain_store_of_limit", {"min": 0.75}),
+    (PLAIN_FILES, "files", "plain_load_of_limit", {"min": 0.75}),
+    ("encrypted three fifths", "files", "sealed_store_of_limit", {"min": 0.6}),
+    ("encrypted three fifths", "files", "sealed_load_of_limit", {"min": 0.6}),
+    (ENVOY, "gate", "cpu_8kb_of_envoy", {"max": 0.8}),
+    (ENVOY, "gate", "cpu_200kb_of_envoy", {"max": 0.8}),
+    ("for 8 kB at most a fiftieth of LiteLLM's proxy", "gate", "litellm_8kb_of_cpu", {"min": 50}),
+    ("100 tiers are checked and Ready within 6 s", "tier", "external_first_apply_to_all_ready", {"max": 6}),
+    ("Such a cluster is Ready within 6 s of its apply", "tier", "pods_apply_to_ready", {"max": 6}),
+    ("at most 0.2 s when a primary's pod is deleted", "tier", "pods_deleted_writes_stopped", {"max": 0.2}),
+    ("3 s when a primary is killed", "tier", "pods_killed_until_served", {"max": 3}),
+    (SMALL_ANSWERS, "tier", "scaled_1mib_small_p99", {"max": 12}),
+    (SMALL_ANSWERS, "tier", "scaled_valkey_16mib_small_p99", {"max": 12}),
+]
+"""Words of README, the benchmark that shows them, its figure, and the figure's bounds."""
+
+
+@pytest.mark.parametrize(("words", "benchmark", "figure", "bounds"), PROMISES)
+def test_a_range_is_what_readme_promises(words: str, benchmark: str, figure: str, bounds: dict[str, float]) -> None:
+    assert words in README
+    found = load_range(benchmark)[figure]
+    assert {name: found[name] for name in ("min", "max") if name in found} == bounds
+
+
+def test_every_benchmark_that_readme_names_in_its_costs_has_a_promise_here() -> None:
+    costs = README.partition("### What it costs")[2].partition("**Not yet**")[0]
+    named = {path.stem for path in RANGES.glob("*.json") if f"make bench BENCH={path.stem}`" in costs}
+    assert named
+    assert named <= {benchmark for _, benchmark, _, _ in PROMISES}
+
+
+def result_of(document: dict[str, Any]) -> Result:
+    figures = {name: Figure(told["value"], told["unit"]) for name, told in document["figures"].items()}
+    return Result(
+        name=document["name"],
+        figures=figures,
+        baseline={},
+        ratio=document["ratio"],
+        reproduce="",
+        conditions=document["conditions"],
+        not_measured=document.get("not_measured", {}),
+    )
+
+
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
+def test_a_checked_in_result_is_judged_by_todays_range(path: Path) -> None:
+    document = json.loads(path.read_text())
+    judged = result_of(document).to_json(load_range(path.stem))
+    for field in ("ok", "range", "out_of_range", "too_busy_to_judge"):
+        assert document[field] == judged[field], field
+    assert judged["ok"] is not False
+    for name, figure in judged["figures"].items():
+        assert document["figures"][name].get("ok") == figure.get("ok"), name
