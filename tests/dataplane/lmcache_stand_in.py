@@ -1,4 +1,4 @@
-"""What the guard imports of LMCache (0.5.6) and vLLM, played: a worker's connector, the ask for a chunk size."""
+"""What the guard imports of LMCache (0.5.6) and vLLM, played: connectors of both roles, the ask for a chunk size."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import enum
 import importlib
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
@@ -62,12 +63,53 @@ class WorkerAdapter:
         return True
 
 
+class RequestState(enum.Enum):
+    PREFETCHING = 0
+    BYPASS_LMCACHE = 1
+
+
+@dataclass
+class Tracker:
+    """What LMCache knows of a request."""
+
+    lookup_started_at: float | None = None
+    num_lmcache_hit_tokens: int = 0
+    state: RequestState = RequestState.PREFETCHING
+
+
+@dataclass
+class SchedulerAdapter:
+    lmcache_tokens_per_chunk: int = 64
+    is_healthy: bool = True
+    req_clients: dict[str, Any] = field(default_factory=dict)
+
+    def cleanup_lookup_result(self, request_id: str) -> None:
+        """Forget a lookup; the server is not told."""
+
+
 class Connector:
-    """LMCache's connector: to a server that is away its stores are forgotten, and called finished."""
+    """LMCache's connector: to a server that is away its stores are forgotten, and called finished.
+
+    A lookup takes effect on the server at once, and its answer takes longer than the call.
+    """
 
     def __init__(self, vllm_config: Any, role: Role, kv_cache_config: Any = None) -> None:
         self.happened: list[str] = []
         self.worker_adapter = WorkerAdapter(self.happened)
+        self.scheduler_adapter = SchedulerAdapter()
+        self.request_trackers: dict[str, Tracker] = {}
+
+    def _get_or_create_request_tracker(self, request: Any) -> Tracker:
+        return self.request_trackers.setdefault(request.request_id, Tracker())
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        tracker = self._get_or_create_request_tracker(request)
+        if tracker.state == RequestState.BYPASS_LMCACHE:
+            return 0, False
+        if tracker.lookup_started_at is None:
+            tracker.lookup_started_at = time.monotonic()
+            self.happened.append("looked up")
+        return None, True
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         adapter = self.worker_adapter
@@ -88,7 +130,7 @@ def play(monkeypatch: pytest.MonkeyPatch, ask: Callable[..., int]) -> None:
     """Let the modules be found while a test runs; `ask` is LMCache's question for a server's chunk size."""
     contents: dict[str, dict[str, Any]] = {
         "lmcache.integration.vllm.lmcache_mp_connector": {"LMCacheMPConnector": Connector},
-        "lmcache.integration.vllm.lmcache_mp_metadata": {"LMCacheMPRequestState": object},
+        "lmcache.integration.vllm.lmcache_mp_metadata": {"LMCacheMPRequestState": RequestState},
         ADAPTER: {"HeartbeatThread": object, "get_lmcache_chunk_size": ask},
         "lmcache.v1.multiprocess.futures": {"MessagingFuture": object},
         "lmcache.v1.multiprocess.rpc": {"get_rpc_spec": lambda operation: SimpleNamespace(streaming=False)},

@@ -11,11 +11,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
 from tests.dataplane.conftest import StartServer
 from tests.dataplane.engine_process import CHUNK_TOKENS, EngineProcess, engine_python
+from tests.dataplane.fresh import until
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
 
@@ -132,3 +134,35 @@ def test_the_first_request_to_a_server_that_died_while_idle_is_answered(pod: Pod
     assert pod.engine.complete(prompt("idle"), KEYSPACE_A) < BOUND_S
     assert pod.engine.complete(prompt("idle"), KEYSPACE_A) < BOUND_S
     pod.server.start_server_again()
+
+
+def in_use(pod: Pod) -> dict[str, int]:
+    """How many blocks are locked for readers, and of how many lookups the cache server still has a record."""
+    status = pod.server.get("/status")
+    storage = status["storage_manager"]
+    return {
+        "locked blocks": storage["l1_manager"]["read_locked_count"],
+        "lookups": status["active_prefetch_jobs"],
+        "results": storage["prefetch_controller"]["completed_results_count"],
+    }
+
+
+@pytest.mark.parametrize(
+    "asked", [{"prompt_logprobs": 1}, {"echo": True, "logprobs": 1}], ids=["prompt_logprobs", "echo"]
+)
+def test_a_request_for_logprobs_of_its_prompt_stores_it_and_leaves_no_lock_and_no_record(
+    pod: Pod, asked: dict[str, Any]
+) -> None:
+    pod.server.kill_server()  # one that was lost in the middle of lookups may have records of them
+    pod.server.start_server_again()
+    until_reuse_is_back(pod)
+    until(lambda: not any(in_use(pod).values()), lambda: in_use(pod))
+    text = prompt(f"logprobs {next(iter(asked))}")
+    for _ in range(3):  # its blocks are there from the second time on
+        pod.engine.completion(prompt=text, cache_salt=KEYSPACE_A, max_tokens=1, **asked)
+        time.sleep(0.3)
+    assert not any(in_use(pod).values()), in_use(pod)
+    before = pod.engine.external_hits()
+    pod.engine.complete(text, KEYSPACE_A)
+    assert pod.engine.external_hits() > before
+    until(lambda: not any(in_use(pod).values()), lambda: in_use(pod))

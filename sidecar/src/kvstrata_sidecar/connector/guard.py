@@ -146,7 +146,13 @@ class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]
     # Scheduler side
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Return what the cache has. A lookup that fails or takes too long is a miss, once and for all."""
+        """Return what the cache has. A lookup that fails or takes too long is a miss, once and for all.
+
+        vLLM computes all of some prompts, as those whose log probabilities are asked for. It asks here all the same
+        and drops the answer, so the blocks that a lookup locks would stay locked, and its records would never end.
+        """
+        if request.skip_reading_prefix_cache:
+            return self._bypass(request)
         started_s = self._get_or_create_request_tracker(request).lookup_started_at
         matched: tuple[int | None, bool] = absorb(
             "a lookup",
