@@ -18,7 +18,7 @@ from typing import Any
 
 import uvloop
 
-from kvstrata.contract.link import MAX_LINE_BYTES, AdapterAck, AdapterState, decode_request
+from kvstrata.contract.messages.adapter import MAX_LINE_BYTES, AdapterAck, AdapterState, decode_request
 from kvstrata_sidecar.gate.main import Gate
 from kvstrata_sidecar.gate.settings import Settings
 

@@ -7,10 +7,10 @@ import socket
 import time
 from pathlib import Path
 
-from kvstrata.contract.bundle import Rules, TierBudget
-from kvstrata.contract.cacheview import FRESHNESS_FILE, FRESHNESS_FORMAT, POLICY_FILE, CacheView
-from kvstrata.contract.datakey import KEYS_DIRECTORY, file_name
-from kvstrata.contract.link import SOCKET_NAME, AdapterAck, apply_request, decode_answer
+from kvstrata.contract.messages.adapter import SOCKET_NAME, AdapterAck, apply_request, decode_answer
+from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.cache_view import FRESHNESS_FILE, FRESHNESS_FORMAT, POLICY_FILE, CacheView
+from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, file_name
 
 DOMAIN, IDENTITY = "d0" * 8, "1d" * 8
 MAIN = "a" * 32

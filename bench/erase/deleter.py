@@ -20,7 +20,7 @@ from typing import Any
 from bench.erase.clocks import Exchange, ServerClock
 from kvstrata.adapters.redis_probe import Access
 from kvstrata.adapters.tier_verifier import TierLook, TierVerifier
-from kvstrata.contract.erasereport import Erased, Line
+from kvstrata.contract.messages.erase_report import Erased, Line
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.wire import Command
 from kvstrata_sidecar.erase.deletion import Deletion

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvstrata.contract.keys import BUCKETS, bucket_prefix
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from kvstrata_sidecar.adapter.slots import slot_of
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
 

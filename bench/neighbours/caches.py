@@ -18,8 +18,8 @@ import redis
 from bench.adapter.stand import Redis
 from bench.neighbours.workload import Prompt, chunk_hash
 from e2e.cluster.progress import ClusterError
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.value import value_bytes
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.store.block_value import value_bytes
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
 from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.runtime import Runtime, acquire, release

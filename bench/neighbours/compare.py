@@ -29,7 +29,7 @@ from bench.result import OTHER_LOAD, Figure, Result
 from bench.sharing.excerpt import TENTH
 from bench.sharing.trace import CHUNK_TOKENS, load
 from e2e.cluster.progress import Progress
-from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.policy.bundle import TierBudget
 
 NAME = "neighbours"
 CAPACITY_PERCENT = 25

@@ -12,7 +12,7 @@ from bench.sharing.scopes import Scopes
 from bench.sharing.stand import Stand
 from bench.sharing.trace import PREFIX
 from e2e.cluster.progress import ClusterError
-from kvstrata.contract.pools import PoolState
+from kvstrata.contract.policy.pools import PoolState
 
 PRIVATE, READER = 0, 1
 """Tenants: one that keeps the prefix in its own keyspace, one that reads the pool."""

@@ -14,7 +14,7 @@ from bench.sharing.optimum import Mode
 from bench.sharing.scopes import Scopes
 from bench.sharing.stand import Stand, erase, held
 from e2e.cluster.progress import ClusterError
-from kvstrata.contract.pools import PoolState
+from kvstrata.contract.policy.pools import PoolState
 from tests.dataplane.engine_process import CHUNK_TOKENS, EngineProcess
 
 TENANTS = 4

@@ -11,8 +11,8 @@ from bench.sharing.optimum import Mode, Optimum, optimum
 from bench.sharing.scopes import Scopes
 from bench.sharing.stand import Stand, erase, held
 from bench.sharing.trace import CHUNK_TOKENS, PREFIX, PREFIX_TOKENS, Request, tenants_of
-from kvstrata.contract.link import SCOPE_DIGITS
-from kvstrata.contract.pools import PoolState
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.policy.pools import PoolState
 
 REPORT_TIMEOUT_S = 20.0
 WARM_UP = Request(-1, PREFIX, PREFIX_TOKENS)

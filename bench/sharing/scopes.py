@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.sharing.optimum import GROUP_TENANTS, Mode
-from kvstrata.contract.budget import TierBudget
-from kvstrata.contract.bundle import Bundle, Entry, Root, Rules
-from kvstrata.contract.cacheview import CacheView, manifests
-from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace, epoch_from_random
-from kvstrata.contract.link import AdapterAck, ChunkHashes, apply_request, decode_answer, hash_request
-from kvstrata.contract.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
+from kvstrata.contract.messages.adapter import AdapterAck, ChunkHashes, apply_request, decode_answer, hash_request
+from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules
+from kvstrata.contract.policy.cache_view import CacheView, manifests
+from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace, epoch_from_random
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
 from kvstrata_sidecar.gate.manifestfiles import ManifestFiles
 from tests.tiers.gate_stand_in import DOMAIN, GateStandIn
 

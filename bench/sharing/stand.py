@@ -17,7 +17,7 @@ from bench.adapter.stand import ROOT, Redis
 from bench.sharing.scopes import Gate
 from bench.sharing.trace import CHUNK_TOKENS, PREFIX
 from e2e.cluster.progress import ClusterError, Progress
-from kvstrata.contract.keys import parse_block_key
+from kvstrata.contract.store.redis_keys import parse_block_key
 from tests.dataplane.conftest import tier
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.gate_stand_in import GateStandIn

@@ -24,7 +24,7 @@ from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError
 from redis.retry import Retry
 
-from kvstrata.contract.keys import KEY_PREFIX
+from kvstrata.contract.store.redis_keys import KEY_PREFIX
 from kvstrata.objects.redisusers import DATA_USER
 
 from .direct import container_pid, network_of

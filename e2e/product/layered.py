@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvstrata.contract.blockfile import ROOT
-from kvstrata.contract.link import SCOPE_DIGITS, AdapterState, decode_answer, state_request
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS, AdapterState, decode_answer, state_request
+from kvstrata.contract.store.block_file import ROOT
 
 from .chapters import CHUNK_TOKENS, _is_ready, _object, _wait_enforced, keyspace_of
 from .chapters import MODEL as DEMO_MODEL

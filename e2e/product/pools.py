@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.holding import PoolHolding, PoolQuestion, PoolTierState
-from kvstrata.contract.link import AdapterState, decode_answer, state_request
+from kvstrata.contract.messages.adapter import AdapterState, decode_answer, state_request
+from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion, PoolTierState
 
 from .calls import Replica
 from .chapters import MODEL, Stage, _object

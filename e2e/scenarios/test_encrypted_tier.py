@@ -23,7 +23,7 @@ from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
 from e2e.product.shared_tier import TIER, make_room
 from e2e.product.tier_contents import StoredBlock, tier_contents
-from kvstrata.contract.value import HEADER_BYTES, TAG_BYTES, unpack_header
+from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES, unpack_header
 
 pytestmark = pytest.mark.cluster
 

@@ -41,9 +41,9 @@ from e2e.product.pools import fresh_prefix, pool_keyspaces, pool_of, wait_publis
 from e2e.product.read_only import read_only
 from e2e.product.tier_contents import tier_contents
 from kvstrata.api.scalars import Quantity
-from kvstrata.contract.blockfile import block_name, file_bytes, parse_file_name
-from kvstrata.contract.link import SCOPE_DIGITS
-from kvstrata.contract.value import HEADER_BYTES, TAG_BYTES, unpack_header
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.store.block_file import block_name, file_bytes, parse_file_name
+from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES, unpack_header
 
 pytestmark = pytest.mark.cluster
 

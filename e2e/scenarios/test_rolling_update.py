@@ -34,7 +34,7 @@ from e2e.product.kubectl import Kubectl, wait_until
 from e2e.product.shared_tier import make_room
 from e2e.product.tier_contents import TierContents, tier_contents
 from e2e.product.watches import Watch, watch
-from kvstrata.contract.keys import parse_block_key
+from kvstrata.contract.store.redis_keys import parse_block_key
 
 pytestmark = pytest.mark.cluster
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstrata.cli.operator import LEASE_NAME
-from kvstrata.contract.scripts import script
+from kvstrata.contract.store.redis_scripts import script
 from kvstrata.objects import names
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.apiserver.erasure_steps import ENDED, Step, Steps

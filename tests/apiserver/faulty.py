@@ -11,7 +11,7 @@ from typing import Any
 
 from kvstrata.adapters.resources import BY_KIND, SECRET
 from kvstrata.contract import ContractError
-from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Entry, Root, decode_shard
+from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Entry, Root, decode_shard
 from kvstrata.objects import names
 from kvstrata.reconcile.queue import MAX_WAIT_S
 from tests.api.apiserver import ApiServer, RefusedError

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from kvstrata.contract.ack import CONTROL_PORT
-from kvstrata.contract.cacheview import POLICY_FILE
+from kvstrata.contract.messages.pod_state import CONTROL_PORT
+from kvstrata.contract.policy.cache_view import POLICY_FILE
 from kvstrata_sidecar.adapter.files.tier import FileTier
 from kvstrata_sidecar.adapter.hashing import Hasher
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, FileTierParams, TierParams

@@ -22,9 +22,9 @@ from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import CONFIG_MAP, JOB, Resource
 from kvstrata.adapters.signing import is_signed
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.contract.erasereport import End, Line, Outcome, StopReason, encode_line
-from kvstrata.contract.receipt import read_receipt
-from kvstrata.contract.receiptchain import check_chain
+from kvstrata.contract.messages.erase_report import End, Line, Outcome, StopReason, encode_line
+from kvstrata.contract.receipt.chain import check_chain
+from kvstrata.contract.receipt.record import read_receipt
 from kvstrata.model.erasurefacts import JobState
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext

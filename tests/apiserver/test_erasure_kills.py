@@ -26,7 +26,7 @@ import pytest
 
 from e2e.cluster.control_plane import ControlPlane
 from kvstrata.cli import plugin
-from kvstrata.contract.receipt import read_receipt
+from kvstrata.contract.receipt.record import read_receipt
 from tests.api.apiserver import ApiServer
 from tests.apiserver import erasure_victims as victims
 from tests.apiserver.conftest import REPOSITORY, install_crds

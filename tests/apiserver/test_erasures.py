@@ -17,11 +17,11 @@ import pytest
 from e2e.cluster.control_plane import ControlPlane
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.cli import plugin
-from kvstrata.contract.keys import BlockKey, parse_block_key
-from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
-from kvstrata.contract.receipt import read_receipt
-from kvstrata.contract.receiptresidue import Claim, Residue
-from kvstrata.contract.receiptwords import PodMedium
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.receipt.record import read_receipt
+from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.vocabulary import PodMedium
+from kvstrata.contract.store.redis_keys import BlockKey, parse_block_key
 from kvstrata.objects.identity import render_id
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.apiserver.conftest import REPOSITORY, install_crds

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from e2e.cluster.control_plane import ControlPlane
-from kvstrata.contract.keys import parse_block_key
-from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata_sidecar.adapter.resp import Connection
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.apiserver.conftest import REPOSITORY, install_crds

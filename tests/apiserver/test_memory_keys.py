@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvstrata.cli import plugin
-from kvstrata.contract.datakey import KEYS_DIRECTORY
+from kvstrata.contract.policy.data_key import KEYS_DIRECTORY
 from tests.apiserver.test_erasures import OPERATOR_NAMESPACE, Place
 from tests.apiserver.test_erasures import place as place
 from tests.support.objects import NAMESPACE, invalidation, own

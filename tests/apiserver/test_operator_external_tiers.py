@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.keys import domain_pattern
-from kvstrata.contract.scripts import COMMANDS
+from kvstrata.contract.store.redis_keys import domain_pattern
+from kvstrata.contract.store.redis_scripts import COMMANDS
 from tests.apiserver.operator_process import OperatorProcess
 from tests.apiserver.server import NAMESPACE, Server
 from tests.support.redis_binary import needs_redis

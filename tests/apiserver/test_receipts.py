@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.cli import plugin
-from kvstrata.contract.receipt import read_link
+from kvstrata.contract.receipt.record import read_link
 from kvstrata.objects import names
 from kvstrata.objects.receipts import RECEIPT_DATA_KEY, build_public_keys, build_receipt
 from tests.apiserver.conftest import OPERATOR_NAMESPACE

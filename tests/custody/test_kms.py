@@ -14,7 +14,7 @@ import pytest
 from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.transit import TransitClient
 from kvstrata.adapters.transit_tokens import TokenFile
-from kvstrata.contract.receiptwords import Party
+from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keycustody import Undestroyed
 from kvstrata.objects import names
 from kvstrata.reconcile.custody import CustodyError, KeyCustody

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kvstrata.adapters.transit_tokens import TokenFile
-from kvstrata.contract.receiptclaims import claims
-from kvstrata.contract.receiptresidue import Claim
-from kvstrata.contract.receiptwords import KeyCustody, Party
+from kvstrata.contract.receipt.claims import claims
+from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
 from tests.custody.bao_server import BaoServer
 from tests.custody.kms_stories import asked
 from tests.custody.kms_stories import objects as objects

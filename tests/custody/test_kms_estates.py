@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstrata.adapters.kube import KubeError
-from kvstrata.contract.datakey import key_id
+from kvstrata.contract.policy.data_key import key_id
 from kvstrata.objects import names
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.custody import CustodyError

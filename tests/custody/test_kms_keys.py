@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kvstrata.contract.datakey import key_id
+from kvstrata.contract.policy.data_key import key_id
 from kvstrata.reconcile.custody.wrapped import WrappedKey
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.custody.kms_stories import (

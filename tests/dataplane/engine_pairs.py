@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import count
 
-from kvstrata.contract.datakey import DataKey
-from kvstrata.contract.enginereset import RESET_PATH, EngineSaid, ResetOutcome, ResetRequest
-from kvstrata.contract.keyspace import Scope, ScopeKind
-from kvstrata.contract.link import SCOPE_DIGITS
-from kvstrata.contract.pools import PoolShard, PoolVersion, pack_hashes
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import WARM_PATH, Warmed, WarmOutcome, WarmRequest
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.messages.engine_reset import RESET_PATH, EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.pools import WARM_PATH, Warmed, WarmOutcome, WarmRequest
+from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.policy.data_key import DataKey
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind
+from kvstrata.contract.policy.pools import PoolShard, PoolVersion, pack_hashes
 from tests.dataplane.engine_process import CHUNK_TOKENS, MODEL
 from tests.dataplane.moving_scopes import Caller, Cast, Play, pool
 from tests.dataplane.test_pool_engine import names, posted, say

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from kvstrata.contract.bundle import Entry, TierBudget
-from kvstrata.contract.datakey import DataKey
-from kvstrata.contract.keyspace import DOMAIN_KEY_BYTES, Scope, ScopeKind, derive_keyspace
-from kvstrata.contract.pools import PoolState, PoolVersion
+from kvstrata.contract.policy.bundle import Entry, TierBudget
+from kvstrata.contract.policy.data_key import DataKey
+from kvstrata.contract.policy.keyspace import DOMAIN_KEY_BYTES, Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.policy.pools import PoolState, PoolVersion
 
 TIERS = ("dram", "disk", "shared")
 KEPT = 32

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.datakey import DataKey
+from kvstrata.contract.policy.data_key import DataKey
 from tests.dataplane import memory_scan
 from tests.dataplane.conftest import StartServer, tier
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.link import ChunkHashes, hash_request
-from kvstrata.contract.pools import PoolState, PoolVersion, pack_hashes
+from kvstrata.contract.messages.adapter import ChunkHashes, hash_request
+from kvstrata.contract.policy.pools import PoolState, PoolVersion, pack_hashes
 from tests.dataplane.conftest import StartServer
 from tests.dataplane.engine_process import CHUNK_TOKENS, EngineProcess, engine_python
 from tests.dataplane.fresh import until

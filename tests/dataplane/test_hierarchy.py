@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import BUCKETS, bucket_prefix
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from tests.dataplane import memory_scan
 from tests.dataplane.conftest import StartServer, tier
 from tests.dataplane.fresh import CHUNKS, fresh_keyspace, fresh_sequence, until

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.keyspace import Scope
-from kvstrata.contract.link import ChunkHashes, hash_request
-from kvstrata.contract.pools import CHUNK_HASH_BYTES, pack_hashes
+from kvstrata.contract.messages.adapter import ChunkHashes, hash_request
+from kvstrata.contract.policy.keyspace import Scope
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, pack_hashes
 from tests.dataplane.conftest import StartServer, file_tier, tier
 from tests.dataplane.fresh import CHUNKS, fresh_sequence, until
 from tests.dataplane.lmcache_server import LMCacheServer

@@ -19,12 +19,12 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.bundle import Entry
-from kvstrata.contract.datakey import DataKey
-from kvstrata.contract.enginereset import RESET_PATH, EngineSaid, ResetOutcome, ResetRequest
-from kvstrata.contract.keyspace import Scope, ScopeKind
-from kvstrata.contract.pools import PoolShard, PoolState, PoolVersion, pack_hashes
-from kvstrata.contract.probe import PROBE_PATH, Probed, ProbeOutcome, ProbeRequest
+from kvstrata.contract.messages.engine_reset import RESET_PATH, EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.probe import PROBE_PATH, Probed, ProbeOutcome, ProbeRequest
+from kvstrata.contract.policy.bundle import Entry
+from kvstrata.contract.policy.data_key import DataKey
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind
+from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes
 from kvstrata_sidecar.gate.enginecalls import WholeAnswer, judged, request_bytes
 from tests.dataplane.conftest import StartServer, file_tier, tier
 from tests.dataplane.engine_pairs import EnginePairs

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.protocol import WRITE_WINDOW_MS
 from kvstrata_sidecar.adapter.runtime import acquire, release

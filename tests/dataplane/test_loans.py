@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.holding import PoolHolding, PoolQuestion
-from kvstrata.contract.keys import parse_block_key
-from kvstrata.contract.pools import PoolState, PoolVersion, pack_hashes
+from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion
+from kvstrata.contract.policy.pools import PoolState, PoolVersion, pack_hashes
+from kvstrata.contract.store.redis_keys import parse_block_key
 from tests.dataplane import memory_scan
 from tests.dataplane.conftest import StartServer, tier
 from tests.dataplane.fresh import CHUNKS, fresh_keyspace, until

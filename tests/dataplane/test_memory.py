@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.link import (
+from kvstrata.contract.messages.adapter import (
     MAX_HASHED_TOKENS,
     SCOPE_DIGITS,
     TOKEN_BYTES,
@@ -30,7 +29,8 @@ from kvstrata.contract.link import (
     hash_request,
     metrics_request,
 )
-from kvstrata.contract.pools import CHUNK_HASH_BYTES
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 from tests.dataplane import memory_scan
 from tests.dataplane.conftest import StartServer
 from tests.dataplane.fresh import CHUNKS, fresh_keyspace, until

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.erasereport import Outcome
-from kvstrata.contract.erasing import AdapterErased, EraseOutcome, EraseQuestion
+from kvstrata.contract.messages.erase_2 import AdapterErased, EraseOutcome, EraseQuestion
+from kvstrata.contract.messages.erase_report import Outcome
+from kvstrata.contract.policy.bundle import TierBudget
 from tests.dataplane import memory_scan
 from tests.dataplane.conftest import StartServer, tier
 from tests.dataplane.fresh import CHUNKS

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.keys import parse_block_key
+from kvstrata.contract.store.redis_keys import parse_block_key
 from tests.dataplane.conftest import StartServer, tier
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN, STALE_AFTER_S, GateStandIn

@@ -16,10 +16,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.link import SCOPE_DIGITS
-from kvstrata.contract.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import (
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.messages.pools import (
     POOL_PATH,
     RENDER_PATH,
     WARM_PATH,
@@ -31,6 +29,8 @@ from kvstrata.contract.warm import (
     WarmOutcome,
     WarmRequest,
 )
+from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
 from tests.dataplane.conftest import StartServer
 from tests.dataplane.engine_process import CHUNK_TOKENS, MODEL, EngineProcess, engine_python
 from tests.dataplane.lmcache_server import LMCacheServer

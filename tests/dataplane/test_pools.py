@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.datakey import DataKey
-from kvstrata.contract.holding import PoolHolding, PoolQuestion
-from kvstrata.contract.keys import parse_block_key
-from kvstrata.contract.pools import PoolState, PoolVersion, pack_hashes
+from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion
+from kvstrata.contract.policy.data_key import DataKey
+from kvstrata.contract.policy.pools import PoolState, PoolVersion, pack_hashes
+from kvstrata.contract.store.redis_keys import parse_block_key
 from tests.dataplane.conftest import StartServer, tier
 from tests.dataplane.fresh import CHUNKS, until
 from tests.dataplane.lmcache_server import LMCacheServer

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.keys import bucket_prefix
+from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter.slots import slot_of
 from tests.dataplane.conftest import StartServer, tier
 from tests.dataplane.lmcache_server import LMCacheServer

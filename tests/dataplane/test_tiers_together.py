@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.keys import domain_pattern
-from kvstrata.contract.scripts import COMMANDS
+from kvstrata.contract.store.redis_keys import domain_pattern
+from kvstrata.contract.store.redis_scripts import COMMANDS
 from tests.dataplane.conftest import StartServer, tier
 from tests.tiers.certificates import SERVER_NAME, issue
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn

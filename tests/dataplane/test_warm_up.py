@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import BUCKETS, bucket_prefix
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from tests.dataplane.conftest import StartServer, file_tier, tier
 from tests.dataplane.fresh import CHUNKS, fresh_keyspace, fresh_sequence, until
 from tests.dataplane.lmcache_server import LMCacheServer

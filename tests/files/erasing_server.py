@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-from kvstrata.contract.bundle import Rules
-from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.policy.bundle import Rules
+from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.files.tier import FileTier
 from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
 from kvstrata_sidecar.adapter.pod_tier import Block

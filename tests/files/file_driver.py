@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kvstrata.contract.blockfile import ROOT, file_bytes, file_name, key_of
+from kvstrata.contract.store.block_file import ROOT, file_bytes, file_name, key_of
 from kvstrata_sidecar.adapter.files.disk import Disk
 from kvstrata_sidecar.adapter.files.tier import FileTier
 from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.erasing import (
+from kvstrata.contract.messages.erase_2 import (
     REQUIRED,
     AdapterErased,
     AdapterVerified,

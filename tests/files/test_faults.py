@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.blockfile import PAGE_BYTES
+from kvstrata.contract.store.block_file import PAGE_BYTES
 from kvstrata_sidecar.adapter.files.disk import Disk
 from kvstrata_sidecar.adapter.files.pages import address_of
 from kvstrata_sidecar.adapter.memory.pool import Pool

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.budget import TierBudget
+from kvstrata.contract.policy.budget import TierBudget
 from kvstrata_sidecar.adapter.tasks import StoreOutcome
 from tests.files.file_driver import (
     BLOCK_BYTES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 
-from kvstrata.contract.budget import TierBudget
+from kvstrata.contract.policy.budget import TierBudget
 from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.tasks import Task
 from tests.files.file_driver import BLOCK_BYTES, FileDriver, aligned, block

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata.contract.blockfile import key_of, parts_of
+from kvstrata.contract.store.block_file import key_of, parts_of
 from tests.files.file_driver import RANK, FileDriver, blocks
 from tests.tiers.gate_stand_in import IDENTITY, KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN, GateStandIn
 

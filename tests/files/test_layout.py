@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstrata.contract.blockfile import (
+from kvstrata.contract.store.block_file import (
     PAGE_BYTES,
     block_name,
     file_bytes,
@@ -18,7 +18,7 @@ from kvstrata.contract.blockfile import (
     keyspace_of,
     parse_file_name,
 )
-from kvstrata.contract.keys import parse_block_key
+from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata_sidecar.adapter.datakeys import DataKeys
 from kvstrata_sidecar.adapter.files.pages import GcmPages, Pages, PlainPages, Verdict
 from tests.files.file_driver import aligned

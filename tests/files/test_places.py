@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.blockfile import ROOT
+from kvstrata.contract.store.block_file import ROOT
 from kvstrata_sidecar.adapter.files.clock import Clocks, boottime_s
 from kvstrata_sidecar.adapter.files.faults import DiskError
 from kvstrata_sidecar.adapter.files.keeper import FORMER_LIFE_S, TURN_S

@@ -14,9 +14,9 @@ from random import Random
 
 import pytest
 
-from kvstrata.contract.bundle import Entry
-from kvstrata.contract.datakey import DataKey
-from kvstrata.contract.pools import PoolVersion, pack_hashes
+from kvstrata.contract.policy.bundle import Entry
+from kvstrata.contract.policy.data_key import DataKey
+from kvstrata.contract.policy.pools import PoolVersion, pack_hashes
 from tests.files import file_driver
 from tests.files.file_driver import BLOCK_BYTES, FileDriver, aligned, blocks, file_of, files_in
 from tests.tiers.data_keys import FIRST, OTHER

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.datakey import DataKey
-from kvstrata.contract.pools import PoolVersion, pack_hashes
+from kvstrata.contract.policy.data_key import DataKey
+from kvstrata.contract.policy.pools import PoolVersion, pack_hashes
 from kvstrata_sidecar.adapter.tasks import StoreOutcome
 from tests.files.file_driver import BLOCK_BYTES, FileDriver, blocks, file_of, files_in
 from tests.tiers.data_keys import FIRST, OTHER

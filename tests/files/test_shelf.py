@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from kvstrata.contract.blockfile import key_of, keyspace_of
-from kvstrata.contract.budget import TierBudget
-from kvstrata.contract.bundle import Rules
-from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.bundle import Rules
+from kvstrata.contract.policy.cache_view import CacheView
+from kvstrata.contract.store.block_file import key_of, keyspace_of
 from kvstrata_sidecar.adapter.files.policy import LOOK_S, Policy
 from kvstrata_sidecar.adapter.files.reservation import Reservation
 from kvstrata_sidecar.adapter.files.room import MOST_AT_ONCE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.budget import TierBudget
+from kvstrata.contract.policy.budget import TierBudget
 from tests.files.file_driver import BLOCK_BYTES, FILE_BYTES, FileDriver, block, blocks, file_of, files_in, on_disk_bytes
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
 

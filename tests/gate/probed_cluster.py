@@ -21,7 +21,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
 from e2e.cluster.control_plane import ControlPlane
-from kvstrata.contract.ack import ACK_AUDIENCE, CONTROL_PORT
+from kvstrata.contract.messages.pod_state import ACK_AUDIENCE, CONTROL_PORT
 from tests.apiserver.operator_process import OperatorProcess, Operators
 from tests.support.objects import GROUP_VERSION, NAMESPACE, Raw
 

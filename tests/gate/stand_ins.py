@@ -13,17 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvstrata.contract.erasing import (
-    REQUIRED,
-    AdapterErased,
-    AdapterVerified,
-    ErasedTier,
-    EraseOutcome,
-    EraseQuestion,
-    VerifyQuestion,
-)
-from kvstrata.contract.holding import PoolHolding, PoolQuestion, PoolTierState
-from kvstrata.contract.link import (
+from kvstrata.contract.messages.adapter import (
     MAX_LINE_BYTES,
     TOKEN_BYTES,
     UNKNOWN_QUESTION,
@@ -37,8 +27,18 @@ from kvstrata.contract.link import (
     error_answer,
     metrics_answer,
 )
-from kvstrata.contract.pools import CHUNK_HASH_BYTES
-from kvstrata.contract.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.messages.erase_2 import (
+    REQUIRED,
+    AdapterErased,
+    AdapterVerified,
+    ErasedTier,
+    EraseOutcome,
+    EraseQuestion,
+    VerifyQuestion,
+)
+from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion, PoolTierState
+from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 
 Handler = Callable[["EngineRequest", asyncio.StreamWriter], Awaitable[None]]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstrata.contract.audit import Action, Line, Source, Teller, read_line
-from kvstrata.contract.bundle import Rules
-from kvstrata.contract.datakey import DataKey
+from kvstrata.contract.messages.audit import Action, Line, Source, Teller, read_line
+from kvstrata.contract.policy.bundle import Rules
+from kvstrata.contract.policy.data_key import DataKey
 from kvstrata_sidecar.gate.audit import SERVED_EVERY_S, Audit
 
 from .world import GLOBEX, NOBODY, World, chat, entry, keyspace, post, until

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import MAX_PREFIX_TOKENS, RenderRefusal
+from kvstrata.contract.messages.pools import MAX_PREFIX_TOKENS, RenderRefusal
+from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata_sidecar.warm.boundary import (
     MARGIN_TOKENS,
     Beginning,

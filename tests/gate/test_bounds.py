@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.contract.ack import gate_server_name
+from kvstrata.contract.messages.pod_state import gate_server_name
 
 from .pki import client_context
 from .stand_ins import plain_answer

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.bundle import ROOT_DATA_KEY, Bundle, Root, Rules
+from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Bundle, Root, Rules
 from kvstrata_sidecar.gate.fencing import Freshness, PolicyVolume
 from kvstrata_sidecar.gate.grants import decide
 

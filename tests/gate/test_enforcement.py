@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from kvstrata.contract.bundle import Rules
-from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.policy.bundle import Rules
+from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.objects.engine import DRAIN_SCRIPT
 from kvstrata_sidecar.gate.main import log_unexpected
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.ack import ACK_TOKEN_HEADER
-from kvstrata.contract.enginereset import RESET_PATH, EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.engine_reset import RESET_PATH, EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER
 from kvstrata_sidecar.connector.reset import ENGINE_RESET_PATH, PREEMPT, EngineReset
 from kvstrata_sidecar.gate import enginereset
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.ack import PodState
-from kvstrata.contract.link import ScopeUsage, TierState
+from kvstrata.contract.messages.adapter import ScopeUsage, TierState
+from kvstrata.contract.messages.pod_state import PodState
 from kvstrata_sidecar.gate.control import entity_tag
 
 TIER = TierState("disk", "NVMe", "closed", unseen=2)

@@ -7,12 +7,20 @@ import json
 
 import pytest
 
-from kvstrata.contract.ack import ACK_TOKEN_HEADER
-from kvstrata.contract.bundle import Rules
-from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey
-from kvstrata.contract.erase import ERASE_PATH, VERIFY_PATH, Erased, EraseRequest, LeftKeys, Verified, VerifyRequest
-from kvstrata.contract.erasing import Amount, ErasedTier, EraseOutcome, EraseQuestion, VerifyQuestion
-from kvstrata.contract.pools import PoolShard, PoolState, PoolVersion, pack_hashes
+from kvstrata.contract.messages.erase import (
+    ERASE_PATH,
+    VERIFY_PATH,
+    Erased,
+    EraseRequest,
+    LeftKeys,
+    Verified,
+    VerifyRequest,
+)
+from kvstrata.contract.messages.erase_2 import Amount, ErasedTier, EraseOutcome, EraseQuestion, VerifyQuestion
+from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER
+from kvstrata.contract.policy.bundle import Rules
+from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
+from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes
 from kvstrata_sidecar.gate.enforcement import InFlight
 
 from . import pki

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.bundle import Bundle, Entry, Root, Rules
-from kvstrata.contract.cacheview import POLICY_FILE
-from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey
-from kvstrata.contract.keyspace import Scope, ScopeKind
+from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules
+from kvstrata.contract.policy.cache_view import POLICY_FILE
+from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata_sidecar.gate.fencing import PolicyVolume
 from kvstrata_sidecar.gate.keyfiles import KeyFiles
 

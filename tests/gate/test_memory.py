@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.ack import PodState
-from kvstrata.contract.link import MAX_PURGED_KEYSPACES, PurgeAnswer, ScopeUsage
+from kvstrata.contract.messages.adapter import MAX_PURGED_KEYSPACES, PurgeAnswer, ScopeUsage
+from kvstrata.contract.messages.pod_state import PodState
 from kvstrata_sidecar.gate.metrics import Metrics
 
 from .test_control import poll

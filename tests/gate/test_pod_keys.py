@@ -10,10 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.adapters.gate_client import GateClient, GateError, GateFailure
-from kvstrata.contract.ack import PodState, gate_server_name
-from kvstrata.contract.bundle import Entry
-from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey, KeyReference, key_id
-from kvstrata.contract.keydelivery import (
+from kvstrata.contract.messages.key_delivery import (
     CONTENT_TYPE,
     KEYS_BACK_PATH,
     KEYS_PATH,
@@ -22,7 +19,10 @@ from kvstrata.contract.keydelivery import (
     pack_keys,
     unpack_keys,
 )
-from kvstrata.contract.pools import PoolShard, PoolState, PoolVersion, pack_hashes
+from kvstrata.contract.messages.pod_state import PodState, gate_server_name
+from kvstrata.contract.policy.bundle import Entry
+from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey, KeyReference, key_id
+from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes
 from kvstrata_sidecar.gate.keyfiles import KeyFiles
 
 from . import pki

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.bundle import ROOT_DATA_KEY, Bundle, Entry, Root, Rules
-from kvstrata.contract.cacheview import MANIFESTS_DIRECTORY, POLICY_FILE, CacheView
 from kvstrata.contract.canonical import digest_bytes
-from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey
-from kvstrata.contract.pools import PoolShard, PoolState, PoolVersion, pack_hashes, shard_name
+from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Bundle, Entry, Root, Rules
+from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, POLICY_FILE, CacheView
+from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
+from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes, shard_name
 from kvstrata_sidecar.gate.fencing import PolicyVolume
 from kvstrata_sidecar.gate.grants import decide
 from kvstrata_sidecar.gate.manifestfiles import ManifestFiles

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.contract.holding import PoolTierState
-from kvstrata.contract.pools import PoolShard, PoolState, PoolVersion, pack_hashes
+from kvstrata.contract.messages.holding import PoolTierState
+from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes
 
 from .world import World, entry, keyspace, until
 

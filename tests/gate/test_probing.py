@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.ack import ACK_TOKEN_HEADER
-from kvstrata.contract.budget import TierBudget
-from kvstrata.contract.bundle import Entry, Rules
-from kvstrata.contract.erasing import AdapterVerified, VerifiedTier, VerifyQuestion
-from kvstrata.contract.keyspace import Scope, ScopeKind
-from kvstrata.contract.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
-from kvstrata.contract.probe import ENGINE, PROBE_PATH, Probed, ProbedTier, ProbeOutcome, ProbeRequest
+from kvstrata.contract.messages.erase_2 import AdapterVerified, VerifiedTier, VerifyQuestion
+from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER
+from kvstrata.contract.messages.probe import ENGINE, PROBE_PATH, Probed, ProbedTier, ProbeOutcome, ProbeRequest
+from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.bundle import Entry, Rules
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
 from kvstrata_sidecar.gate import probing
 from kvstrata_sidecar.gate.probecast import cast
 

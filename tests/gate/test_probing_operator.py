@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 
 from e2e.cluster.control_plane import ControlPlane
-from kvstrata.contract.pools import CHUNK_HASH_BYTES
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 from kvstrata_sidecar.adapter.hashing import Hasher
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.pod_tier import Block

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.bundle import Rules
-from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey
-from kvstrata.contract.erase import LeftKeys
-from kvstrata.contract.erasing import Amount, EraseOutcome
+from kvstrata.contract.messages.erase import LeftKeys
+from kvstrata.contract.messages.erase_2 import Amount, EraseOutcome
+from kvstrata.contract.policy.bundle import Rules
+from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.runtime import Runtime
 from tests.tiers.memory_server import Server

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from kvstrata.adapters.gate_client import MAX_WORK_PER_POD, GateClient, GateError, GateFailure
-from kvstrata.contract.ack import ACK_TOKEN_HEADER, gate_server_name
-from kvstrata.contract.link import TOKEN_BYTES
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import MAX_REQUEST_BYTES, RENDER_PATH, Rendered, RenderRefusal, RenderRequest
+from kvstrata.contract.messages.adapter import TOKEN_BYTES
+from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER, gate_server_name
+from kvstrata.contract.messages.pools import MAX_REQUEST_BYTES, RENDER_PATH, Rendered, RenderRefusal, RenderRequest
+from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata_sidecar.gate import warming
 from kvstrata_sidecar.warm import render as rendering
 

@@ -7,7 +7,7 @@ import gc
 import json
 import re
 
-from kvstrata.contract.bundle import Rules
+from kvstrata.contract.policy.bundle import Rules
 from kvstrata_sidecar.gate.http1 import ServerConnection
 
 from .pki import client_context

@@ -9,18 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.bundle import Rules
-from kvstrata.contract.link import SCOPE_DIGITS
-from kvstrata.contract.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import (
-    POOL_PATH,
-    WARM_PATH,
-    PoolReport,
-    Warmed,
-    WarmOutcome,
-    WarmRequest,
-)
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.messages.pools import POOL_PATH, WARM_PATH, PoolReport, Warmed, WarmOutcome, WarmRequest
+from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.policy.bundle import Rules
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
 from kvstrata_sidecar.gate import warmer
 from kvstrata_sidecar.gate import warming as rendering_service
 from kvstrata_sidecar.warm import render as rendering

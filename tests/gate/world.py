@@ -12,11 +12,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvstrata.contract.ack import gate_server_name
-from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Entry, Root, Rules, ShardRef, split_into_shards
 from kvstrata.contract.canonical import digest_bytes
-from kvstrata.contract.keyspace import Scope, ScopeKind
-from kvstrata.contract.pools import PoolRef, PoolShard, shard_name
+from kvstrata.contract.messages.pod_state import gate_server_name
+from kvstrata.contract.policy.bundle import (
+    ROOT_DATA_KEY,
+    SHARD_DATA_KEY,
+    Entry,
+    Root,
+    Rules,
+    ShardRef,
+    split_into_shards,
+)
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind
+from kvstrata.contract.policy.pools import PoolRef, PoolShard, shard_name
 from kvstrata_sidecar.gate.main import Gate
 from kvstrata_sidecar.gate.settings import Settings
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstrata.contract.cacheview import reads_of
-from kvstrata.contract.keyspace import derive_keyspace
+from kvstrata.contract.policy.cache_view import reads_of
+from kvstrata.contract.policy.keyspace import derive_keyspace
 from kvstrata.model.facts import keys_in
 from kvstrata.objects import labels, names
 from tests.support.memory_api.objects import Event, Raw, Slot

@@ -10,9 +10,9 @@ import base64
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Root, decode_shard
-from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
-from kvstrata.contract.pools import PoolShard
+from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Root, decode_shard
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.policy.pools import PoolShard
 from kvstrata.objects import labels, names
 from kvstrata.objects.applied import APPLIED
 from tests.support.objects import NAMESPACE

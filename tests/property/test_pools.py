@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstrata.contract.cacheview import reads_of
-from kvstrata.contract.link import SCOPE_DIGITS
-from kvstrata.contract.pools import chunk_hashes
-from kvstrata.contract.warm import WarmOutcome
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.messages.pools import WarmOutcome
+from kvstrata.contract.policy.cache_view import reads_of
+from kvstrata.contract.policy.pools import chunk_hashes
 from tests.support.objects import invalidation
 from tests.support.worlds import Killed, Simulation
 

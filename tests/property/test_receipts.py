@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from kvstrata.adapters.signing import is_signed
 from kvstrata.contract.canonical import canonical_json
-from kvstrata.contract.receipt import Fault, Head, Receipt, ReceiptError, Record, check_signatures, read_receipt
-from kvstrata.contract.receiptclaims import claims, contradiction, required_residue
-from kvstrata.contract.receiptfacts import Amount, Erasure, NodeFact, PodFact, TierFact
-from kvstrata.contract.receiptresidue import Claim, Residue, ResidueItem
-from kvstrata.contract.receiptwords import Mode, Standing
-from kvstrata.contract.strict import MAX_NUMBER, Moment, read, write
+from kvstrata.contract.receipt.claims import claims, contradiction, required_residue
+from kvstrata.contract.receipt.facts import Amount, Erasure, NodeFact, PodFact, TierFact
+from kvstrata.contract.receipt.record import Fault, Head, Receipt, ReceiptError, Record, check_signatures, read_receipt
+from kvstrata.contract.receipt.residue import Claim, Residue, ResidueItem
+from kvstrata.contract.receipt.vocabulary import Mode, Standing
+from kvstrata.contract.wire import MAX_NUMBER, Moment, read, write
 from tests.support.receipts import DOMAIN, NAMESPACE, erasure, issue, keys, lazy, residue, rotated_chain
 
 HEAD = Head(DOMAIN, NAMESPACE, 1, None, keys().current_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstrata.contract.audit import LOGGER, Line, Source, Teller, read_line
+from kvstrata.contract.messages.audit import LOGGER, Line, Source, Teller, read_line
 
 TELLER = Teller(Source.OPERATOR, "kvstrata-0", "b007")
 

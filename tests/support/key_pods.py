@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from kvstrata.adapters.gate_client import GateError, GateFailure
 from kvstrata.adapters.kube import TokenIdentity
-from kvstrata.contract.bundle import Bundle
-from kvstrata.contract.cacheview import data_keys
-from kvstrata.contract.datakey import KeyReference
-from kvstrata.contract.keydelivery import KeysHeld, KeysWanted, pack_keys, unpack_keys
+from kvstrata.contract.messages.key_delivery import KeysHeld, KeysWanted, pack_keys, unpack_keys
+from kvstrata.contract.policy.bundle import Bundle
+from kvstrata.contract.policy.cache_view import data_keys
+from kvstrata.contract.policy.data_key import KeyReference
 from kvstrata.objects import names
 from kvstrata.reconcile.keycourier import KeyCourier
 

@@ -7,7 +7,7 @@ works as it should.
 from __future__ import annotations
 
 from kvstrata.cli.operator import main
-from kvstrata.contract.keyspace import Scope, derive_keyspace
+from kvstrata.contract.policy.keyspace import Scope, derive_keyspace
 from kvstrata.plan import scopes
 
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvstrata.adapters.signing import SigningKeys
-from kvstrata.contract.keyspace import ScopeKind
-from kvstrata.contract.receipt import HandOver, HandOverKind, Head, Record, read_link
-from kvstrata.contract.receiptfacts import (
+from kvstrata.contract.policy.keyspace import ScopeKind
+from kvstrata.contract.receipt.facts import (
     Amount,
     Component,
     Copies,
@@ -27,8 +26,9 @@ from kvstrata.contract.receiptfacts import (
     Verification,
     Word,
 )
-from kvstrata.contract.receiptresidue import Residue, ResidueItem
-from kvstrata.contract.receiptwords import (
+from kvstrata.contract.receipt.record import HandOver, HandOverKind, Head, Record, read_link
+from kvstrata.contract.receipt.residue import Residue, ResidueItem
+from kvstrata.contract.receipt.vocabulary import (
     Hbm,
     KeyCustody,
     Mode,

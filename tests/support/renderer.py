@@ -8,11 +8,18 @@ from dataclasses import replace
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.contract.ack import PodState
-from kvstrata.contract.link import SCOPE_DIGITS
-from kvstrata.contract.pools import CHUNK_HASH_BYTES, PoolShard, PoolVersion
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import MAX_MISSING, PoolReport, PoolTierState, PoolVersionState, Rendered, WarmOutcome
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.messages.pod_state import PodState
+from kvstrata.contract.messages.pools import (
+    MAX_MISSING,
+    PoolReport,
+    PoolTierState,
+    PoolVersionState,
+    Rendered,
+    WarmOutcome,
+)
+from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolVersion
 from kvstrata.model.facts import Pod
 from kvstrata.objects.identity import render_id
 from tests.support.objects import Raw

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from kvstrata.adapters.gate_client import GateClient
-from kvstrata.contract.ack import PodState
-from kvstrata.contract.bundle import Bundle
 from kvstrata.contract.canonical import digest_bytes
+from kvstrata.contract.messages.pod_state import PodState
+from kvstrata.contract.policy.bundle import Bundle
 from kvstrata.model.facts import Pod
 from kvstrata.reconcile.acks import AckListener
 from kvstrata.reconcile.bundles import read_bundle

@@ -14,9 +14,9 @@ from typing import Any
 
 from kvstrata.adapters.kube import KubeError
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.ack import PodState
-from kvstrata.contract.bundle import Bundle, Entry
-from kvstrata.contract.link import ScopeUsage, TierState
+from kvstrata.contract.messages.adapter import ScopeUsage, TierState
+from kvstrata.contract.messages.pod_state import PodState
+from kvstrata.contract.policy.bundle import Bundle, Entry
 from kvstrata.model.external import ExternalReport
 from kvstrata.model.facts import Pod, VerifiedState
 from kvstrata.model.kmsservices import AllowedService

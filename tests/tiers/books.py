@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvstrata.contract.keys import BUCKETS, bucket_prefix, ledger_key
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_key
 from tests.tiers.gate_stand_in import DOMAIN
 from tests.tiers.redis_process import RedisProcess
 

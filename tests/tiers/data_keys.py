@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey
+from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
 from kvstrata_sidecar.adapter.datakeys import DataKeys
 from kvstrata_sidecar.gate.keyfiles import KeyFiles
 from tests.tiers.gate_stand_in import KEYSPACE_A

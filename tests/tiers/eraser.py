@@ -15,9 +15,9 @@ from typing import Any
 
 from kvstrata.adapters.redis_probe import Access
 from kvstrata.adapters.tier_verifier import TierLook, TierVerifier
-from kvstrata.contract.erasereport import End, Erased, Line, PrimaryEnd, decode_line, totals
-from kvstrata.contract.keys import bucket_of, bucket_prefix, member_of
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.messages.erase_report import End, Erased, Line, PrimaryEnd, decode_line, totals
+from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.store.redis_keys import bucket_of, bucket_prefix, member_of
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.protocol import call, read_text, state_key
 from kvstrata_sidecar.adapter.resp import Connection

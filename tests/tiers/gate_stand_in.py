@@ -9,9 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from kvstrata.contract.bundle import Rules, TierBudget
-from kvstrata.contract.cacheview import FRESHNESS_FILE, FRESHNESS_FORMAT, POLICY_FILE, CacheView
-from kvstrata.contract.link import (
+from kvstrata.contract.messages.adapter import (
     SOCKET_NAME,
     AdapterAck,
     AdapterState,
@@ -22,6 +20,8 @@ from kvstrata.contract.link import (
     purge_request,
     state_request,
 )
+from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.cache_view import FRESHNESS_FILE, FRESHNESS_FORMAT, POLICY_FILE, CacheView
 
 DOMAIN = "d0d0d0d0d0d0d0d0"
 IDENTITY = "1d1d1d1d1d1d1d1d"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kvstrata.contract.datakey import DataKey
-from kvstrata.contract.link import AdapterAck, apply_request, decode_answer
+from kvstrata.contract.messages.adapter import AdapterAck, apply_request, decode_answer
+from kvstrata.contract.policy.data_key import DataKey
 from kvstrata_sidecar.gate.keyfiles import KeyFiles
 from tests.tiers.gate_stand_in import GateStandIn
 

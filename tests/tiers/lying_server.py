@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kvstrata.contract.scripts import script
+from kvstrata.contract.store.redis_scripts import script
 from kvstrata_sidecar.adapter.slots import SLOTS, slot_of
 from tests.tiers.hostile_server import HostileServer
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from kvstrata.contract.bundle import Rules, TierBudget
-from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.memory.governor import Governor
 from kvstrata_sidecar.adapter.memory.lending import PolicyLending
 from kvstrata_sidecar.adapter.memory.loans import Loans

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kvstrata.contract.keys import parse_block_key
+from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.tasks import StoreOutcome
 from tests.tiers.pool_gate import reader_space

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstrata.contract.bundle import Bundle, Entry, Root, Rules
-from kvstrata.contract.cacheview import CacheView, data_keys, manifests
-from kvstrata.contract.datakey import DataKey
-from kvstrata.contract.keyspace import Scope, ScopeKind
-from kvstrata.contract.link import AdapterAck, apply_request, decode_answer
-from kvstrata.contract.pools import PoolShard, PoolState, PoolVersion, pack_hashes
+from kvstrata.contract.messages.adapter import AdapterAck, apply_request, decode_answer
+from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules
+from kvstrata.contract.policy.cache_view import CacheView, data_keys, manifests
+from kvstrata.contract.policy.data_key import DataKey
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind
+from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes
 from kvstrata_sidecar.gate.keyfiles import KeyFiles
 from kvstrata_sidecar.gate.manifestfiles import ManifestFiles
 from tests.tiers.gate_stand_in import DOMAIN, STALE_AFTER_S, GateStandIn

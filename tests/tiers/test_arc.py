@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import BlockKey
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata_sidecar.adapter.protocol import FOR_EVER_MS, Bounds, Place, Terms, call, reserve, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from tests.support.redis_binary import needs_redis

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.policy.bundle import TierBudget
 from tests.tiers.books import Books
 from tests.tiers.data_keys import FIRST
 from tests.tiers.faulty_proxy import FaultyProxy

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import BUCKETS, bucket_prefix
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from kvstrata.objects.redisusers import users_acl
 from kvstrata_sidecar.adapter.protocol import Bounds, Transport, call, read_numbers, read_text, state_key
 from kvstrata_sidecar.adapter.resp import Connection

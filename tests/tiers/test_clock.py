@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import claim_key
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.store.redis_keys import claim_key
 from kvstrata_sidecar.adapter import protocol
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import revoked_key
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.store.redis_keys import revoked_key
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_cluster import RedisCluster, until
 from tests.tiers.server_kinds import on_every_server

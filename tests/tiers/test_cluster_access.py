@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.keys import domain_pattern
-from kvstrata.contract.scripts import COMMANDS
+from kvstrata.contract.store.redis_keys import domain_pattern
+from kvstrata.contract.store.redis_scripts import COMMANDS
 from kvstrata_sidecar.adapter.params import TlsParams
 from tests.tiers.certificates import Authority
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, GateStandIn

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata_sidecar.adapter import protocol
 from kvstrata_sidecar.adapter.protocol import Terms
 from kvstrata_sidecar.adapter.sealer import PlainSealer

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey
+from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
 from kvstrata_sidecar.adapter import datakeys
 from kvstrata_sidecar.adapter.datakeys import DataKeys
 from kvstrata_sidecar.adapter.sealer_gcm import GcmSealer, NoKeyError, SealedOpening

@@ -17,9 +17,9 @@ import pytest
 
 from kvstrata.adapters.resources import JOB, SECRET
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.contract.erasereport import Erased, totals
-from kvstrata.contract.keys import BUCKETS
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.messages.erase_report import Erased, totals
+from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.store.redis_keys import BUCKETS
 from kvstrata.model.erasurefacts import JobState
 from kvstrata.objects import names
 from kvstrata.objects.context import BuildContext

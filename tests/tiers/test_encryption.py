@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstrata.contract.datakey import DataKey
-from kvstrata.contract.value import HEADER_BYTES, TAG_BYTES, pack_header, unpack_header
+from kvstrata.contract.policy.data_key import DataKey
+from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES, pack_header, unpack_header
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.sealer_gcm import GcmSealer
 from kvstrata_sidecar.adapter.tasks import StoreOutcome

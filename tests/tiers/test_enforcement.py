@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.bundle import Rules, TierBudget
-from kvstrata.contract.cacheview import FRESHNESS_FORMAT, CacheView
+from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.cache_view import FRESHNESS_FORMAT, CacheView
 from kvstrata_sidecar.adapter.enforcement import NANOSECONDS, Enforcement, FreshnessFile, Permit, Refusal
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B
 

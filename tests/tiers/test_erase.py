@@ -12,10 +12,17 @@ import pytest
 
 from kvstrata.adapters.redis_probe import Access
 from kvstrata.adapters.tier_verifier import NODE_UNKNOWN
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.erasereport import Erased, Outcome, StopReason, decode_line, encode_line, keyspace_digest
-from kvstrata.contract.keys import bucket_prefix, ledger_key, revoked_key, rooms_key
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.messages.erase_report import (
+    Erased,
+    Outcome,
+    StopReason,
+    decode_line,
+    encode_line,
+    keyspace_digest,
+)
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.store.redis_keys import bucket_prefix, ledger_key, revoked_key, rooms_key
 from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, user_rules
 from kvstrata_sidecar.adapter.protocol import call, state_key
 from kvstrata_sidecar.adapter.resp import Connection

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kvstrata.adapters.redis_probe import Access
-from kvstrata.contract.erasereport import Outcome, StopReason
-from kvstrata.contract.keys import BUCKETS, BlockKey, bucket_prefix, revoked_key
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.messages.erase_report import Outcome, StopReason
+from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.store.redis_keys import BUCKETS, BlockKey, bucket_prefix, revoked_key
 from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, user_rules
 from kvstrata_sidecar.adapter.protocol import call, read_text, state_key
 from kvstrata_sidecar.adapter.resp import Connection

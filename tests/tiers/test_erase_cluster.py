@@ -11,9 +11,9 @@ import pytest
 
 from kvstrata.adapters.tier_names import Names, slot_of
 from kvstrata.adapters.tier_verifier import SLOT_MAP_CHANGED, SLOTS_MOVING, Problem, Standing, TierLook, TierVerifier
-from kvstrata.contract.erasereport import Erased, Outcome, StopReason
-from kvstrata.contract.keys import bucket_prefix
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.messages.erase_report import Erased, Outcome, StopReason
+from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter import slots
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.erase.servers import Layout, Servers

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvstrata.contract.erasereport import Outcome
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.messages.erase_report import Outcome
+from kvstrata.contract.receipt.facts import Amount
 from kvstrata_sidecar.adapter.resp import Connection
 from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import VALUE, erase, look, name_of, order, reserve, write

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract import scripts
-from kvstrata.contract.erasereport import Erased, Outcome
-from kvstrata.contract.keys import bucket_prefix
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.messages.erase_report import Erased, Outcome
+from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.store import redis_scripts as scripts
+from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter.protocol import call, read_numbers, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.wire import Command

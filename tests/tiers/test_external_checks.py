@@ -17,8 +17,8 @@ from kvstrata.adapters.redis_external import check_external, slots_by_primary
 from kvstrata.adapters.redis_probe import Access
 from kvstrata.adapters.redis_trials import CLUSTER_TRIALS, TRIALS
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.contract.keys import domain_pattern
-from kvstrata.contract.scripts import COMMANDS
+from kvstrata.contract.store.redis_keys import domain_pattern
+from kvstrata.contract.store.redis_scripts import COMMANDS
 from kvstrata.model.external import ExternalReport
 from kvstrata.model.facts import BackendReport
 from kvstrata.plan import external

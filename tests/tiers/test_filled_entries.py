@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.erase.fill import Filling
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import BUCKETS, bucket_prefix
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from kvstrata_sidecar.adapter.protocol import call, read_list, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.slots import SLOTS

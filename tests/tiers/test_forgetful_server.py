@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import claim_key
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.store.redis_keys import claim_key
 from kvstrata_sidecar.adapter.protocol import Terms
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books

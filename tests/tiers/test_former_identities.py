@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.erasereport import Erased, Outcome, StopReason
-from kvstrata.contract.keys import BUCKETS, bucket_prefix, parse_block_key, revoked_key
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.messages.erase_report import Erased, Outcome, StopReason
+from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, parse_block_key, revoked_key
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.protocol import call, read_numbers, state_key
 from kvstrata_sidecar.adapter.resp import Connection

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from kvstrata.contract.bundle import Rules, TierBudget
-from kvstrata.contract.cacheview import CacheView
-from kvstrata.contract.keys import rooms_key
-from kvstrata.contract.link import apply_request
+from kvstrata.contract.messages.adapter import apply_request
+from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.cache_view import CacheView
+from kvstrata.contract.store.redis_keys import rooms_key
 from kvstrata_sidecar.adapter.protocol import call, read_numbers
 from kvstrata_sidecar.adapter.scope import Share
 from tests.support.redis_binary import needs_redis

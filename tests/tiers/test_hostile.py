@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from e2e.cluster.ports import free_port
-from kvstrata.contract.bundle import Rules
-from kvstrata.contract.cacheview import CacheView, PoolView
-from kvstrata.contract.datakey import KEYS_DIRECTORY, DataKey
-from kvstrata.contract.keys import BlockKey
+from kvstrata.contract.policy.bundle import Rules
+from kvstrata.contract.policy.cache_view import CacheView, PoolView
+from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
+from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata_sidecar.adapter.enforcement import Enforcement, boottime_ns
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.pools import Readable

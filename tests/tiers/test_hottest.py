@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata.contract.keys import BUCKETS, bucket_prefix, member_of, parse_member, rooms_key
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, member_of, parse_member, rooms_key
 from kvstrata_sidecar.adapter.hot import MAX_HOT, Hot, most_of_each
 from kvstrata_sidecar.adapter.hottest import SCOPES_AT_ONCE, busiest
 from kvstrata_sidecar.adapter.pod_tier import Block

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.keys import BUCKETS, BlockKey, bucket_prefix, ledger_key
+from kvstrata.contract.store.redis_keys import BUCKETS, BlockKey, bucket_prefix, ledger_key
 from kvstrata_sidecar.adapter.dial import dial
 from kvstrata_sidecar.adapter.ledger import Demand, Ledgers
 from kvstrata_sidecar.adapter.params import Endpoint

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvstrata.contract.keys import rooms_claim_key, rooms_key
+from kvstrata.contract.store.redis_keys import rooms_claim_key, rooms_key
 from kvstrata_sidecar.adapter.protocol import call
 from kvstrata_sidecar.adapter.rooms import LEFT_GRACE_MS, STALE_MS
 from tests.support.redis_binary import needs_redis

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from kvstrata.contract.keys import KEY_PREFIX
+from kvstrata.contract.store.redis_keys import KEY_PREFIX
 from kvstrata.objects import sizing
 from kvstrata.objects.rediscluster import HAND_OVER_PATIENCE_S
 from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, REPLICATION_USER

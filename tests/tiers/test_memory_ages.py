@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.policy.bundle import TierBudget
 from tests.tiers.memory_server import TIER, A, Server
 from tests.tiers.memory_stand_in import (
     Key,

@@ -8,8 +8,8 @@ from collections.abc import Hashable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata.contract.bundle import Rules, TierBudget
-from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.memory.book import Book
 from kvstrata_sidecar.adapter.memory.bounds import Bounds, bounds_of, scaled_guarantees
 from kvstrata_sidecar.adapter.memory.choice import Cause, Choice, Situation, choose, next_expiry_s

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.link import SCOPE_DIGITS
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata_sidecar.adapter.memory import choice, intake, notes
 from kvstrata_sidecar.adapter.memory import governor as governing
 from tests.tiers.memory_server import TIER, A, B, C, Server, keys_of

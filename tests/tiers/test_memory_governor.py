@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.link import ScopeUsage
+from kvstrata.contract.messages.adapter import ScopeUsage
+from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata_sidecar.adapter.memory import governor as governing
 from kvstrata_sidecar.adapter.memory.notes import Note
 from tests.tiers.memory_server import BOOT, TIER, A, B, C, Server, keys_of, until

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata_sidecar.adapter.memory import cleaner
 from kvstrata_sidecar.adapter.memory.ahead import Fill, next_victims
 from kvstrata_sidecar.adapter.memory.book import Book

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata_sidecar.adapter.memory.passage import GRACE_S
 from tests.tiers.memory_server import TIER, A, B, Server, keys_of
 from tests.tiers.memory_stand_in import BLOCK_BYTES, SUCCESS, Key

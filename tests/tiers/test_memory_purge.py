@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.erasing import Amount, Check, ErasedTier
-from kvstrata.contract.link import SCOPE_DIGITS
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.messages.erase_2 import Amount, Check, ErasedTier
+from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata_sidecar.adapter.memory import erasing as memory_erasing
 from kvstrata_sidecar.adapter.memory import governor as governing
 from kvstrata_sidecar.adapter.memory import purge as purging

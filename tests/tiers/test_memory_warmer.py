@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.bundle import Rules, TierBudget
-from kvstrata.contract.cacheview import CacheView
-from kvstrata.contract.link import TierState
+from kvstrata.contract.messages.adapter import TierState
+from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.counts import Counters
 from kvstrata_sidecar.adapter.enforcement import Enforcement
 from kvstrata_sidecar.adapter.hot import Hot

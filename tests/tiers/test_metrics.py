@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import bucket_prefix
-from kvstrata.contract.link import (
+from kvstrata.contract.messages.adapter import (
     MAX_LINE_BYTES,
     AdapterState,
     ScopeUsage,
@@ -19,6 +17,8 @@ from kvstrata.contract.link import (
     metrics_answer,
     metrics_request,
 )
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter.counts import MAX_SCOPES, NOBODY, OTHER, Counters
 from kvstrata_sidecar.adapter.enforcement import Refusal
 from kvstrata_sidecar.adapter.metrics import page

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.datakey import DataKey
-from kvstrata.contract.keys import BUCKETS, bucket_prefix
-from kvstrata.contract.value import HEADER_BYTES, unpack_header, value_bytes
+from kvstrata.contract.policy.data_key import DataKey
+from kvstrata.contract.store.block_value import HEADER_BYTES, unpack_header, value_bytes
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from kvstrata_sidecar.adapter import protocol
 from kvstrata_sidecar.adapter.plaintext import CLOSED_MS, Plaintext
 from kvstrata_sidecar.adapter.protocol import Place, Terms, call, reserve, state_key

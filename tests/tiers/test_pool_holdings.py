@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.bundle import Rules
-from kvstrata.contract.cacheview import CacheView, PoolView
-from kvstrata.contract.holding import PoolHolding, PoolQuestion, PoolTierState
-from kvstrata.contract.link import decode_request, error_answer
-from kvstrata.contract.pools import MAX_CHUNKS
+from kvstrata.contract.messages.adapter import decode_request, error_answer
+from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion, PoolTierState
+from kvstrata.contract.policy.bundle import Rules
+from kvstrata.contract.policy.cache_view import CacheView, PoolView
+from kvstrata.contract.policy.pools import MAX_CHUNKS
 from kvstrata_sidecar.adapter.holdings import counted_groups, holding_of
 from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.pools import Readable

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.keys import BlockKey, parse_block_key, revoked_key
+from kvstrata.contract.store.redis_keys import BlockKey, parse_block_key, revoked_key
 from kvstrata_sidecar.adapter.tasks import StoreOutcome
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY

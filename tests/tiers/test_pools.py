@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata.contract.bundle import Rules
-from kvstrata.contract.cacheview import MANIFESTS_DIRECTORY, CacheView, PoolView
 from kvstrata.contract.canonical import digest_bytes
-from kvstrata.contract.pools import pack_hashes
+from kvstrata.contract.policy.bundle import Rules
+from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, CacheView, PoolView
+from kvstrata.contract.policy.pools import pack_hashes
 from kvstrata_sidecar.adapter.enforcement import NANOSECONDS, Enforcement, Permit, Refusal
 from kvstrata_sidecar.adapter.memory.book import Book
 from kvstrata_sidecar.adapter.memory.bounds import Bounds

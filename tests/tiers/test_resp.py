@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.value import HEADER_BYTES, Header, pack_header
+from kvstrata.contract.store.block_value import HEADER_BYTES, Header, pack_header
 from kvstrata_sidecar.adapter.params import TlsParams
 from kvstrata_sidecar.adapter.resp import (
     AccessError,

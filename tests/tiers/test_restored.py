@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import revoked_key
-from kvstrata.contract.value import value_bytes
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.store.block_value import value_bytes
+from kvstrata.contract.store.redis_keys import revoked_key
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn

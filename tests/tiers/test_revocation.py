@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import BUCKETS, bucket_prefix, claim_key, revoked_key
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, claim_key, revoked_key
 from kvstrata_sidecar.adapter.protocol import call, read_number, read_numbers, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.tasks import StoreOutcome

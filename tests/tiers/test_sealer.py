@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvstrata.contract.value import HEADER_BYTES, TAG_BYTES, Header, pack_header, unpack_header, value_bytes
+from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES, Header, pack_header, unpack_header, value_bytes
 from kvstrata_sidecar.adapter.enforcement import Refusal
 from kvstrata_sidecar.adapter.sealer import Opening, PlainSealer
 from kvstrata_sidecar.adapter.tasks import StoreOutcome

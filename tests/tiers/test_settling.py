@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import bucket_prefix
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter import audit
 from kvstrata_sidecar.adapter.protocol import Bounds
 from kvstrata_sidecar.adapter.settling import Settling

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata.contract.keys import BUCKETS, bucket_prefix
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from kvstrata_sidecar.adapter.shadow import Hints
 from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_UNKNOWN

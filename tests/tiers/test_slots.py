@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata.contract.keys import BUCKETS, bucket_prefix, ledger_key
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_key
 from kvstrata_sidecar.adapter.cluster import Topology
 from kvstrata_sidecar.adapter.slots import SLOTS, Address, Redirection, SlotMap, read_slots, redirection, slot_of
 from kvstrata_sidecar.adapter.wire import FramingError, NodeAwayError, Reply, ReplyError

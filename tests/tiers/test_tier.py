@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keys import BlockKey, parse_block_key
-from kvstrata.contract.link import AdapterAck, apply_request, decode_answer
+from kvstrata.contract.messages.adapter import AdapterAck, apply_request, decode_answer
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.store.redis_keys import BlockKey, parse_block_key
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.runtime import acquire, release
 from kvstrata_sidecar.adapter.tasks import StoreOutcome

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.value import Header, pack_header
+from kvstrata.contract.store.block_value import Header, pack_header
 from kvstrata_sidecar.adapter.cluster_transport import ClusterTransport
 from kvstrata_sidecar.adapter.params import Endpoint
 from kvstrata_sidecar.adapter.tasks import StoreOutcome

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.tasks import Task
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN, GateStandIn

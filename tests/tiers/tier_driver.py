@@ -6,8 +6,8 @@ import queue
 import time
 from typing import Any
 
-from kvstrata.contract.keys import parse_block_key
-from kvstrata.contract.value import value_bytes
+from kvstrata.contract.store.block_value import value_bytes
+from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
 from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.runtime import Runtime

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from kvstrata.contract.keys import bucket_prefix
+from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter.slots import SLOTS, slot_of
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_cluster import ClusterNode, RedisCluster, until

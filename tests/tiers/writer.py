@@ -7,8 +7,8 @@ import random
 import sys
 import time
 
-from kvstrata.contract.bundle import Rules, TierBudget
-from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.policy.bundle import Rules, TierBudget
+from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.enforcement import Enforcement, boottime_ns
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.pod_tier import Block

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from kvstrata.contract.keys import BlockKey
+from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata_sidecar.adapter import protocol
 from kvstrata_sidecar.adapter.ledger import Demand, Ledgers
 from kvstrata_sidecar.adapter.protocol import Place, Terms

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.receiptresidue import Claim
+from kvstrata.contract.receipt.residue import Claim
 from tests.support.objects import invalidation, model, policy, redis_tier
 from tests.support.redis_binary import needs_redis
 from tests.tiers.server_kinds import REDIS_7

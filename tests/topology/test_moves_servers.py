@@ -11,7 +11,7 @@ import pytest
 from kvstrata.adapters import slot_jobs, slot_keys
 from kvstrata.adapters.slot_moves import MoveReason, Tally
 from kvstrata.adapters.slot_names import bucket_of, part_of
-from kvstrata.contract.scripts import script
+from kvstrata.contract.store.redis_scripts import script
 from kvstrata.objects.redisusers import user_rules
 from kvstrata_sidecar.adapter.slots import slot_of
 from tests.tiers.server_kinds import KINDS, REDIS_7, REDIS_8, VALKEY_9, ServerKind

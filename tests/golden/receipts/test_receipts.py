@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvstrata.adapters.signing import is_signed
-from kvstrata.contract.receipt import RECEIPT_VERSION, read_receipt
-from kvstrata.contract.receiptchain import check_chain
-from kvstrata.contract.receiptresidue import Claim
+from kvstrata.contract.receipt.chain import check_chain
+from kvstrata.contract.receipt.record import RECEIPT_VERSION, read_receipt
+from kvstrata.contract.receipt.residue import Claim
 from tests.support.receipts import keys, rotated_chain
 
 HERE = Path(__file__).parent

@@ -8,31 +8,9 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from kvstrata.contract import erasereport
-from kvstrata.contract.ack import PodState
-from kvstrata.contract.audit import Action, Happened, Line, Source, Teller, instant, read_line
-from kvstrata.contract.budget import TierBudget
-from kvstrata.contract.bundle import Entry, Root, Rules, ShardRef, decode_shard, encode_shard
-from kvstrata.contract.cacheview import CacheView, PoolView
 from kvstrata.contract.canonical import canonical_json, digest_bytes
-from kvstrata.contract.datakey import DataKey, KeyReference, key_id
-from kvstrata.contract.enginereset import EngineSaid, ResetOutcome, ResetRequest
-from kvstrata.contract.erase import Erased, EraseRequest, LeftKeys, Verified, VerifyRequest
-from kvstrata.contract.erasing import (
-    AdapterErased,
-    AdapterVerified,
-    Amount,
-    Check,
-    ErasedTier,
-    EraseOutcome,
-    EraseQuestion,
-    VerifiedTier,
-    VerifyQuestion,
-)
-from kvstrata.contract.holding import PoolHolding, PoolQuestion, PoolTierState
-from kvstrata.contract.keydelivery import KeysHeld, KeysWanted
-from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
-from kvstrata.contract.link import (
+from kvstrata.contract.messages import erase_report as erasereport
+from kvstrata.contract.messages.adapter import (
     AdapterAck,
     AdapterState,
     ChunkHashes,
@@ -51,15 +29,24 @@ from kvstrata.contract.link import (
     purge_request,
     state_request,
 )
-from kvstrata.contract.pools import PoolRef, PoolShard, PoolState, PoolVersion, pack_hashes
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.probe import ForgetQuestion, Forgotten, Probed, ProbedTier, ProbeOutcome, ProbeRequest
-from kvstrata.contract.receipt import HandOver, HandOverKind, Head, Record, Signature, encode_receipt, read_receipt
-from kvstrata.contract.receiptfacts import Amount as Keys
-from kvstrata.contract.receiptfacts import Component, Copies, Fence, Revoked, Target
-from kvstrata.contract.receiptresidue import Residue, ResidueItem
-from kvstrata.contract.receiptwords import KeyCustody, PodMedium, RevokedKind, Standing
-from kvstrata.contract.warm import (
+from kvstrata.contract.messages.audit import Action, Happened, Line, Source, Teller, instant, read_line
+from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.erase import Erased, EraseRequest, LeftKeys, Verified, VerifyRequest
+from kvstrata.contract.messages.erase_2 import (
+    AdapterErased,
+    AdapterVerified,
+    Amount,
+    Check,
+    ErasedTier,
+    EraseOutcome,
+    EraseQuestion,
+    VerifiedTier,
+    VerifyQuestion,
+)
+from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion, PoolTierState
+from kvstrata.contract.messages.key_delivery import KeysHeld, KeysWanted
+from kvstrata.contract.messages.pod_state import PodState
+from kvstrata.contract.messages.pools import (
     PoolReport,
     PoolVersionState,
     Rendered,
@@ -69,6 +56,27 @@ from kvstrata.contract.warm import (
     WarmOutcome,
     WarmRequest,
 )
+from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten, Probed, ProbedTier, ProbeOutcome, ProbeRequest
+from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.bundle import Entry, Root, Rules, ShardRef, decode_shard, encode_shard
+from kvstrata.contract.policy.cache_view import CacheView, PoolView
+from kvstrata.contract.policy.data_key import DataKey, KeyReference, key_id
+from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
+from kvstrata.contract.policy.pools import PoolRef, PoolShard, PoolState, PoolVersion, pack_hashes
+from kvstrata.contract.receipt.facts import Amount as Keys
+from kvstrata.contract.receipt.facts import Component, Copies, Fence, Revoked, Target
+from kvstrata.contract.receipt.record import (
+    HandOver,
+    HandOverKind,
+    Head,
+    Record,
+    Signature,
+    encode_receipt,
+    read_receipt,
+)
+from kvstrata.contract.receipt.residue import Residue, ResidueItem
+from kvstrata.contract.receipt.vocabulary import KeyCustody, PodMedium, RevokedKind, Standing
 from kvstrata.model import erasurefacts
 from kvstrata.model.erasure import ErasedPrefix, Erasure, ErasureOrder, ErasureRecord, LeftEpoch, SharedTier
 from kvstrata.reconcile.erasures import codec

@@ -21,13 +21,18 @@ from kvstrata.adapters.gate_client import (
     GateFailure,
 )
 from kvstrata.contract import ContractError
-from kvstrata.contract.ack import ACK_TOKEN_HEADER, OPERATOR_COMMON_NAME, STATE_PATH, PodState, gate_server_name
-from kvstrata.contract.enginereset import RESET_PATH, EngineSaid, ResetOutcome, ResetRequest
-from kvstrata.contract.erase import ERASE_PATH, VERIFY_PATH, Erased, EraseRequest, Verified, VerifyRequest
-from kvstrata.contract.erasing import AdapterVerified, EraseOutcome
-from kvstrata.contract.link import TierState
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import (
+from kvstrata.contract.messages.adapter import TierState
+from kvstrata.contract.messages.engine_reset import RESET_PATH, EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.erase import ERASE_PATH, VERIFY_PATH, Erased, EraseRequest, Verified, VerifyRequest
+from kvstrata.contract.messages.erase_2 import AdapterVerified, EraseOutcome
+from kvstrata.contract.messages.pod_state import (
+    ACK_TOKEN_HEADER,
+    OPERATOR_COMMON_NAME,
+    STATE_PATH,
+    PodState,
+    gate_server_name,
+)
+from kvstrata.contract.messages.pools import (
     MAX_ANSWER_BYTES,
     POOL_PATH,
     RENDER_PATH,
@@ -39,6 +44,7 @@ from kvstrata.contract.warm import (
     WarmOutcome,
     WarmRequest,
 )
+from kvstrata.contract.messages.prefix import PrefixSource
 
 NAME = gate_server_name("chat", "team-a")
 STATE = PodState(

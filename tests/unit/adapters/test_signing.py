@@ -18,8 +18,8 @@ from kvstrata.adapters.signing import (
     public_pem,
     read_public_pem,
 )
-from kvstrata.contract.receipt import key_id, read_receipt
-from kvstrata.contract.receiptchain import check_chain
+from kvstrata.contract.receipt.chain import check_chain
+from kvstrata.contract.receipt.record import key_id, read_receipt
 from tests.support.receipts import SINCE, erasure, issue, keys, rotation
 
 

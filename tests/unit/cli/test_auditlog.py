@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from kvstrata.cli.auditlog import AuditHandler
-from kvstrata.contract.audit import LOGGER, Action, Happened, Line, Source, Teller, read_line
+from kvstrata.contract.messages.audit import LOGGER, Action, Happened, Line, Source, Teller, read_line
 from kvstrata.reconcile.audit import tell
 
 TELLER = Teller(Source.OPERATOR, "kvstrata-0", "b007")

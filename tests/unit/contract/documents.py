@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from kvstrata.contract.bundle import Entry, Root, Rules, ShardRef, TierBudget
-from kvstrata.contract.keyspace import Scope, ScopeKind
+from kvstrata.contract.policy.bundle import Entry, Root, Rules, ShardRef, TierBudget
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 
 counts = st.integers(min_value=0, max_value=2**53)
 hex32 = st.binary(min_size=16, max_size=16).map(bytes.hex)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import pytest
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.audit import Action, Event, Happened, Line, Source, Teller, read_line
+from kvstrata.contract.messages.audit import Action, Event, Happened, Line, Source, Teller, read_line
 
 TELLER = Teller(Source.OPERATOR, "kvstrata-0", "b007")
 ADMITTED = Happened(

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.erase import (
+from kvstrata.contract.messages.adapter import MAX_LINE_BYTES, decode_request, error_answer
+from kvstrata.contract.messages.erase import (
     MAX_ERASED_BYTES,
     MAX_WAIT_S,
     Erased,
@@ -20,7 +21,7 @@ from kvstrata.contract.erase import (
     Verified,
     VerifyRequest,
 )
-from kvstrata.contract.erasing import (
+from kvstrata.contract.messages.erase_2 import (
     MAX_ERASED_KEYSPACES,
     MAX_ERASED_TIERS,
     MAX_TEXT,
@@ -36,8 +37,7 @@ from kvstrata.contract.erasing import (
     VerifiedTier,
     VerifyQuestion,
 )
-from kvstrata.contract.link import MAX_LINE_BYTES, decode_request, error_answer
-from kvstrata.contract.pools import CHUNK_HASH_BYTES
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 from tests.unit.contract.documents import counts, hex32, junk
 
 A = "a" * 32

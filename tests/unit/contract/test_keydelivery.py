@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.datakey import DATA_KEY_BYTES, KEY_ID_DIGITS, KeyReference, key_id
-from kvstrata.contract.keydelivery import (
+from kvstrata.contract.messages.key_delivery import (
     MAX_CARRIED,
     MAX_KEYS,
     MAX_KEYS_BYTES,
@@ -20,8 +19,9 @@ from kvstrata.contract.keydelivery import (
     pack_keys,
     unpack_keys,
 )
-from kvstrata.contract.receiptwords import key_fingerprint
-from kvstrata.contract.warm import MAX_REQUEST_BYTES
+from kvstrata.contract.messages.pools import MAX_REQUEST_BYTES
+from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, KEY_ID_DIGITS, KeyReference, key_id
+from kvstrata.contract.receipt.vocabulary import key_fingerprint
 
 A, B, C = (bytes([n]) * DATA_KEY_BYTES for n in (1, 2, 3))
 secrets = st.binary(min_size=DATA_KEY_BYTES, max_size=DATA_KEY_BYTES).filter(any)

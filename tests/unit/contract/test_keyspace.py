@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata.contract.keyspace import (
+from kvstrata.contract.policy.keyspace import (
     PUBLIC_SCOPE,
     Scope,
     ScopeKind,

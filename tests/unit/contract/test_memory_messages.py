@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.link import (
+from kvstrata.contract.messages.adapter import (
     MAX_LINE_BYTES,
     MAX_PURGED_KEYSPACES,
     MAX_USAGE_ROWS,

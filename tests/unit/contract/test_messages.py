@@ -11,11 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract import CONTRACT_VERSION, ContractError
-from kvstrata.contract.ack import MAX_TOLD_USAGE, PodState, shown
-from kvstrata.contract.bundle import Bundle, Entry, Root
-from kvstrata.contract.cacheview import FRESHNESS_FORMAT, CacheView
-from kvstrata.contract.keys import BUCKETS, BlockKey, bucket_of, domain_pattern, parse_block_key
-from kvstrata.contract.link import (
+from kvstrata.contract.messages.adapter import (
     AdapterAck,
     AdapterState,
     ScopeUsage,
@@ -26,6 +22,10 @@ from kvstrata.contract.link import (
     error_answer,
     state_request,
 )
+from kvstrata.contract.messages.pod_state import MAX_TOLD_USAGE, PodState, shown
+from kvstrata.contract.policy.bundle import Bundle, Entry, Root
+from kvstrata.contract.policy.cache_view import FRESHNESS_FORMAT, CacheView
+from kvstrata.contract.store.redis_keys import BUCKETS, BlockKey, bucket_of, domain_pattern, parse_block_key
 from kvstrata.plan.restore import contradicts
 from tests.unit.contract.documents import counts, entries, hex32, junk, names, roots
 

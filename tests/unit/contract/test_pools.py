@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.bundle import Bundle, Entry, Root, Rules, ShardRef, decode_shard, encode_shard
-from kvstrata.contract.cacheview import CacheView, data_keys, effective_pools, manifests, reads_of
 from kvstrata.contract.canonical import canonical_json, digest_bytes
-from kvstrata.contract.datakey import DataKey
-from kvstrata.contract.keyspace import Scope, ScopeKind
-from kvstrata.contract.pools import (
+from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules, ShardRef, decode_shard, encode_shard
+from kvstrata.contract.policy.cache_view import CacheView, data_keys, effective_pools, manifests, reads_of
+from kvstrata.contract.policy.data_key import DataKey
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind
+from kvstrata.contract.policy.pools import (
     MAX_CHUNKS,
     MAX_ENTRY_POOLS,
     MAX_POOL_SHARD_BYTES,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.link import decode_request
-from kvstrata.contract.probe import (
+from kvstrata.contract.messages.adapter import decode_request
+from kvstrata.contract.messages.probe import (
     ForgetQuestion,
     Forgotten,
     Probed,

@@ -10,7 +10,8 @@ import pytest
 
 from kvstrata.adapters.signing import is_signed
 from kvstrata.contract.canonical import canonical_json
-from kvstrata.contract.receipt import (
+from kvstrata.contract.receipt.chain import Chain, check_chain, check_one
+from kvstrata.contract.receipt.record import (
     Fault,
     HandOverKind,
     Head,
@@ -22,8 +23,7 @@ from kvstrata.contract.receipt import (
     read_receipt,
     signed_bytes,
 )
-from kvstrata.contract.receiptchain import Chain, check_chain, check_one
-from kvstrata.contract.receiptresidue import Claim
+from kvstrata.contract.receipt.residue import Claim
 from tests.support.receipts import DOMAIN, NAMESPACE, erasure, issue, keys, lazy, rotated_chain, rotation
 
 ONE, TWO, THREE = (keys(seed).current_id for seed in (1, 2, 3))

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.contract.keyspace import ScopeKind
-from kvstrata.contract.receipt import Fault, Head, ReceiptError, Record
-from kvstrata.contract.receiptclaims import claims, contradiction, required_residue
-from kvstrata.contract.receiptfacts import Amount, Copies, Erasure, Fence, Probes, Revoked, Verification, Word
-from kvstrata.contract.receiptresidue import Claim, Residue
-from kvstrata.contract.receiptwords import (
+from kvstrata.contract.policy.keyspace import ScopeKind
+from kvstrata.contract.receipt.claims import claims, contradiction, required_residue
+from kvstrata.contract.receipt.facts import Amount, Copies, Erasure, Fence, Probes, Revoked, Verification, Word
+from kvstrata.contract.receipt.record import Fault, Head, ReceiptError, Record
+from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.vocabulary import (
     Hbm,
     KeyCustody,
     Mode,

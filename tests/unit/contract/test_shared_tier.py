@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from e2e.cluster.ignorefile import context_files, read_patterns
 from e2e.cluster.settings import REPOSITORY
-from kvstrata.contract import scripts
-from kvstrata.contract.keys import (
+from kvstrata.contract.store import redis_scripts as scripts
+from kvstrata.contract.store.block_value import (
+    HEADER_BYTES,
+    Header,
+    associated_data,
+    pack_header,
+    unpack_header,
+    value_bytes,
+)
+from kvstrata.contract.store.redis_keys import (
     BUCKETS,
     BlockKey,
     bucket_of,
@@ -23,12 +31,11 @@ from kvstrata.contract.keys import (
     parse_block_key,
     revoked_key,
 )
-from kvstrata.contract.value import HEADER_BYTES, Header, associated_data, pack_header, unpack_header, value_bytes
 
 DOMAIN, KEYSPACE = "d" * 16, "a" * 32
 ALL = (*scripts.BUCKET_SCRIPTS, *scripts.LEDGER_SCRIPTS, *scripts.DOMAIN_SCRIPTS)
 COMMON = ("_bucket", "_ledger", "_rooms")
-FOLDER = REPOSITORY / "operator/src/kvstrata/contract/scripts"
+FOLDER = REPOSITORY / "operator/src/kvstrata/contract/store/scripts"
 
 headers = st.builds(
     Header, st.integers(0, 2**32 - 1), st.booleans(), st.integers(0, 255), st.binary(min_size=12, max_size=12)

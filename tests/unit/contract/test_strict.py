@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.strict import MAX_NUMBER, MAX_TEXT, HexDigest, Moment, Name, moment_in_s, read, write
+from kvstrata.contract.wire import MAX_NUMBER, MAX_TEXT, HexDigest, Moment, Name, moment_in_s, read, write
 
 
 class Colour(StrEnum):

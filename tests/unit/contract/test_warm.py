@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.canonical import digest_bytes
-from kvstrata.contract.link import (
+from kvstrata.contract.messages.adapter import (
     MAX_HASHED_TOKENS,
     MAX_LINE_BYTES,
     TOKEN_BYTES,
@@ -20,10 +20,7 @@ from kvstrata.contract.link import (
     error_answer,
     hash_request,
 )
-from kvstrata.contract.pools import CHUNK_HASH_BYTES
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.template import RESERVED, refused_argument
-from kvstrata.contract.warm import (
+from kvstrata.contract.messages.pools import (
     MAX_ANSWER_BYTES,
     MAX_PREFIX_TOKENS,
     MAX_REQUEST_BYTES,
@@ -39,6 +36,9 @@ from kvstrata.contract.warm import (
     WarmRequest,
     manifest_hashes,
 )
+from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.messages.template import RESERVED, refused_argument
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 from tests.unit.contract.documents import junk
 
 CHAT = {"messages": [{"role": "system", "content": "Be brief."}]}

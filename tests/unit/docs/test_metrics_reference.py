@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prometheus_client.metrics import MetricWrapperBase
 
-from kvstrata.contract.link import AdapterState
+from kvstrata.contract.messages.adapter import AdapterState
 from kvstrata.reconcile import metrics as operator_metrics
 from kvstrata_sidecar.adapter import metrics as cache_metrics
 from kvstrata_sidecar.adapter.enforcement import Refusal

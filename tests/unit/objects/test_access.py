@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import base64
 
-from kvstrata.contract.bundle import Root, Rules, ShardRef, encode_shard
+from kvstrata.contract.policy.bundle import Root, Rules, ShardRef, encode_shard
 from kvstrata.objects.erasejob import build_deletion_job
 from kvstrata.objects.networkpolicy import build_model_networkpolicy, build_redis_networkpolicy
 from kvstrata.objects.pdb import build_pdb

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.receipt import ReceiptError, read_link
+from kvstrata.contract.receipt.record import ReceiptError, read_link
 from kvstrata.objects import labels, names
 from kvstrata.objects.receipts import (
     MAX_PART_BYTES,

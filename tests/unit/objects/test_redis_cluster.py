@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.contract.keys import BlockKey
-from kvstrata.contract.scripts import COMMANDS
+from kvstrata.contract.store.redis_keys import BlockKey
+from kvstrata.contract.store.redis_scripts import COMMANDS
 from kvstrata.objects import names, sizing
 from kvstrata.objects.cache import adapter_params
 from kvstrata.objects.children import redis_tier_children

@@ -17,7 +17,7 @@ import redis
 
 from kvstrata.adapters import pki
 from kvstrata.adapters.redis_probe import RedisReason, probe_redis
-from kvstrata.contract.keys import BlockKey
+from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata.objects import names, paths
 from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, REPLICATION_USER
 from kvstrata.objects.secret import redis_auth_data

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstrata.api.common import ConditionStatus
-from kvstrata.contract.receipt import Head
+from kvstrata.contract.receipt.record import Head
 from kvstrata.model.erasure import Erasure
 from kvstrata.model.erasurefacts import Fact, Verdict
 from kvstrata.plan.erasure import Conclude, Step, next_step

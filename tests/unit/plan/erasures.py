@@ -7,8 +7,16 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receiptfacts import Amount, Copies, Fence, Revoked, Target, Word
-from kvstrata.contract.receiptwords import Hbm, KeyCustody, Party, PodMedium, RevokedKind, Standing, key_fingerprint
+from kvstrata.contract.receipt.facts import Amount, Copies, Fence, Revoked, Target, Word
+from kvstrata.contract.receipt.vocabulary import (
+    Hbm,
+    KeyCustody,
+    Party,
+    PodMedium,
+    RevokedKind,
+    Standing,
+    key_fingerprint,
+)
 from kvstrata.model.erasure import Erasure, ErasureOrder, PodNow, SharedTier, Surroundings, TierNow
 from kvstrata.model.erasurefacts import (
     Deletion,

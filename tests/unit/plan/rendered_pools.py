@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.contract.warm import WarmOutcome
+from kvstrata.contract.messages.pools import WarmOutcome
 from kvstrata.objects.identity import render_id
 from tests.support.objects import NAMESPACE, Raw, cpu_tier, model, pod, pool
 from tests.support.worlds import Simulation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.model.refs import Key
 from tests.support.objects import (
     NAMESPACE,

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.api.common import Classification
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.cacheview import CacheView
-from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.cache_view import CacheView
+from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
 from kvstrata.plan.classification import denied_tiers
 from tests.support.objects import cpu_tier, group, hbm_tier, model, pod, policy, pool, redis_tier
 from tests.support.worlds import Simulation

@@ -10,7 +10,7 @@ from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.api.common import ScopeStatus
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.keyspace import Scope, ScopeKind
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.plan.deletion import (
     ABANDON,
     ERASES,

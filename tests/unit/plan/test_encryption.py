@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvstrata.adapters.kube import KubeError
-from kvstrata.contract.link import TierState
+from kvstrata.contract.messages.adapter import TierState
 from kvstrata.objects import names
 from kvstrata.objects.cache import adapter_params
 from kvstrata.objects.quantities import MIB

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.api.reasons import InvalidationReason as R
-from kvstrata.contract.receipt import Record
-from kvstrata.contract.receiptresidue import Claim, Residue
-from kvstrata.contract.receiptwords import Hbm, KeyCustody, ScopeForm
+from kvstrata.contract.receipt.record import Record
+from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.vocabulary import Hbm, KeyCustody, ScopeForm
 from kvstrata.model.erasure import ErasedPrefix, Erasure, TierNow
 from kvstrata.model.erasurefacts import EngineReset, Fact, HeldKey, JobState, KeyNotDestroyed, ReceiptWritten, Verdict
 from kvstrata.plan.erasure import STILL_S, ErasurePhase, IssueReceipt

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from kvstrata.api.common import ConditionStatus
 from kvstrata.api.reasons import InvalidationReason as R
-from kvstrata.contract.receipt import Record
-from kvstrata.contract.receiptfacts import Erasure as ReceiptFacts
-from kvstrata.contract.receiptwords import KeyCustody
-from kvstrata.contract.strict import write
+from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
+from kvstrata.contract.receipt.record import Record
+from kvstrata.contract.receipt.vocabulary import KeyCustody
+from kvstrata.contract.wire import write
 from kvstrata.model.erasure import Erasure
 from kvstrata.model.erasurefacts import (
     Deletion,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.api.reasons import InvalidationReason as R
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure import PodNow, TierNow
 from kvstrata.model.erasurefacts import Fact, JobState
 from kvstrata.plan.erasure import ErasurePhase

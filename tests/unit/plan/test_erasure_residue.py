@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kvstrata.api.reasons import InvalidationReason as R
-from kvstrata.contract.receipt import Record
-from kvstrata.contract.receiptfacts import Copies
-from kvstrata.contract.receiptresidue import Claim, Residue
-from kvstrata.contract.receiptwords import Hbm
+from kvstrata.contract.receipt.facts import Copies
+from kvstrata.contract.receipt.record import Record
+from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.vocabulary import Hbm
 from kvstrata.model.erasure import Erasure, PodNow
 from kvstrata.model.erasurefacts import EngineKept, EngineReset, FilesErased, ReceiptWritten, TierLost
 from kvstrata.plan.erasure import PATIENCE_S, RESIDUE_PATIENCE_S, ErasurePhase

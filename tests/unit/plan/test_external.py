@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.contract.keys import domain_pattern
-from kvstrata.contract.link import TierState
+from kvstrata.contract.messages.adapter import TierState
+from kvstrata.contract.store.redis_keys import domain_pattern
 from kvstrata.model.external import ExternalReport, ServerFacts
 from kvstrata.model.facts import BackendReport
 from kvstrata.objects.quantities import MIB

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasurefacts import JobState
 from kvstrata.model.reclaimfacts import FormerCache, ReclaimReport
 from kvstrata.plan.former import FIRST_PAUSE_S, keyspaces_in_force

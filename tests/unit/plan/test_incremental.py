@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstrata.contract.bundle import split_into_shards
 from kvstrata.contract.canonical import digest_bytes
+from kvstrata.contract.policy.bundle import split_into_shards
 from kvstrata.model.memo import Memo
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
@@ -93,7 +93,7 @@ def test_what_is_remembered_is_what_would_be_computed(names: list[str]) -> None:
 
 
 def test_one_edit_among_many_writes_one_shard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstrata.contract.bundle.MAX_SHARD_BYTES", 2000)
+    monkeypatch.setattr("kvstrata.contract.policy.bundle.MAX_SHARD_BYTES", 2000)
     monkeypatch.setattr("kvstrata.plan.bundle.MAX_SHARD_BYTES", 2000)
     simulation = Simulation(domain(), model(), *(policy(f"tenant-{number:03}") for number in range(30)))
     simulation.come_to_rest()

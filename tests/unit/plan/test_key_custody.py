@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.api.cachedomain import CacheDomain
-from kvstrata.contract.receiptclaims import claims, contradiction
-from kvstrata.contract.receiptfacts import Word
-from kvstrata.contract.receiptresidue import Claim
-from kvstrata.contract.receiptwords import KeyCustody, Party
+from kvstrata.contract.receipt.claims import claims, contradiction
+from kvstrata.contract.receipt.facts import Word
+from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
 from kvstrata.model.keycustody import Destruction, LetGo, Release, Revocation, Undestroyed
 from kvstrata.plan.keycustody import (
     RESIDUE,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.link import TierState
+from kvstrata.contract.messages.adapter import TierState
 from tests.support.objects import cpu_tier, domain, group, hbm_tier, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 

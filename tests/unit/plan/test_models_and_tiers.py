@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.bundle import Root
-from kvstrata.contract.link import TierState
+from kvstrata.contract.messages.adapter import TierState
+from kvstrata.contract.policy.bundle import Root
 from kvstrata.model.refs import Key
 from tests.support.objects import (
     NAMESPACE,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from kvstrata.adapters.resources import Resource
-from kvstrata.contract.link import TierState
+from kvstrata.contract.messages.adapter import TierState
 from kvstrata.objects import names
 from tests.support.objects import NAMESPACE, Raw, cpu_tier, domain, invalidation, model, pod, policy, redis_tier
 from tests.support.worlds import Killed, Simulation, finish

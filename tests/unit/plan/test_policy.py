@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.model.refs import BUNDLE, Key
 from tests.support.objects import NAMESPACE, cpu_tier, group, hbm_tier, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.cacheview import reads_of
-from kvstrata.contract.warm import WarmOutcome
+from kvstrata.contract.messages.pools import WarmOutcome
+from kvstrata.contract.policy.cache_view import reads_of
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.plan.pool import plan_pool
 from tests.support.objects import NAMESPACE, Raw, config_map, cpu_tier, model, pod, policy, pool, redis_tier

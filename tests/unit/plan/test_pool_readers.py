@@ -9,7 +9,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from kvstrata.contract.cacheview import effective_pools
+from kvstrata.contract.policy.cache_view import effective_pools
 from kvstrata.model.refs import Key
 from tests.support.objects import NAMESPACE, Raw, cpu_tier, domain, group, model, pod, policy, pool
 from tests.support.worlds import Simulation

@@ -10,8 +10,8 @@ import pytest
 
 from kvstrata.api.reasons import PoolReason
 from kvstrata.contract.canonical import digest_bytes
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import MAX_SOURCE_BYTES, RenderRefusal, WarmOutcome
+from kvstrata.contract.messages.pools import MAX_SOURCE_BYTES, RenderRefusal, WarmOutcome
+from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.plan.poolcontent import READ_AGAIN_S
 from kvstrata.plan.rendering import ASK_AGAIN_S, RENDER_AGAIN_S
 from tests.support.objects import Raw, config_map, cpu_tier, hbm_tier, model, pod, redis_tier

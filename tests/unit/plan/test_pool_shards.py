@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Root, decode_shard
-from kvstrata.contract.cacheview import reads_of
-from kvstrata.contract.pools import MAX_POOLS, PoolShard, PoolState, PoolVersion
-from kvstrata.contract.warm import WarmOutcome
+from kvstrata.contract.messages.pools import WarmOutcome
+from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Root, decode_shard
+from kvstrata.contract.policy.cache_view import reads_of
+from kvstrata.contract.policy.pools import MAX_POOLS, PoolShard, PoolState, PoolVersion
 from kvstrata.objects import names
 from kvstrata.objects.quantities import MIB
 from kvstrata.objects.rbac import build_role

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.probe import ENGINE, Probed, ProbedTier, ProbeOutcome
+from kvstrata.contract.messages.probe import ENGINE, Probed, ProbedTier, ProbeOutcome
 from kvstrata.model.probefacts import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.questions import ProbePod, TellIsolation

@@ -10,9 +10,9 @@ import pytest
 from kvstrata.adapters.signing import SigningKeys, is_signed
 from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.contract.canonical import canonical_json
-from kvstrata.contract.receipt import Fault, HandOverKind, Link, ReceiptError, read_link, read_receipt
-from kvstrata.contract.receiptchain import check_chain
-from kvstrata.contract.receiptfacts import Erasure
+from kvstrata.contract.receipt.chain import check_chain
+from kvstrata.contract.receipt.facts import Erasure
+from kvstrata.contract.receipt.record import Fault, HandOverKind, Link, ReceiptError, read_link, read_receipt
 from kvstrata.plan.receipts import (
     ChainConflict,
     ChainState,

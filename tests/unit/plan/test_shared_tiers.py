@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.link import TierState
+from kvstrata.contract.messages.adapter import TierState
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
 from kvstrata.objects.quantities import MIB

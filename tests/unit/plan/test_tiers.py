@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.canonical import digest_bytes
-from kvstrata.contract.link import TierState
+from kvstrata.contract.messages.adapter import TierState
 from kvstrata.model.refs import Key
 from kvstrata.objects import labels, names
 from kvstrata.plan.passwords import OVERLAP_S, SETTLE_S

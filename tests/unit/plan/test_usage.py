@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.link import SCOPE_DIGITS, ScopeUsage
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS, ScopeUsage
 from kvstrata.objects.quantities import MIB
 from kvstrata.plan.usage import TOLD_EVERY_S, _rounded, _size
 from tests.support.objects import cpu_tier, domain, group, invalidation, model, pod, policy, redis_tier

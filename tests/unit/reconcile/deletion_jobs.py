@@ -8,8 +8,8 @@ from typing import Any
 
 from kvstrata.adapters.resources import JOB
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.contract.erasereport import End, Erased, Line, Outcome, PrimaryEnd, StopReason, encode_line
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, PrimaryEnd, StopReason, encode_line
+from kvstrata.contract.receipt.facts import Amount
 from kvstrata.objects import names
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.erasejob import CONTAINER

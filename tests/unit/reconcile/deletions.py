@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from kvstrata.contract.receiptfacts import Erasure
-from kvstrata.contract.receiptresidue import Claim, Residue
+from kvstrata.contract.receipt.facts import Erasure
+from kvstrata.contract.receipt.residue import Claim, Residue
 from kvstrata.plan.deletion import ERASES
 from tests.support.objects import NAMESPACE, Raw, model, policy, redis_tier
 from tests.support.worlds import Simulation

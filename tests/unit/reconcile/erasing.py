@@ -15,22 +15,16 @@ from kvstrata.adapters.kube import KubeError, TokenIdentity
 from kvstrata.adapters.redis_probe import Access
 from kvstrata.adapters.tier_verifier import NodeLook, Problem, TierLook
 from kvstrata.api.cachedomain import ReceiptChain
-from kvstrata.contract.enginereset import EngineSaid, ResetOutcome, ResetRequest
-from kvstrata.contract.erase import Erased, EraseRequest, Verified, VerifyRequest
-from kvstrata.contract.erasereport import End, Line, Outcome, PrimaryEnd, StopReason, keyspace_digest
-from kvstrata.contract.erasereport import Erased as ErasedLine
-from kvstrata.contract.erasing import (
-    REQUIRED,
-    AdapterVerified,
-    ErasedTier,
-    EraseOutcome,
-    VerifiedTier,
-)
-from kvstrata.contract.erasing import Amount as Blocks
-from kvstrata.contract.keys import BlockKey
-from kvstrata.contract.receiptclaims import claims, contradiction
-from kvstrata.contract.receiptfacts import Amount, Erasure
-from kvstrata.contract.receiptresidue import Claim
+from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.erase import Erased, EraseRequest, Verified, VerifyRequest
+from kvstrata.contract.messages.erase_2 import REQUIRED, AdapterVerified, ErasedTier, EraseOutcome, VerifiedTier
+from kvstrata.contract.messages.erase_2 import Amount as Blocks
+from kvstrata.contract.messages.erase_report import End, Line, Outcome, PrimaryEnd, StopReason, keyspace_digest
+from kvstrata.contract.messages.erase_report import Erased as ErasedLine
+from kvstrata.contract.receipt.claims import claims, contradiction
+from kvstrata.contract.receipt.facts import Amount, Erasure
+from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata.model.erasurefacts import JobState
 from kvstrata.objects import names
 from kvstrata.plan.receipts import ChainConflict, Receipted

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from kvstrata.contract.receiptresidue import Claim
+from kvstrata.contract.receipt.residue import Claim
 from tests.support.objects import invalidation, model, policy, redis_tier
 from tests.support.worlds import Simulation
 from tests.unit.plan.invalidations import at_rest

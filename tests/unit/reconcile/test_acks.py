@@ -11,8 +11,8 @@ import pytest
 
 from kvstrata.adapters.gate_client import GateClient, GateError, GateFailure
 from kvstrata.adapters.kube import TokenIdentity
-from kvstrata.contract.ack import PodState
-from kvstrata.contract.audit import Action
+from kvstrata.contract.messages.audit import Action
+from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.model.facts import Pod
 from kvstrata.reconcile.acks import AckListener
 from tests.support.audit import lines

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from kvstrata.adapters.kube import KubeError
-from kvstrata.contract.audit import Action, Event
+from kvstrata.contract.messages.audit import Action, Event
 from kvstrata.model.refs import Key
 from tests.support.audit import lines
 from tests.support.objects import NAMESPACE, Raw, cpu_tier, domain, model, pod, policy

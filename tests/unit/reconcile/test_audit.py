@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from prometheus_client import REGISTRY
 
-from kvstrata.contract.audit import Action, Event, Line
+from kvstrata.contract.messages.audit import Action, Event, Line
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
 from kvstrata.reconcile.erasures.chain import Chains

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstrata.api.reasons import InvalidationReason
-from kvstrata.contract.erasereport import Erased, Line, StopReason, encode_line, totals
+from kvstrata.contract.messages.erase_report import Erased, Line, StopReason, encode_line, totals
 from kvstrata.model.erasurefacts import JobState
 from kvstrata.reconcile.erasures.jobreport import reason_of
 from kvstrata.reconcile.erasures.jobs import REPORT_PATIENCE, Jobs

@@ -12,9 +12,9 @@ import pytest
 from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.tier_verifier import MAX_NAMES
 from kvstrata.contract import ContractError
-from kvstrata.contract.keyspace import ScopeKind
-from kvstrata.contract.receiptfacts import Amount, Copies, Revoked, Word
-from kvstrata.contract.receiptwords import KeyCustody, Party, RevokedKind
+from kvstrata.contract.policy.keyspace import ScopeKind
+from kvstrata.contract.receipt.facts import Amount, Copies, Revoked, Word
+from kvstrata.contract.receipt.vocabulary import KeyCustody, Party, RevokedKind
 from kvstrata.model.erasure import Erasure, ErasureRecord, LeftEpoch
 from kvstrata.model.erasurefacts import (
     EngineReset,

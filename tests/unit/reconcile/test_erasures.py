@@ -9,8 +9,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 from kvstrata import __version__
-from kvstrata.contract.audit import Action
-from kvstrata.contract.receiptfacts import Component
+from kvstrata.contract.messages.audit import Action
+from kvstrata.contract.receipt.facts import Component
 from kvstrata.plan.deletion import FINALIZER
 from tests.support.audit import lines
 from tests.support.objects import NAMESPACE, own

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvstrata.contract.enginereset import ResetOutcome
-from kvstrata.contract.receiptresidue import Claim, Residue
+from kvstrata.contract.messages.engine_reset import ResetOutcome
+from kvstrata.contract.receipt.residue import Claim, Residue
 from tests.support.objects import NAMESPACE
 from tests.unit.reconcile.erasing import KIND, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world

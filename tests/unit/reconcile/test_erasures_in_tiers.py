@@ -6,7 +6,7 @@ import asyncio
 from datetime import timedelta
 from functools import partial
 
-from kvstrata.contract.receiptresidue import Claim, Residue
+from kvstrata.contract.receipt.residue import Claim, Residue
 from kvstrata.plan.erasurefacts import found_again
 from kvstrata.reconcile.erasures.course import RETRY_S
 from kvstrata.reconcile.erasures.keep import PREFIX, Keep

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.receiptresidue import Claim
-from kvstrata.contract.receiptwords import KeyCustody, Party
+from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
 from kvstrata.plan.erasure import LOOK_AGAIN_S
 from kvstrata.reconcile.erasures.keys import KeyRevoker
 from tests.support.objects import domain, model, policy, redis_tier

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.receiptresidue import Claim, Residue
-from kvstrata.contract.receiptwords import prefix_commitment
+from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.vocabulary import prefix_commitment
 from kvstrata.plan.deletion import ABANDON
 from kvstrata.plan.erasuregather import rolled
 from kvstrata.plan.pausing import paused_epochs

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.receiptresidue import Residue
+from kvstrata.contract.receipt.residue import Residue
 from kvstrata.plan.deletion import ABANDON
 from kvstrata.plan.types import CarryOutErasure
 from tests.support.objects import NAMESPACE, invalidation

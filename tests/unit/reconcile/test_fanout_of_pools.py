@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.ack import PodState
+from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.model.facts import VerifiedState
 from kvstrata.model.refs import Key
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, pool

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kvstrata.adapters.kube import TokenIdentity
-from kvstrata.contract.erase import Erased, Verified, VerifyRequest
-from kvstrata.contract.receiptresidue import Claim
+from kvstrata.contract.messages.erase import Erased, Verified, VerifyRequest
+from kvstrata.contract.receipt.residue import Claim
 from tests.support.objects import NAMESPACE
 from tests.unit.reconcile.erasing import Gates, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world

@@ -8,10 +8,10 @@ import pytest
 
 from kvstrata.adapters.kube import KubeError
 from kvstrata.contract import ContractError
-from kvstrata.contract.datakey import DATA_KEY_BYTES, key_id
-from kvstrata.contract.keydelivery import KeysHeld, pack_keys, unpack_keys
-from kvstrata.contract.receiptresidue import Residue
-from kvstrata.contract.receiptwords import Party
+from kvstrata.contract.messages.key_delivery import KeysHeld, pack_keys, unpack_keys
+from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, key_id
+from kvstrata.contract.receipt.residue import Residue
+from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keycustody import LetGo, Release, Undestroyed
 from kvstrata.model.keyholders import DIGITS, FormerHolders
 from kvstrata.objects import names

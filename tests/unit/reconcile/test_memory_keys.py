@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.datakey import KeyReference, key_id
+from kvstrata.contract.policy.data_key import KeyReference, key_id
 from tests.support.key_pods import KeyPods
 from tests.support.objects import NAMESPACE, domain, group, model, policy, redis_tier
 from tests.support.worlds import Killed, Simulation

@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from kvstrata.contract.receiptclaims import claims
-from kvstrata.contract.receiptresidue import Claim, Residue
-from kvstrata.contract.receiptwords import SubjectKind
+from kvstrata.contract.receipt.claims import claims
+from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.vocabulary import SubjectKind
 from kvstrata.model.ending import Ending
 from kvstrata.reconcile.erasures.keep import PREFIX
 from tests.support.objects import NAMESPACE

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvstrata.contract.receiptclaims import claims
-from kvstrata.contract.receiptresidue import Claim, Residue
-from kvstrata.contract.receiptwords import SubjectKind
+from kvstrata.contract.receipt.claims import claims
+from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.vocabulary import SubjectKind
 from kvstrata.plan.deletion import ABANDON, ERASES, FINALIZER, invalidation_name
 from tests.support.objects import group, invalidation, own, policy
 from tests.support.worlds import Simulation

@@ -10,7 +10,7 @@ import pytest
 
 from kvstrata.adapters.gate_client import GateError, GateFailure
 from kvstrata.adapters.kube import TokenIdentity
-from kvstrata.contract.probe import Probed, ProbedTier, ProbeOutcome, ProbeRequest
+from kvstrata.contract.messages.probe import Probed, ProbedTier, ProbeOutcome, ProbeRequest
 from kvstrata.model.probefacts import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.questions import ProbePod, TellIsolation

@@ -11,9 +11,9 @@ import pytest
 from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.signing import SigningKeys, is_signed
 from kvstrata.api.cachedomain import ReceiptChain
-from kvstrata.contract.receipt import HandOverKind, Receipt, read_receipt
-from kvstrata.contract.receiptchain import check_chain
-from kvstrata.contract.receiptfacts import Erasure
+from kvstrata.contract.receipt.chain import check_chain
+from kvstrata.contract.receipt.facts import Erasure
+from kvstrata.contract.receipt.record import HandOverKind, Receipt, read_receipt
 from kvstrata.objects import labels, names, receipts
 from kvstrata.objects.receipts import RECEIPT_DATA_KEY, build_receipt, read_receipt_objects
 from kvstrata.objects.secret import build_signing_key

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kvstrata.adapters.kube import KubeError
-from kvstrata.contract.erasereport import Erased
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.messages.erase_report import Erased
+from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasurefacts import JobState
 from kvstrata.model.reclaimfacts import FormerCache, ReclaimReport
 from kvstrata.model.refs import Key

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.bundle import ROOT_DATA_KEY, Root
+from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import names
 from kvstrata.reconcile.bundles import read_bundle

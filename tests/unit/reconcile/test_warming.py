@@ -10,8 +10,7 @@ import pytest
 
 from kvstrata.adapters.gate_client import GateError, GateFailure
 from kvstrata.adapters.kube import KubeError, TokenIdentity
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import (
+from kvstrata.contract.messages.pools import (
     PoolReport,
     PoolTierState,
     PoolVersionState,
@@ -20,6 +19,7 @@ from kvstrata.contract.warm import (
     WarmOutcome,
     WarmRequest,
 )
+from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.model.poolfacts import NoRendering, RenderReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.questions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from kvstrata.adapters.kube import KubeError
-from kvstrata.contract.bundle import ROOT_DATA_KEY, Root
+from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects.names import DOMAIN_KEY_SECRET
 from kvstrata.plan.types import Plan, ProbeBackend, Remove, StatusWrite

@@ -20,9 +20,8 @@ from typing import Generic, TypeVar
 import aiohttp
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.ack import ACK_TOKEN_HEADER, CONTROL_PORT, STATE_PATH, PodState
-from kvstrata.contract.enginereset import MAX_RESET_BYTES, RESET_PATH, EngineSaid, ResetRequest
-from kvstrata.contract.erase import (
+from kvstrata.contract.messages.engine_reset import MAX_RESET_BYTES, RESET_PATH, EngineSaid, ResetRequest
+from kvstrata.contract.messages.erase import (
     ERASE_PATH,
     MAX_ERASED_BYTES,
     VERIFY_PATH,
@@ -31,7 +30,7 @@ from kvstrata.contract.erase import (
     Verified,
     VerifyRequest,
 )
-from kvstrata.contract.keydelivery import (
+from kvstrata.contract.messages.key_delivery import (
     CONTENT_TYPE,
     KEYS_BACK_PATH,
     KEYS_PATH,
@@ -39,9 +38,8 @@ from kvstrata.contract.keydelivery import (
     KeysHeld,
     KeysWanted,
 )
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.probe import MAX_PROBED_BYTES, PROBE_PATH, Probed, ProbeRequest
-from kvstrata.contract.warm import (
+from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER, CONTROL_PORT, STATE_PATH, PodState
+from kvstrata.contract.messages.pools import (
     MAX_ANSWER_BYTES,
     POOL_PATH,
     RENDER_PATH,
@@ -52,6 +50,8 @@ from kvstrata.contract.warm import (
     Warmed,
     WarmRequest,
 )
+from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.messages.probe import MAX_PROBED_BYTES, PROBE_PATH, Probed, ProbeRequest
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from redis import exceptions
 
-from kvstrata.contract.scripts import script
+from kvstrata.contract.store.redis_scripts import script
 
 from .server_line import ServerAwayError, ServerLine, Word
 from .slot_moves import MoveFailedError, MoveReason, Tally, Told

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from kvstrata.contract.keys import BUCKETS, KEY_PREFIX, bucket_prefix, ledger_key
+from kvstrata.contract.store.redis_keys import BUCKETS, KEY_PREFIX, bucket_prefix, ledger_key
 from kvstrata.model.topology import SLOTS
 
 _TAG = re.compile(r"\{([^}]+)\}")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import fields
 
-from kvstrata.contract.audit import AUDIT_VERSION, Action, Event, Happened, Line
-from kvstrata.contract.strict import camel
+from kvstrata.contract.messages.audit import AUDIT_VERSION, Action, Event, Happened, Line
+from kvstrata.contract.wire import camel
 
 from .fieldtable import rows
 
-HEADER = "<!-- Generated from operator/src/kvstrata/contract/audit.py by `make generate`. Do not edit. -->"
+HEADER = "<!-- Generated from operator/src/kvstrata/contract/messages/audit.py by `make generate`. Do not edit. -->"
 
 
 def build_audit_reference() -> str:

@@ -24,7 +24,7 @@ from kvstrata.api.scalars import (
     Text,
     Timestamp,
 )
-from kvstrata.contract.keyspace import ScopeKind
+from kvstrata.contract.policy.keyspace import ScopeKind
 
 __all__ = [
     "Admission",

@@ -8,7 +8,7 @@ from enum import StrEnum
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
-from kvstrata.contract.strict import camel
+from kvstrata.contract.wire import camel
 
 from .docstrings import field_docstrings
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvstrata.contract.receipt import RECEIPT_VERSION, Fault, HandOver, Head
-from kvstrata.contract.receiptfacts import Erasure
-from kvstrata.contract.receiptresidue import Claim, Residue
+from kvstrata.contract.receipt.facts import Erasure
+from kvstrata.contract.receipt.record import RECEIPT_VERSION, Fault, HandOver, Head
+from kvstrata.contract.receipt.residue import Claim, Residue
 
 from .fieldtable import table
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from queue import Full, Queue
 
-from kvstrata.contract.audit import LOGGER, Action, Happened, Source, Teller
+from kvstrata.contract.messages.audit import LOGGER, Action, Happened, Source, Teller
 from kvstrata.reconcile import metrics
 
 MAX_WAITING = 10_000

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from kvstrata.contract.receipt import HandOverKind, Receipt
-from kvstrata.contract.receiptchain import Chain
-from kvstrata.contract.receiptclaims import claims
-from kvstrata.contract.receiptfacts import Erasure, Subject, Word
-from kvstrata.contract.receiptresidue import Claim
-from kvstrata.contract.receiptwords import Standing
+from kvstrata.contract.receipt.chain import Chain
+from kvstrata.contract.receipt.claims import claims
+from kvstrata.contract.receipt.facts import Erasure, Subject, Word
+from kvstrata.contract.receipt.record import HandOverKind, Receipt
+from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.vocabulary import Standing
 
 COLUMNS = ("DOMAIN", "NAMESPACE", "NUMBER", "WHAT", "NAME", "SCOPE", "PROVEN", "LEFT", "ISSUED", "DIGEST")
 _STANDINGS = {

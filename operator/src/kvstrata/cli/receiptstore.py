@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvstrata.contract.receipt import ReceiptError
+from kvstrata.contract.receipt.record import ReceiptError
 from kvstrata.objects import labels, names
 from kvstrata.objects.receipts import read_receipt_objects
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.contract.receiptwords import KeyCustody
+from kvstrata.contract.receipt.vocabulary import KeyCustody
 
 
 @dataclass(slots=True)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TypeVar
 
-from kvstrata.contract.keyspace import ScopeKind
-from kvstrata.contract.receiptfacts import Component, Subject
+from kvstrata.contract.policy.keyspace import ScopeKind
+from kvstrata.contract.receipt.facts import Component, Subject
 
 from .erasurefacts import Fact, HeldKey, ReceiptWritten, Verdict
 

@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from kvstrata.api.invalidationreasons import InvalidationReason
-from kvstrata.contract.receiptfacts import Amount, Copies, Fence, Revoked, Target, Word
-from kvstrata.contract.receiptwords import KeyCustody, PodMedium, Standing
+from kvstrata.contract.receipt.facts import Amount, Copies, Fence, Revoked, Target, Word
+from kvstrata.contract.receipt.vocabulary import KeyCustody, PodMedium, Standing
 
 NOTHING = Amount(0, 0)
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import chain
 
-from kvstrata.contract.ack import PodState
-from kvstrata.contract.bundle import Bundle, Entry
-from kvstrata.contract.datakey import what_is_kept
-from kvstrata.contract.pools import PoolShard
+from kvstrata.contract.messages.pod_state import PodState
+from kvstrata.contract.policy.bundle import Bundle, Entry
+from kvstrata.contract.policy.data_key import what_is_kept
+from kvstrata.contract.policy.pools import PoolShard
 
 from .credentials import PasswordFacts, TlsFacts
 from .external import ExternalReport

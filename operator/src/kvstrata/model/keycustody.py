@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvstrata.contract.receiptfacts import Word
-from kvstrata.contract.receiptresidue import Residue
-from kvstrata.contract.receiptwords import KeyCustody
+from kvstrata.contract.receipt.facts import Word
+from kvstrata.contract.receipt.residue import Residue
+from kvstrata.contract.receipt.vocabulary import KeyCustody
 
 
 @dataclass(frozen=True, slots=True)

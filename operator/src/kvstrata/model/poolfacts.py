@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
-from kvstrata.contract.warm import PoolReport, Rendered, WarmOutcome
+from kvstrata.contract.messages.pools import PoolReport, Rendered, WarmOutcome
 
 
 @dataclass(frozen=True, slots=True)

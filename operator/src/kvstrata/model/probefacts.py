@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from kvstrata.contract.probe import Probed, ProbeOutcome
+from kvstrata.contract.messages.probe import Probed, ProbeOutcome
 
 PASSING = (ProbeOutcome.MOVED, ProbeOutcome.UNREADY)
 """Outcomes that say nothing of isolation and are over soon: what was shown before stands."""

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.canonical import digest
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.receipt.facts import Amount
 
 from .erasurefacts import NOTHING, JobState
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.common import TlsMode
-from kvstrata.contract.ack import CONTROL_PORT
-from kvstrata.contract.link import SOCKET_NAME
+from kvstrata.contract.messages.adapter import SOCKET_NAME
+from kvstrata.contract.messages.pod_state import CONTROL_PORT
 
 from . import names, paths, sizing
 from .container import SECURITY, amounts, chosen_amounts, environment, field_environment, http_probe, mount

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.contract.ack import CONTROL_PORT
+from kvstrata.contract.messages.pod_state import CONTROL_PORT
 
 from . import gate, labels, names, paths
 from .context import BuildContext

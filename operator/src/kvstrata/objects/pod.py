@@ -13,7 +13,7 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.common import TlsMode
 from kvstrata.api.podtemplate import PodTemplate
-from kvstrata.contract.ack import ACK_AUDIENCE
+from kvstrata.contract.messages.pod_state import ACK_AUDIENCE
 
 from . import cache, engine, gate, labels, names, nvme, paths, sizing
 from .container import SECURITY, amounts, mount

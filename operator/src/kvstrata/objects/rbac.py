@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.contract.pools import MAX_POOLS
-from kvstrata.contract.slots import SLOTS
+from kvstrata.contract.policy.pools import MAX_POOLS
+from kvstrata.contract.policy.shard_slots import SLOTS
 
 from . import labels, names
 from .meta import metadata

@@ -14,7 +14,7 @@ from typing import Any
 
 from kvstrata.contract import MALFORMED
 from kvstrata.contract.canonical import canonical_json, digest_bytes
-from kvstrata.contract.receipt import Fault, Link, ReceiptError, read_link
+from kvstrata.contract.receipt.record import Fault, Link, ReceiptError, read_link
 
 from . import labels, names
 

@@ -17,8 +17,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from kvstrata.contract.canonical import digest_bytes
-from kvstrata.contract.keys import domain_pattern
-from kvstrata.contract.scripts import COMMANDS
+from kvstrata.contract.store.redis_keys import domain_pattern
+from kvstrata.contract.store.redis_scripts import COMMANDS
 
 DATA_USER = "data"
 ADMIN_USER = "admin"

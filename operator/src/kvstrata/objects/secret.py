@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root
+from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root
 
 from . import labels, names
 from .meta import metadata

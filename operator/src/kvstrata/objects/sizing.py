@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from kvstrata.api.cachedmodel import CachedModel, Transfer
 from kvstrata.api.cachetier import CacheTier, CacheTierSpec, Medium
-from kvstrata.contract.pools import CHUNK_HASH_BYTES, MAX_CHUNKS, MAX_POOLS, MAX_VERSIONS
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS, MAX_POOLS, MAX_VERSIONS
 
 from .quantities import GIB, MIB, round_up
 

@@ -16,7 +16,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.common import Admission
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason
-from kvstrata.contract.budget import TierBudget
+from kvstrata.contract.policy.budget import TierBudget
 from kvstrata.model.claims import Claim, Holder, TierClaims, declared_guarantees, models_digest
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World

@@ -9,7 +9,8 @@ from typing import Any
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import DOMAIN_NAME
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.bundle import (
+from kvstrata.contract.canonical import digest_bytes
+from kvstrata.contract.policy.bundle import (
     MAX_SHARD_BYTES,
     Bundle,
     Entry,
@@ -19,8 +20,7 @@ from kvstrata.contract.bundle import (
     shard_of,
     split_into_shards,
 )
-from kvstrata.contract.canonical import digest_bytes
-from kvstrata.contract.pools import PoolShard
+from kvstrata.contract.policy.pools import PoolShard
 from kvstrata.model.facts import CommittedBundle, keys_in
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World

@@ -10,8 +10,8 @@ from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.common import Classification, TierBudget
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason, TierReason
-from kvstrata.contract.ack import PodState
-from kvstrata.contract.bundle import Bundle
+from kvstrata.contract.messages.pod_state import PodState
+from kvstrata.contract.policy.bundle import Bundle
 from kvstrata.model.facts import Pod
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable

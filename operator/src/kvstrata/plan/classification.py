@@ -17,7 +17,7 @@ from kvstrata.api.common import Classification
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.keyspace import Scope, ScopeKind
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.model.world import World
 
 from .conditions import Finding, false, true

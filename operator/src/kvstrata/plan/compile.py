@@ -10,9 +10,9 @@ from kvstrata.api.cachedomain import AuditNames
 from kvstrata.api.cachetier import Medium
 from kvstrata.api.common import TierBudget as ApiBudget
 from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
-from kvstrata.contract.bundle import Entry, Rules, TierBudget
-from kvstrata.contract.datakey import BundledKey
-from kvstrata.contract.keyspace import Scope, ScopeKind
+from kvstrata.contract.policy.bundle import Entry, Rules, TierBudget
+from kvstrata.contract.policy.data_key import BundledKey
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.model.claims import Holder
 from kvstrata.model.world import World
 

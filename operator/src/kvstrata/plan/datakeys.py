@@ -25,10 +25,10 @@ from datetime import datetime
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.contract.bundle import Entry
-from kvstrata.contract.datakey import MAX_GENERATION, BundledKey, DataKey, KeyReference
-from kvstrata.contract.keyspace import ScopeKind
-from kvstrata.contract.receiptwords import KeyCustody
+from kvstrata.contract.policy.bundle import Entry
+from kvstrata.contract.policy.data_key import MAX_GENERATION, BundledKey, DataKey, KeyReference
+from kvstrata.contract.policy.keyspace import ScopeKind
+from kvstrata.contract.receipt.vocabulary import KeyCustody
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names

@@ -15,7 +15,7 @@ from kvstrata.api.cacheinvalidation import CacheInvalidation, Phase
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
 from kvstrata.contract.canonical import digest
-from kvstrata.contract.keyspace import Scope, ScopeKind
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 
 from .types import Decision
 

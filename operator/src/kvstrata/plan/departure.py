@@ -12,8 +12,8 @@ from datetime import datetime
 from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
-from kvstrata.contract.keyspace import Scope
-from kvstrata.contract.receiptwords import SubjectKind
+from kvstrata.contract.policy.keyspace import Scope
+from kvstrata.contract.receipt.vocabulary import SubjectKind
 from kvstrata.model.erasurefacts import ReceiptWritten
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World

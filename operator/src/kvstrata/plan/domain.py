@@ -11,8 +11,8 @@ from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
 from kvstrata.api.common import Classification
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import DomainReason
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.keyspace import PUBLIC_SCOPE, derive_keyspace
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, derive_keyspace
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.bundle import Bundle, Entry, Root
+from kvstrata.contract.policy.bundle import Bundle, Entry, Root
 from kvstrata.model.facts import Pod
 from kvstrata.model.world import World
 

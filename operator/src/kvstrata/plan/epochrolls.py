@@ -9,7 +9,7 @@ from kvstrata.api.cachedomain import DOMAIN_NAME
 from kvstrata.api.cacheinvalidation import RolledScope
 from kvstrata.api.common import ScopeStatus
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
+from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 

@@ -19,9 +19,9 @@ from enum import StrEnum
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receiptfacts import Erasure as ReceiptFacts
-from kvstrata.contract.receiptresidue import Claim
-from kvstrata.contract.receiptwords import KeyCustody, Standing
+from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
+from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.vocabulary import KeyCustody, Standing
 from kvstrata.model.erasure import Erasure, Surroundings
 from kvstrata.model.erasurefacts import KeyNotDestroyed, ReceiptWritten, Rolled, Verdict
 

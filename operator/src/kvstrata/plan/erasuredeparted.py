@@ -12,9 +12,9 @@ from datetime import datetime
 
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
-from kvstrata.contract.receiptfacts import Subject, Target
-from kvstrata.contract.receiptwords import Hbm, Mode, ScopeForm, SubjectKind
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.receipt.facts import Subject, Target
+from kvstrata.contract.receipt.vocabulary import Hbm, Mode, ScopeForm, SubjectKind
 from kvstrata.model.erasure import Erasure, ErasureOrder, ErasureRecord, LeftEpoch, SharedTier
 from kvstrata.model.erasurefacts import Rolled, TierLost, Witness
 from kvstrata.model.world import World

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from kvstrata.contract.receiptclaims import WRITE_WINDOW_S
-from kvstrata.contract.receiptwords import KeyCustody, Standing
+from kvstrata.contract.receipt.claims import WRITE_WINDOW_S
+from kvstrata.contract.receipt.vocabulary import KeyCustody, Standing
 from kvstrata.model.erasure import Erasure, SharedTier
 from kvstrata.model.erasurefacts import (
     NOTHING,

@@ -17,9 +17,9 @@ from kvstrata.api.cacheinvalidation import AwaitedPod, CacheInvalidation, Invali
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.keyspace import Scope, ScopeKind, derive_keyspace
-from kvstrata.contract.receiptfacts import Component, Fence, Revoked, Subject, Target
-from kvstrata.contract.receiptwords import (
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.receipt.facts import Component, Fence, Revoked, Subject, Target
+from kvstrata.contract.receipt.vocabulary import (
     Hbm,
     KeyCustody,
     Mode,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from kvstrata.api.reasons import InvalidationReason as R
-from kvstrata.contract.receiptwords import Hbm, Standing
+from kvstrata.contract.receipt.vocabulary import Hbm, Standing
 from kvstrata.model.erasure import Erasure, Surroundings
 from kvstrata.model.erasurefacts import Deletion, JobState, Witness
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receiptclaims import claims, required_residue
-from kvstrata.contract.receiptfacts import (
+from kvstrata.contract.receipt.claims import claims, required_residue
+from kvstrata.contract.receipt.facts import (
     Amount,
     Copies,
     KeyFact,
@@ -21,10 +21,10 @@ from kvstrata.contract.receiptfacts import (
     Verification,
     Word,
 )
-from kvstrata.contract.receiptfacts import Erasure as ReceiptFacts
-from kvstrata.contract.receiptresidue import Claim, Residue, ResidueItem
-from kvstrata.contract.receiptwords import Party, Standing
-from kvstrata.contract.strict import MAX_TEXT
+from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
+from kvstrata.contract.receipt.residue import Claim, Residue, ResidueItem
+from kvstrata.contract.receipt.vocabulary import Party, Standing
+from kvstrata.contract.wire import MAX_TEXT
 from kvstrata.model.erasure import Erasure, SharedTier
 from kvstrata.model.erasurefacts import (
     NOTHING,

@@ -7,8 +7,8 @@ from typing import Any
 
 from kvstrata.api.cacheinvalidation import MAX_ERASED_TIERS, CacheInvalidation, Phase
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receiptfacts import Erasure as ReceiptFacts
-from kvstrata.contract.receiptwords import Standing
+from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
+from kvstrata.contract.receipt.vocabulary import Standing
 from kvstrata.model.erasure import ErasureNow
 from kvstrata.model.erasurefacts import ReceiptWritten
 from kvstrata.objects.quantities import binary

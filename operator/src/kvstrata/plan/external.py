@@ -14,7 +14,7 @@ from typing import Any
 from kvstrata.api.cachetier import CacheTier, RedisExternal
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
-from kvstrata.contract.keys import domain_pattern
+from kvstrata.contract.store.redis_keys import domain_pattern
 from kvstrata.model.external import ExternalReport, ServerFacts
 from kvstrata.model.facts import BackendReport
 from kvstrata.model.topology import SLOTS

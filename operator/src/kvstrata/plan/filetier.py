@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
-from kvstrata.contract.link import TierState
+from kvstrata.contract.messages.adapter import TierState
 from kvstrata.model.world import World
 
 from .capacity import serving_with

@@ -10,8 +10,8 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import GroupReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
-from kvstrata.contract.bundle import Entry, TierBudget
-from kvstrata.contract.keyspace import derive_keyspace
+from kvstrata.contract.policy.bundle import Entry, TierBudget
+from kvstrata.contract.policy.keyspace import derive_keyspace
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 

@@ -6,7 +6,7 @@ every epoch whose key is elsewhere, and the old keys end by the rules of the cus
 a whole domain's cache at once, a change is refused while there are keys; only a domain without any changes freely.
 
 A receipt takes what this module makes of a custody's word, and derives its claims by its own rules
-(`contract.receiptclaims`): the facts made here contradict none of them.
+(`contract.receipt.claims`): the facts made here contradict none of them.
 
 The custody in force is the one in the CacheDomain's status: it is written before the first key is drawn.
 """
@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import DomainReason
-from kvstrata.contract.datakey import KeyReference
-from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace
-from kvstrata.contract.receiptfacts import KeyFact, Word
-from kvstrata.contract.receiptresidue import Claim, Residue
-from kvstrata.contract.receiptwords import KeyCustody, Party
+from kvstrata.contract.policy.data_key import KeyReference
+from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.receipt.facts import KeyFact, Word
+from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
 from kvstrata.model.keycustody import Destruction, LetGo, Release, Revocation, Undestroyed
 from kvstrata.model.world import World
 
@@ -148,7 +148,8 @@ def in_bundles(custody: KeyCustody) -> bool:
     """Whether bundles may hold the keys themselves.
 
     They are Secrets: a copy there is in etcd's history, whatever custody drew the key, and nobody could ever say that
-    no copy exists. With every other custody they name keys, and the operator brings them (`contract.keydelivery`).
+    no copy exists. With every other custody they name keys, and the operator brings them
+    (`contract.messages.key_delivery`).
     """
     return custody is KeyCustody.SECRET
 

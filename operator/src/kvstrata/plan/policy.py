@@ -8,8 +8,8 @@ from datetime import datetime
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.bundle import Entry
-from kvstrata.contract.keyspace import ScopeKind
+from kvstrata.contract.policy.bundle import Entry
+from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 

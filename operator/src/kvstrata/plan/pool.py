@@ -15,7 +15,7 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.prefixpool import NextContent, PoolInvalidation, PrefixPool, PrefixPoolStatus
 from kvstrata.api.reasons import PoolReason
-from kvstrata.contract.keyspace import epoch_from_random
+from kvstrata.contract.policy.keyspace import epoch_from_random
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 

@@ -13,8 +13,8 @@ from kvstrata.api.prefixpool import Prefix, PrefixPool, SourceFormat
 from kvstrata.api.reasons import PoolReason
 from kvstrata.contract import ContractError
 from kvstrata.contract.canonical import digest
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import MAX_SOURCE_BYTES
+from kvstrata.contract.messages.pools import MAX_SOURCE_BYTES
+from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.model.world import World
 
 from .questions import ReadSource

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from kvstrata.api.prefixpool import PrefixPool
-from kvstrata.contract.link import SCOPE_DIGITS
-from kvstrata.contract.pools import PoolVersion
-from kvstrata.contract.warm import PoolTierState, PoolVersionState
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.messages.pools import PoolTierState, PoolVersionState
+from kvstrata.contract.policy.pools import PoolVersion
 from kvstrata.model.facts import Pod
 from kvstrata.model.poolfacts import WarmReport
 from kvstrata.model.world import World

@@ -16,10 +16,10 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.prefixpool import NextContent, PrefixPool
 from kvstrata.api.reasons import PoolReason
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.link import SCOPE_DIGITS
-from kvstrata.contract.pools import CHUNK_HASH_BYTES, PoolVersion
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import PoolTierState, WarmOutcome
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.messages.pools import PoolTierState, WarmOutcome
+from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolVersion
 from kvstrata.model.claims import is_whole as is_whole_content
 from kvstrata.model.facts import Pod
 from kvstrata.model.poolfacts import WarmReport

@@ -11,7 +11,7 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.reasons import PoolReason
 from kvstrata.api.scalars import Quantity
-from kvstrata.contract.pools import PoolRef
+from kvstrata.contract.policy.pools import PoolRef
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import binary
 

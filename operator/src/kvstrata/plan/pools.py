@@ -14,10 +14,10 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.bundle import Entry
-from kvstrata.contract.cacheview import effective_pools
-from kvstrata.contract.keyspace import ScopeKind
-from kvstrata.contract.pools import MAX_POOLS
+from kvstrata.contract.policy.bundle import Entry
+from kvstrata.contract.policy.cache_view import effective_pools
+from kvstrata.contract.policy.keyspace import ScopeKind
+from kvstrata.contract.policy.pools import MAX_POOLS
 from kvstrata.model.world import World
 
 from .conditions import Finding, false, true

@@ -17,7 +17,7 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.probe import OnProbeFailure
 from kvstrata.api.reasons import ModelReason
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.probe import Probed, ProbeOutcome
+from kvstrata.contract.messages.probe import Probed, ProbeOutcome
 from kvstrata.model.facts import Pod
 from kvstrata.model.probefacts import NoProbe, ProbeReport, Shown
 from kvstrata.model.world import World

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
-from kvstrata.contract.link import TierState
+from kvstrata.contract.messages.adapter import TierState
 from kvstrata.model.facts import BackendReport, Pod
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable

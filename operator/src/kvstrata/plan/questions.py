@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvstrata.contract.prefix import PrefixSource
+from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.model.facts import Pod
 
 

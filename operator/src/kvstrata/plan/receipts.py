@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvstrata.api.cachedomain import ReceiptChain
-from kvstrata.contract.receipt import HandOver, HandOverKind, Head, Link, Record
-from kvstrata.contract.receiptfacts import Erasure
+from kvstrata.contract.receipt.facts import Erasure
+from kvstrata.contract.receipt.record import HandOver, HandOverKind, Head, Link, Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.reasons import PoolReason
 from kvstrata.contract.canonical import digest_bytes
-from kvstrata.contract.pools import CHUNK_HASH_BYTES, MAX_CHUNKS
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import MAX_PREFIX_TOKENS, Rendered, RenderRefusal, manifest_hashes
+from kvstrata.contract.messages.pools import MAX_PREFIX_TOKENS, Rendered, RenderRefusal, manifest_hashes
+from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS
 from kvstrata.model.facts import Pod
 from kvstrata.model.poolfacts import NoRendering, RenderReport
 from kvstrata.model.world import World

@@ -19,8 +19,8 @@ from kvstrata.api.cachedomain import CacheDomain, Restored
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import DomainReason
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.ack import PodState
-from kvstrata.contract.bundle import Root
+from kvstrata.contract.messages.pod_state import PodState
+from kvstrata.contract.policy.bundle import Root
 from kvstrata.model.world import World
 from kvstrata.objects import names
 

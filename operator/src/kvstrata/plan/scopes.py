@@ -8,7 +8,7 @@ from typing import Any
 from kvstrata.api.common import ScopeStatus
 from kvstrata.api.tenantcachepolicy import FormerScope, Isolation, TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing
-from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace, epoch_from_random
+from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace, epoch_from_random
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 

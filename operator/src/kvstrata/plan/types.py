@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from kvstrata.contract.bundle import Entry, Root
-from kvstrata.contract.pools import PoolShard
+from kvstrata.contract.policy.bundle import Entry, Root
+from kvstrata.contract.policy.pools import PoolShard
 from kvstrata.model.reclaimfacts import FormerCache
 from kvstrata.model.refs import Key
 from kvstrata.model.topology import Goal

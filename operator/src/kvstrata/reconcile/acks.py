@@ -12,9 +12,9 @@ from kvstrata.adapters.gate_client import GateClient, GateError
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import SECRET
 from kvstrata.contract import ContractError
-from kvstrata.contract.ack import PodState, gate_server_name
-from kvstrata.contract.bundle import ROOT_DATA_KEY, Root
 from kvstrata.contract.canonical import digest_bytes
+from kvstrata.contract.messages.pod_state import PodState, gate_server_name
+from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root
 from kvstrata.model.facts import Pod, VerifiedState
 from kvstrata.objects import names
 from kvstrata.plan.restore import contradicts

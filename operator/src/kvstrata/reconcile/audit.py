@@ -18,10 +18,10 @@ from kvstrata.api.common import Status
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.audit import LOGGER, Action, Happened
-from kvstrata.contract.bundle import Entry
-from kvstrata.contract.keyspace import ScopeKind
-from kvstrata.contract.link import SCOPE_DIGITS
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.messages.audit import LOGGER, Action, Happened
+from kvstrata.contract.policy.bundle import Entry
+from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.model.claims import HOLDERS, Holder
 from kvstrata.model.facts import Pod
 from kvstrata.model.refs import Key

@@ -11,8 +11,8 @@ from typing import Any
 from kvstrata.adapters.kube import Kube
 from kvstrata.adapters.resources import SECRET
 from kvstrata.contract import ContractError
-from kvstrata.contract.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Entry, Root, Rules, decode_shard
-from kvstrata.contract.pools import PoolShard
+from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Entry, Root, Rules, decode_shard
+from kvstrata.contract.policy.pools import PoolShard
 from kvstrata.model.facts import CommittedBundle
 from kvstrata.objects import labels, names
 from kvstrata.plan.types import CommitBundle

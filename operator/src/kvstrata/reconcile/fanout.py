@@ -17,7 +17,7 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
-from kvstrata.contract.ack import PodState
+from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.model.claims import claims_of
 from kvstrata.model.facts import CommittedBundle, Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key

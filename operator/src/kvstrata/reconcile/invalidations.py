@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvstrata.api.base import Resource
 from kvstrata.api.cacheinvalidation import CacheInvalidation, InvalidationMode, Phase
-from kvstrata.contract.receiptfacts import Erasure
-from kvstrata.contract.strict import moment_in_s
+from kvstrata.contract.receipt.facts import Erasure
+from kvstrata.contract.wire import moment_in_s
 from kvstrata.model.erasure import ErasureRecord
 from kvstrata.model.erasurefacts import Deletion, JobState, Look
 

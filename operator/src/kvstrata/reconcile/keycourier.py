@@ -19,8 +19,8 @@ from typing import Protocol, TypeVar
 from kvstrata.adapters.gate_client import GateError, GateFailure
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.contract import ContractError
-from kvstrata.contract.ack import gate_server_name
-from kvstrata.contract.keydelivery import MAX_CARRIED, KeysHeld, KeysWanted, overwrite
+from kvstrata.contract.messages.key_delivery import MAX_CARRIED, KeysHeld, KeysWanted, overwrite
+from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.model.facts import Pod
 
 from . import metrics

@@ -24,7 +24,7 @@ from typing import Any
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import POD
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receiptwords import KeyCustody as Kind
+from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.model.facts import Pod
 from kvstrata.model.keycustody import LetGo, Release
 from kvstrata.model.keyholders import FORMER, FormerHolders, HoldersNote

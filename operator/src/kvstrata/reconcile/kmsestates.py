@@ -22,7 +22,7 @@ from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import BY_KIND
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
 from kvstrata.contract import ContractError
-from kvstrata.contract.receiptwords import KeyCustody
+from kvstrata.contract.receipt.vocabulary import KeyCustody
 from kvstrata.model.keycustody import Destruction
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World

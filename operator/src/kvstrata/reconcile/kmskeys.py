@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receiptfacts import Word
-from kvstrata.contract.receiptwords import KeyCustody as Kind
-from kvstrata.contract.receiptwords import Party
+from kvstrata.contract.receipt.facts import Word
+from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
+from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keycustody import Destruction, Revocation, Undestroyed
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.plan.datakeys import epochs_in_use, epochs_with_a_future

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Protocol
 
-from kvstrata.contract.receiptwords import KeyCustody as Kind
+from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.model.keyholders import FORMER, FormerHolders
 from kvstrata.model.refs import Key
 from kvstrata.plan.datakeys import epochs_with_a_future

@@ -6,7 +6,7 @@ import hashlib
 import time
 
 from kvstrata.adapters.kube import Kube
-from kvstrata.contract.ack import ACK_AUDIENCE
+from kvstrata.contract.messages.pod_state import ACK_AUDIENCE
 from kvstrata.model.facts import Pod
 from kvstrata.objects import names
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from kvstrata.adapters.gate_client import GateClient, GateError, GateFailure
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.contract.ack import gate_server_name
-from kvstrata.contract.probe import Probed, ProbeRequest
+from kvstrata.contract.messages.pod_state import gate_server_name
+from kvstrata.contract.messages.probe import Probed, ProbeRequest
 from kvstrata.model.probefacts import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.probing import failure_message, failure_stands

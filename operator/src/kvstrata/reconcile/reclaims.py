@@ -19,8 +19,8 @@ from datetime import datetime
 from kvstrata.adapters.kube import KubeError
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.contract.erasereport import Erased
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.messages.erase_report import Erased
+from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasurefacts import NOTHING, JobState
 from kvstrata.model.reclaimfacts import FormerCache, ReclaimReport
 from kvstrata.model.refs import Key

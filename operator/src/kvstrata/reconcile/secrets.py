@@ -16,9 +16,9 @@ from kvstrata.adapters import pki
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import SECRET
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.ack import OPERATOR_COMMON_NAME
-from kvstrata.contract.datakey import DATA_KEY_BYTES
-from kvstrata.contract.keyspace import DOMAIN_KEY_BYTES, is_epoch
+from kvstrata.contract.messages.pod_state import OPERATOR_COMMON_NAME
+from kvstrata.contract.policy.data_key import DATA_KEY_BYTES
+from kvstrata.contract.policy.keyspace import DOMAIN_KEY_BYTES, is_epoch
 from kvstrata.model.credentials import PasswordFacts
 from kvstrata.model.facts import SecretFacts
 from kvstrata.objects import labels, names, passwords

@@ -17,7 +17,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.link import ScopeUsage
+from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.model.facts import (
     Departure,
     Pod,

@@ -20,9 +20,9 @@ from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import CONFIG_MAP
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.contract import ContractError
-from kvstrata.contract.ack import gate_server_name
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import WarmOutcome, WarmRequest
+from kvstrata.contract.messages.pod_state import gate_server_name
+from kvstrata.contract.messages.pools import WarmOutcome, WarmRequest
+from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.model.facts import Pod
 from kvstrata.model.poolfacts import HoldingReport, NoRendering, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import Key

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from kvstrata.contract.link import SCOPE_DIGITS
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 
 from .enforcement import Refusal
 

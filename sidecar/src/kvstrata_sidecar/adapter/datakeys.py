@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from kvstrata.contract.datakey import DATA_KEY_BYTES, parse_file_name
+from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, parse_file_name
 
 logger = logging.getLogger(__name__)
 

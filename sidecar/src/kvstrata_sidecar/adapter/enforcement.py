@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Hashable
 from pathlib import Path
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.cacheview import FRESHNESS_FORMAT, CacheView
-from kvstrata.contract.keyspace import is_keyspace
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.cache_view import FRESHNESS_FORMAT, CacheView
+from kvstrata.contract.policy.keyspace import is_keyspace
 
 from .ages import Ages
 from .datakeys import DataKeys

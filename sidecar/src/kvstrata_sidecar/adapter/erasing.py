@@ -1,8 +1,8 @@
 """Erasure of keyspaces from what is this pod's alone, and the look whether a lookup still finds anything.
 
 Nothing is believed that was not looked at: after deleting, each tier looks into its tables or its directory again, and
-says which looks it made (`contract.erasing`). What is stored under such a keyspace afterwards, by an engine that had
-begun, is deleted by the policy as soon as it is seen, and an erasure that is asked for again sees it.
+says which looks it made (`contract.messages.erase`). What is stored under such a keyspace afterwards, by an engine that
+had begun, is deleted by the policy as soon as it is seen, and an erasure that is asked for again sees it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.erasing import (
+from kvstrata.contract.messages.erase_2 import (
     AdapterErased,
     AdapterVerified,
     ErasedTier,
@@ -21,8 +21,8 @@ from kvstrata.contract.erasing import (
     VerifiedTier,
     VerifyQuestion,
 )
-from kvstrata.contract.pools import CHUNK_HASH_BYTES
-from kvstrata.contract.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 
 from .enforcement import Enforcement
 from .holdings import Names

@@ -9,8 +9,8 @@ import struct
 from collections.abc import Callable, Iterable
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.link import TOKEN_BYTES
-from kvstrata.contract.pools import CHUNK_HASH_BYTES
+from kvstrata.contract.messages.adapter import TOKEN_BYTES
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 
 
 class Hasher:

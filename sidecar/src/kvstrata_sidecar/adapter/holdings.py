@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.cacheview import CacheView
-from kvstrata.contract.holding import PoolHolding, PoolQuestion, PoolTierState
-from kvstrata.contract.pools import CHUNK_HASH_BYTES
+from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion, PoolTierState
+from kvstrata.contract.policy.cache_view import CacheView
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 
 from .pod_tier import Block
 from .pools import Readable

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from kvstrata.contract.keys import BUCKETS, bucket_prefix, parse_member, rooms_key
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, parse_member, rooms_key
 
 from .cluster import Topology
 from .cluster_transport import ClusterTransport

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from kvstrata.contract.keys import BUCKETS, bucket_prefix, ledger_key
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_key
 
 from .enforcement import Refusal
 from .foresight import Foresight

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Container
 from contextlib import AbstractContextManager
 
-from kvstrata.contract.keys import bucket_prefix, rooms_claim_key
+from kvstrata.contract.store.redis_keys import bucket_prefix, rooms_claim_key
 
 from .ledger import Ledgers
 from .protocol import FOR_EVER_MS, WRITE_WINDOW_MS, Transport, claim, read_number, read_text, state_key

@@ -17,11 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.cacheview import MANIFESTS_DIRECTORY, POLICY_FILE, CacheView
-from kvstrata.contract.datakey import KEYS_DIRECTORY
-from kvstrata.contract.erasing import AdapterErased, AdapterVerified, EraseQuestion, VerifyQuestion
-from kvstrata.contract.holding import PoolHolding, PoolQuestion
-from kvstrata.contract.link import (
+from kvstrata.contract.messages.adapter import (
     MAX_LINE_BYTES,
     SOCKET_NAME,
     AdapterAck,
@@ -32,7 +28,11 @@ from kvstrata.contract.link import (
     error_answer,
     metrics_answer,
 )
-from kvstrata.contract.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.messages.erase_2 import AdapterErased, AdapterVerified, EraseQuestion, VerifyQuestion
+from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion
+from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, POLICY_FILE, CacheView
+from kvstrata.contract.policy.data_key import KEYS_DIRECTORY
 
 from .enforcement import Enforcement
 from .pools import Manifests

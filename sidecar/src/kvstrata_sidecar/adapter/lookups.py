@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from kvstrata.contract.keys import bucket_of, member_of
+from kvstrata.contract.store.redis_keys import bucket_of, member_of
 
 from .cluster import Node, Topology
 from .counts import Counters

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Protocol
 
-from kvstrata.contract.link import MAX_LINE_BYTES, AdapterState, ScopeUsage, TierState
+from kvstrata.contract.messages.adapter import MAX_LINE_BYTES, AdapterState, ScopeUsage, TierState
 
 from .counts import MAX_SCOPES, Histogram
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from kvstrata.contract.keys import member_of
+from kvstrata.contract.store.redis_keys import member_of
 
 from .block_parts import BATCH_BLOCKS, BATCH_BYTES, Lent
 from .cluster import Node, Topology

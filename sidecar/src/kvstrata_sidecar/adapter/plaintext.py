@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 
-from kvstrata.contract.keys import BUCKETS, bucket_prefix
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 
 from .protocol import WRITE_WINDOW_MS, Transport, call, read_list, read_number, read_text, state_key
 from .wire import Command, Reply

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from kvstrata.contract.erasing import ErasedTier
-from kvstrata.contract.link import PurgeAnswer, ScopeUsage, TierState
+from kvstrata.contract.messages.adapter import PurgeAnswer, ScopeUsage, TierState
+from kvstrata.contract.messages.erase_2 import ErasedTier
 
 from .counts import Histogram
 from .hot import Hot

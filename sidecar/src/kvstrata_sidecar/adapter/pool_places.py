@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from kvstrata.contract.keys import member_of
+from kvstrata.contract.store.redis_keys import member_of
 
 from .cluster import Topology
 from .counts import Counters

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.cacheview import CacheView
-from kvstrata.contract.pools import read_manifest
+from kvstrata.contract.policy.cache_view import CacheView
+from kvstrata.contract.policy.pools import read_manifest
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
-from kvstrata.contract.keys import BlockKey, bucket_of, bucket_prefix
-from kvstrata.contract.scripts import Name, script
+from kvstrata.contract.store.redis_keys import BlockKey, bucket_of, bucket_prefix
+from kvstrata.contract.store.redis_scripts import Name, script
 
 from .refusal import Refusal
 from .sealer import Opening

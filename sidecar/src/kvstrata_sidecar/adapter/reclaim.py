@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 
-from kvstrata.contract.keys import rooms_claim_key
+from kvstrata.contract.store.redis_keys import rooms_claim_key
 
 from .ledger import Ledgers
 from .leftovers import Leftovers

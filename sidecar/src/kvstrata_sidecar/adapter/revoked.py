@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from itertools import islice
 
-from kvstrata.contract.keys import revoked_key
+from kvstrata.contract.store.redis_keys import revoked_key
 
 from .enforcement import Refusal
 from .protocol import Transport, read_list

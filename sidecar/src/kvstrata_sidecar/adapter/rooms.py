@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
-from kvstrata.contract.keys import ledger_key, rooms_key
-from kvstrata.contract.keyspace import is_keyspace
+from kvstrata.contract.policy.keyspace import is_keyspace
+from kvstrata.contract.store.redis_keys import ledger_key, rooms_key
 
 from .protocol import Bounds, Transport, call, read_list, read_moment_ms, read_number, read_numbers, read_text
 from .scope import ScopeView, Share

@@ -13,11 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.cacheview import FRESHNESS_FILE
-from kvstrata.contract.erasing import AdapterErased, AdapterVerified, EraseQuestion, VerifyQuestion
-from kvstrata.contract.holding import PoolHolding, PoolQuestion
-from kvstrata.contract.link import MAX_TIER_USAGE_ROWS, MAX_USAGE_ROWS, AdapterState, ChunkHashes, PurgeAnswer
-from kvstrata.contract.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.messages.adapter import (
+    MAX_TIER_USAGE_ROWS,
+    MAX_USAGE_ROWS,
+    AdapterState,
+    ChunkHashes,
+    PurgeAnswer,
+)
+from kvstrata.contract.messages.erase_2 import AdapterErased, AdapterVerified, EraseQuestion, VerifyQuestion
+from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion
+from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.policy.cache_view import FRESHNESS_FILE
 
 from .enforcement import Enforcement, FreshnessFile
 from .erasing import Erasing

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvstrata.contract.keys import BUCKETS, bucket_prefix, ledger_key
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_key
 
 from .protocol import FOR_EVER_MS, Bounds, Transport, read_list, read_moment_ms, read_number, state_key
 from .wire import Command, Reply

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstrata.contract.bundle import TierBudget
+from kvstrata.contract.policy.bundle import TierBudget
 
 from .enforcement import Enforcement
 from .params import TierParams

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvstrata.contract.value import HEADER_BYTES, Header, pack_header, unpack_header, value_bytes
+from kvstrata.contract.store.block_value import HEADER_BYTES, Header, pack_header, unpack_header, value_bytes
 
 from .refusal import Refusal
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from cryptography.exceptions import InvalidTag
 
-from kvstrata.contract.value import (
+from kvstrata.contract.store.block_value import (
     HEADER_BYTES,
     MAGIC,
     NONCE_BYTES,

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from kvstrata.contract.cacheview import CacheView
-from kvstrata.contract.keys import BUCKETS, bucket_prefix, claim_key
+from kvstrata.contract.policy.cache_view import CacheView
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, claim_key
 
 from .audit import audit_bucket
 from .departed import Departed

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from kvstrata.contract.keys import KEY_PREFIX
-from kvstrata.contract.link import PurgeAnswer, ScopeUsage, TierState
+from kvstrata.contract.messages.adapter import PurgeAnswer, ScopeUsage, TierState
+from kvstrata.contract.store.redis_keys import KEY_PREFIX
 
 from .block_parts import Lent, LoadPart, StorePart
 from .cluster import Node, Topology

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kvstrata.contract.link import SCOPE_DIGITS, ScopeUsage
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS, ScopeUsage
 
 from .protocol import Bounds
 

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from kvstrata.contract.erasereport import End, Line, Outcome, encode_line
+from kvstrata.contract.messages.erase_report import End, Line, Outcome, encode_line
 
 from .chunks import ChunkDeletion
 from .deletion import Deletion

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstrata.contract.erasereport import End, Erased, Line, Outcome, PrimaryEnd, StopReason
-from kvstrata.contract.keys import bucket_of, bucket_prefix, parse_block_key, parse_member
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, PrimaryEnd, StopReason
+from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.store.redis_keys import bucket_of, bucket_prefix, parse_block_key, parse_member
 from kvstrata_sidecar.adapter.protocol import call, read_list, read_number, read_numbers, state_key
 from kvstrata_sidecar.adapter.wire import Command, FramingError, Reply
 

@@ -19,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from kvstrata.contract.erasereport import End, Erased, Line, Outcome, PrimaryEnd, StopReason, keyspace_digest
-from kvstrata.contract.keys import BUCKETS, claim_key, ledger_key, revoked_key, rooms_key
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, PrimaryEnd, StopReason, keyspace_digest
+from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.store.redis_keys import BUCKETS, claim_key, ledger_key, revoked_key, rooms_key
 from kvstrata_sidecar.adapter.protocol import call, read_number, read_numbers
 from kvstrata_sidecar.adapter.rooms import Rooms
 from kvstrata_sidecar.adapter.scope import view

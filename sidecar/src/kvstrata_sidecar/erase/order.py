@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvstrata.contract.keys import parse_block_key
-from kvstrata.contract.keyspace import is_keyspace
+from kvstrata.contract.policy.keyspace import is_keyspace
+from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.protocol import WRITE_WINDOW_MS
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from kvstrata.contract.erasereport import End, Erased, Line, Outcome, StopReason
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, StopReason
+from kvstrata.contract.receipt.facts import Amount
 from kvstrata_sidecar.adapter.protocol import call, read_numbers
 from kvstrata_sidecar.adapter.wire import Command
 

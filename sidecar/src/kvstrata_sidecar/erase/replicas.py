@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstrata.contract.erasereport import StopReason
+from kvstrata.contract.messages.erase_report import StopReason
 
 from .servers import Primary, Servers, StoppedError
 

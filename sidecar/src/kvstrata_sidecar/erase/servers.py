@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstrata.contract.canonical import digest
-from kvstrata.contract.erasereport import StopReason
-from kvstrata.contract.keys import BUCKETS, bucket_prefix
+from kvstrata.contract.messages.erase_report import StopReason
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from kvstrata_sidecar.adapter.dial import dial
 from kvstrata_sidecar.adapter.params import Endpoint, TierParams
 from kvstrata_sidecar.adapter.protocol import read_text, state_key

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 
-from kvstrata.contract.audit import NO_SCOPE, Action, Happened, Teller, instant
+from kvstrata.contract.messages.audit import NO_SCOPE, Action, Happened, Teller, instant
 
 TURN_S = 1.0
 """How long an event waits for its line."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvstrata.contract.template import refused_argument
+from kvstrata.contract.messages.template import refused_argument
 
 from . import content
 from .errors import Reason, bad_request

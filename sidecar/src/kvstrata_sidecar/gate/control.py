@@ -3,8 +3,8 @@
 The answer to `GET /v1/state?after=<acked revision>&wait=<seconds>` comes at once when the acknowledged revision is not
 `after`; otherwise when anything in it changes, and after `wait` seconds at the latest. It carries an entity tag: a
 caller that sends it back as `If-None-Match` is also told at once of what changed between two of its polls. What is
-posted (`contract.warm`, `contract.erase`, `contract.keydelivery`) is answered when it is done; a caller that leaves
-ends the work.
+posted (`contract.messages.pools`, `contract.messages.erase`, `contract.messages.key_delivery`) is answered when it is
+done; a caller that leaves ends the work.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import parse_qs
 
-from kvstrata.contract.ack import ACK_TOKEN_HEADER, OPERATOR_COMMON_NAME, STATE_PATH, PodState
-from kvstrata.contract.audit import Action
-from kvstrata.contract.keydelivery import CONTENT_TYPE, overwrite
-from kvstrata.contract.warm import MAX_REQUEST_BYTES
+from kvstrata.contract.messages.audit import Action
+from kvstrata.contract.messages.key_delivery import CONTENT_TYPE, overwrite
+from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER, OPERATOR_COMMON_NAME, STATE_PATH, PodState
+from kvstrata.contract.messages.pools import MAX_REQUEST_BYTES
 
 from . import log
 from .audit import Audit

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import Protocol
 
-from kvstrata.contract.bundle import Bundle
+from kvstrata.contract.policy.bundle import Bundle
 
 from . import log
 from .fencing import Freshness, PolicyVolume

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.enginereset import EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
 from kvstrata_sidecar.connector.reset import ENGINE_RESET_PATH, PREEMPT
 from kvstrata_sidecar.warm.render import EngineAwayError, RefusedError
 

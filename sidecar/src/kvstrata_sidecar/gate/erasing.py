@@ -11,11 +11,11 @@ import asyncio
 from collections.abc import Callable, Collection
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.audit import Action
-from kvstrata.contract.cacheview import data_keys
-from kvstrata.contract.erase import Erased, EraseRequest, LeftKeys, Verified, VerifyRequest
-from kvstrata.contract.erasing import AdapterErased, EraseOutcome, EraseQuestion, VerifyQuestion
-from kvstrata.contract.link import UNKNOWN_QUESTION
+from kvstrata.contract.messages.adapter import UNKNOWN_QUESTION
+from kvstrata.contract.messages.audit import Action
+from kvstrata.contract.messages.erase import Erased, EraseRequest, LeftKeys, Verified, VerifyRequest
+from kvstrata.contract.messages.erase_2 import AdapterErased, EraseOutcome, EraseQuestion, VerifyQuestion
+from kvstrata.contract.policy.cache_view import data_keys
 
 from . import log
 from .audit import Audit

@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.bundle import Bundle
-from kvstrata.contract.cacheview import (
+from kvstrata.contract.messages.erase import LeftKeys
+from kvstrata.contract.policy.bundle import Bundle
+from kvstrata.contract.policy.cache_view import (
     FRESHNESS_FILE,
     FRESHNESS_FORMAT,
     POLICY_FILE,
@@ -22,7 +23,6 @@ from kvstrata.contract.cacheview import (
     data_keys,
     manifests,
 )
-from kvstrata.contract.erase import LeftKeys
 
 from . import log
 from .keyfiles import KeyFiles

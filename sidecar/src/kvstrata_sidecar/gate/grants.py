@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvstrata.contract.bundle import Bundle
-from kvstrata.contract.pools import PoolVersion
+from kvstrata.contract.policy.bundle import Bundle
+from kvstrata.contract.policy.pools import PoolVersion
 
 from .errors import Reason, Refusal
 

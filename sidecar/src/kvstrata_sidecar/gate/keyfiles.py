@@ -11,7 +11,9 @@ import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from kvstrata.contract.datakey import (
+from kvstrata.contract.messages.erase import LeftKeys
+from kvstrata.contract.messages.key_delivery import overwrite
+from kvstrata.contract.policy.data_key import (
     DATA_KEY_BYTES,
     KEYS_DIRECTORY,
     BundledKey,
@@ -20,8 +22,6 @@ from kvstrata.contract.datakey import (
     key_id,
     parse_file_name,
 )
-from kvstrata.contract.erase import LeftKeys
-from kvstrata.contract.keydelivery import overwrite
 
 from .wholefiles import write_whole
 

@@ -9,9 +9,7 @@ from functools import reduce
 from pathlib import Path
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.erasing import AdapterErased, AdapterVerified, EraseQuestion, VerifyQuestion
-from kvstrata.contract.holding import PoolHolding, PoolQuestion
-from kvstrata.contract.link import (
+from kvstrata.contract.messages.adapter import (
     MAX_LINE_BYTES,
     MAX_PURGED_KEYSPACES,
     AdapterAck,
@@ -29,7 +27,9 @@ from kvstrata.contract.link import (
     purge_request,
     state_request,
 )
-from kvstrata.contract.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.messages.erase_2 import AdapterErased, AdapterVerified, EraseQuestion, VerifyQuestion
+from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion
+from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten
 
 from . import log
 from .enforcement import Enforcement

@@ -12,13 +12,13 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from kvstrata.contract.ack import PodState
-from kvstrata.contract.audit import Action, Source, Teller
-from kvstrata.contract.enginereset import RESET_PATH
-from kvstrata.contract.erase import ERASE_PATH, VERIFY_PATH
-from kvstrata.contract.keydelivery import KEYS_BACK_PATH, KEYS_PATH
-from kvstrata.contract.probe import PROBE_PATH
-from kvstrata.contract.warm import POOL_PATH, RENDER_PATH, WARM_PATH
+from kvstrata.contract.messages.audit import Action, Source, Teller
+from kvstrata.contract.messages.engine_reset import RESET_PATH
+from kvstrata.contract.messages.erase import ERASE_PATH, VERIFY_PATH
+from kvstrata.contract.messages.key_delivery import KEYS_BACK_PATH, KEYS_PATH
+from kvstrata.contract.messages.pod_state import PodState
+from kvstrata.contract.messages.pools import POOL_PATH, RENDER_PATH, WARM_PATH
+from kvstrata.contract.messages.probe import PROBE_PATH
 
 from . import control, health, log
 from .audit import Audit, write_whole

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping, Set
 from pathlib import Path
 
-from kvstrata.contract.cacheview import MANIFESTS_DIRECTORY
+from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY
 
 from .wholefiles import write_whole
 

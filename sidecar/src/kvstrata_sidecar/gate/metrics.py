@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
-from kvstrata.contract.link import ScopeUsage
+from kvstrata.contract.messages.adapter import ScopeUsage
 
 OTHER = "_other"
 NOBODY = "_none"

@@ -8,7 +8,7 @@ it has not.
 from __future__ import annotations
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.keydelivery import KeysHeld, KeysWanted, overwrite, pack_keys, unpack_keys
+from kvstrata.contract.messages.key_delivery import KeysHeld, KeysWanted, overwrite, pack_keys, unpack_keys
 
 from . import log
 from .enforcement import Enforcement

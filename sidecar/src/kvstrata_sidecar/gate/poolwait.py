@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Iterator
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.holding import PoolHolding
-from kvstrata.contract.pools import PoolShard, PoolVersion
+from kvstrata.contract.messages.holding import PoolHolding
+from kvstrata.contract.policy.pools import PoolShard, PoolVersion
 
 from .enforcement import Enforcement
 from .link import AdapterLink

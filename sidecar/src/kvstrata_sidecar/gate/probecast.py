@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from kvstrata.contract.bundle import Bundle
-from kvstrata.contract.keyspace import Scope
+from kvstrata.contract.policy.bundle import Bundle
+from kvstrata.contract.policy.keyspace import Scope
 
 MAX_POOLS = 2
 """Keyspaces of pools that are looked in, beside tenants' scopes."""

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.bundle import Bundle
-from kvstrata.contract.erasing import AdapterVerified, VerifyQuestion
-from kvstrata.contract.link import MAX_HASHED_TOKENS, UNKNOWN_QUESTION
-from kvstrata.contract.probe import (
+from kvstrata.contract.messages.adapter import MAX_HASHED_TOKENS, UNKNOWN_QUESTION
+from kvstrata.contract.messages.erase_2 import AdapterVerified, VerifyQuestion
+from kvstrata.contract.messages.probe import (
     ENGINE,
     ForgetQuestion,
     Probed,
@@ -29,6 +28,7 @@ from kvstrata.contract.probe import (
     ProbeRequest,
     outcome_of,
 )
+from kvstrata.contract.policy.bundle import Bundle
 from kvstrata_sidecar.warm.render import EngineAwayError, RefusedError
 
 from . import log

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import orjson
 
-from kvstrata.contract.audit import NO_SCOPE, Action
-from kvstrata.contract.link import SCOPE_DIGITS
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.messages.audit import NO_SCOPE, Action
 
 from . import bodies, strictjson
 from .audit import Audit

@@ -14,10 +14,10 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.link import SCOPE_DIGITS
-from kvstrata.contract.pools import CHUNK_HASH_BYTES, PoolVersion
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import PoolReport, PoolVersionState, Rendered, Warmed, WarmOutcome, WarmRequest
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.messages.pools import PoolReport, PoolVersionState, Rendered, Warmed, WarmOutcome, WarmRequest
+from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolVersion
 from kvstrata_sidecar.warm.boundary import is_a_beginning
 from kvstrata_sidecar.warm.render import EngineAwayError, RefusedError
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import Rendered, RenderRefusal, RenderRequest
+from kvstrata.contract.messages.pools import Rendered, RenderRefusal, RenderRequest
+from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata_sidecar.warm.boundary import whole_chunks
 from kvstrata_sidecar.warm.render import Draft, EngineAwayError, RefusedError, render, tokens_of
 

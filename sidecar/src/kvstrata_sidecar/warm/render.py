@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any, Protocol
 
-from kvstrata.contract.prefix import PrefixSource
-from kvstrata.contract.warm import MAX_PREFIX_TOKENS, RenderRefusal
+from kvstrata.contract.messages.pools import MAX_PREFIX_TOKENS, RenderRefusal
+from kvstrata.contract.messages.prefix import PrefixSource
 
 from .boundary import Beginning, continued_chats, continued_texts
 from .dates import dated

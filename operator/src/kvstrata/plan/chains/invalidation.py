@@ -13,7 +13,7 @@ from kvstrata.api.cacheinvalidation import (
 )
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
+from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
 from kvstrata.model.world import World
 from kvstrata.plan.deletion import ERASES
 from kvstrata.plan.scopes import former_scopes, group_scope, held, pool_scope, scope_in_force, tenant_scope

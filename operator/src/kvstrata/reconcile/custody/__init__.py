@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from kvstrata.contract.receiptwords import KeyCustody as Kind
+from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.model.keycustody import Destruction, Revocation
 
 

@@ -21,9 +21,9 @@ from typing import TypeVar
 from kvstrata.adapters.transit import AT_ONCE, KmsError, KmsFailure, Service, TransitClient
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.canonical import canonical_json
-from kvstrata.contract.receiptfacts import Word
-from kvstrata.contract.receiptwords import KeyCustody as Kind
-from kvstrata.contract.receiptwords import Party
+from kvstrata.contract.receipt.facts import Word
+from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
+from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keycustody import Destruction, Revocation, Undestroyed
 
 from . import CustodyError

@@ -1,8 +1,8 @@
 """Data keys that no disk ever has: in the operator's process, and in the memory of pods that they were brought to.
 
-The operator draws a key and brings it to the pods whose bundles name it (`contract.keydelivery`). One that was started
-anew finds the keys in pods that still hold them; a key that no pod has any more is lost, and with it what it encrypted:
-its epoch is rolled, and a restart of everything is a cold cache.
+The operator draws a key and brings it to the pods whose bundles name it (`contract.messages.key_delivery`). One that
+was started anew finds the keys in pods that still hold them; a key that no pod has any more is lost, and with it what
+it encrypted: its epoch is rolled, and a restart of everything is a cold cache.
 
 A key is gone when each process that had it lets go: pods by their word or their end, this operator by overwriting its
 own copy, operators before it by their word or their end. To whom a key was brought is noted before it is sent, so a
@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.datakey import DATA_KEY_BYTES, key_id
-from kvstrata.contract.keydelivery import KeysHeld, overwrite, pack_keys, unpack_keys
-from kvstrata.contract.receiptfacts import Word
-from kvstrata.contract.receiptwords import KeyCustody as Kind
-from kvstrata.contract.receiptwords import Party
+from kvstrata.contract.messages.key_delivery import KeysHeld, overwrite, pack_keys, unpack_keys
+from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, key_id
+from kvstrata.contract.receipt.facts import Word
+from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
+from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keycustody import Destruction, LetGo, Release, Revocation, Undestroyed
 from kvstrata.model.keyholders import FormerHolders
 from kvstrata.plan.keycustody import destroyed_in_memory

@@ -13,9 +13,9 @@ from typing import Any
 
 from kvstrata.adapters.kube import KubeError
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receiptfacts import Word
-from kvstrata.contract.receiptwords import KeyCustody as Kind
-from kvstrata.contract.receiptwords import Party
+from kvstrata.contract.receipt.facts import Word
+from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
+from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keycustody import Destruction, Revocation, Undestroyed
 from kvstrata.objects import labels, names
 from kvstrata.plan.keycustody import RESIDUE

@@ -19,7 +19,7 @@ from typing import Any
 
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import SECRET
-from kvstrata.contract.keyspace import is_epoch
+from kvstrata.contract.policy.keyspace import is_epoch
 from kvstrata.objects import labels, names
 from kvstrata.reconcile.secrets import decode
 

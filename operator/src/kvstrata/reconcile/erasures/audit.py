@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kvstrata.api.cacheinvalidation import CacheInvalidation
-from kvstrata.contract.audit import Action, Happened
+from kvstrata.contract.messages.audit import Action, Happened
 from kvstrata.model.erasure import ErasureRecord
 from kvstrata.model.erasurefacts import (
     Deletion,

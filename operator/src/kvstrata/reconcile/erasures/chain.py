@@ -21,8 +21,8 @@ from kvstrata.adapters.resources import CONFIG_MAP, SECRET
 from kvstrata.adapters.signing import SigningError, SigningKeys, generate, is_signed
 from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receipt import Link, ReceiptError, check_signatures, read_link
-from kvstrata.contract.receiptfacts import Erasure
+from kvstrata.contract.receipt.facts import Erasure
+from kvstrata.contract.receipt.record import Link, ReceiptError, check_signatures, read_link
 from kvstrata.objects import labels, names
 from kvstrata.objects.receipts import build_public_keys, build_receipt, read_receipt_objects
 from kvstrata.objects.secret import build_signing_key

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from kvstrata.contract import ContractError, contract_errors
 from kvstrata.contract.canonical import canonical_json
-from kvstrata.contract.strict import camel
+from kvstrata.contract.wire import camel
 from kvstrata.model.erasure import Erasure, ErasureOrder, ErasureRecord
 from kvstrata.model.erasurefacts import Fact
 

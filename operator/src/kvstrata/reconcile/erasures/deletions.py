@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
-from kvstrata.contract.erasereport import Erased, PrimaryEnd, totals
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.messages.erase_report import Erased, PrimaryEnd, totals
+from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure import Erasure, TierNow
 from kvstrata.model.erasurefacts import NOTHING, Deletion, JobState
 from kvstrata.plan.erasureorders import StartDeletion

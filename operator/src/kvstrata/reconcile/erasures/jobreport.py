@@ -17,7 +17,7 @@ from typing import Any
 
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.contract import ContractError
-from kvstrata.contract.erasereport import End, Line, Outcome, StopReason, decode_line
+from kvstrata.contract.messages.erase_report import End, Line, Outcome, StopReason, decode_line
 from kvstrata.model.erasurefacts import JobState
 from kvstrata.objects.erasejob import CONTAINER
 

@@ -15,8 +15,8 @@ from typing import Protocol
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import SECRET
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.receiptfacts import Word
-from kvstrata.contract.receiptwords import KeyCustody, Party
+from kvstrata.contract.receipt.facts import Word
+from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
 from kvstrata.model.erasure import ErasureRecord
 from kvstrata.model.erasurefacts import KeyDestroyed, KeyNotDestroyed, KeyRemoved, Rolled
 from kvstrata.model.keycustody import Destruction

@@ -9,11 +9,11 @@ from typing import Protocol, TypeVar
 from kvstrata.adapters.gate_client import GateError
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.contract import ContractError
-from kvstrata.contract.ack import gate_server_name
-from kvstrata.contract.enginereset import EngineSaid, ResetOutcome, ResetRequest
-from kvstrata.contract.erase import Erased, EraseRequest, Verified, VerifyRequest
-from kvstrata.contract.erasing import MAX_ERASED_KEYSPACES, ErasedTier, EraseOutcome
-from kvstrata.contract.receiptfacts import Copies
+from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.erase import Erased, EraseRequest, Verified, VerifyRequest
+from kvstrata.contract.messages.erase_2 import MAX_ERASED_KEYSPACES, ErasedTier, EraseOutcome
+from kvstrata.contract.messages.pod_state import gate_server_name
+from kvstrata.contract.receipt.facts import Copies
 from kvstrata.model.erasurefacts import EngineKept, EngineReset, FilesErased, PodErased, PodProbed
 from kvstrata.model.facts import Pod
 from kvstrata.plan.erasuregather import OWN_MEMORY

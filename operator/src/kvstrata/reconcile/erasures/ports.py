@@ -12,8 +12,8 @@ from typing import Protocol
 
 from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.contract.erasereport import Line
-from kvstrata.contract.receiptfacts import Erasure
+from kvstrata.contract.messages.erase_report import Line
+from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.model.erasurefacts import JobState
 from kvstrata.plan.receipts import ChainConflict, Receipted
 

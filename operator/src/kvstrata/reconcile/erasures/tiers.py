@@ -15,8 +15,8 @@ from kvstrata.adapters.redis_probe import Access
 from kvstrata.adapters.resources import SECRET
 from kvstrata.adapters.tier_verifier import SLOT_MAP_CHANGED, NodeLook, TierLook, TierVerifier
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.contract.keys import parse_block_key
-from kvstrata.contract.receiptfacts import Amount
+from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata.model.erasure import TierNow
 from kvstrata.model.erasurefacts import Look
 from kvstrata.objects.tierlinks import RedisLink, redis_link

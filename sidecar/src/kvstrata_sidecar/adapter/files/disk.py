@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstrata.contract.blockfile import CLOCK_FILE, PAGE_BYTES, ROOT, is_keyspace_directory, temporary_name
+from kvstrata.contract.store.block_file import CLOCK_FILE, PAGE_BYTES, ROOT, is_keyspace_directory, temporary_name
 
 from .descriptors import FILE_MODE, PROBE_NAME, Directory, open_directory, read_all, rename, takes_direct, write_all
 from .faults import DiskError, Fault, TooLateError, told

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from kvstrata.contract.blockfile import keyspace_of, parts_of
-from kvstrata.contract.erasing import Amount, Check, ErasedTier
+from kvstrata.contract.messages.erase_2 import Amount, Check, ErasedTier
+from kvstrata.contract.store.block_file import keyspace_of, parts_of
 
 from .faults import DiskError
 from .parts import Files

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from kvstrata.contract.blockfile import key_of, parts_of
+from kvstrata.contract.store.block_file import key_of, parts_of
 from kvstrata_sidecar.adapter.counts import Counters
 from kvstrata_sidecar.adapter.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.hot import Hot, most_of_each

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 
-from kvstrata.contract.blockfile import PAGE_BYTES, keyspace_of, parse_file_name, parts_of
+from kvstrata.contract.store.block_file import PAGE_BYTES, keyspace_of, parse_file_name, parts_of
 from kvstrata_sidecar.adapter.enforcement import Enforcement
 
 from .disk import Found

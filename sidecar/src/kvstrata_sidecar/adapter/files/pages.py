@@ -13,8 +13,8 @@ from typing import Protocol
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from kvstrata.contract.blockfile import PAGE_BYTES, file_bytes
-from kvstrata.contract.value import HEADER_BYTES, NO_NONCE, TAG_BYTES, Header, pack_header, unpack_header
+from kvstrata.contract.store.block_file import PAGE_BYTES, file_bytes
+from kvstrata.contract.store.block_value import HEADER_BYTES, NO_NONCE, TAG_BYTES, Header, pack_header, unpack_header
 from kvstrata_sidecar.adapter.datakeys import DataKeys
 from kvstrata_sidecar.adapter.enforcement import Refusal
 from kvstrata_sidecar.adapter.sealer_gcm import GcmSealer, SealedOpening, overwrite

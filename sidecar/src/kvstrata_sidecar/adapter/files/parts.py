@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvstrata.contract.blockfile import block_name, file_bytes, file_name, keyspace_of
+from kvstrata.contract.store.block_file import block_name, file_bytes, file_name, keyspace_of
 from kvstrata_sidecar.adapter.ages import Ages
 from kvstrata_sidecar.adapter.counts import EVICTION, HIT, Counters
 from kvstrata_sidecar.adapter.enforcement import LoadedFrom, Refusal, nobody_asks

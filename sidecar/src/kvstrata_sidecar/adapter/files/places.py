@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstrata.contract.blockfile import ROOT, is_keyspace_directory
+from kvstrata.contract.store.block_file import ROOT, is_keyspace_directory
 
 from .disk import DIRECTORY_MODE, Disk
 from .faults import DiskError, Fault, told

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.memory.agenda import Agenda
 from kvstrata_sidecar.adapter.memory.book import Scope
 from kvstrata_sidecar.adapter.memory.bounds import Bounds, bounds_of, scaled_guarantees

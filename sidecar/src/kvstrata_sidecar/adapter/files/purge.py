@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from kvstrata.contract.blockfile import keyspace_of, parse_file_name
+from kvstrata.contract.store.block_file import keyspace_of, parse_file_name
 
 from .faults import DiskError
 from .parts import Files

@@ -13,8 +13,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable
 
-from kvstrata.contract.blockfile import keyspace_of
-from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.policy.cache_view import CacheView
+from kvstrata.contract.store.block_file import keyspace_of
 from kvstrata_sidecar.adapter.enforcement import Refusal
 from kvstrata_sidecar.adapter.memory.book import Book, Kept
 from kvstrata_sidecar.adapter.memory.bounds import Bounds

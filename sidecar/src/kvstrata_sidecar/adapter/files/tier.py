@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.erasing import ErasedTier
-from kvstrata.contract.link import SCOPE_DIGITS, PurgeAnswer, ScopeUsage, TierState
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS, PurgeAnswer, ScopeUsage, TierState
+from kvstrata.contract.messages.erase_2 import ErasedTier
 from kvstrata_sidecar.adapter.counts import Counters, Histogram
 from kvstrata_sidecar.adapter.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.hot import Hot

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kvstrata.contract.bundle import TierBudget
-from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.cache_view import CacheView
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from kvstrata.contract.erasing import Amount, Check, ErasedTier
+from kvstrata.contract.messages.erase_2 import Amount, Check, ErasedTier
 
 from .pool import Pool
 from .purge import Purges

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.link import PurgeAnswer, ScopeUsage, TierState
+from kvstrata.contract.messages.adapter import PurgeAnswer, ScopeUsage, TierState
 from kvstrata_sidecar.adapter.counts import EVICTION, HIT, NOBODY, Counters, Histogram
 from kvstrata_sidecar.adapter.enforcement import Enforcement
 from kvstrata_sidecar.adapter.pod_tier import Block, PodTier

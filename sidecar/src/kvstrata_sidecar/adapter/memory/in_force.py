@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.enforcement import Enforcement
 
 from .bounds import Bounds, bounds_of, scaled_guarantees

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvstrata.contract.link import MAX_USAGE_ROWS, SCOPE_DIGITS, ScopeUsage
+from kvstrata.contract.messages.adapter import MAX_USAGE_ROWS, SCOPE_DIGITS, ScopeUsage
 from kvstrata_sidecar.adapter.counts import Counters
 
 from .book import Book

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kvstrata.contract.cacheview import CacheView
+from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.counts import Counters
 from kvstrata_sidecar.adapter.enforcement import Enforcement
 from kvstrata_sidecar.adapter.hot import Hot

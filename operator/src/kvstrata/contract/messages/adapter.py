@@ -22,12 +22,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import MALFORMED, ContractError, contract_errors
-from .erasing import EraseQuestion, VerifyQuestion
-from .holding import PoolQuestion
-from .keyspace import is_keyspace
-from .pools import CHUNK_HASH_BYTES
-from .probe import ForgetQuestion
+from kvstrata.contract import MALFORMED, ContractError, contract_errors
+from kvstrata.contract.messages.erase_2 import EraseQuestion, VerifyQuestion
+from kvstrata.contract.messages.holding import PoolQuestion
+from kvstrata.contract.messages.probe import ForgetQuestion
+from kvstrata.contract.policy.keyspace import is_keyspace
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 
 SOCKET_NAME = "adapter.sock"
 MAX_LINE_BYTES = 1 << 20

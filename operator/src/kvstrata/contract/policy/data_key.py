@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import ContractError, contract_errors
-from .keyspace import is_keyspace
-from .receiptwords import key_fingerprint
+from kvstrata.contract import ContractError, contract_errors
+from kvstrata.contract.policy.keyspace import is_keyspace
+from kvstrata.contract.receipt.vocabulary import key_fingerprint
 
 DATA_KEY_BYTES = 32
 MAX_GENERATION = 255

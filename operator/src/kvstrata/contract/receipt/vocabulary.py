@@ -10,8 +10,8 @@ import hashlib
 import hmac
 from enum import StrEnum
 
-from .canonical import canonical_json
-from .keyspace import ScopeKind
+from kvstrata.contract.canonical import canonical_json
+from kvstrata.contract.policy.keyspace import ScopeKind
 
 
 def epoch_commitment(domain: str, scope: ScopeKind, name: str, epoch: str) -> str:

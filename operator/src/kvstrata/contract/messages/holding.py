@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import ContractError, contract_errors
-from .keyspace import is_keyspace
-from .pools import CHUNK_HASH_BYTES, MAX_CHUNKS
+from kvstrata.contract import ContractError, contract_errors
+from kvstrata.contract.policy.keyspace import is_keyspace
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS
 
 MAX_MISSING = 64
 """How many missing chunks an answer names."""

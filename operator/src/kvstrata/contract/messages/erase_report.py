@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
-from . import ContractError
-from .canonical import canonical_json
-from .receiptfacts import Amount, Uid
-from .strict import Form, HexDigest, read, write
+from kvstrata.contract import ContractError
+from kvstrata.contract.canonical import canonical_json
+from kvstrata.contract.receipt.facts import Amount, Uid
+from kvstrata.contract.wire import Form, HexDigest, read, write
 
 Sentence = Annotated[str, Form(r"[^\x00-\x1f\x7f]{0,512}", "sentence of at most 512 characters")]
 

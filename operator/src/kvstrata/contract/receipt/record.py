@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from . import MALFORMED, ContractError
-from .canonical import canonical_json, digest_bytes
-from .receiptclaims import claims, contradiction, required_residue
-from .receiptfacts import Erasure
-from .receiptresidue import Claim
-from .strict import Form, HexDigest, Moment, Name, read, write
+from kvstrata.contract import MALFORMED, ContractError
+from kvstrata.contract.canonical import canonical_json, digest_bytes
+from kvstrata.contract.receipt.claims import claims, contradiction, required_residue
+from kvstrata.contract.receipt.facts import Erasure
+from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.wire import Form, HexDigest, Moment, Name, read, write
 
 RECEIPT_VERSION = 1
 MAX_RECEIPT_BYTES = 64 * 1024 * 1024

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .receiptfacts import Amount, Erasure, KeyFact, NodeFact, PodFact, PodTier, TierFact
-from .receiptresidue import Claim, Residue
-from .receiptwords import Hbm, KeyCustody, Mode, Party, PodMedium, RevokedKind, ScopeForm, Standing
-from .strict import moment_in_s
+from kvstrata.contract.receipt.facts import Amount, Erasure, KeyFact, NodeFact, PodFact, PodTier, TierFact
+from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.receipt.vocabulary import (
+    Hbm,
+    KeyCustody,
+    Mode,
+    Party,
+    PodMedium,
+    RevokedKind,
+    ScopeForm,
+    Standing,
+)
+from kvstrata.contract.wire import moment_in_s
 
 WRITE_WINDOW_S = 30
 """After this no write that had begun under a revoked keyspace can still arrive in a shared tier."""

@@ -18,13 +18,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import CONTRACT_VERSION, MALFORMED, ContractError, require_version
-from .budget import TierBudget
-from .bundle import Bundle, Entry, Rules
-from .canonical import canonical_json
-from .datakey import MAX_GENERATION, BundledKey
-from .keyspace import is_keyspace
-from .pools import MAX_POOLS, MAX_VERSIONS
+from kvstrata.contract import CONTRACT_VERSION, MALFORMED, ContractError, require_version
+from kvstrata.contract.canonical import canonical_json
+from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.contract.policy.bundle import Bundle, Entry, Rules
+from kvstrata.contract.policy.data_key import MAX_GENERATION, BundledKey
+from kvstrata.contract.policy.keyspace import is_keyspace
+from kvstrata.contract.policy.pools import MAX_POOLS, MAX_VERSIONS
 
 POLICY_FILE = "policy.json"
 FRESHNESS_FILE = "freshness"

@@ -13,9 +13,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import CONTRACT_VERSION, ContractError, contract_errors, require_version
-from .canonical import canonical_json
-from .erasing import (
+from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
+from kvstrata.contract.canonical import canonical_json
+from kvstrata.contract.messages.erase_2 import (
     AdapterErased,
     AdapterVerified,
     ErasedTier,

@@ -13,9 +13,9 @@ import json
 from dataclasses import dataclass
 from enum import StrEnum
 
-from . import CONTRACT_VERSION, ContractError, contract_errors, require_version
-from .canonical import canonical_json
-from .erasing import text
+from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
+from kvstrata.contract.canonical import canonical_json
+from kvstrata.contract.messages.erase_2 import text
 
 RESET_PATH = "/v1/reset"
 MAX_WAIT_S = 120.0

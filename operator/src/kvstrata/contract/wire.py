@@ -15,7 +15,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from . import ContractError
+from kvstrata.contract import ContractError
 
 MAX_NUMBER = 1 << 53
 """Every JSON implementation reads numbers up to here exactly."""

@@ -10,9 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from .receiptresidue import ResidueItem
-from .receiptwords import Hbm, KeyCustody, Mode, Party, PodMedium, RevokedKind, ScopeForm, Standing, SubjectKind
-from .strict import Form, HexDigest, Moment, Name
+from kvstrata.contract.receipt.residue import ResidueItem
+from kvstrata.contract.receipt.vocabulary import (
+    Hbm,
+    KeyCustody,
+    Mode,
+    Party,
+    PodMedium,
+    RevokedKind,
+    ScopeForm,
+    Standing,
+    SubjectKind,
+)
+from kvstrata.contract.wire import Form, HexDigest, Moment, Name
 
 Uid = Annotated[str, Form("[0-9A-Za-z._:-]{1,128}", "identifier of 1 to 128 letters, digits and ._:-")]
 Boot = Annotated[str, Form("[0-9A-Za-z._:-]{0,128}", "boot id")]

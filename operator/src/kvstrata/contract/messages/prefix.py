@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from . import ContractError, contract_errors
-from .canonical import digest_bytes
-from .template import refused_argument
+from kvstrata.contract import ContractError, contract_errors
+from kvstrata.contract.canonical import digest_bytes
+from kvstrata.contract.messages.template import refused_argument
 
 _CHAT_KEYS = ("messages", "tools", "chat_template_kwargs")
 

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any, Self
 
-from . import ContractError, contract_errors
-from .link import SCOPE_DIGITS
-from .strict import Form, HexDigest, camel, read, write
+from kvstrata.contract import ContractError, contract_errors
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.wire import Form, HexDigest, camel, read, write
 
 AUDIT_VERSION = 1
 LOGGER = "kvstrata.audit"

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from . import ContractError, contract_errors
-from .keyspace import is_keyspace
-from .pools import CHUNK_HASH_BYTES
+from kvstrata.contract import ContractError, contract_errors
+from kvstrata.contract.policy.keyspace import is_keyspace
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 
 MAX_ERASED_KEYSPACES = 4096
 """How many keyspaces one erasure may name."""

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from .receipt import Fault, HandOverKind, IsSigned, Receipt, ReceiptError, check_signatures
+from kvstrata.contract.receipt.record import Fault, HandOverKind, IsSigned, Receipt, ReceiptError, check_signatures
 
 
 @dataclass(frozen=True, slots=True)

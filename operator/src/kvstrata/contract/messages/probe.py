@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from . import CONTRACT_VERSION, ContractError, contract_errors, require_version
-from .canonical import canonical_json
-from .erasing import flag, keyspaces_of, line, text
-from .pools import CHUNK_HASH_BYTES
+from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
+from kvstrata.contract.canonical import canonical_json
+from kvstrata.contract.messages.erase_2 import flag, keyspaces_of, line, text
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 
 PROBE_PATH = "/v1/probe"
 MAX_PROBED_BYTES = 64 * 1024

@@ -4,7 +4,7 @@ Below a tier's directory a block is `kvs1/<keyspace>/<identity>.<rank>.<group>.<
 p a plain one, so that a list of names is enough for an index. A file that is being written has a leading dot and the
 writer's token behind its name. A file is
 
-    body | tag (16 bytes) | zeros | header (40 bytes, contract/value.py)
+    body | tag (16 bytes) | zeros | header (40 bytes, contract/store/block_value.py)
 
 rounded up to whole pages, so that body and all can be read and written past the kernel's page cache. An encrypted body
 is followed by its GCM tag, a plain one by a GMAC under a constant key: a checksum, which finds what a loss of power
@@ -19,8 +19,8 @@ import re
 import struct
 from functools import lru_cache
 
-from .keys import BlockKey
-from .value import HEADER_BYTES, TAG_BYTES
+from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES
+from kvstrata.contract.store.redis_keys import BlockKey
 
 ROOT = "kvs1"
 """The directory that holds a directory for each keyspace."""

@@ -1,0 +1,1 @@
+"""Requests and answers between operator, gate, adapter and deletion Jobs."""

@@ -1,0 +1,1 @@
+"""What pods enforce: bundles, budgets, keyspaces, data keys, pools."""

@@ -1,0 +1,1 @@
+"""Receipts of erasures: facts, the claims that follow from them, signed records, chains."""

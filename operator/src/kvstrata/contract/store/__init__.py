@@ -1,0 +1,1 @@
+"""Names and bytes in tiers: Redis keys and scripts, values, block files."""
