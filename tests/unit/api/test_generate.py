@@ -8,7 +8,7 @@ import pytest
 
 from kvstrata.api import KINDS
 from kvstrata.api.engineflags import OWNED_FLAGS
-from kvstrata.cli import generate
+from kvstrata.cli.generate import __main__ as generate
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -20,6 +20,7 @@ from kvstrata.adapters.gate_client import GateClient
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.leadership import Leadership
 from kvstrata.adapters.resources import OWN_RESOURCES, SERVICE_MONITOR
+from kvstrata.cli.logs_2 import configure_audit
 from kvstrata.handlers.lists import Lists
 from kvstrata.handlers.watch import Watches, build_settings, expected_watchers, live_watchers
 from kvstrata.objects.context import BuildContext
@@ -49,7 +50,6 @@ from kvstrata.reconcile.writer import NotLeadingError, Writer
 from kvstrata.settings import Settings, SettingsError
 
 from . import garbage
-from .auditlog import configure_audit
 from .logs import configure
 
 log = logging.getLogger(__name__)
