@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.api import KINDS
-from kvstrata.api.engineflags import OWNED_FLAGS
+from kvstrata.api.engine_flags import OWNED_FLAGS
 from kvstrata.cli.generate import __main__ as generate
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -12,16 +12,16 @@ from pydantic import ValidationError
 
 from kvstrata.api import KINDS, InvalidObjectError
 from kvstrata.api.cachedmodel import CachedModel, ReuseMode, Transfer
+from kvstrata.api.cachedmodel_gate import TimingMode
+from kvstrata.api.cachedmodel_source import DType
 from kvstrata.api.cachedomain import CacheDomain, CacheDomainSpec, KeyCustody, OnStale, UnknownTenants
 from kvstrata.api.cacheinvalidation import CacheInvalidation, HbmHandling, InvalidationScope, Phase
 from kvstrata.api.cachetier import CacheTier, EvictionPolicy
 from kvstrata.api.common import Classification, LabelSelector, TierBudget, TlsMode
-from kvstrata.api.engineflags import OWNED_FLAGS, owned_flag
-from kvstrata.api.gate import TimingMode
+from kvstrata.api.engine_flags import OWNED_FLAGS, owned_flag
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
-from kvstrata.api.weights import DType
 from tests.api.objects import REMOVE, changed, valid
 
 

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from kvstrata.api import KINDS
 from kvstrata.api.base import ApiModel, Resource, Rule
-from kvstrata.api.crd import build_crd, build_crds
 from kvstrata.api.markers import VALIDATIONS, AtomicList, Immutable, SchemaDefault
-from kvstrata.api.schema import UnstructuralSchemaError, structural_problems, structural_schema
+from kvstrata.cli.generate.crd import build_crd, build_crds
+from kvstrata.cli.generate.openapi import UnstructuralSchemaError, structural_problems, structural_schema
 
 Short = Annotated[str, Field(max_length=5)]
 

@@ -18,12 +18,13 @@ from kvstrata.api.base import (
     StatusModel,
     condition_column,
 )
+from kvstrata.api.cachedmodel_gate import GateSpec
+from kvstrata.api.cachedmodel_source import ModelSpec
+from kvstrata.api.cachedmodel_status import OnProbeFailure, ProbeMode, ProbeSpec, ProbeStatus
 from kvstrata.api.common import Duration, Hex, PodCount, Revision, Status, TierNames, TlsMode
-from kvstrata.api.engineflags import OWNED_ENV, OWNED_FLAGS, owned_flag
-from kvstrata.api.gate import GateSpec
+from kvstrata.api.engine_flags import OWNED_ENV, OWNED_FLAGS, owned_flag
 from kvstrata.api.markers import VALIDATIONS, AtomicList, Between, MapList, Positive, SchemaDefault
-from kvstrata.api.podtemplate import EnvVar, PodTemplate, ResourceRequirements
-from kvstrata.api.probe import OnProbeFailure, ProbeMode, ProbeSpec, ProbeStatus
+from kvstrata.api.pod_template import EnvVar, PodTemplate, ResourceRequirements
 from kvstrata.api.rollback import (
     DEFAULT_ROLLBACK_WINDOW_S,
     MAX_FORMER_IDENTITIES,
@@ -31,7 +32,6 @@ from kvstrata.api.rollback import (
     ReclaimedCache,
 )
 from kvstrata.api.scalars import Generation, Image, Quantity, ShortText
-from kvstrata.api.weights import ModelSpec
 
 DEFAULT_CHUNK_SIZE_TOKENS = 256
 DEFAULT_STARTUP_TIMEOUT_S = 1800

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, StringConstraints
 
 from kvstrata.api.base import AGE, ApiModel, Column, KindInfo, Resource, Rule, condition_column, exactly_one_of
+from kvstrata.api.cachetier_managed import NAME_FITS, RedisManaged
 from kvstrata.api.common import (
     Classification,
     Duration,
@@ -17,7 +18,6 @@ from kvstrata.api.common import (
     Status,
 )
 from kvstrata.api.markers import Immutable, Positive, SetList
-from kvstrata.api.redismanaged import NAME_FITS, RedisManaged
 from kvstrata.api.scalars import AbsolutePath, ForeignName, LabelKey, LabelValue, ShortText, Text, Timestamp
 
 DEFAULT_HIGH_WATERMARK_PERCENT = 90

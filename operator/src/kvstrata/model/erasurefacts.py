@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any, ClassVar
 
-from kvstrata.api.invalidationreasons import InvalidationReason
+from kvstrata.api.reasons.invalidation import InvalidationReason
 from kvstrata.contract.receipt.facts import Amount, Copies, Fence, Revoked, Target, Word
 from kvstrata.contract.receipt.vocabulary import KeyCustody, PodMedium, Standing
 

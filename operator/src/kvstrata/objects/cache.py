@@ -11,7 +11,7 @@ from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
-from kvstrata.api.podtemplate import PodTemplate
+from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.canonical import canonical_json
 
 from . import nvme, paths, sizing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvstrata.api.podtemplate import ResourceRequirements
+from kvstrata.api.pod_template import ResourceRequirements
 
 from .quantities import canonical_amounts
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel, Transfer
+from kvstrata.api.cachedmodel_source import DType, WeightsSource
 from kvstrata.api.cachetier import CacheTier, Medium
-from kvstrata.api.podtemplate import PodTemplate
-from kvstrata.api.weights import DType, WeightsSource
+from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.canonical import canonical_json
 
 from . import paths, sizing

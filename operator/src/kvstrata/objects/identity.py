@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachedmodel_source import WeightsSource
 from kvstrata.api.cachetier import CacheTier, Medium
-from kvstrata.api.weights import WeightsSource
 from kvstrata.contract.canonical import digest
 
 IDENTITY_HEX_DIGITS = 16

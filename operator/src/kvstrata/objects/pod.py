@@ -12,7 +12,7 @@ from typing import Any
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.common import TlsMode
-from kvstrata.api.podtemplate import PodTemplate
+from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.messages.pod_state import ACK_AUDIENCE
 
 from . import cache, engine, gate, labels, names, nvme, paths, sizing

@@ -12,8 +12,8 @@ from fractions import Fraction
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.api.podtemplate import PodTemplate, ResourceRequirements
-from kvstrata.api.redismanaged import RedisManaged
+from kvstrata.api.cachetier_managed import RedisManaged
+from kvstrata.api.pod_template import PodTemplate, ResourceRequirements
 from kvstrata.api.scalars import ResourceQuantity
 
 from . import labels, names, paths, sizing

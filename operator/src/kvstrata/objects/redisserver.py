@@ -12,8 +12,8 @@ from importlib import resources
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.api.podtemplate import PodTemplate
-from kvstrata.api.redismanaged import RedisManaged
+from kvstrata.api.cachetier_managed import RedisManaged
+from kvstrata.api.pod_template import PodTemplate
 
 from . import labels, names, paths
 from .container import SECURITY, exec_probe, mount

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.api.podtemplate import PodTemplate
+from kvstrata.api.pod_template import PodTemplate
 
 from . import labels, names, paths, sizing
 from .container import amounts, chosen_amounts

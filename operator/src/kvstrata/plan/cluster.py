@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.cachetier_managed import RedisManaged
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
-from kvstrata.api.redismanaged import RedisManaged
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.model.facts import ClusterReport, Loss
 from kvstrata.model.topology import SLOTS, Cluster, Goal, ServerPod

@@ -13,8 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel, ReuseMode
+from kvstrata.api.cachedmodel_status import OnProbeFailure
 from kvstrata.api.conditions import ConditionType
-from kvstrata.api.probe import OnProbeFailure
 from kvstrata.api.reasons import ModelReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.messages.probe import Probed, ProbeOutcome

@@ -15,12 +15,12 @@ from typing import Any
 
 import yaml
 
-from kvstrata.api.auditreference import build_audit_reference
 from kvstrata.api.base import GROUP
-from kvstrata.api.crd import build_crds
-from kvstrata.api.receiptreference import build_receipt_reference
-from kvstrata.api.reference import HEADER as REFERENCE_HEADER
-from kvstrata.api.reference import build_reference
+from kvstrata.cli.generate.auditreference import build_audit_reference
+from kvstrata.cli.generate.crd import build_crds
+from kvstrata.cli.generate.receiptreference import build_receipt_reference
+from kvstrata.cli.generate.reference import HEADER as REFERENCE_HEADER
+from kvstrata.cli.generate.reference import build_reference
 
 CRD_HEADER = "# Generated from the models in operator/src/kvstrata/api by `make generate`. Do not edit.\n"
 CRD_FOLDER = Path("crds")

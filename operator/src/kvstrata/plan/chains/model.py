@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstrata.api.cachedmodel import CachedModel, ReuseMode
+from kvstrata.api.cachedmodel_gate import TimingMode
 from kvstrata.api.cachetier import Medium
-from kvstrata.api.gate import TimingMode
 from kvstrata.api.reasons import ModelReason
 from kvstrata.model.world import World
 from kvstrata.plan.types import Decision

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from kvstrata.api.tierreasons import TierReason
+from kvstrata.api.reasons.tier import TierReason
 from kvstrata.model.topology import SLOTS, Cluster, Command, Goal, Peer, Server, ServerPod, SlotRange
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from kvstrata.api.base import ApiModel, Rule
 from kvstrata.api.common import Duration, Quantity, ServerTls, TlsMode
 from kvstrata.api.markers import Between, Positive
-from kvstrata.api.podtemplate import PodTemplate, ResourceRequirements
+from kvstrata.api.pod_template import PodTemplate, ResourceRequirements
 from kvstrata.api.scalars import Image
 
 MIN_CLUSTER_SHARDS = 3

@@ -8,9 +8,8 @@ from enum import StrEnum
 from types import NoneType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from kvstrata.api.docstrings import field_docstrings
 from kvstrata.contract.wire import camel
-
-from .docstrings import field_docstrings
 
 _PLAIN: dict[Any, str] = {str: "text", int: "number", bool: "true or false"}
 

@@ -9,10 +9,10 @@ from typing import Any
 from kvstrata.api import KINDS
 from kvstrata.api.base import API_VERSION, Resource
 from kvstrata.api.conditions import ConditionType, condition_types
-from kvstrata.api.crd import root_schema
-from kvstrata.api.engineflags import OWNED_ENV, OWNED_FLAGS
+from kvstrata.api.engine_flags import OWNED_ENV, OWNED_FLAGS
 from kvstrata.api.markers import VALIDATIONS
 from kvstrata.api.reasons import REASONS
+from kvstrata.cli.generate.crd import root_schema
 
 HEADER = "<!-- Generated from the models in operator/src/kvstrata/api by `make generate`. Do not edit. -->"
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from kvstrata.cli.generate.fieldtable import table
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.record import RECEIPT_VERSION, Fault, HandOver, Head
 from kvstrata.contract.receipt.residue import Claim, Residue
-
-from .fieldtable import table
 
 HEADER = "<!-- Generated from operator/src/kvstrata/contract/receipt*.py by `make generate`. Do not edit. -->"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvstrata.api import reasontexts as texts
-from kvstrata.api.reasontexts import Reason
+from kvstrata.api.reasons import texts
+from kvstrata.api.reasons.texts import Reason
 
 
 class TierReason(Reason):

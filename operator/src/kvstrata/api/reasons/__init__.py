@@ -5,10 +5,10 @@ Every member carries the sentence that documents it. Reasons that mean the same 
 
 from __future__ import annotations
 
-from kvstrata.api import reasontexts as texts
-from kvstrata.api.invalidationreasons import InvalidationReason
-from kvstrata.api.reasontexts import Reason
-from kvstrata.api.tierreasons import TierReason
+from kvstrata.api.reasons import texts
+from kvstrata.api.reasons.invalidation import InvalidationReason
+from kvstrata.api.reasons.texts import Reason
+from kvstrata.api.reasons.tier import TierReason
 
 __all__ = [
     "CHILD_REFUSED",

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import fields
 
+from kvstrata.cli.generate.fieldtable import rows
 from kvstrata.contract.messages.audit import AUDIT_VERSION, Action, Event, Happened, Line
 from kvstrata.contract.wire import camel
-
-from .fieldtable import rows
 
 HEADER = "<!-- Generated from operator/src/kvstrata/contract/messages/audit.py by `make generate`. Do not edit. -->"
 

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 from kvstrata.api.base import ApiModel, exactly_one_of
 from kvstrata.api.common import ConfigMapKeyRef, LocalObjectRef, ServerTls, TlsMode
 from kvstrata.api.markers import SetList
-from kvstrata.api.podtemplate import ResourceRequirements
+from kvstrata.api.pod_template import ResourceRequirements
 
 API_KEYS_SECRET_KEY = "keys.json"  # noqa: S105 - a name, not a secret
 """Key of the Secret that holds hashed API keys: ``{"keys": [{"tenant": "acme", "sha256": "<hex>"}]}``."""
