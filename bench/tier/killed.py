@@ -21,7 +21,7 @@ from bench.result import Figure
 from bench.tier.part import Part
 from bench.tier.traffic import TRIES, connected_to_all
 from e2e.cluster.progress import Progress
-from kvstrata.model.topology import ServerPod
+from kvstrata.model.redis.cluster import ServerPod
 from kvstrata.objects.rediscluster import NODE_TIMEOUT_MS
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.pod_tier import Block

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from e2e.chaos.operator import Operator
 from e2e.chaos.pods import Pods
-from kvstrata.model.topology import Cluster, ServerPod
+from kvstrata.model.redis.cluster import Cluster, ServerPod
 
 MEBIBYTE = 1 << 20
 

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from kvstrata.adapters.kube import Kube
 from kvstrata.adapters.resources import SECRET, Resource
-from kvstrata.model.facts import ClusterReport
-from kvstrata.model.topology import Cluster, Goal, ServerPod
+from kvstrata.model.pods import ClusterReport
+from kvstrata.model.redis.cluster import Cluster, Goal, ServerPod
 from kvstrata.objects import names
 from kvstrata.objects.redisusers import ADMIN_USER
 from kvstrata.plan.topology import Step, step

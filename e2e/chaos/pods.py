@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from e2e.chaos.network import Network, Sandbox
-from kvstrata.model.topology import Goal, ServerPod
+from kvstrata.model.redis.cluster import Goal, ServerPod
 from kvstrata.objects.redisusers import REPLICATION_USER, USERS, users_acl
 from tests.tiers.certificates import Certificates
 

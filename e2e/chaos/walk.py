@@ -13,7 +13,7 @@ from e2e.chaos.network import Network
 from e2e.chaos.operator import Operator, Seen, Servers
 from e2e.chaos.pods import PORT, ZONE, Pods
 from e2e.chaos.traffic import Traffic
-from kvstrata.model.topology import SLOTS, Cluster, Goal
+from kvstrata.model.redis.cluster import SLOTS, Cluster, Goal
 from tests.tiers.certificates import SERVER_NAME, Authority
 from tests.tiers.gate_stand_in import DOMAIN
 

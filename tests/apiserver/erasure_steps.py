@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from kvstrata.model.erasure import ErasureRecord
-from kvstrata.model.erasurefacts import Deletion
+from kvstrata.model.erasure.facts import Deletion
+from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.reconcile.erasures.codec import decode
 from kvstrata.reconcile.erasures.keep import DATA_KEY, PREFIX
 from tests.support.api_proxy import ApiProxy

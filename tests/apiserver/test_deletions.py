@@ -25,7 +25,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.messages.erase_report import End, Line, Outcome, StopReason, encode_line
 from kvstrata.contract.receipt.chain import check_chain
 from kvstrata.contract.receipt.record import read_receipt
-from kvstrata.model.erasurefacts import JobState
+from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.erasejob import CONTAINER

@@ -15,7 +15,7 @@ from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.transit import TransitClient
 from kvstrata.adapters.transit_tokens import TokenFile
 from kvstrata.contract.receipt.vocabulary import Party
-from kvstrata.model.keycustody import Undestroyed
+from kvstrata.model.keys import Undestroyed
 from kvstrata.objects import names
 from kvstrata.reconcile.custody import CustodyError, KeyCustody
 from kvstrata.reconcile.custody.kms import KmsCustody, wrapping_key

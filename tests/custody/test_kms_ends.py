@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from kvstrata.adapters.transit import TransitClient, WrappingKey
-from kvstrata.model.facts import Unreadable
+from kvstrata.model.pods import Unreadable
 from kvstrata.model.refs import Key
 from kvstrata.plan.datakeys import epochs_in_use
 from kvstrata.reconcile import metrics

@@ -13,8 +13,8 @@ import pytest
 
 from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.transit import TransitClient
-from kvstrata.model.erasure import ErasureRecord
-from kvstrata.model.facts import Unreadable
+from kvstrata.model.erasure.record import ErasureRecord
+from kvstrata.model.pods import Unreadable
 from kvstrata.model.refs import Key
 from kvstrata.objects import labels, names
 from kvstrata.reconcile.custody import CustodyError

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvstrata.contract.policy.cache_view import reads_of
 from kvstrata.contract.policy.keyspace import derive_keyspace
-from kvstrata.model.facts import keys_in
+from kvstrata.model.pods import keys_in
 from kvstrata.objects import labels, names
 from tests.support.memory_api.objects import Event, Raw, Slot
 from tests.support.objects import NAMESPACE

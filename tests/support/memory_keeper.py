@@ -9,8 +9,8 @@ from typing import Any
 from kvstrata.adapters.pki import KeyPair
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.canonical import digest_bytes
-from kvstrata.model.credentials import TlsFacts
-from kvstrata.model.facts import SecretFacts
+from kvstrata.model.pods import SecretFacts
+from kvstrata.model.redis.credentials import TlsFacts
 from kvstrata.objects import names
 from kvstrata.objects.redisusers import what_users_may
 from kvstrata.plan.types import EnsureSecret, Turn, TurnSecret

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvstrata.model.poolfacts import HoldingReport, NoRendering, RenderReport, SourceReport, WarmReport
+from kvstrata.model.pools import HoldingReport, NoRendering, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.questions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
 from tests.support.objects import NAMESPACE

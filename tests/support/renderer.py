@@ -20,7 +20,7 @@ from kvstrata.contract.messages.pools import (
 )
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolVersion
-from kvstrata.model.facts import Pod
+from kvstrata.model.pods import Pod
 from kvstrata.objects.identity import render_id
 from tests.support.objects import Raw
 

@@ -11,7 +11,7 @@ from kvstrata.adapters.gate_client import GateClient
 from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle
-from kvstrata.model.facts import Pod
+from kvstrata.model.pods import Pod
 from kvstrata.reconcile.acks import AckListener
 from kvstrata.reconcile.bundles import read_bundle
 from tests.support.memory_api.objects import MemoryApi

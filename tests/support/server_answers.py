@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvstrata.model.credentials import CredentialLook, ServerCredentials
-from kvstrata.model.external import ExternalReport, ServerFacts
-from kvstrata.model.facts import BackendReport
+from kvstrata.model.pods import BackendReport
+from kvstrata.model.redis.cluster import SLOTS
+from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials
+from kvstrata.model.redis.external import ExternalReport, ServerFacts
 from kvstrata.model.refs import Key
-from kvstrata.model.topology import SLOTS
 from kvstrata.plan.types import Order, ProbeBackend, TendServers
 from tests.support.objects import NAMESPACE
 

@@ -17,9 +17,9 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle, Entry
-from kvstrata.model.external import ExternalReport
-from kvstrata.model.facts import Pod, VerifiedState
 from kvstrata.model.kmsservices import AllowedService
+from kvstrata.model.pods import Pod, VerifiedState
+from kvstrata.model.redis.external import ExternalReport
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects import names

@@ -15,7 +15,7 @@ from typing import Any
 
 from kvstrata.adapters.resources import SECRET
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.model.credentials import Stage
+from kvstrata.model.redis.credentials import Stage
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext
 from kvstrata.plan.tending import Tending, missing_secrets, tend_credentials

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from kvstrata.adapters.redis_admin import Admin, Admission, Entry, tend
-from kvstrata.model.credentials import Stage
+from kvstrata.model.redis.credentials import Stage
 from kvstrata.objects import names
 from kvstrata.plan.tending import Tending
 from kvstrata.plan.types import ManagedServer, TendServers, TurnSecret

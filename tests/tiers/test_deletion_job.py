@@ -20,7 +20,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.messages.erase_report import Erased, totals
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import BUCKETS
-from kvstrata.model.erasurefacts import JobState
+from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.erasejob import CONTAINER

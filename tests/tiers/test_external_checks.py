@@ -19,8 +19,8 @@ from kvstrata.adapters.redis_trials import CLUSTER_TRIALS, TRIALS
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.store.redis_keys import domain_pattern
 from kvstrata.contract.store.redis_scripts import COMMANDS
-from kvstrata.model.external import ExternalReport
-from kvstrata.model.facts import BackendReport
+from kvstrata.model.pods import BackendReport
+from kvstrata.model.redis.external import ExternalReport
 from kvstrata.plan import external
 from tests.support.objects import redis_tier
 from tests.support.worlds import START

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.model.topology import Cluster
+from kvstrata.model.redis.cluster import Cluster
 from tests.tiers.server_kinds import KINDS, REDIS_7, ServerKind
 from tests.topology import looks
 from tests.topology.rig import Rig

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from kvstrata.model.topology import Command, Goal, ServerPod
+from kvstrata.model.redis.cluster import Command, Goal, ServerPod
 
 SLOTS = 12
 FORGOTTEN_ROUNDS = 30

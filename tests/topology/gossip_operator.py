@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from kvstrata.model.topology import Cluster, Command, Peer, Server
+from kvstrata.model.redis.cluster import Cluster, Command, Peer, Server
 from kvstrata.plan.topology import MoveOrder, Step, step
 from kvstrata.plan.topology.view import ranges
 from tests.topology.gossip_model import Gossip, Node, RefusedError, Seen

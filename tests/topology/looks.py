@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from kvstrata.model.topology import Cluster, Goal, Peer, Server, ServerPod, SlotJob, SlotRange
+from kvstrata.model.redis.cluster import Cluster, Goal, Peer, Server, ServerPod, SlotJob, SlotRange
 from kvstrata.plan.topology.view import View
 
 Slots = tuple[SlotRange, ...]

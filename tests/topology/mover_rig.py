@@ -14,7 +14,7 @@ import redis.asyncio
 from kvstrata.adapters.slot_mover import SlotMover
 from kvstrata.adapters.slot_moves import MoveReport, Tally
 from kvstrata.adapters.slot_names import bucket_of, part_of, whole_buckets
-from kvstrata.model.topology import SLOTS, Cluster, ServerPod
+from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod
 from kvstrata.plan.topology import Step, step
 from kvstrata.plan.topology.steps import MoveOrder
 from kvstrata_sidecar.adapter.slots import slot_of

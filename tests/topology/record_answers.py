@@ -19,7 +19,7 @@ from typing import Any
 import redis
 
 from kvstrata.adapters.redis_nodes import QUESTIONS
-from kvstrata.model.topology import ServerPod
+from kvstrata.model.redis.cluster import ServerPod
 from tests.tiers.server_kinds import KINDS, ServerKind
 from tests.topology.rig import Rig
 

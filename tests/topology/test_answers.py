@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.adapters.node_answers import NotAnAnswerError, parse_nodes, parse_server
-from kvstrata.model.topology import SLOTS, Server
+from kvstrata.model.redis.cluster import SLOTS, Server
 from kvstrata.plan.topology.view import count
 
 ANSWERS = Path(__file__).parent / "answers"

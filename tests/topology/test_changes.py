@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvstrata.model.topology import Cluster
+from kvstrata.model.redis.cluster import Cluster
 from kvstrata.plan.topology import failovers, verdict
 from tests.topology import looks
 from tests.topology.three_shards import goal, pods, silent, told, without

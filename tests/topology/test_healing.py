@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.model.topology import SLOTS, Command, ServerPod
+from kvstrata.model.redis.cluster import SLOTS, Command, ServerPod
 from kvstrata.plan.topology import Step, StepReason, failovers
 from kvstrata.plan.topology.view import View, count
 from tests.support.redis_binary import needs_redis

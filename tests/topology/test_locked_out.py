@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.model.topology import Cluster, Goal
+from kvstrata.model.redis.cluster import Cluster, Goal
 from kvstrata.plan.topology import StepReason, step
 from tests.topology import looks
 from tests.topology.three_shards import pods, silent

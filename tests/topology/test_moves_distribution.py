@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstrata.model.topology import SLOTS, SlotRange
+from kvstrata.model.redis.cluster import SLOTS, SlotRange
 from kvstrata.plan.topology.distribution import Transfer, parts, side_by_side, transfers
 from kvstrata.plan.topology.view import count, ranges
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.model.topology import Cluster, SlotJob
+from kvstrata.model.redis.cluster import Cluster, SlotJob
 from kvstrata.plan.topology.moves import REPAIR, RESCUE, SCALE, SLOTS_AT_ONCE, SLOTS_PER_JOB
 from kvstrata.plan.topology.steps import MoveOrder, Step, StepReason
 from kvstrata.plan.topology.view import View, count

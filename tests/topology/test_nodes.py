@@ -12,7 +12,7 @@ import pytest
 from e2e.cluster.ports import free_port
 from kvstrata.adapters.redis_nodes import NodeAccess, RedisNodes
 from kvstrata.adapters.redis_probe import RedisReason
-from kvstrata.model.topology import Command, ServerPod
+from kvstrata.model.redis.cluster import Command, ServerPod
 from tests.support.redis_binary import needs_redis
 from tests.tiers.certificates import SERVER_NAME, Authority, issue
 from tests.tiers.redis_process import RedisProcess

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.model.topology import Cluster
+from kvstrata.model.redis.cluster import Cluster
 from kvstrata.plan.topology import StepReason
 from kvstrata.plan.topology.view import count
 from tests.topology import looks

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kvstrata.model.topology import Cluster
+from kvstrata.model.redis.cluster import Cluster
 from kvstrata.plan.topology import StepReason, step, verdict
 from kvstrata.plan.topology.view import count
 from tests.topology import looks

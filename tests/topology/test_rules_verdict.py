@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstrata.model.topology import SLOTS, Cluster
+from kvstrata.model.redis.cluster import SLOTS, Cluster
 from kvstrata.plan.topology import step, verdict
 from kvstrata.plan.topology.view import View, count
 from tests.topology import looks

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstrata.model.topology import SLOTS, SlotRange
+from kvstrata.model.redis.cluster import SLOTS, SlotRange
 from kvstrata.plan.topology.health import uncovered
 from kvstrata.plan.topology.view import View, count, ranges
 from tests.topology import looks

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvstrata.model.topology import Cluster, Goal, Peer
+from kvstrata.model.redis.cluster import Cluster, Goal, Peer
 from kvstrata.plan.topology import Step, step
 from kvstrata.plan.topology.view import View
 from tests.topology import looks

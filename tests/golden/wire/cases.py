@@ -77,8 +77,8 @@ from kvstrata.contract.receipt.record import (
 )
 from kvstrata.contract.receipt.residue import Residue, ResidueItem
 from kvstrata.contract.receipt.vocabulary import KeyCustody, PodMedium, RevokedKind, Standing
-from kvstrata.model import erasurefacts
-from kvstrata.model.erasure import ErasedPrefix, Erasure, ErasureOrder, ErasureRecord, LeftEpoch, SharedTier
+from kvstrata.model.erasure import facts as erasurefacts
+from kvstrata.model.erasure.record import ErasedPrefix, Erasure, ErasureOrder, ErasureRecord, LeftEpoch, SharedTier
 from kvstrata.reconcile.erasures import codec
 from tests.support import receipts
 

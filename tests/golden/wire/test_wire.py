@@ -20,7 +20,7 @@ import pytest
 
 import kvstrata.contract
 from kvstrata.contract import ContractError
-from kvstrata.model.erasurefacts import Fact
+from kvstrata.model.erasure.facts import Fact
 
 from .cases import Case, canonical, cases, error
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvstrata.api.common import ConditionStatus
 from kvstrata.contract.receipt.record import Head
-from kvstrata.model.erasure import Erasure
-from kvstrata.model.erasurefacts import Fact, Verdict
+from kvstrata.model.erasure.facts import Fact, Verdict
+from kvstrata.model.erasure.record import Erasure
 from kvstrata.plan.erasure import Conclude, Step, next_step
 from tests.support.receipts import DOMAIN, NAMESPACE, keys
 

@@ -17,8 +17,7 @@ from kvstrata.contract.receipt.vocabulary import (
     Standing,
     key_fingerprint,
 )
-from kvstrata.model.erasure import Erasure, ErasureOrder, PodNow, SharedTier, Surroundings, TierNow
-from kvstrata.model.erasurefacts import (
+from kvstrata.model.erasure.facts import (
     Deletion,
     EngineReset,
     Fact,
@@ -36,6 +35,7 @@ from kvstrata.model.erasurefacts import (
     Rolled,
     Witness,
 )
+from kvstrata.model.erasure.record import Erasure, ErasureOrder, PodNow, SharedTier, Surroundings, TierNow
 from kvstrata.plan.erasure import Conclude, IssueReceipt, Step, next_step
 from kvstrata.plan.erasureorders import (
     AskPodToErase,

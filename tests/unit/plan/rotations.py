@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from kvstrata.model.credentials import PasswordFacts, ServerCredentials, Stage
+from kvstrata.model.redis.credentials import PasswordFacts, ServerCredentials, Stage
 from kvstrata.objects import names, passwords
 from kvstrata.objects.passwords import admission, password_facts, to_try
 from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, REPLICATION_USER, user_words

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from kvstrata.adapters import pki
-from kvstrata.model.credentials import ServerCredentials, TlsFacts
+from kvstrata.model.redis.credentials import ServerCredentials, TlsFacts
 from kvstrata.objects import names
 from kvstrata.plan.certificates import CertificateCase, CertificateTerms, certificate_finding, next_step
 from kvstrata.plan.passwords import OVERLAP_S, SETTLE_S

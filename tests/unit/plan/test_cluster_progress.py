@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvstrata.model.facts import ClusterReport, Loss
+from kvstrata.model.pods import ClusterReport, Loss
+from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import Key
-from kvstrata.model.topology import Cluster
 from kvstrata.plan.types import TendCluster
 from kvstrata.reconcile import topology
 from kvstrata.reconcile.topology import Topologies

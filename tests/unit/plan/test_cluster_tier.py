@@ -9,9 +9,9 @@ from typing import Any
 
 from kvstrata.api.cachetier import CacheTier, CacheTierStatus, SlotLoss
 from kvstrata.api.conditions import ConditionType
-from kvstrata.model.credentials import CredentialLook, ServerCredentials
-from kvstrata.model.facts import ClusterReport, Loss
-from kvstrata.model.topology import SLOTS, Cluster, Peer, ServerPod
+from kvstrata.model.pods import ClusterReport, Loss
+from kvstrata.model.redis.cluster import SLOTS, Cluster, Peer, ServerPod
+from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials
 from kvstrata.model.world import World
 from kvstrata.objects import names
 from kvstrata.plan.cluster import ClusterState, cluster_state, known_as

@@ -10,8 +10,8 @@ from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt.record import Record
 from kvstrata.contract.receipt.residue import Claim, Residue
 from kvstrata.contract.receipt.vocabulary import Hbm, KeyCustody, ScopeForm
-from kvstrata.model.erasure import ErasedPrefix, Erasure, TierNow
-from kvstrata.model.erasurefacts import EngineReset, Fact, HeldKey, JobState, KeyNotDestroyed, ReceiptWritten, Verdict
+from kvstrata.model.erasure.facts import EngineReset, Fact, HeldKey, JobState, KeyNotDestroyed, ReceiptWritten, Verdict
+from kvstrata.model.erasure.record import ErasedPrefix, Erasure, TierNow
 from kvstrata.plan.erasure import STILL_S, ErasurePhase, IssueReceipt
 from kvstrata.plan.erasureorders import (
     MAX_DELETIONS_AT_ONCE,

@@ -16,8 +16,7 @@ from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
 from kvstrata.contract.receipt.record import Record
 from kvstrata.contract.receipt.vocabulary import KeyCustody
 from kvstrata.contract.wire import write
-from kvstrata.model.erasure import Erasure
-from kvstrata.model.erasurefacts import (
+from kvstrata.model.erasure.facts import (
     Deletion,
     Fact,
     JobState,
@@ -28,6 +27,7 @@ from kvstrata.model.erasurefacts import (
     PodSeen,
     Verdict,
 )
+from kvstrata.model.erasure.record import Erasure
 from kvstrata.plan.erasure import ErasurePhase, Step, next_step
 from kvstrata.plan.erasurereceipt import facts_of
 

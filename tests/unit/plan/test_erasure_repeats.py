@@ -8,8 +8,8 @@ import pytest
 
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt.facts import Amount
-from kvstrata.model.erasure import PodNow, TierNow
-from kvstrata.model.erasurefacts import Fact, JobState
+from kvstrata.model.erasure.facts import Fact, JobState
+from kvstrata.model.erasure.record import PodNow, TierNow
 from kvstrata.plan.erasure import ErasurePhase
 from kvstrata.plan.erasureorders import MAX_ROUNDS, AskPodToErase, AskPodToVerify, StartDeletion, VerifyTier
 

@@ -7,8 +7,8 @@ from kvstrata.contract.receipt.facts import Copies
 from kvstrata.contract.receipt.record import Record
 from kvstrata.contract.receipt.residue import Claim, Residue
 from kvstrata.contract.receipt.vocabulary import Hbm
-from kvstrata.model.erasure import Erasure, PodNow
-from kvstrata.model.erasurefacts import EngineKept, EngineReset, FilesErased, ReceiptWritten, TierLost
+from kvstrata.model.erasure.facts import EngineKept, EngineReset, FilesErased, ReceiptWritten, TierLost
+from kvstrata.model.erasure.record import Erasure, PodNow
 from kvstrata.plan.erasure import PATIENCE_S, RESIDUE_PATIENCE_S, ErasurePhase
 from kvstrata.plan.erasureorders import AskPodToErase
 from kvstrata.plan.erasurereceipt import facts_of

@@ -12,8 +12,8 @@ import pytest
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.messages.adapter import TierState
 from kvstrata.contract.store.redis_keys import domain_pattern
-from kvstrata.model.external import ExternalReport, ServerFacts
-from kvstrata.model.facts import BackendReport
+from kvstrata.model.pods import BackendReport
+from kvstrata.model.redis.external import ExternalReport, ServerFacts
 from kvstrata.objects.quantities import MIB
 from kvstrata.plan import external
 from tests.support.objects import NAMESPACE, Raw, cpu_tier, model, pod, redis_tier

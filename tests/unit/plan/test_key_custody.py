@@ -13,7 +13,7 @@ from kvstrata.contract.receipt.claims import claims, contradiction
 from kvstrata.contract.receipt.facts import Word
 from kvstrata.contract.receipt.residue import Claim
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
-from kvstrata.model.keycustody import Destruction, LetGo, Release, Revocation, Undestroyed
+from kvstrata.model.keys import Destruction, LetGo, Release, Revocation, Undestroyed
 from kvstrata.plan.keycustody import (
     RESIDUE,
     change_to,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstrata.model.credentials import ServerCredentials, Stage
+from kvstrata.model.redis.credentials import ServerCredentials, Stage
 from kvstrata.objects import names, passwords
 from kvstrata.objects.passwords import password_facts
 from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, MARKER_PREFIX, user_words

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.messages.probe import ENGINE, Probed, ProbedTier, ProbeOutcome
-from kvstrata.model.probefacts import NoProbe, ProbeReport
+from kvstrata.model.probe import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.questions import ProbePod, TellIsolation
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from kvstrata.adapters import pki
-from kvstrata.model.credentials import CredentialLook, TlsFacts
-from kvstrata.model.facts import ClusterReport
+from kvstrata.model.pods import ClusterReport
+from kvstrata.model.redis.cluster import Cluster
+from kvstrata.model.redis.credentials import CredentialLook, TlsFacts
 from kvstrata.model.refs import Key
-from kvstrata.model.topology import Cluster
 from kvstrata.objects import names
 from kvstrata.plan.types import TendCluster, TendServers
 from kvstrata.reconcile import topology

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from kvstrata.model.credentials import CredentialLook, ServerCredentials
-from kvstrata.model.facts import ClusterReport
+from kvstrata.model.pods import ClusterReport
+from kvstrata.model.redis.cluster import Cluster
+from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials
 from kvstrata.model.refs import Key
-from kvstrata.model.topology import Cluster
 from kvstrata.objects import names
 from kvstrata.plan.cluster import known_as
 from kvstrata.plan.types import TendCluster

@@ -25,7 +25,7 @@ from kvstrata.contract.receipt.claims import claims, contradiction
 from kvstrata.contract.receipt.facts import Amount, Erasure
 from kvstrata.contract.receipt.residue import Claim
 from kvstrata.contract.store.redis_keys import BlockKey
-from kvstrata.model.erasurefacts import JobState
+from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
 from kvstrata.plan.receipts import ChainConflict, Receipted
 from kvstrata.reconcile.erasures.board import Erasures

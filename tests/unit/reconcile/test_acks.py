@@ -13,7 +13,7 @@ from kvstrata.adapters.gate_client import GateClient, GateError, GateFailure
 from kvstrata.adapters.kube import TokenIdentity
 from kvstrata.contract.messages.audit import Action
 from kvstrata.contract.messages.pod_state import PodState
-from kvstrata.model.facts import Pod
+from kvstrata.model.pods import Pod
 from kvstrata.reconcile.acks import AckListener
 from tests.support.audit import lines
 from tests.support.objects import NAMESPACE, model, pod

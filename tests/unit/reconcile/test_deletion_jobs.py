@@ -8,7 +8,7 @@ import pytest
 
 from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.resources import JOB, NETWORK_POLICY, SECRET
-from kvstrata.model.erasurefacts import JobState
+from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
 from kvstrata.objects.erasejob import ORDER_FILE
 from kvstrata.reconcile.erasures.jobs import Jobs

@@ -6,7 +6,7 @@ import pytest
 
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.contract.messages.erase_report import Erased, Line, StopReason, encode_line, totals
-from kvstrata.model.erasurefacts import JobState
+from kvstrata.model.erasure.facts import JobState
 from kvstrata.reconcile.erasures.jobreport import reason_of
 from kvstrata.reconcile.erasures.jobs import REPORT_PATIENCE, Jobs
 from tests.support.memory_kube import MemoryKube

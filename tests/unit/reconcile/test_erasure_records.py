@@ -15,8 +15,7 @@ from kvstrata.contract import ContractError
 from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.receipt.facts import Amount, Copies, Revoked, Word
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party, RevokedKind
-from kvstrata.model.erasure import Erasure, ErasureRecord, LeftEpoch
-from kvstrata.model.erasurefacts import (
+from kvstrata.model.erasure.facts import (
     EngineReset,
     FilesErased,
     HeldKey,
@@ -26,6 +25,7 @@ from kvstrata.model.erasurefacts import (
     TierLost,
     Verdict,
 )
+from kvstrata.model.erasure.record import Erasure, ErasureRecord, LeftEpoch
 from kvstrata.plan.chains.invalidation import MAX_ERASED_SCOPES
 from kvstrata.reconcile.erasures.codec import decode, encode
 from kvstrata.reconcile.erasures.keep import Keep, name_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.messages.pod_state import PodState
-from kvstrata.model.facts import VerifiedState
+from kvstrata.model.pods import VerifiedState
 from kvstrata.model.refs import Key
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, pool
 from tests.support.worlds import Simulation

@@ -12,8 +12,8 @@ from kvstrata.contract.messages.key_delivery import KeysHeld, pack_keys, unpack_
 from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, key_id
 from kvstrata.contract.receipt.residue import Residue
 from kvstrata.contract.receipt.vocabulary import Party
-from kvstrata.model.keycustody import LetGo, Release, Undestroyed
 from kvstrata.model.keyholders import DIGITS, FormerHolders
+from kvstrata.model.keys import LetGo, Release, Undestroyed
 from kvstrata.objects import names
 from kvstrata.reconcile.custody import CustodyError, KeyCustody
 from kvstrata.reconcile.custody.memory import MemoryCustody

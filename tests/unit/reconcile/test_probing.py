@@ -11,7 +11,7 @@ import pytest
 from kvstrata.adapters.gate_client import GateError, GateFailure
 from kvstrata.adapters.kube import TokenIdentity
 from kvstrata.contract.messages.probe import Probed, ProbedTier, ProbeOutcome, ProbeRequest
-from kvstrata.model.probefacts import NoProbe, ProbeReport
+from kvstrata.model.probe import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.questions import ProbePod, TellIsolation
 from kvstrata.reconcile import metrics

@@ -11,8 +11,8 @@ import pytest
 from kvstrata.adapters.kube import KubeError
 from kvstrata.contract.messages.erase_report import Erased
 from kvstrata.contract.receipt.facts import Amount
-from kvstrata.model.erasurefacts import JobState
-from kvstrata.model.reclaimfacts import FormerCache, ReclaimReport
+from kvstrata.model.erasure.facts import JobState
+from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.former import keyspaces_in_force
 from kvstrata.plan.types import EndReclaim, ReclaimFormer, TellFormer

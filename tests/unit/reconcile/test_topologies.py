@@ -16,9 +16,9 @@ from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.redis_nodes import NodeAccess, Sent
 from kvstrata.api.base import Resource
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.model.facts import Loss
+from kvstrata.model.pods import Loss
+from kvstrata.model.redis.cluster import SLOTS, Cluster, Command, Peer, ServerPod
 from kvstrata.model.refs import Key
-from kvstrata.model.topology import SLOTS, Cluster, Command, Peer, ServerPod
 from kvstrata.plan import topology as rules
 from kvstrata.plan.cluster import cluster_state
 from kvstrata.plan.topology import Step, StepReason

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvstrata.adapters.redis_nodes import REFUSED, Sent
-from kvstrata.model.topology import Cluster, Command, ServerPod
+from kvstrata.model.redis.cluster import Cluster, Command, ServerPod
 from kvstrata.plan.cluster import cluster_state
 from kvstrata.plan.topology import Step, StepReason
 from kvstrata.reconcile import topology as module

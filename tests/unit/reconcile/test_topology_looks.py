@@ -11,7 +11,7 @@ import pytest
 
 from kvstrata.adapters.redis_nodes import RedisNodes
 from kvstrata.adapters.resources import SECRET
-from kvstrata.model.topology import Cluster, Goal, ServerPod
+from kvstrata.model.redis.cluster import Cluster, Goal, ServerPod
 from kvstrata.plan.types import TendCluster
 from kvstrata.reconcile import topology
 from kvstrata.reconcile.queue import WorkQueue

@@ -12,8 +12,8 @@ from prometheus_client import REGISTRY
 
 from kvstrata.adapters.slot_mover import SlotMover
 from kvstrata.adapters.slot_moves import MoveReason, MoveReport, Tally, Told
+from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import Key
-from kvstrata.model.topology import Cluster
 from kvstrata.plan.cluster import cluster_state
 from kvstrata.plan.topology import MoveOrder
 from kvstrata.reconcile import topology as module

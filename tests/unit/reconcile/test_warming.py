@@ -20,7 +20,7 @@ from kvstrata.contract.messages.pools import (
     WarmRequest,
 )
 from kvstrata.contract.messages.prefix import PrefixSource
-from kvstrata.model.poolfacts import NoRendering, RenderReport
+from kvstrata.model.pools import NoRendering, RenderReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.questions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
 from kvstrata.reconcile import warming as module

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kvstrata.model.topology import Peer, Server, SlotJob, SlotRange
+from kvstrata.model.redis.cluster import Peer, Server, SlotJob, SlotRange
 
 
 class NotAnAnswerError(ValueError):

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from kvstrata.model.credentials import TlsFacts
+from kvstrata.model.redis.credentials import TlsFacts
 from kvstrata.objects import names
 
 AUTHORITY_LIFETIME = timedelta(days=3650)

@@ -19,7 +19,7 @@ import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from kvstrata.model.credentials import ServerCredentials
+from kvstrata.model.redis.credentials import ServerCredentials
 from kvstrata.objects import names, paths
 from kvstrata.objects.passwords import admission
 from kvstrata.plan.types import ManagedServer

@@ -14,7 +14,7 @@ from typing import Any
 import redis.asyncio as redis
 
 from kvstrata.contract.store.redis_keys import probe_key
-from kvstrata.model.external import ExternalReport, ServerFacts
+from kvstrata.model.redis.external import ExternalReport, ServerFacts
 
 from .redis_probe import TOTAL_TIMEOUT_S, Access, Failure, RedisReason, ask, number, parse_endpoint, sentence_of
 from .redis_trials import rights, trials

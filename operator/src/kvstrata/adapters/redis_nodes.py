@@ -17,7 +17,7 @@ from typing import Any
 import redis.asyncio as redis
 from redis import exceptions
 
-from kvstrata.model.topology import Cluster, Command, Server, ServerPod
+from kvstrata.model.redis.cluster import Cluster, Command, Server, ServerPod
 
 from .node_answers import NotAnAnswerError, parse_server
 from .redis_probe import NamedTLSConnection, RedisReason, authority, reason_of, sentence_of

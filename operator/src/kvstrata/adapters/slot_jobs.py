@@ -12,7 +12,7 @@ from typing import Any
 
 from redis import exceptions
 
-from kvstrata.model.topology import SlotRange
+from kvstrata.model.redis.cluster import SlotRange
 
 from .server_line import ServerLine, Word
 from .slot_moves import MoveFailedError, MoveReason, Tally, Told

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 
 from redis import exceptions
 
-from kvstrata.model.topology import Cluster, Server
+from kvstrata.model.redis.cluster import Cluster, Server
 from kvstrata.plan.topology.steps import MoveOrder
 
 from .server_line import Dial, MayNotWriteError, ServerAwayError, ServerLine

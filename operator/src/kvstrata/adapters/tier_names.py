@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from kvstrata.contract.store.redis_keys import BUCKETS, KEY_PREFIX, bucket_prefix, ledger_key
-from kvstrata.model.topology import SLOTS
+from kvstrata.model.redis.cluster import SLOTS
 
 _TAG = re.compile(r"\{([^}]+)\}")
 STATE = "#s"

@@ -17,7 +17,7 @@ from typing import Any
 import redis.asyncio as redis
 
 from kvstrata.contract.canonical import digest
-from kvstrata.model.topology import SLOTS, Peer
+from kvstrata.model.redis.cluster import SLOTS, Peer
 
 from .node_answers import NotAnAnswerError, parse_fields, parse_nodes
 from .redis_probe import Access, Failure, ask, parse_endpoint

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from .keycustody import Release
+from kvstrata.model.keys import Release
 
 DIGITS = 16
 """How much of a key's id a note has."""

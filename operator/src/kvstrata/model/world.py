@@ -13,12 +13,10 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import TenantGroup
-
-from .claims import Claim, TierClaims
-from .credentials import CredentialLook
-from .ending import Ending
-from .erasure import ErasureNow
-from .facts import (
+from kvstrata.model.erasure.record import ErasureNow
+from kvstrata.model.guarantees import Claim, TierClaims
+from kvstrata.model.namespace_end import Ending
+from kvstrata.model.pods import (
     BackendReport,
     ClusterReport,
     CommittedBundle,
@@ -28,12 +26,14 @@ from .facts import (
     Unreadable,
     VerifiedState,
 )
+from kvstrata.model.pools import HoldingReport, RenderReport, SourceReport, WarmReport
+from kvstrata.model.probe import ProbeReport
+from kvstrata.model.reclaim import ReclaimReport
+from kvstrata.model.redis.cluster import ServerPod
+from kvstrata.model.redis.credentials import CredentialLook
+
 from .memo import Memo
-from .poolfacts import HoldingReport, RenderReport, SourceReport, WarmReport
-from .probefacts import ProbeReport
-from .reclaimfacts import ReclaimReport
 from .refs import Key
-from .topology import ServerPod
 
 LiveObject = Mapping[str, Any]
 

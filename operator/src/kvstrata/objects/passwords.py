@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
 
-from kvstrata.model.credentials import PasswordFacts
+from kvstrata.model.redis.credentials import PasswordFacts
 
 from . import names
 from .redisusers import MARKER_PREFIX, user_words

@@ -17,7 +17,7 @@ from kvstrata.api.common import Admission
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.contract.policy.budget import TierBudget
-from kvstrata.model.claims import Claim, Holder, TierClaims, declared_guarantees, models_digest
+from kvstrata.model.guarantees import Claim, Holder, TierClaims, declared_guarantees, models_digest
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import KIB, binary, readable, round_up

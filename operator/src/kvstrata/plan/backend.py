@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvstrata.api.cachetier import CacheTier, Redis, RedisExternal
 from kvstrata.api.common import Condition
 from kvstrata.api.conditions import ConditionType
-from kvstrata.model.facts import BackendReport
+from kvstrata.model.pods import BackendReport
 from kvstrata.model.world import World
 from kvstrata.objects.tierlinks import RedisLink, redis_link, servers
 

@@ -21,7 +21,7 @@ from kvstrata.contract.policy.bundle import (
     split_into_shards,
 )
 from kvstrata.contract.policy.pools import PoolShard
-from kvstrata.model.facts import CommittedBundle, keys_in
+from kvstrata.model.pods import CommittedBundle, keys_in
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 

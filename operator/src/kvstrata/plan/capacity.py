@@ -12,7 +12,7 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason, TierReason
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle
-from kvstrata.model.facts import Pod
+from kvstrata.model.pods import Pod
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
 from kvstrata.objects.sizing import stored_bytes

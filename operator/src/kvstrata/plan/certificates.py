@@ -18,7 +18,7 @@ from datetime import datetime
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.model.credentials import ServerCredentials, TlsFacts
+from kvstrata.model.redis.credentials import ServerCredentials, TlsFacts
 
 from .conditions import Finding, false, true
 from .passwords import OVERLAP_S, SETTLE_S, Step, listed, unheard

@@ -14,8 +14,8 @@ from kvstrata.api.cachetier_managed import RedisManaged
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.model.facts import ClusterReport, Loss
-from kvstrata.model.topology import SLOTS, Cluster, Goal, ServerPod
+from kvstrata.model.pods import ClusterReport, Loss
+from kvstrata.model.redis.cluster import SLOTS, Cluster, Goal, ServerPod
 from kvstrata.model.world import World
 from kvstrata.objects import names, paths, sizing
 from kvstrata.objects.tierlinks import redis_link

@@ -13,7 +13,7 @@ from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
 from kvstrata.contract.policy.bundle import Entry, Rules, TierBudget
 from kvstrata.contract.policy.data_key import BundledKey
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
-from kvstrata.model.claims import Holder
+from kvstrata.model.guarantees import Holder
 from kvstrata.model.world import World
 
 from .admission import admitted_part, held_by, is_undecided, key_of

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from kvstrata.model.facts import Departure, Pod
+from kvstrata.model.pods import Departure, Pod
 from kvstrata.model.world import World
 
 FENCE_MARGIN_S = 1

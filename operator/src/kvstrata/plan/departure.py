@@ -14,7 +14,7 @@ from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope
 from kvstrata.contract.receipt.vocabulary import SubjectKind
-from kvstrata.model.erasurefacts import ReceiptWritten
+from kvstrata.model.erasure.facts import ReceiptWritten
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 

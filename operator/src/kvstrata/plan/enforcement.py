@@ -9,7 +9,7 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.bundle import Bundle, Entry, Root
-from kvstrata.model.facts import Pod
+from kvstrata.model.pods import Pod
 from kvstrata.model.world import World
 
 from .compile import entry_in, rules_of, selects

@@ -22,8 +22,8 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
 from kvstrata.contract.receipt.residue import Claim
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Standing
-from kvstrata.model.erasure import Erasure, Surroundings
-from kvstrata.model.erasurefacts import KeyNotDestroyed, ReceiptWritten, Rolled, Verdict
+from kvstrata.model.erasure.facts import KeyNotDestroyed, ReceiptWritten, Rolled, Verdict
+from kvstrata.model.erasure.record import Erasure, Surroundings
 
 from .conditions import Finding, false, true
 from .erasurefacts import (

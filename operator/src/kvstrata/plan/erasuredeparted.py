@@ -15,8 +15,8 @@ from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receipt.facts import Subject, Target
 from kvstrata.contract.receipt.vocabulary import Hbm, Mode, ScopeForm, SubjectKind
-from kvstrata.model.erasure import Erasure, ErasureOrder, ErasureRecord, LeftEpoch, SharedTier
-from kvstrata.model.erasurefacts import Rolled, TierLost, Witness
+from kvstrata.model.erasure.facts import Rolled, TierLost, Witness
+from kvstrata.model.erasure.record import Erasure, ErasureOrder, ErasureRecord, LeftEpoch, SharedTier
 from kvstrata.model.world import World
 
 from . import erasuregather as gather

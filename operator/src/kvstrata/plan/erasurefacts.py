@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 
 from kvstrata.contract.receipt.claims import WRITE_WINDOW_S
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Standing
-from kvstrata.model.erasure import Erasure, SharedTier
-from kvstrata.model.erasurefacts import (
+from kvstrata.model.erasure.facts import (
     NOTHING,
     Deletion,
     EngineKept,
@@ -30,6 +29,7 @@ from kvstrata.model.erasurefacts import (
     TierLost,
     Witness,
 )
+from kvstrata.model.erasure.record import Erasure, SharedTier
 
 
 def witnesses(erasure: Erasure) -> tuple[Witness, ...]:

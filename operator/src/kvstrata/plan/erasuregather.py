@@ -32,7 +32,8 @@ from kvstrata.contract.receipt.vocabulary import (
     key_fingerprint,
     prefix_commitment,
 )
-from kvstrata.model.erasure import (
+from kvstrata.model.erasure.facts import HeldKey, HeldTier, PodSeen, Rolled, TierLost, Witness
+from kvstrata.model.erasure.record import (
     ErasedPrefix,
     Erasure,
     ErasureOrder,
@@ -41,8 +42,7 @@ from kvstrata.model.erasure import (
     PodNow,
     SharedTier,
 )
-from kvstrata.model.erasurefacts import HeldKey, HeldTier, PodSeen, Rolled, TierLost, Witness
-from kvstrata.model.facts import Pod
+from kvstrata.model.pods import Pod
 from kvstrata.model.world import World
 
 from .backend import report_of

@@ -12,8 +12,8 @@ from datetime import datetime, timedelta
 
 from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt.vocabulary import Hbm, Standing
-from kvstrata.model.erasure import Erasure, Surroundings
-from kvstrata.model.erasurefacts import Deletion, JobState, Witness
+from kvstrata.model.erasure.facts import Deletion, JobState, Witness
+from kvstrata.model.erasure.record import Erasure, Surroundings
 
 from .erasurefacts import (
     answer_of,

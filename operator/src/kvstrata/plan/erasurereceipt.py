@@ -25,8 +25,7 @@ from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
 from kvstrata.contract.receipt.residue import Claim, Residue, ResidueItem
 from kvstrata.contract.receipt.vocabulary import Party, Standing
 from kvstrata.contract.wire import MAX_TEXT
-from kvstrata.model.erasure import Erasure, SharedTier
-from kvstrata.model.erasurefacts import (
+from kvstrata.model.erasure.facts import (
     NOTHING,
     Deletion,
     EngineReset,
@@ -42,6 +41,7 @@ from kvstrata.model.erasurefacts import (
     Verdict,
     Witness,
 )
+from kvstrata.model.erasure.record import Erasure, SharedTier
 
 from .erasurefacts import (
     answer_of,

@@ -9,8 +9,8 @@ from kvstrata.api.cacheinvalidation import MAX_ERASED_TIERS, CacheInvalidation, 
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
 from kvstrata.contract.receipt.vocabulary import Standing
-from kvstrata.model.erasure import ErasureNow
-from kvstrata.model.erasurefacts import ReceiptWritten
+from kvstrata.model.erasure.facts import ReceiptWritten
+from kvstrata.model.erasure.record import ErasureNow
 from kvstrata.objects.quantities import binary
 
 from .conditions import kstatus, write_status

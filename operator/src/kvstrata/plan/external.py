@@ -15,9 +15,9 @@ from kvstrata.api.cachetier import CacheTier, RedisExternal
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.contract.store.redis_keys import domain_pattern
-from kvstrata.model.external import ExternalReport, ServerFacts
-from kvstrata.model.facts import BackendReport
-from kvstrata.model.topology import SLOTS
+from kvstrata.model.pods import BackendReport
+from kvstrata.model.redis.cluster import SLOTS
+from kvstrata.model.redis.external import ExternalReport, ServerFacts
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
 from kvstrata.objects.sizing import stored_bytes

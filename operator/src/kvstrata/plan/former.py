@@ -19,9 +19,9 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.rollback import MAX_FORMER_IDENTITIES, FormerIdentity, FormerPhase
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.model.erasurefacts import JobState
-from kvstrata.model.facts import CommittedBundle
-from kvstrata.model.reclaimfacts import FormerCache, ReclaimReport
+from kvstrata.model.erasure.facts import JobState
+from kvstrata.model.pods import CommittedBundle
+from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 

@@ -18,7 +18,7 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.canonical import digest
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace, epoch_from_random
-from kvstrata.model.erasurefacts import ReceiptWritten, Verdict
+from kvstrata.model.erasure.facts import ReceiptWritten, Verdict
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 

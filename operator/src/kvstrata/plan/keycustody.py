@@ -24,7 +24,7 @@ from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, de
 from kvstrata.contract.receipt.facts import KeyFact, Word
 from kvstrata.contract.receipt.residue import Claim, Residue
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
-from kvstrata.model.keycustody import Destruction, LetGo, Release, Revocation, Undestroyed
+from kvstrata.model.keys import Destruction, LetGo, Release, Revocation, Undestroyed
 from kvstrata.model.world import World
 
 from .conditions import Finding, false, true

@@ -23,7 +23,7 @@ from datetime import datetime, timedelta
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.model.credentials import PasswordFacts, ServerCredentials, Stage
+from kvstrata.model.redis.credentials import PasswordFacts, ServerCredentials, Stage
 
 from .conditions import Finding, false, true, unknown
 from .types import Decision, Order, Turn

@@ -10,8 +10,8 @@ from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.pools import PoolTierState, PoolVersionState
 from kvstrata.contract.policy.pools import PoolVersion
-from kvstrata.model.facts import Pod
-from kvstrata.model.poolfacts import WarmReport
+from kvstrata.model.pods import Pod
+from kvstrata.model.pools import WarmReport
 from kvstrata.model.world import World
 
 from .questions import InspectPool, WarmPool

@@ -20,9 +20,9 @@ from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.pools import PoolTierState, WarmOutcome
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolVersion
-from kvstrata.model.claims import is_whole as is_whole_content
-from kvstrata.model.facts import Pod
-from kvstrata.model.poolfacts import WarmReport
+from kvstrata.model.guarantees import is_whole as is_whole_content
+from kvstrata.model.pods import Pod
+from kvstrata.model.pools import WarmReport
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import binary

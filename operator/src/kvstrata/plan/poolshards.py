@@ -18,7 +18,7 @@ from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.policy.pools import MAX_BEFORE_READY_S, MAX_POOLS, PoolRef, PoolShard, PoolState, PoolVersion
 from kvstrata.contract.policy.shard_slots import SLOTS
-from kvstrata.model.facts import CommittedBundle
+from kvstrata.model.pods import CommittedBundle
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects import names

@@ -18,8 +18,8 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import ModelReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.messages.probe import Probed, ProbeOutcome
-from kvstrata.model.facts import Pod
-from kvstrata.model.probefacts import NoProbe, ProbeReport, Shown
+from kvstrata.model.pods import Pod
+from kvstrata.model.probe import NoProbe, ProbeReport, Shown
 from kvstrata.model.world import World
 
 from .conditions import Finding, false, true, unknown

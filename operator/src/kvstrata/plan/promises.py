@@ -6,7 +6,7 @@ from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.contract.messages.adapter import TierState
-from kvstrata.model.facts import BackendReport, Pod
+from kvstrata.model.pods import BackendReport, Pod
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import readable
 from kvstrata.objects.sizing import stored_bytes

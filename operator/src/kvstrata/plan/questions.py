@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvstrata.contract.messages.prefix import PrefixSource
-from kvstrata.model.facts import Pod
+from kvstrata.model.pods import Pod
 
 
 @dataclass(frozen=True, slots=True)

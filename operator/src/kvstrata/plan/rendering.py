@@ -20,8 +20,8 @@ from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.pools import MAX_PREFIX_TOKENS, Rendered, RenderRefusal, manifest_hashes
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS
-from kvstrata.model.facts import Pod
-from kvstrata.model.poolfacts import NoRendering, RenderReport
+from kvstrata.model.pods import Pod
+from kvstrata.model.pools import NoRendering, RenderReport
 from kvstrata.model.world import World
 from kvstrata.objects.identity import render_id
 

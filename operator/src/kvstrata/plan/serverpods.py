@@ -8,7 +8,7 @@ from datetime import datetime
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.reasons import TierReason
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.model.topology import ServerPod
+from kvstrata.model.redis.cluster import ServerPod
 from kvstrata.model.world import World
 from kvstrata.objects import names
 

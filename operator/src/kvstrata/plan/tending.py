@@ -13,7 +13,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
 from kvstrata.contract.canonical import digest
-from kvstrata.model.credentials import CredentialLook
+from kvstrata.model.redis.credentials import CredentialLook
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext

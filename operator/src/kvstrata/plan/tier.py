@@ -10,7 +10,7 @@ from typing import Any
 from kvstrata.api.cachetier import MAX_SHOWN_SHARDS, CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
-from kvstrata.model.facts import BackendReport
+from kvstrata.model.pods import BackendReport
 from kvstrata.model.world import World
 from kvstrata.objects import names, paths
 from kvstrata.objects.children import redis_tier_children

@@ -9,9 +9,9 @@ from typing import Any
 
 from kvstrata.contract.policy.bundle import Entry, Root
 from kvstrata.contract.policy.pools import PoolShard
-from kvstrata.model.reclaimfacts import FormerCache
+from kvstrata.model.reclaim import FormerCache
+from kvstrata.model.redis.cluster import Goal
 from kvstrata.model.refs import Key
-from kvstrata.model.topology import Goal
 
 from .questions import IsolationQuestion, PoolQuestion
 

@@ -15,7 +15,7 @@ from kvstrata.contract import ContractError
 from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.pod_state import PodState, gate_server_name
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root
-from kvstrata.model.facts import Pod, VerifiedState
+from kvstrata.model.pods import Pod, VerifiedState
 from kvstrata.objects import names
 from kvstrata.plan.restore import contradicts
 

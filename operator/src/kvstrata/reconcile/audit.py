@@ -22,8 +22,8 @@ from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.audit import LOGGER, Action, Happened
 from kvstrata.contract.policy.bundle import Entry
 from kvstrata.contract.policy.keyspace import ScopeKind
-from kvstrata.model.claims import HOLDERS, Holder
-from kvstrata.model.facts import Pod
+from kvstrata.model.guarantees import HOLDERS, Holder
+from kvstrata.model.pods import Pod
 from kvstrata.model.refs import Key
 from kvstrata.plan.restore import story_of
 from kvstrata.plan.types import CommitBundle, Material

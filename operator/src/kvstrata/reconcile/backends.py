@@ -12,9 +12,9 @@ from kvstrata.adapters.resources import SECRET
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
-from kvstrata.model.facts import BackendReport
+from kvstrata.model.pods import BackendReport
+from kvstrata.model.redis.cluster import SLOTS
 from kvstrata.model.refs import Key
-from kvstrata.model.topology import SLOTS
 from kvstrata.plan.external import missing
 from kvstrata.plan.types import ProbeBackend
 

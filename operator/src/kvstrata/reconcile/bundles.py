@@ -13,7 +13,7 @@ from kvstrata.adapters.resources import SECRET
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Entry, Root, Rules, decode_shard
 from kvstrata.contract.policy.pools import PoolShard
-from kvstrata.model.facts import CommittedBundle
+from kvstrata.model.pods import CommittedBundle
 from kvstrata.objects import labels, names
 from kvstrata.plan.types import CommitBundle
 

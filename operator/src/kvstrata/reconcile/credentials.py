@@ -16,7 +16,7 @@ from kvstrata.adapters.redis_admin import CERTIFICATE_FILES, Admin, Admission, E
 from kvstrata.adapters.resources import SECRET
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.reasons import TierReason
-from kvstrata.model.credentials import CredentialLook, ServerCredentials, TlsFacts
+from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials, TlsFacts
 from kvstrata.model.refs import Key
 from kvstrata.objects import names, passwords
 from kvstrata.objects.redisusers import ADMIN_USER, MARKER_PREFIX, REPLICATION_USER, user_words

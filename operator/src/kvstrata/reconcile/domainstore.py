@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstrata.model.claims import ClaimIndex
-from kvstrata.model.credentials import CredentialLook
-from kvstrata.model.ending import Ending
-from kvstrata.model.erasure import ErasureNow
-from kvstrata.model.facts import (
+from kvstrata.model.erasure.record import ErasureNow
+from kvstrata.model.guarantees import ClaimIndex
+from kvstrata.model.memo import Memo
+from kvstrata.model.namespace_end import Ending
+from kvstrata.model.pods import (
     BackendReport,
     ClusterReport,
     CommittedBundle,
@@ -21,12 +21,12 @@ from kvstrata.model.facts import (
     Unreadable,
     VerifiedState,
 )
-from kvstrata.model.memo import Memo
-from kvstrata.model.poolfacts import HoldingReport, RenderReport, SourceReport, WarmReport
-from kvstrata.model.probefacts import ProbeReport
-from kvstrata.model.reclaimfacts import ReclaimReport
+from kvstrata.model.pools import HoldingReport, RenderReport, SourceReport, WarmReport
+from kvstrata.model.probe import ProbeReport
+from kvstrata.model.reclaim import ReclaimReport
+from kvstrata.model.redis.cluster import ServerPod
+from kvstrata.model.redis.credentials import CredentialLook
 from kvstrata.model.refs import Key
-from kvstrata.model.topology import ServerPod
 
 from .parse import OWN_KINDS
 from .versions import Versions

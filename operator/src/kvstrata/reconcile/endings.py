@@ -1,4 +1,4 @@
-"""What a namespace leaves that is being deleted, taken note of while its objects go (`model.ending`)."""
+"""What a namespace leaves that is being deleted, taken note of while its objects go (`model.namespace_end`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.model.ending import Ending
+from kvstrata.model.namespace_end import Ending
 from kvstrata.model.refs import Key
 from kvstrata.plan.keycustody import in_force
 

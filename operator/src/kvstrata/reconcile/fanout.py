@@ -18,8 +18,8 @@ from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
 from kvstrata.contract.messages.pod_state import PodState
-from kvstrata.model.claims import claims_of
-from kvstrata.model.facts import CommittedBundle, Pod, VerifiedState
+from kvstrata.model.guarantees import claims_of
+from kvstrata.model.pods import CommittedBundle, Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.plan.backend import servers_held

@@ -6,8 +6,8 @@ from kvstrata.api.base import Resource
 from kvstrata.api.cacheinvalidation import CacheInvalidation, InvalidationMode, Phase
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.wire import moment_in_s
-from kvstrata.model.erasure import ErasureRecord
-from kvstrata.model.erasurefacts import Deletion, JobState, Look
+from kvstrata.model.erasure.facts import Deletion, JobState, Look
+from kvstrata.model.erasure.record import ErasureRecord
 
 from . import metrics
 

@@ -21,7 +21,7 @@ from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.key_delivery import MAX_CARRIED, KeysHeld, KeysWanted, overwrite
 from kvstrata.contract.messages.pod_state import gate_server_name
-from kvstrata.model.facts import Pod
+from kvstrata.model.pods import Pod
 
 from . import metrics
 from .audit import tell_refused

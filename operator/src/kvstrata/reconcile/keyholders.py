@@ -25,9 +25,9 @@ from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import POD
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
-from kvstrata.model.facts import Pod
-from kvstrata.model.keycustody import LetGo, Release
 from kvstrata.model.keyholders import FORMER, FormerHolders, HoldersNote
+from kvstrata.model.keys import LetGo, Release
+from kvstrata.model.pods import Pod
 from kvstrata.plan.erasuregather import epoch_of
 from kvstrata.plan.keycustody import in_force
 

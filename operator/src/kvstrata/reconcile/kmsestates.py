@@ -23,7 +23,7 @@ from kvstrata.adapters.resources import BY_KIND
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
 from kvstrata.contract import ContractError
 from kvstrata.contract.receipt.vocabulary import KeyCustody
-from kvstrata.model.keycustody import Destruction
+from kvstrata.model.keys import Destruction
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects import names

@@ -23,7 +23,7 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.facts import Word
 from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.contract.receipt.vocabulary import Party
-from kvstrata.model.keycustody import Destruction, Revocation, Undestroyed
+from kvstrata.model.keys import Destruction, Revocation, Undestroyed
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.plan.datakeys import epochs_in_use, epochs_with_a_future
 from kvstrata.plan.keycustody import in_force, named_in_bundles

@@ -13,7 +13,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.api.tenantgroup import TenantGroup
-from kvstrata.model.facts import Pod, Unreadable
+from kvstrata.model.pods import Pod, Unreadable
 from kvstrata.model.refs import Key
 from kvstrata.objects import labels
 

@@ -7,7 +7,7 @@ import time
 
 from kvstrata.adapters.kube import Kube
 from kvstrata.contract.messages.pod_state import ACK_AUDIENCE
-from kvstrata.model.facts import Pod
+from kvstrata.model.pods import Pod
 from kvstrata.objects import names
 
 TOKEN_CACHE_S = 60.0

@@ -21,8 +21,8 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.messages.erase_report import Erased
 from kvstrata.contract.receipt.facts import Amount
-from kvstrata.model.erasurefacts import NOTHING, JobState
-from kvstrata.model.reclaimfacts import FormerCache, ReclaimReport
+from kvstrata.model.erasure.facts import NOTHING, JobState
+from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.former import keyspaces_in_force, reclaimable_tiers
 from kvstrata.plan.types import EndReclaim, ReclaimFormer, ReclaimQuestion, TellFormer

@@ -19,8 +19,8 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.messages.pod_state import OPERATOR_COMMON_NAME
 from kvstrata.contract.policy.data_key import DATA_KEY_BYTES
 from kvstrata.contract.policy.keyspace import DOMAIN_KEY_BYTES, is_epoch
-from kvstrata.model.credentials import PasswordFacts
-from kvstrata.model.facts import SecretFacts
+from kvstrata.model.pods import SecretFacts
+from kvstrata.model.redis.credentials import PasswordFacts
 from kvstrata.objects import labels, names, passwords
 from kvstrata.objects.redisusers import ADMIN_USER, what_users_may
 from kvstrata.plan.types import EnsureSecret, Material, Turn, TurnSecret

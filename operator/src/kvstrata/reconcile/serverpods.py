@@ -7,7 +7,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from kvstrata.model.topology import ServerPod
+from kvstrata.model.redis.cluster import ServerPod
 from kvstrata.objects import labels, names
 from kvstrata.plan.ownership import controllers
 

@@ -18,13 +18,9 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.messages.adapter import ScopeUsage
-from kvstrata.model.facts import (
-    Departure,
-    Pod,
-    VerifiedState,
-)
+from kvstrata.model.pods import Departure, Pod, VerifiedState
+from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.model.topology import Cluster
 from kvstrata.model.world import World
 from kvstrata.objects.applied import memo_names
 from kvstrata.objects.identity import cache_identity, render_id

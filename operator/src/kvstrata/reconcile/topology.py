@@ -24,9 +24,9 @@ from kvstrata.adapters.slot_mover import SlotMover
 from kvstrata.adapters.slot_moves import MoveReport
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.reasons import TierReason
-from kvstrata.model.facts import BackendReport, ClusterReport, Loss
+from kvstrata.model.pods import BackendReport, ClusterReport, Loss
+from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod
 from kvstrata.model.refs import Key
-from kvstrata.model.topology import SLOTS, Cluster, ServerPod
 from kvstrata.objects import names
 from kvstrata.plan import topology
 from kvstrata.plan.cluster import managed_cluster

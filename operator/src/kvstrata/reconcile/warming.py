@@ -23,8 +23,8 @@ from kvstrata.contract import ContractError
 from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.messages.pools import WarmOutcome, WarmRequest
 from kvstrata.contract.messages.prefix import PrefixSource
-from kvstrata.model.facts import Pod
-from kvstrata.model.poolfacts import HoldingReport, NoRendering, RenderReport, SourceReport, WarmReport
+from kvstrata.model.pods import Pod
+from kvstrata.model.pools import HoldingReport, NoRendering, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.questions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
 from kvstrata.plan.rendering import RENDER_AGAIN_S

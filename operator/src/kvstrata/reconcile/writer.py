@@ -10,7 +10,7 @@ from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import BY_KIND, SECRET, SERVICE_MONITOR
 from kvstrata.api.reasons import DomainReason
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle
-from kvstrata.model.facts import CommittedBundle
+from kvstrata.model.pods import CommittedBundle
 from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
 from kvstrata.objects import names
 from kvstrata.objects.applied import missing

@@ -6,7 +6,7 @@ finds what remains by looking anew, because each rule speaks of what is, never o
 
 from __future__ import annotations
 
-from kvstrata.model.topology import Cluster, Goal
+from kvstrata.model.redis.cluster import Cluster, Goal
 
 from . import moves
 from .capacity import resize

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvstrata.model.topology import Cluster, Goal
+from kvstrata.model.redis.cluster import Cluster, Goal
 
 from .view import View, count
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvstrata.model.topology import SlotRange
+from kvstrata.model.redis.cluster import SlotRange
 
 from .view import count
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstrata.model.topology import Server
+from kvstrata.model.redis.cluster import Server
 
 from .steps import Step, StepReason
 from .view import View, count, to

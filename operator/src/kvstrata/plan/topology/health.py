@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import permutations
 
-from kvstrata.model.topology import Server, ServerPod, SlotRange
+from kvstrata.model.redis.cluster import Server, ServerPod, SlotRange
 
 from .steps import Step, StepReason
 from .view import View, count

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from kvstrata.model.topology import SLOTS, Command, Server, SlotRange
+from kvstrata.model.redis.cluster import SLOTS, Command, Server, SlotRange
 
 from .distribution import Transfer, parts, side_by_side, transfers
 from .steps import MoveOrder, Rule, Step, StepReason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstrata.model.topology import Server
+from kvstrata.model.redis.cluster import Server
 
 from .steps import Step, StepReason
 from .view import View, to

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from kvstrata.api.reasons import TierReason
-from kvstrata.model.topology import ServerPod, SlotRange
+from kvstrata.model.redis.cluster import ServerPod, SlotRange
 
 from .failover import best_replica
 from .health import in_step

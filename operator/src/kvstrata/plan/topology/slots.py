@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvstrata.model.topology import Command, Server, SlotRange
+from kvstrata.model.redis.cluster import Command, Server, SlotRange
 
 from .steps import Step, StepReason
 from .view import View, count, ranges, to

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvstrata.model.topology import Command, SlotRange
+from kvstrata.model.redis.cluster import Command, SlotRange
 
 from .view import View
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kvstrata.api.reasons.tier import TierReason
-from kvstrata.model.topology import SLOTS, Cluster, Command, Goal, Peer, Server, ServerPod, SlotRange
+from kvstrata.model.redis.cluster import SLOTS, Cluster, Command, Goal, Peer, Server, ServerPod, SlotRange
 
 
 @dataclass(frozen=True)

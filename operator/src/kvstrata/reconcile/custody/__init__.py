@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
-from kvstrata.model.keycustody import Destruction, Revocation
+from kvstrata.model.keys import Destruction, Revocation
 
 
 class CustodyError(Exception):

@@ -14,8 +14,8 @@ from typing import Any
 
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import SECRET
-from kvstrata.model.keycustody import LetGo, Release
 from kvstrata.model.keyholders import HoldersNote
+from kvstrata.model.keys import LetGo, Release
 from kvstrata.objects import labels
 
 from . import CustodyError

@@ -24,7 +24,7 @@ from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.receipt.facts import Word
 from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.contract.receipt.vocabulary import Party
-from kvstrata.model.keycustody import Destruction, Revocation, Undestroyed
+from kvstrata.model.keys import Destruction, Revocation, Undestroyed
 
 from . import CustodyError
 from .wrapped import Change, Held, WrappedKey, WrappedKeys, by_shard

@@ -23,8 +23,8 @@ from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, key_id
 from kvstrata.contract.receipt.facts import Word
 from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.contract.receipt.vocabulary import Party
-from kvstrata.model.keycustody import Destruction, LetGo, Release, Revocation, Undestroyed
 from kvstrata.model.keyholders import FormerHolders
+from kvstrata.model.keys import Destruction, LetGo, Release, Revocation, Undestroyed
 from kvstrata.plan.keycustody import destroyed_in_memory
 
 

@@ -16,7 +16,7 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.facts import Word
 from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.contract.receipt.vocabulary import Party
-from kvstrata.model.keycustody import Destruction, Revocation, Undestroyed
+from kvstrata.model.keys import Destruction, Revocation, Undestroyed
 from kvstrata.objects import labels, names
 from kvstrata.plan.keycustody import RESIDUE
 from kvstrata.plan.types import EnsureSecret, Material

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.contract.messages.audit import Action, Happened
-from kvstrata.model.erasure import ErasureRecord
-from kvstrata.model.erasurefacts import (
+from kvstrata.model.erasure.facts import (
     Deletion,
     EngineKept,
     EngineReset,
@@ -27,6 +26,7 @@ from kvstrata.model.erasurefacts import (
     TierLost,
     Verdict,
 )
+from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.reconcile.audit import tell
 from kvstrata.reconcile.invalidations import count_looks
 

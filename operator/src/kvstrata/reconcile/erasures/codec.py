@@ -19,8 +19,8 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from kvstrata.contract import ContractError, contract_errors
 from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.wire import camel
-from kvstrata.model.erasure import Erasure, ErasureOrder, ErasureRecord
-from kvstrata.model.erasurefacts import Fact
+from kvstrata.model.erasure.facts import Fact
+from kvstrata.model.erasure.record import Erasure, ErasureOrder, ErasureRecord
 
 VERSION = 1
 

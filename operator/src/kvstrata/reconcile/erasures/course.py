@@ -22,8 +22,8 @@ from typing import Any
 from kvstrata.adapters.kube import KubeError
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract import ContractError
-from kvstrata.model.erasure import ErasureNow, ErasureRecord, Surroundings, TierNow
-from kvstrata.model.erasurefacts import Fact, ReceiptWritten, Verdict
+from kvstrata.model.erasure.facts import Fact, ReceiptWritten, Verdict
+from kvstrata.model.erasure.record import ErasureNow, ErasureRecord, Surroundings, TierNow
 from kvstrata.model.refs import Key
 from kvstrata.plan import erasuregather as gather
 from kvstrata.plan.erasure import LOOK_AGAIN_S, Conclude, IssueReceipt, Step, next_step

@@ -18,7 +18,7 @@ from typing import Any
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.erase_report import End, Line, Outcome, StopReason, decode_line
-from kvstrata.model.erasurefacts import JobState
+from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects.erasejob import CONTAINER
 
 from .ports import DeletionRun

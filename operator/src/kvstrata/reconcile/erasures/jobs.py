@@ -16,7 +16,7 @@ from typing import Any
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import JOB, NETWORK_POLICY, POD, SECRET, Resource
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.model.erasurefacts import JobState
+from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.erasejob import (

@@ -17,7 +17,7 @@ from typing import Any
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import SECRET
 from kvstrata.contract import ContractError
-from kvstrata.model.erasure import ErasureRecord
+from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.objects import labels
 
 from .codec import decode, encode

@@ -17,9 +17,9 @@ from kvstrata.adapters.resources import SECRET
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.facts import Word
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
-from kvstrata.model.erasure import ErasureRecord
-from kvstrata.model.erasurefacts import KeyDestroyed, KeyNotDestroyed, KeyRemoved, Rolled
-from kvstrata.model.keycustody import Destruction
+from kvstrata.model.erasure.facts import KeyDestroyed, KeyNotDestroyed, KeyRemoved, Rolled
+from kvstrata.model.erasure.record import ErasureRecord
+from kvstrata.model.keys import Destruction
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import names
 from kvstrata.plan.erasuregather import epoch_of

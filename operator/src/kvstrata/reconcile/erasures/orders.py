@@ -13,9 +13,9 @@ from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.resources import BY_KIND
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.model.erasure import ErasureOrder, ErasureRecord
-from kvstrata.model.erasurefacts import Fact, JobState, ReceiptWritten, Rolled
-from kvstrata.model.facts import Pod
+from kvstrata.model.erasure.facts import Fact, JobState, ReceiptWritten, Rolled
+from kvstrata.model.erasure.record import ErasureOrder, ErasureRecord
+from kvstrata.model.pods import Pod
 from kvstrata.plan.erasure import IssueReceipt
 from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify, DestroyKeys, ResetEngine, RevokeKeys
 from kvstrata.plan.receipts import ChainConflict

@@ -14,8 +14,8 @@ from kvstrata.contract.messages.erase import Erased, EraseRequest, Verified, Ver
 from kvstrata.contract.messages.erase_2 import MAX_ERASED_KEYSPACES, ErasedTier, EraseOutcome
 from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.receipt.facts import Copies
-from kvstrata.model.erasurefacts import EngineKept, EngineReset, FilesErased, PodErased, PodProbed
-from kvstrata.model.facts import Pod
+from kvstrata.model.erasure.facts import EngineKept, EngineReset, FilesErased, PodErased, PodProbed
+from kvstrata.model.pods import Pod
 from kvstrata.plan.erasuregather import OWN_MEMORY
 from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify, ResetEngine
 from kvstrata.reconcile import metrics

@@ -14,7 +14,7 @@ from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.messages.erase_report import Line
 from kvstrata.contract.receipt.facts import Erasure
-from kvstrata.model.erasurefacts import JobState
+from kvstrata.model.erasure.facts import JobState
 from kvstrata.plan.receipts import ChainConflict, Receipted
 
 

@@ -8,8 +8,8 @@ from datetime import datetime
 from kvstrata.adapters.resources import BY_KIND
 from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.model.erasure import ErasureRecord
-from kvstrata.model.erasurefacts import Fact, Rolled
+from kvstrata.model.erasure.facts import Fact, Rolled
+from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.model.refs import Key
 from kvstrata.plan import erasuredeparted as departed
 from kvstrata.plan import erasuregather as gather

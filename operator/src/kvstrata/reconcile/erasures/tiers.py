@@ -17,8 +17,8 @@ from kvstrata.adapters.tier_verifier import SLOT_MAP_CHANGED, NodeLook, TierLook
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import parse_block_key
-from kvstrata.model.erasure import TierNow
-from kvstrata.model.erasurefacts import Look
+from kvstrata.model.erasure.facts import Look
+from kvstrata.model.erasure.record import TierNow
 from kvstrata.objects.tierlinks import RedisLink, redis_link
 from kvstrata.plan.backend import addresses, asked_as, in_force
 from kvstrata.reconcile.secrets import decode

@@ -16,8 +16,7 @@ from kvstrata.api.prefixpool import NextContent, PrefixPool, PrefixPoolStatus
 from kvstrata.api.tenantcachepolicy import Isolation, ModelsSelector, TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
 from kvstrata.contract.canonical import digest
-
-from .refs import Key
+from kvstrata.model.refs import Key
 
 Holder = TenantCachePolicy | TenantGroup | CacheDomain | PrefixPool
 """An object that may declare guarantees."""

@@ -11,10 +11,9 @@ from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle, Entry
 from kvstrata.contract.policy.data_key import what_is_kept
 from kvstrata.contract.policy.pools import PoolShard
-
-from .credentials import PasswordFacts, TlsFacts
-from .external import ExternalReport
-from .topology import Cluster
+from kvstrata.model.redis.cluster import Cluster
+from kvstrata.model.redis.credentials import PasswordFacts, TlsFacts
+from kvstrata.model.redis.external import ExternalReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from typing import TypeVar
 
 from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.receipt.facts import Component, Subject
-
-from .erasurefacts import Fact, HeldKey, ReceiptWritten, Verdict
+from kvstrata.model.erasure.facts import Fact, HeldKey, ReceiptWritten, Verdict
 
 
 @dataclass(frozen=True, slots=True)

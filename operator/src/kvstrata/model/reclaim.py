@@ -8,8 +8,7 @@ from datetime import datetime
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.canonical import digest
 from kvstrata.contract.receipt.facts import Amount
-
-from .erasurefacts import NOTHING, JobState
+from kvstrata.model.erasure.facts import NOTHING, JobState
 
 ORDER_HEX_DIGITS = 32
 

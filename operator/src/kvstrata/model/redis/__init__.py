@@ -1,0 +1,1 @@
+"""What is known of Redis servers: clusters, credentials, external servers."""
