@@ -34,7 +34,7 @@ from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl
 from kvstrata.adapters.resources import BY_KIND, POD
 from kvstrata.objects import labels, paths
-from kvstrata.objects.rediscluster import NODE_TIMEOUT_MS
+from kvstrata.objects.redis.cluster import NODE_TIMEOUT_MS
 
 TIER = "bench-cluster"
 SHARDS, REPLICAS = 3, 1

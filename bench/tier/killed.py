@@ -22,7 +22,7 @@ from bench.tier.part import Part
 from bench.tier.traffic import TRIES, connected_to_all
 from e2e.cluster.progress import Progress
 from kvstrata.model.redis.cluster import ServerPod
-from kvstrata.objects.rediscluster import NODE_TIMEOUT_MS
+from kvstrata.objects.redis.cluster import NODE_TIMEOUT_MS
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.runtime import acquire, release

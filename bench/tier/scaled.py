@@ -21,7 +21,7 @@ from bench.machine import Busyness
 from bench.result import Figure
 from bench.tier.part import Part
 from e2e.cluster.progress import Progress
-from kvstrata.objects.rediscluster import NODE_TIMEOUT_MS
+from kvstrata.objects.redis.cluster import NODE_TIMEOUT_MS
 from tests.tiers.server_kinds import REDIS_7, VALKEY_9, ServerKind
 from tests.topology.mover_rig import MoverRig, total
 

@@ -20,7 +20,7 @@ from kvstrata.adapters.resources import SECRET, Resource
 from kvstrata.model.pods import ClusterReport
 from kvstrata.model.redis.cluster import Cluster, Goal, ServerPod
 from kvstrata.objects import names
-from kvstrata.objects.redisusers import ADMIN_USER
+from kvstrata.objects.redis.users import ADMIN_USER
 from kvstrata.plan.topology import Step, step
 from kvstrata.plan.types import TendCluster
 from kvstrata.reconcile.queue import WorkQueue

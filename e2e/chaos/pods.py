@@ -18,7 +18,7 @@ from pathlib import Path
 
 from e2e.chaos.network import Network, Sandbox
 from kvstrata.model.redis.cluster import Goal, ServerPod
-from kvstrata.objects.redisusers import REPLICATION_USER, USERS, users_acl
+from kvstrata.objects.redis.users import REPLICATION_USER, USERS, users_acl
 from tests.tiers.certificates import Certificates
 
 PORT = 6379

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvstrata.objects.redisusers import DATA_USER
+from kvstrata.objects.redis.users import DATA_USER
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams, TlsParams
 from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.runtime import acquire, release

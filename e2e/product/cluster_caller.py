@@ -25,7 +25,7 @@ from redis.exceptions import AskError, MovedError
 from redis.retry import Retry
 
 from kvstrata.contract.store.redis_keys import KEY_PREFIX
-from kvstrata.objects.redisusers import DATA_USER
+from kvstrata.objects.redis.users import DATA_USER
 
 from .direct import container_pid, network_of
 from .install import DEMO_NAMESPACE, SYSTEM_NAMESPACE

@@ -12,7 +12,7 @@ from typing import cast
 import redis
 
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
-from kvstrata.objects.redisusers import DATA_USER
+from kvstrata.objects.redis.users import DATA_USER
 
 from .install import DEMO_NAMESPACE
 from .kubectl import Kubectl

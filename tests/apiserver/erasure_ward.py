@@ -15,7 +15,7 @@ from e2e.cluster.control_plane import ControlPlane
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receipt.record import Receipt, read_receipt
-from kvstrata.objects.receipts import read_receipt_objects
+from kvstrata.objects.erasure.receipts import read_receipt_objects
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.apiserver.erasure_observer import Fact
 from tests.apiserver.inference_pod import InferencePod

@@ -28,8 +28,8 @@ from kvstrata.contract.receipt.record import read_receipt
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.erasejob import CONTAINER
-from kvstrata.objects.receipts import read_receipt_objects
+from kvstrata.objects.erasure.delete_job import CONTAINER
+from kvstrata.objects.erasure.receipts import read_receipt_objects
 from kvstrata.plan.receipts import Receipted
 from kvstrata.reconcile.erasures.chain import Chains
 from kvstrata.reconcile.erasures.jobs import Jobs

@@ -22,7 +22,7 @@ from kvstrata.contract.receipt.record import read_receipt
 from kvstrata.contract.receipt.residue import Claim, Residue
 from kvstrata.contract.receipt.vocabulary import PodMedium
 from kvstrata.contract.store.redis_keys import BlockKey, parse_block_key
-from kvstrata.objects.identity import render_id
+from kvstrata.objects.pod.identity import render_id
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.apiserver.conftest import REPOSITORY, install_crds
 from tests.apiserver.inference_pod import CHUNK_TOKENS, InferencePod

@@ -11,7 +11,7 @@ import pytest
 from kvstrata.cli import plugin
 from kvstrata.contract.receipt.record import read_link
 from kvstrata.objects import names
-from kvstrata.objects.receipts import RECEIPT_DATA_KEY, build_public_keys, build_receipt
+from kvstrata.objects.erasure.receipts import RECEIPT_DATA_KEY, build_public_keys, build_receipt
 from tests.apiserver.conftest import OPERATOR_NAMESPACE
 from tests.apiserver.server import Server
 from tests.support.receipts import DOMAIN, erasure, issue, keys, pod, rotated_chain

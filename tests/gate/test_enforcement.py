@@ -9,7 +9,7 @@ import pytest
 
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata.objects.engine import DRAIN_SCRIPT
+from kvstrata.objects.pod.engine import DRAIN_SCRIPT
 from kvstrata_sidecar.gate.main import log_unexpected
 
 from .stand_ins import EngineRequest, chunk, event, plain_answer, stream_head

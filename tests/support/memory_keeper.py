@@ -12,7 +12,7 @@ from kvstrata.contract.canonical import digest_bytes
 from kvstrata.model.pods import SecretFacts
 from kvstrata.model.redis.credentials import TlsFacts
 from kvstrata.objects import names
-from kvstrata.objects.redisusers import what_users_may
+from kvstrata.objects.redis.users import what_users_may
 from kvstrata.plan.types import EnsureSecret, Turn, TurnSecret
 from kvstrata.reconcile.secrets import Keeper
 

@@ -21,7 +21,7 @@ from kvstrata.contract.messages.pools import (
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolVersion
 from kvstrata.model.pods import Pod
-from kvstrata.objects.identity import render_id
+from kvstrata.objects.pod.identity import render_id
 from tests.support.objects import Raw
 
 

@@ -23,8 +23,8 @@ from e2e.cluster.ports import free_port
 from kvstrata.adapters import pki
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.objects import names, paths
-from kvstrata.objects.rediscluster import NODE_TIMEOUT_MS, START_OVER_WAIT_S, build_shard_statefulset
-from kvstrata.objects.redisusers import ADMIN_USER, USERS
+from kvstrata.objects.redis.cluster import NODE_TIMEOUT_MS, START_OVER_WAIT_S, build_shard_statefulset
+from kvstrata.objects.redis.users import ADMIN_USER, USERS
 from kvstrata.objects.secret import redis_auth_data
 from tests.support.redis_binary import put_redis_cli_into
 from tests.tiers.redis_cluster import until

@@ -11,7 +11,7 @@ import pytest
 
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
-from kvstrata.objects.redisusers import users_acl
+from kvstrata.objects.redis.users import users_acl
 from kvstrata_sidecar.adapter.protocol import Bounds, Transport, call, read_numbers, read_text, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.tasks import StoreOutcome

@@ -23,8 +23,8 @@ from kvstrata.contract.store.redis_keys import BUCKETS
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.erasejob import CONTAINER
-from kvstrata.objects.redisusers import DATA_USER, user_rules
+from kvstrata.objects.erasure.delete_job import CONTAINER
+from kvstrata.objects.redis.users import DATA_USER, user_rules
 from kvstrata.reconcile.erasures.jobreport import reason_of
 from kvstrata.reconcile.erasures.jobs import Jobs
 from kvstrata.reconcile.erasures.ports import DeletionRun, TierDeletion

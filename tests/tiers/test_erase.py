@@ -23,7 +23,7 @@ from kvstrata.contract.messages.erase_report import (
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_prefix, ledger_key, revoked_key, rooms_key
-from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, user_rules
+from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, user_rules
 from kvstrata_sidecar.adapter.protocol import call, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.wire import Command

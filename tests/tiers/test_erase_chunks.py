@@ -13,7 +13,7 @@ from kvstrata.adapters.redis_probe import Access
 from kvstrata.contract.messages.erase_report import Outcome, StopReason
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import BUCKETS, BlockKey, bucket_prefix, revoked_key
-from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, user_rules
+from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, user_rules
 from kvstrata_sidecar.adapter.protocol import call, read_text, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.wire import Command

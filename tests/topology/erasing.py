@@ -24,9 +24,9 @@ from kvstrata.adapters.tier_verifier import TierVerifier
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.objects import names
-from kvstrata.objects.erasejob import CONTAINER, ORDER_FILE
-from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, USERS, users_acl
-from kvstrata.objects.tierlinks import redis_link
+from kvstrata.objects.erasure.delete_job import CONTAINER, ORDER_FILE
+from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, USERS, users_acl
+from kvstrata.objects.tier_link import redis_link
 from kvstrata.plan.topology.view import count
 from kvstrata.plan.types import TendCluster
 from kvstrata.reconcile.erasures.crew import Crew

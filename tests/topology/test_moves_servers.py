@@ -12,7 +12,7 @@ from kvstrata.adapters import slot_jobs, slot_keys
 from kvstrata.adapters.slot_moves import MoveReason, Tally
 from kvstrata.adapters.slot_names import bucket_of, part_of
 from kvstrata.contract.store.redis_scripts import script
-from kvstrata.objects.redisusers import user_rules
+from kvstrata.objects.redis.users import user_rules
 from kvstrata_sidecar.adapter.slots import slot_of
 from tests.tiers.server_kinds import KINDS, REDIS_7, REDIS_8, VALKEY_9, ServerKind
 from tests.topology.mover_rig import MoverRig, total

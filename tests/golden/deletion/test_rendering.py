@@ -18,7 +18,7 @@ import yaml
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.objects import labels, paths
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.erasejob import (
+from kvstrata.objects.erasure.delete_job import (
     MAX_ORDER_BYTES,
     build_deletion_job,
     build_deletion_networkpolicy,

@@ -11,7 +11,7 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.objects.children import model_children, redis_tier_children
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.identity import cache_identity
+from kvstrata.objects.pod.identity import cache_identity
 
 HERE = Path(__file__).parent
 CASES = tuple(sorted(path.parent.name for path in HERE.glob("*/input.yaml")))

@@ -3,14 +3,14 @@ from __future__ import annotations
 import base64
 
 from kvstrata.contract.policy.bundle import Root, Rules, ShardRef, encode_shard
-from kvstrata.objects.erasejob import build_deletion_job
-from kvstrata.objects.networkpolicy import build_model_networkpolicy, build_redis_networkpolicy
-from kvstrata.objects.pdb import build_pdb
-from kvstrata.objects.pod import pod_template
-from kvstrata.objects.rbac import build_role
+from kvstrata.objects.erasure.delete_job import build_deletion_job
+from kvstrata.objects.pod.access import build_model_networkpolicy, build_redis_networkpolicy
+from kvstrata.objects.pod.pdb import build_pdb
+from kvstrata.objects.pod.pod import pod_template
+from kvstrata.objects.pod.rbac import build_role
+from kvstrata.objects.pod.servicemonitor import build_servicemonitor
+from kvstrata.objects.pod.workload import build_model_service, endpoint_url
 from kvstrata.objects.secret import build_bundle_root, build_bundle_shard
-from kvstrata.objects.service import build_model_service, endpoint_url
-from kvstrata.objects.servicemonitor import build_servicemonitor
 from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, cpu_tier, model, redis_tier
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.objects.engine import START_SCRIPT
+from kvstrata.objects.pod.engine import START_SCRIPT
 
 IN_TIME_S = 30
 

@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata.objects.identity import (
-    KV_NEUTRAL_FLAGS,
-    KV_NEUTRAL_VARIABLES,
-    cache_identity,
-    kv_relevant_arguments,
-)
+from kvstrata.objects.pod.identity import KV_NEUTRAL_FLAGS, KV_NEUTRAL_VARIABLES, cache_identity, kv_relevant_arguments
 from tests.unit.objects.builders import cpu_tier, model, redis_tier, tier
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.objects import engine, paths
-from kvstrata.objects.pod import pod_template
+from kvstrata.objects import paths
+from kvstrata.objects.pod import engine
+from kvstrata.objects.pod.pod import pod_template
 from kvstrata_sidecar.adapter.memory.params import MemoryParams
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.gate.drain import DRAINED_FILE, DRAINING_FILE

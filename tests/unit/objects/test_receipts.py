@@ -9,7 +9,7 @@ import pytest
 
 from kvstrata.contract.receipt.record import ReceiptError, read_link
 from kvstrata.objects import labels, names
-from kvstrata.objects.receipts import (
+from kvstrata.objects.erasure.receipts import (
     MAX_PART_BYTES,
     PARTS_DATA_KEY,
     RECEIPT_DATA_KEY,
@@ -71,7 +71,7 @@ def test_thousands_of_pods_are_cut_into_parts_that_fit_and_are_read_whole() -> N
 def test_parts_are_cut_between_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     data = issue(keys(), None, erasure(subject=subject(reason="ä€😀" * 300)))
     for bound in range(1000, 1010):
-        monkeypatch.setattr("kvstrata.objects.receipts.MAX_PART_BYTES", bound)
+        monkeypatch.setattr("kvstrata.objects.erasure.receipts.MAX_PART_BYTES", bound)
         assert read(by_name(*build_receipt(NAMESPACE, data))) == [data]
 
 

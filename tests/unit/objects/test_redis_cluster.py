@@ -10,12 +10,12 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata.contract.store.redis_scripts import COMMANDS
 from kvstrata.objects import names, sizing
-from kvstrata.objects.cache import adapter_params
 from kvstrata.objects.children import redis_tier_children
+from kvstrata.objects.pod.cache import adapter_params
 from kvstrata.objects.quantities import GIB, MIB
-from kvstrata.objects.rediscluster import cluster_arguments
-from kvstrata.objects.redisusers import USERS, user_rules, users_acl, what_users_may
-from kvstrata.objects.tierlinks import redis_link, servers
+from kvstrata.objects.redis.cluster import cluster_arguments
+from kvstrata.objects.redis.users import USERS, user_rules, users_acl, what_users_may
+from kvstrata.objects.tier_link import redis_link, servers
 from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, redis_tier
 
 

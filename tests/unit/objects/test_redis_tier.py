@@ -19,9 +19,9 @@ from kvstrata.adapters import pki
 from kvstrata.adapters.redis_probe import RedisReason, probe_redis
 from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata.objects import names, paths
-from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, REPLICATION_USER
+from kvstrata.objects.redis.statefulset import build_redis_statefulset, redis_arguments
+from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, REPLICATION_USER
 from kvstrata.objects.secret import redis_auth_data
-from kvstrata.objects.statefulset import build_redis_statefulset, redis_arguments
 from tests.support.redis_binary import needs_redis, put_redis_cli_into, redis_server
 from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, cpu_tier, redis_tier
 

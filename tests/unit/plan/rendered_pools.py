@@ -6,7 +6,7 @@ from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.contract.messages.pools import WarmOutcome
-from kvstrata.objects.identity import render_id
+from kvstrata.objects.pod.identity import render_id
 from tests.support.objects import NAMESPACE, Raw, cpu_tier, model, pod, pool
 from tests.support.worlds import Simulation
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from kvstrata.model.redis.credentials import PasswordFacts, ServerCredentials, Stage
-from kvstrata.objects import names, passwords
-from kvstrata.objects.passwords import admission, password_facts, to_try
-from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, REPLICATION_USER, user_words
+from kvstrata.objects import names
+from kvstrata.objects.redis import passwords
+from kvstrata.objects.redis.passwords import admission, password_facts, to_try
+from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, REPLICATION_USER, user_words
 from kvstrata.plan.passwords import (
     PasswordCase,
     PasswordTerms,

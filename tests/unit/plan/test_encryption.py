@@ -12,7 +12,7 @@ import pytest
 from kvstrata.adapters.kube import KubeError
 from kvstrata.contract.messages.adapter import TierState
 from kvstrata.objects import names
-from kvstrata.objects.cache import adapter_params
+from kvstrata.objects.pod.cache import adapter_params
 from kvstrata.objects.quantities import MIB
 from kvstrata.objects.sizing import GATE_LIMIT_BYTES, gate_limit_bytes, policy_volume_bytes
 from tests.support.objects import NAMESPACE, cpu_tier, domain, group, invalidation, model, pod, policy, redis_tier

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
-from kvstrata.objects import nvme
+from kvstrata.objects.pod import nvme
 from kvstrata.objects.quantities import GIB, MIB
 from tests.support.objects import NAMESPACE, model, own, pod, policy
 from tests.support.worlds import Simulation

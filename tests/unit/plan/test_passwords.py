@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.model.redis.credentials import ServerCredentials, Stage
-from kvstrata.objects import names, passwords
-from kvstrata.objects.passwords import password_facts
-from kvstrata.objects.redisusers import ADMIN_USER, DATA_USER, MARKER_PREFIX, user_words
+from kvstrata.objects import names
+from kvstrata.objects.redis import passwords
+from kvstrata.objects.redis.passwords import password_facts
+from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, MARKER_PREFIX, user_words
 from kvstrata.plan.passwords import (
     OVERLAP_S,
     ROTATE_EVERY_S,

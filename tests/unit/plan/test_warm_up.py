@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.objects.identity import cache_identity
+from kvstrata.objects.pod.identity import cache_identity
 from tests.support.objects import cpu_tier, hbm_tier, model, redis_tier
 from tests.support.worlds import Simulation
 

@@ -12,7 +12,7 @@ from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, 
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.objects import names
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.erasejob import CONTAINER
+from kvstrata.objects.erasure.delete_job import CONTAINER
 from kvstrata.reconcile.erasures.jobs import Jobs
 from kvstrata.reconcile.erasures.ports import DeletionRun, TierDeletion
 from tests.support.memory_kube import MemoryKube

@@ -10,7 +10,7 @@ from kvstrata.adapters.kube import KubeError
 from kvstrata.adapters.resources import JOB, NETWORK_POLICY, SECRET
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
-from kvstrata.objects.erasejob import ORDER_FILE
+from kvstrata.objects.erasure.delete_job import ORDER_FILE
 from kvstrata.reconcile.erasures.jobs import Jobs
 from kvstrata.reconcile.erasures.ports import DeletionJobs, DeletionRun
 from kvstrata.reconcile.store import Store

@@ -14,8 +14,9 @@ from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.contract.receipt.chain import check_chain
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.record import HandOverKind, Receipt, read_receipt
-from kvstrata.objects import labels, names, receipts
-from kvstrata.objects.receipts import RECEIPT_DATA_KEY, build_receipt, read_receipt_objects
+from kvstrata.objects import labels, names
+from kvstrata.objects.erasure import receipts
+from kvstrata.objects.erasure.receipts import RECEIPT_DATA_KEY, build_receipt, read_receipt_objects
 from kvstrata.objects.secret import build_signing_key
 from kvstrata.plan.receipts import ChainConflict, Receipted
 from kvstrata.reconcile.erasures.chain import Chains

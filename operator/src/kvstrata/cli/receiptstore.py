@@ -10,7 +10,7 @@ from typing import Any
 
 from kvstrata.contract.receipt.record import ReceiptError
 from kvstrata.objects import labels, names
-from kvstrata.objects.receipts import read_receipt_objects
+from kvstrata.objects.erasure.receipts import read_receipt_objects
 
 TIMEOUT_S = 120
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root
+from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, REPLICATION_USER, Passwords, users_acl
 
 from . import labels, names
 from .meta import metadata
-from .redisusers import ADMIN_USER, DATA_USER, REPLICATION_USER, Passwords, users_acl
 
 PASSWORD_KEYS: Mapping[str, str] = {
     DATA_USER: names.PASSWORD_KEY,

@@ -7,7 +7,7 @@ from kvstrata.api.common import Condition
 from kvstrata.api.conditions import ConditionType
 from kvstrata.model.pods import BackendReport
 from kvstrata.model.world import World
-from kvstrata.objects.tierlinks import RedisLink, redis_link, servers
+from kvstrata.objects.tier_link import RedisLink, redis_link, servers
 
 
 def report_of(world: World, tier: CacheTier) -> BackendReport | None:

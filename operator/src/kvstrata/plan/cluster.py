@@ -18,7 +18,7 @@ from kvstrata.model.pods import ClusterReport, Loss
 from kvstrata.model.redis.cluster import SLOTS, Cluster, Goal, ServerPod
 from kvstrata.model.world import World
 from kvstrata.objects import names, paths, sizing
-from kvstrata.objects.tierlinks import redis_link
+from kvstrata.objects.tier_link import redis_link
 
 from . import topology
 from .backend import addresses, asked_as, is_external, said_before

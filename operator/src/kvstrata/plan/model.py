@@ -18,7 +18,7 @@ from kvstrata.objects import labels, names
 from kvstrata.objects.applied import missing
 from kvstrata.objects.children import model_children
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.identity import cache_identity
+from kvstrata.objects.pod.identity import cache_identity
 
 from .backend import in_force
 from .chains import first

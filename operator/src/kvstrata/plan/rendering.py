@@ -23,7 +23,7 @@ from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS
 from kvstrata.model.pods import Pod
 from kvstrata.model.pools import NoRendering, RenderReport
 from kvstrata.model.world import World
-from kvstrata.objects.identity import render_id
+from kvstrata.objects.pod.identity import render_id
 
 from .poolcontent import Content, content_of
 from .questions import RenderPool

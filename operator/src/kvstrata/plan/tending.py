@@ -17,8 +17,8 @@ from kvstrata.model.redis.credentials import CredentialLook
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.redisusers import REPLICATION_USER, users_acl, what_users_may
-from kvstrata.objects.tierlinks import redis_tls_secret
+from kvstrata.objects.redis.users import REPLICATION_USER, users_acl, what_users_may
+from kvstrata.objects.tier_link import redis_tls_secret
 
 from . import certificates, passwords
 from .certificates import ASK_AGAIN_S, CertificateCase, CertificateTerms, certificate_finding

@@ -16,7 +16,7 @@ from kvstrata.objects import names, paths
 from kvstrata.objects.children import redis_tier_children
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.quantities import binary
-from kvstrata.objects.tierlinks import redis_link
+from kvstrata.objects.tier_link import redis_link
 
 from . import external
 from .admission import next_in_line

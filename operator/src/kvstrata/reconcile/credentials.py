@@ -18,8 +18,9 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.reasons import TierReason
 from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials, TlsFacts
 from kvstrata.model.refs import Key
-from kvstrata.objects import names, passwords
-from kvstrata.objects.redisusers import ADMIN_USER, MARKER_PREFIX, REPLICATION_USER, user_words
+from kvstrata.objects import names
+from kvstrata.objects.redis import passwords
+from kvstrata.objects.redis.users import ADMIN_USER, MARKER_PREFIX, REPLICATION_USER, user_words
 from kvstrata.plan.types import ManagedServer, Order, TendServers
 
 from .clock import utc_now

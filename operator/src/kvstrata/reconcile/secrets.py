@@ -21,8 +21,9 @@ from kvstrata.contract.policy.data_key import DATA_KEY_BYTES
 from kvstrata.contract.policy.keyspace import DOMAIN_KEY_BYTES, is_epoch
 from kvstrata.model.pods import SecretFacts
 from kvstrata.model.redis.credentials import PasswordFacts
-from kvstrata.objects import labels, names, passwords
-from kvstrata.objects.redisusers import ADMIN_USER, what_users_may
+from kvstrata.objects import labels, names
+from kvstrata.objects.redis import passwords
+from kvstrata.objects.redis.users import ADMIN_USER, what_users_may
 from kvstrata.plan.types import EnsureSecret, Material, Turn, TurnSecret
 
 from .audit import tell_secret, tell_turn

@@ -23,7 +23,7 @@ from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects.applied import memo_names
-from kvstrata.objects.identity import cache_identity, render_id
+from kvstrata.objects.pod.identity import cache_identity, render_id
 from kvstrata.plan.backend import servers_held
 from kvstrata.plan.capacity import guaranteed_bytes
 from kvstrata.plan.line import Ask, Line

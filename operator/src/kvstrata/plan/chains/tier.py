@@ -8,8 +8,8 @@ from __future__ import annotations
 from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
 from kvstrata.api.reasons import TierReason
 from kvstrata.model.world import World
-from kvstrata.objects.redisserver import managed_by_us
-from kvstrata.objects.tierlinks import servers
+from kvstrata.objects.redis.server import managed_by_us
+from kvstrata.objects.tier_link import servers
 from kvstrata.plan.backend import servers_held
 from kvstrata.plan.types import Decision
 

@@ -24,7 +24,7 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.record import Link, ReceiptError, check_signatures, read_link
 from kvstrata.objects import labels, names
-from kvstrata.objects.receipts import build_public_keys, build_receipt, read_receipt_objects
+from kvstrata.objects.erasure.receipts import build_public_keys, build_receipt, read_receipt_objects
 from kvstrata.objects.secret import build_signing_key
 from kvstrata.plan.receipts import ChainConflict, ChainState, IssueReceipt, KeysInUse, Receipted, plan_receipt
 from kvstrata.reconcile.audit import tell_secret

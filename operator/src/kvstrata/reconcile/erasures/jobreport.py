@@ -19,7 +19,7 @@ from kvstrata.api.reasons import InvalidationReason
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.erase_report import End, Line, Outcome, StopReason, decode_line
 from kvstrata.model.erasure.facts import JobState
-from kvstrata.objects.erasejob import CONTAINER
+from kvstrata.objects.erasure.delete_job import CONTAINER
 
 from .ports import DeletionRun
 

@@ -19,7 +19,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext
-from kvstrata.objects.erasejob import (
+from kvstrata.objects.erasure.delete_job import (
     CONTAINER,
     build_deletion_job,
     build_deletion_networkpolicy,

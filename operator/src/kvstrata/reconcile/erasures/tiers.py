@@ -19,7 +19,7 @@ from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata.model.erasure.facts import Look
 from kvstrata.model.erasure.record import TierNow
-from kvstrata.objects.tierlinks import RedisLink, redis_link
+from kvstrata.objects.tier_link import RedisLink, redis_link
 from kvstrata.plan.backend import addresses, asked_as, in_force
 from kvstrata.reconcile.secrets import decode
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
-
-from . import labels, names
-from .meta import metadata
+from kvstrata.objects import labels, names
+from kvstrata.objects.meta import metadata
 
 SCRAPE_INTERVAL = "30s"
 

@@ -14,14 +14,14 @@ from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.common import TlsMode
 from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.messages.pod_state import ACK_AUDIENCE
-
-from . import cache, engine, gate, labels, names, nvme, paths, sizing
-from .container import SECURITY, amounts, mount
-from .context import BuildContext
-from .identity import render_id
-from .meta import without_empty
-from .quantities import MIB, binary
-from .tierlinks import tier_secrets
+from kvstrata.objects import labels, names, paths, sizing
+from kvstrata.objects.container import SECURITY, amounts, mount
+from kvstrata.objects.context import BuildContext
+from kvstrata.objects.meta import without_empty
+from kvstrata.objects.pod import cache, engine, gate, nvme
+from kvstrata.objects.pod.identity import render_id
+from kvstrata.objects.quantities import MIB, binary
+from kvstrata.objects.tier_link import tier_secrets
 
 RUN_AS = 65532
 SECRET_FILE_MODE = 0o440

@@ -8,10 +8,9 @@ from typing import Any
 from kvstrata.api.base import Resource
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
-
-from . import labels, names
-from .meta import metadata
-from .redisserver import managed_by_us
+from kvstrata.objects import labels, names
+from kvstrata.objects.meta import metadata
+from kvstrata.objects.redis.server import managed_by_us
 
 
 def build_pdb(model: CachedModel) -> dict[str, Any] | None:

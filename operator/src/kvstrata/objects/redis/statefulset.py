@@ -6,13 +6,12 @@ from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.pod_template import PodTemplate
-
-from . import labels, names, paths, sizing
-from .container import amounts, chosen_amounts
-from .context import BuildContext
-from .pod import placement
-from .quantities import binary
-from .redisserver import (
+from kvstrata.objects import labels, names, paths, sizing
+from kvstrata.objects.container import amounts, chosen_amounts
+from kvstrata.objects.context import BuildContext
+from kvstrata.objects.pod.pod import placement
+from kvstrata.objects.quantities import binary
+from kvstrata.objects.redis.server import (
     listening_arguments,
     managed_by_us,
     memory_arguments,

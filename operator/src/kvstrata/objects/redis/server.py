@@ -14,13 +14,12 @@ from typing import Any
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.cachetier_managed import RedisManaged
 from kvstrata.api.pod_template import PodTemplate
-
-from . import labels, names, paths
-from .container import SECURITY, exec_probe, mount
-from .context import BuildContext
-from .meta import metadata, without_empty
-from .pod import SECRET_FILE_MODE, pod_security
-from .tierlinks import redis_tls_secret
+from kvstrata.objects import labels, names, paths
+from kvstrata.objects.container import SECURITY, exec_probe, mount
+from kvstrata.objects.context import BuildContext
+from kvstrata.objects.meta import metadata, without_empty
+from kvstrata.objects.pod.pod import SECRET_FILE_MODE, pod_security
+from kvstrata.objects.tier_link import redis_tls_secret
 
 
 def managed_by_us(tier: CacheTier) -> RedisManaged | None:

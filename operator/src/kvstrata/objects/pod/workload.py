@@ -6,11 +6,11 @@ from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
-
-from . import gate, labels, names, paths
-from .context import BuildContext
-from .meta import metadata
-from .redisserver import managed_by_us
+from kvstrata.objects import labels, names, paths
+from kvstrata.objects.context import BuildContext
+from kvstrata.objects.meta import metadata
+from kvstrata.objects.pod import gate
+from kvstrata.objects.redis.server import managed_by_us
 
 HTTPS_SERVICE_PORT = 443
 HTTP_SERVICE_PORT = 80

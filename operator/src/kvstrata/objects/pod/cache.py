@@ -13,13 +13,13 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
 from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.canonical import canonical_json
-
-from . import nvme, paths, sizing
-from .container import SECURITY, amounts, chosen_amounts, environment, exec_probe, mount
-from .engine import needs_device_sharing
-from .meta import without_empty
-from .quantities import GIB, binary
-from .tierlinks import AUTHORITY_FILE, PASSWORD_FILE, redis_link, tier_secrets
+from kvstrata.objects import paths, sizing
+from kvstrata.objects.container import SECURITY, amounts, chosen_amounts, environment, exec_probe, mount
+from kvstrata.objects.meta import without_empty
+from kvstrata.objects.pod import nvme
+from kvstrata.objects.pod.engine import needs_device_sharing
+from kvstrata.objects.quantities import GIB, binary
+from kvstrata.objects.tier_link import AUTHORITY_FILE, PASSWORD_FILE, redis_link, tier_secrets
 
 SHARED_MEMORY_NAME = "kvstrata"
 ADAPTER_MODULE = "kvstrata_sidecar.adapter.plugin"

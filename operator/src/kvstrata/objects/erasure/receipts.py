@@ -15,8 +15,7 @@ from typing import Any
 from kvstrata.contract import MALFORMED
 from kvstrata.contract.canonical import canonical_json, digest_bytes
 from kvstrata.contract.receipt.record import Fault, Link, ReceiptError, read_link
-
-from . import labels, names
+from kvstrata.objects import labels, names
 
 MAX_PART_BYTES = 900 * 1024
 """Bytes of a receipt in one object, of which a ConfigMap takes 1 MiB."""

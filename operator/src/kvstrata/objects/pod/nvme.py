@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
-
-from . import paths, sizing
-from .container import mount
-from .meta import without_empty
-from .quantities import MIB, binary, round_up
+from kvstrata.objects import paths, sizing
+from kvstrata.objects.container import mount
+from kvstrata.objects.meta import without_empty
+from kvstrata.objects.quantities import MIB, binary, round_up
 
 MARGIN_BYTES = 64 * MIB
 MARGIN_PERCENT = 2

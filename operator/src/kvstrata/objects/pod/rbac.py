@@ -7,9 +7,8 @@ from typing import Any
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.contract.policy.pools import MAX_POOLS
 from kvstrata.contract.policy.shard_slots import SLOTS
-
-from . import labels, names
-from .meta import metadata
+from kvstrata.objects import labels, names
+from kvstrata.objects.meta import metadata
 
 RBAC = "rbac.authorization.k8s.io"
 

@@ -10,11 +10,10 @@ from kvstrata.api.cachedmodel_source import DType, WeightsSource
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.canonical import canonical_json
-
-from . import paths, sizing
-from .container import SECURITY, amounts, environment, exec_probe, mount
-from .meta import without_empty
-from .quantities import binary
+from kvstrata.objects import paths, sizing
+from kvstrata.objects.container import SECURITY, amounts, environment, exec_probe, mount
+from kvstrata.objects.meta import without_empty
+from kvstrata.objects.quantities import binary
 
 START_SCRIPT = """rm -f "$0"
 trap 'kill "$engine"' TERM

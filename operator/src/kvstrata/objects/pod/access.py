@@ -12,11 +12,11 @@ from typing import Any
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.messages.pod_state import CONTROL_PORT
-
-from . import gate, labels, names, paths
-from .context import BuildContext
-from .meta import metadata
-from .redisserver import managed_by_us
+from kvstrata.objects import labels, names, paths
+from kvstrata.objects.context import BuildContext
+from kvstrata.objects.meta import metadata
+from kvstrata.objects.pod import gate
+from kvstrata.objects.redis.server import managed_by_us
 
 
 def build_model_networkpolicy(ctx: BuildContext, model: CachedModel) -> dict[str, Any]:

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.common import TlsMode
-
-from . import names, paths
-from .redisusers import ADMIN_USER, DATA_USER
+from kvstrata.objects import names, paths
+from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,12 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.cachetier_managed import RedisManaged
 from kvstrata.api.pod_template import PodTemplate, ResourceRequirements
 from kvstrata.api.scalars import ResourceQuantity
-
-from . import labels, names, paths, sizing
-from .container import amounts, chosen_amounts, field_environment
-from .context import BuildContext
-from .pod import placement
-from .quantities import binary
-from .redisserver import (
+from kvstrata.objects import labels, names, paths, sizing
+from kvstrata.objects.container import amounts, chosen_amounts, field_environment
+from kvstrata.objects.context import BuildContext
+from kvstrata.objects.pod.pod import placement
+from kvstrata.objects.quantities import binary
+from kvstrata.objects.redis.server import (
     client_options,
     listening_arguments,
     managed_by_us,
@@ -32,7 +31,7 @@ from .redisserver import (
     server_volumes,
     stateful_set,
 )
-from .tierlinks import redis_tls_secret
+from kvstrata.objects.tier_link import redis_tls_secret
 
 NODE_TIMEOUT_MS = 5000
 """Silence after which a server is suspected; when a majority agrees, its replica is promoted."""

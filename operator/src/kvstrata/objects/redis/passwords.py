@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from kvstrata.model.redis.credentials import PasswordFacts
-
-from . import names
-from .redisusers import MARKER_PREFIX, user_words
-from .secret import PASSWORD_KEYS, redis_auth_data
+from kvstrata.objects import names
+from kvstrata.objects.redis.users import MARKER_PREFIX, user_words
+from kvstrata.objects.secret import PASSWORD_KEYS, redis_auth_data
 
 Draw = Callable[[], str]
 """Returns a fresh password of 128 random bits or more, in ASCII."""

@@ -7,11 +7,10 @@ from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
-
-from . import labels, names
-from .context import BuildContext
-from .meta import metadata
-from .pod import pod_template
+from kvstrata.objects import labels, names
+from kvstrata.objects.context import BuildContext
+from kvstrata.objects.meta import metadata
+from kvstrata.objects.pod.pod import pod_template
 
 REVISIONS_KEPT = 3
 PROGRESS_MARGIN_S = 300

@@ -8,13 +8,20 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.common import TlsMode
 from kvstrata.contract.messages.adapter import SOCKET_NAME
 from kvstrata.contract.messages.pod_state import CONTROL_PORT
-
-from . import names, paths, sizing
-from .container import SECURITY, amounts, chosen_amounts, environment, field_environment, http_probe, mount
-from .context import BuildContext
-from .identity import render_id
-from .meta import without_empty
-from .quantities import binary
+from kvstrata.objects import names, paths, sizing
+from kvstrata.objects.container import (
+    SECURITY,
+    amounts,
+    chosen_amounts,
+    environment,
+    field_environment,
+    http_probe,
+    mount,
+)
+from kvstrata.objects.context import BuildContext
+from kvstrata.objects.meta import without_empty
+from kvstrata.objects.pod.identity import render_id
+from kvstrata.objects.quantities import binary
 
 COMMAND = ("kvstrata-gate",)
 LISTENER_OFF = -1

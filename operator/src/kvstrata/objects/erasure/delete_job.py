@@ -16,16 +16,15 @@ from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.canonical import canonical_json
-
-from . import labels, names, paths
-from .container import SECURITY, amounts, environment, mount
-from .context import BuildContext
-from .meta import metadata, without_empty
-from .pod import SECRET_FILE_MODE, pod_security
-from .quantities import KIB, MIB, binary
-from .redisserver import managed_by_us
-from .secret import build_secret
-from .tierlinks import AUTHORITY_FILE, PASSWORD_FILE, RedisLink, redis_link
+from kvstrata.objects import labels, names, paths
+from kvstrata.objects.container import SECURITY, amounts, environment, mount
+from kvstrata.objects.context import BuildContext
+from kvstrata.objects.meta import metadata, without_empty
+from kvstrata.objects.pod.pod import SECRET_FILE_MODE, pod_security
+from kvstrata.objects.quantities import KIB, MIB, binary
+from kvstrata.objects.redis.server import managed_by_us
+from kvstrata.objects.secret import build_secret
+from kvstrata.objects.tier_link import AUTHORITY_FILE, PASSWORD_FILE, RedisLink, redis_link
 
 CONTAINER = "delete"
 ORDER_FILE = "order.json"

@@ -1,0 +1,1 @@
+"""Builders for deletion Jobs and receipts."""

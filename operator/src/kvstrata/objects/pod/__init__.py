@@ -1,0 +1,1 @@
+"""Builders for the pods of a CachedModel and the objects beside them."""
