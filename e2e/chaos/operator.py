@@ -21,8 +21,8 @@ from kvstrata.model.pods import ClusterReport
 from kvstrata.model.redis.cluster import Cluster, Goal, ServerPod
 from kvstrata.objects import names
 from kvstrata.objects.redis.users import ADMIN_USER
-from kvstrata.plan.topology import Step, step
-from kvstrata.plan.types import TendCluster
+from kvstrata.plan.actions import TendCluster
+from kvstrata.plan.redis.topology import Step, step
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store
 from kvstrata.reconcile.topology import Topologies

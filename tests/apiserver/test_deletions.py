@@ -30,7 +30,7 @@ from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.erasure.delete_job import CONTAINER
 from kvstrata.objects.erasure.receipts import read_receipt_objects
-from kvstrata.plan.receipts import Receipted
+from kvstrata.plan.erasure.receipt_chain import Receipted
 from kvstrata.reconcile.erasures.chain import Chains
 from kvstrata.reconcile.erasures.jobs import Jobs
 from kvstrata.reconcile.erasures.ports import DeletionRun, TierDeletion

@@ -11,7 +11,7 @@ import pytest
 from kvstrata.adapters.transit import TransitClient, WrappingKey
 from kvstrata.model.pods import Unreadable
 from kvstrata.model.refs import Key
-from kvstrata.plan.datakeys import epochs_in_use
+from kvstrata.plan.keys.data_keys import epochs_in_use
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.custody import CustodyError
 from kvstrata.reconcile.custody.kms import KmsCustody

@@ -15,7 +15,7 @@ import pytest
 
 from e2e.cluster.control_plane import ControlPlane
 from e2e.cluster.ports import free_port
-from kvstrata.plan.restore import MARGIN
+from kvstrata.plan.bundle.restore import MARGIN
 from tests.apiserver.operator_process import OperatorProcess, Operators
 from tests.apiserver.server import NAMESPACE, Server
 from tests.support.objects import cpu_tier, invalidation, model, policy

@@ -1,7 +1,7 @@
 """Random histories of one namespace, of which a backup is restored at any moment: what was left is in no bundle again.
 
-A pod that knows better is always there: `pod-0` lives through everything. What the tests of `plan.restore` show one by
-one happens here in any order: backups of half a change, restores into half a change, restores of restores.
+A pod that knows better is always there: `pod-0` lives through everything. What the tests of `plan.bundle.restore` show
+one by one happens here in any order: backups of half a change, restores into half a change, restores of restores.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from kvstrata.model.pods import SecretFacts
 from kvstrata.model.redis.credentials import TlsFacts
 from kvstrata.objects import names
 from kvstrata.objects.redis.users import what_users_may
-from kvstrata.plan.types import EnsureSecret, Turn, TurnSecret
+from kvstrata.plan.actions import EnsureSecret, Turn, TurnSecret
 from kvstrata.reconcile.secrets import Keeper
 
 CERTIFICATE_LIFE = timedelta(days=240)

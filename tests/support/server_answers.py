@@ -11,7 +11,7 @@ from kvstrata.model.redis.cluster import SLOTS
 from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials
 from kvstrata.model.redis.external import ExternalReport, ServerFacts
 from kvstrata.model.refs import Key
-from kvstrata.plan.types import Order, ProbeBackend, TendServers
+from kvstrata.plan.actions import Order, ProbeBackend, TendServers
 from tests.support.objects import NAMESPACE
 
 if TYPE_CHECKING:

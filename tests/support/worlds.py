@@ -25,8 +25,8 @@ from kvstrata.model.world import World
 from kvstrata.objects import names
 from kvstrata.objects.applied import is_applied, stamped
 from kvstrata.objects.context import BuildContext
+from kvstrata.plan.actions import EndReclaim, ErasureOrder, Plan, ProbeBackend, Question, ReclaimQuestion, TendServers
 from kvstrata.plan.questions import IsolationQuestion, PoolQuestion
-from kvstrata.plan.types import EndReclaim, ErasureOrder, Plan, ProbeBackend, Question, ReclaimQuestion, TendServers
 from kvstrata.reconcile.controllers import plan
 from kvstrata.reconcile.custody.services import KmsServices, Login, by_service_account
 from kvstrata.reconcile.keyholders import KeyHolders

@@ -18,8 +18,8 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.model.redis.credentials import Stage
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext
-from kvstrata.plan.tending import Tending, missing_secrets, tend_credentials
-from kvstrata.plan.types import ManagedServer, TendServers, TurnSecret
+from kvstrata.plan.actions import ManagedServer, TendServers, TurnSecret
+from kvstrata.plan.redis.credentials import Tending, missing_secrets, tend_credentials
 from kvstrata.reconcile.credentials import CredentialTender
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.secrets import Keeper, decode

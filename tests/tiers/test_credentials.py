@@ -16,8 +16,8 @@ import redis
 from kvstrata.adapters.redis_admin import Admin, Admission, Entry, tend
 from kvstrata.model.redis.credentials import Stage
 from kvstrata.objects import names
-from kvstrata.plan.tending import Tending
-from kvstrata.plan.types import ManagedServer, TendServers, TurnSecret
+from kvstrata.plan.actions import ManagedServer, TendServers, TurnSecret
+from kvstrata.plan.redis.credentials import Tending
 from kvstrata_sidecar.adapter.dial import dial
 from kvstrata_sidecar.adapter.params import Endpoint
 from kvstrata_sidecar.adapter.resp import AccessError

@@ -21,7 +21,7 @@ from kvstrata.contract.store.redis_keys import domain_pattern
 from kvstrata.contract.store.redis_scripts import COMMANDS
 from kvstrata.model.pods import BackendReport
 from kvstrata.model.redis.external import ExternalReport
-from kvstrata.plan import external
+from kvstrata.plan.redis import external
 from tests.support.objects import redis_tier
 from tests.support.worlds import START
 from tests.tiers.certificates import SERVER_NAME, Authority

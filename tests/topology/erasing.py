@@ -27,8 +27,8 @@ from kvstrata.objects import names
 from kvstrata.objects.erasure.delete_job import CONTAINER, ORDER_FILE
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, USERS, users_acl
 from kvstrata.objects.tier_link import redis_link
-from kvstrata.plan.topology.view import count
-from kvstrata.plan.types import TendCluster
+from kvstrata.plan.actions import TendCluster
+from kvstrata.plan.redis.topology.view import count
 from kvstrata.reconcile.erasures.crew import Crew
 from kvstrata.reconcile.erasures.jobs import Jobs
 from kvstrata.reconcile.erasures.tiers import Looks

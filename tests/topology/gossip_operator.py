@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from kvstrata.model.redis.cluster import Cluster, Command, Peer, Server
-from kvstrata.plan.topology import MoveOrder, Step, step
-from kvstrata.plan.topology.view import ranges
+from kvstrata.plan.redis.topology import MoveOrder, Step, step
+from kvstrata.plan.redis.topology.view import ranges
 from tests.topology.gossip_model import Gossip, Node, RefusedError, Seen
 
 

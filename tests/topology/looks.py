@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from kvstrata.model.redis.cluster import Cluster, Goal, Peer, Server, ServerPod, SlotJob, SlotRange
-from kvstrata.plan.topology.view import View
+from kvstrata.plan.redis.topology.view import View
 
 Slots = tuple[SlotRange, ...]
 

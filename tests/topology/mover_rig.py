@@ -15,8 +15,8 @@ from kvstrata.adapters.slot_mover import SlotMover
 from kvstrata.adapters.slot_moves import MoveReport, Tally
 from kvstrata.adapters.slot_names import bucket_of, part_of, whole_buckets
 from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod
-from kvstrata.plan.topology import Step, step
-from kvstrata.plan.topology.steps import MoveOrder
+from kvstrata.plan.redis.topology import Step, step
+from kvstrata.plan.redis.topology.steps import MoveOrder
 from kvstrata_sidecar.adapter.slots import slot_of
 from tests.topology.rig import NODE_TIMEOUT_MS, Rig
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvstrata.adapters.node_answers import NotAnAnswerError, parse_nodes, parse_server
 from kvstrata.model.redis.cluster import SLOTS, Server
-from kvstrata.plan.topology.view import count
+from kvstrata.plan.redis.topology.view import count
 
 ANSWERS = Path(__file__).parent / "answers"
 KINDS = {"redis-7.0": ("Redis", "7.0."), "redis-8.2": ("Redis", "8.2."), "valkey-9.1": ("Valkey", "9.1.")}

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.model.redis.cluster import SLOTS, Command, ServerPod
-from kvstrata.plan.topology import Step, StepReason, failovers
-from kvstrata.plan.topology.view import View, count
+from kvstrata.plan.redis.topology import Step, StepReason, failovers
+from kvstrata.plan.redis.topology.view import View, count
 from tests.support.redis_binary import needs_redis
 from tests.tiers.server_kinds import ServerKind
 from tests.topology.rig import Patience, Rig

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvstrata.plan.topology import Step, StepReason, step, view
-from kvstrata.plan.topology.view import count
+from kvstrata.plan.redis.topology import Step, StepReason, step, view
+from kvstrata.plan.redis.topology.view import count
 from tests.topology.gossip_model import SLOTS, RefusedError
 from tests.topology.gossip_operator import Tended
 

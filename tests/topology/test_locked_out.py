@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.model.redis.cluster import Cluster, Goal
-from kvstrata.plan.topology import StepReason, step
+from kvstrata.plan.redis.topology import StepReason, step
 from tests.topology import looks
 from tests.topology.three_shards import pods, silent
 

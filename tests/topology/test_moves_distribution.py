@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.model.redis.cluster import SLOTS, SlotRange
-from kvstrata.plan.topology.distribution import Transfer, parts, side_by_side, transfers
-from kvstrata.plan.topology.view import count, ranges
+from kvstrata.plan.redis.topology.distribution import Transfer, parts, side_by_side, transfers
+from kvstrata.plan.redis.topology.view import count, ranges
 
 Owned = Mapping[str, tuple[SlotRange, ...]]
 

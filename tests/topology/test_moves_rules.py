@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.model.redis.cluster import Cluster, SlotJob
-from kvstrata.plan.topology.moves import REPAIR, RESCUE, SCALE, SLOTS_AT_ONCE, SLOTS_PER_JOB
-from kvstrata.plan.topology.steps import MoveOrder, Step, StepReason
-from kvstrata.plan.topology.view import View, count
+from kvstrata.plan.redis.topology.moves import REPAIR, RESCUE, SCALE, SLOTS_AT_ONCE, SLOTS_PER_JOB
+from kvstrata.plan.redis.topology.steps import MoveOrder, Step, StepReason
+from kvstrata.plan.redis.topology.view import View, count
 from tests.topology.looks import cluster, even, node, view
 
 NOBODY = "f" * 40

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstrata.model.redis.cluster import Cluster
-from kvstrata.plan.topology import StepReason, step
+from kvstrata.plan.redis.topology import StepReason, step
 from tests.topology.three_shards import goal, pods, silent, taken, told, words
 
 

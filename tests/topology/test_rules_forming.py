@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvstrata.model.redis.cluster import Cluster, Peer
-from kvstrata.plan.topology import StepReason, step
+from kvstrata.plan.redis.topology import StepReason, step
 from tests.topology import looks
 from tests.topology.three_shards import pods, said, silent, taken, told, words
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvstrata.model.redis.cluster import Cluster
-from kvstrata.plan.topology import StepReason
-from kvstrata.plan.topology.view import count
+from kvstrata.plan.redis.topology import StepReason
+from kvstrata.plan.redis.topology.view import count
 from tests.topology import looks
 from tests.topology.three_shards import newcomer, pods, said, silent, taken, told, without, words
 

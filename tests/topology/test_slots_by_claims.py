@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.model.redis.cluster import SLOTS, SlotRange
-from kvstrata.plan.topology.health import uncovered
-from kvstrata.plan.topology.view import View, count, ranges
+from kvstrata.plan.redis.topology.health import uncovered
+from kvstrata.plan.redis.topology.view import View, count, ranges
 from tests.topology import looks
 
 EDGES = (0, 1, 2, 5_000, 5_001, 12_000, SLOTS - 1, SLOTS)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.plan.topology import StepReason
+from kvstrata.plan.redis.topology import StepReason
 from tests.support.redis_binary import needs_redis
 from tests.tiers.certificates import issue
 from tests.tiers.server_kinds import REDIS_7, VALKEY_9

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from kvstrata.model.redis.cluster import Cluster, Goal, Peer
-from kvstrata.plan.topology import Step, step
-from kvstrata.plan.topology.view import View
+from kvstrata.plan.redis.topology import Step, step
+from kvstrata.plan.redis.topology.view import View
 from tests.topology import looks
 
 

@@ -17,7 +17,7 @@ from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules, decode_s
 from kvstrata.contract.policy.cache_view import CacheView, data_keys
 from kvstrata.contract.policy.data_key import DataKey, file_name, parse_file_name
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
-from kvstrata.plan.types import CommitBundle
+from kvstrata.plan.actions import CommitBundle
 
 SECRET = bytes(range(1, 33))
 KEYSPACE = "a" * 32

@@ -26,7 +26,7 @@ from kvstrata.contract.messages.pod_state import MAX_TOLD_USAGE, PodState, shown
 from kvstrata.contract.policy.bundle import Bundle, Entry, Root
 from kvstrata.contract.policy.cache_view import FRESHNESS_FORMAT, CacheView
 from kvstrata.contract.store.redis_keys import BUCKETS, BlockKey, bucket_of, domain_pattern, parse_block_key
-from kvstrata.plan.restore import contradicts
+from kvstrata.plan.bundle.restore import contradicts
 from tests.unit.contract.documents import counts, entries, hex32, junk, names, roots
 
 tier_states = st.builds(TierState, names, names, names, names, counts, counts, counts, counts)

@@ -6,7 +6,7 @@ from kvstrata.api.common import ConditionStatus
 from kvstrata.contract.receipt.record import Head
 from kvstrata.model.erasure.facts import Fact, Verdict
 from kvstrata.model.erasure.record import Erasure
-from kvstrata.plan.erasure import Conclude, Step, next_step
+from kvstrata.plan.erasure.next_step import Conclude, Step, next_step
 from tests.support.receipts import DOMAIN, NAMESPACE, keys
 
 from .erasures import (

@@ -36,8 +36,8 @@ from kvstrata.model.erasure.facts import (
     Witness,
 )
 from kvstrata.model.erasure.record import Erasure, ErasureOrder, PodNow, SharedTier, Surroundings, TierNow
-from kvstrata.plan.erasure import Conclude, IssueReceipt, Step, next_step
-from kvstrata.plan.erasureorders import (
+from kvstrata.plan.erasure.next_step import Conclude, IssueReceipt, Step, next_step
+from kvstrata.plan.erasure.orders import (
     AskPodToErase,
     AskPodToVerify,
     DestroyKeys,

@@ -13,13 +13,8 @@ from kvstrata.objects import names
 from kvstrata.objects.redis import passwords
 from kvstrata.objects.redis.passwords import admission, password_facts, to_try
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, REPLICATION_USER, user_words
-from kvstrata.plan.passwords import (
-    PasswordCase,
-    PasswordTerms,
-    Step,
-    next_step,
-)
-from kvstrata.plan.types import Order, Turn
+from kvstrata.plan.actions import Order, Turn
+from kvstrata.plan.redis.passwords import PasswordCase, PasswordTerms, Step, next_step
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DOMAIN = "d" * 16

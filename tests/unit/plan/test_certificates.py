@@ -10,9 +10,9 @@ import pytest
 from kvstrata.adapters import pki
 from kvstrata.model.redis.credentials import ServerCredentials, TlsFacts
 from kvstrata.objects import names
-from kvstrata.plan.certificates import CertificateCase, CertificateTerms, certificate_finding, next_step
-from kvstrata.plan.passwords import OVERLAP_S, SETTLE_S
-from kvstrata.plan.types import Order, Turn
+from kvstrata.plan.actions import Order, Turn
+from kvstrata.plan.redis.certificates import CertificateCase, CertificateTerms, certificate_finding, next_step
+from kvstrata.plan.redis.passwords import OVERLAP_S, SETTLE_S
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NAMES = ("localhost", "shared.team.svc")

@@ -12,7 +12,7 @@ from kvstrata.api.common import Classification
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
-from kvstrata.plan.classification import denied_tiers
+from kvstrata.plan.budgets.classification import denied_tiers
 from tests.support.objects import cpu_tier, group, hbm_tier, model, pod, policy, pool, redis_tier
 from tests.support.worlds import Simulation
 

@@ -10,7 +10,7 @@ import pytest
 from kvstrata.model.pods import ClusterReport, Loss
 from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import Key
-from kvstrata.plan.types import TendCluster
+from kvstrata.plan.actions import TendCluster
 from kvstrata.reconcile import topology
 from kvstrata.reconcile.topology import Topologies
 from tests.support.objects import NAMESPACE, redis_tier

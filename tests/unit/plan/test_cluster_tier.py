@@ -14,7 +14,7 @@ from kvstrata.model.redis.cluster import SLOTS, Cluster, Peer, ServerPod
 from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials
 from kvstrata.model.world import World
 from kvstrata.objects import names
-from kvstrata.plan.cluster import ClusterState, cluster_state, known_as
+from kvstrata.plan.redis.cluster import ClusterState, cluster_state, known_as
 from tests.topology.looks import Slots, cluster, even
 from tests.unit.objects.builders import redis_tier
 

@@ -11,7 +11,7 @@ from kvstrata.api.common import ScopeStatus
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
-from kvstrata.plan.deletion import (
+from kvstrata.plan.erasure.policy_deletion import (
     ABANDON,
     ERASES,
     FINALIZER,

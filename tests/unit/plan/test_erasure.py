@@ -12,8 +12,8 @@ from kvstrata.contract.receipt.residue import Claim, Residue
 from kvstrata.contract.receipt.vocabulary import Hbm, KeyCustody, ScopeForm
 from kvstrata.model.erasure.facts import EngineReset, Fact, HeldKey, JobState, KeyNotDestroyed, ReceiptWritten, Verdict
 from kvstrata.model.erasure.record import ErasedPrefix, Erasure, TierNow
-from kvstrata.plan.erasure import STILL_S, ErasurePhase, IssueReceipt
-from kvstrata.plan.erasureorders import (
+from kvstrata.plan.erasure.next_step import STILL_S, ErasurePhase, IssueReceipt
+from kvstrata.plan.erasure.orders import (
     MAX_DELETIONS_AT_ONCE,
     AskPodToErase,
     AskPodToVerify,
@@ -23,7 +23,7 @@ from kvstrata.plan.erasureorders import (
     StartDeletion,
     VerifyTier,
 )
-from kvstrata.plan.erasurereceipt import facts_of
+from kvstrata.plan.erasure.receipt import facts_of
 from tests.support.receipts import OLD_EPOCH, subject
 
 from .erasure_steps import HEAD, because, holding, ordered, step_of, verdict_of

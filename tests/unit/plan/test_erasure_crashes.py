@@ -28,8 +28,8 @@ from kvstrata.model.erasure.facts import (
     Verdict,
 )
 from kvstrata.model.erasure.record import Erasure
-from kvstrata.plan.erasure import ErasurePhase, Step, next_step
-from kvstrata.plan.erasurereceipt import facts_of
+from kvstrata.plan.erasure.next_step import ErasurePhase, Step, next_step
+from kvstrata.plan.erasure.receipt import facts_of
 
 from .erasures import SimulatedPod, Simulation, around, at, order, until_verified
 from .test_erasure import HEAD

@@ -10,8 +10,8 @@ from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import Fact, JobState
 from kvstrata.model.erasure.record import PodNow, TierNow
-from kvstrata.plan.erasure import ErasurePhase
-from kvstrata.plan.erasureorders import MAX_ROUNDS, AskPodToErase, AskPodToVerify, StartDeletion, VerifyTier
+from kvstrata.plan.erasure.next_step import ErasurePhase
+from kvstrata.plan.erasure.orders import MAX_ROUNDS, AskPodToErase, AskPodToVerify, StartDeletion, VerifyTier
 
 from .erasure_steps import because, holding, ordered, step_of, verdict_of
 from .erasures import OTHER_SLOTS, SLOTS, acked, around, deleted, erased, looked, probed, removed, rolled, until_erased

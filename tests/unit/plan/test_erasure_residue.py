@@ -9,9 +9,9 @@ from kvstrata.contract.receipt.residue import Claim, Residue
 from kvstrata.contract.receipt.vocabulary import Hbm
 from kvstrata.model.erasure.facts import EngineKept, EngineReset, FilesErased, ReceiptWritten, TierLost
 from kvstrata.model.erasure.record import Erasure, PodNow
-from kvstrata.plan.erasure import PATIENCE_S, RESIDUE_PATIENCE_S, ErasurePhase
-from kvstrata.plan.erasureorders import AskPodToErase
-from kvstrata.plan.erasurereceipt import facts_of
+from kvstrata.plan.erasure.next_step import PATIENCE_S, RESIDUE_PATIENCE_S, ErasurePhase
+from kvstrata.plan.erasure.orders import AskPodToErase
+from kvstrata.plan.erasure.receipt import facts_of
 from tests.support.receipts import subject
 
 from .erasure_steps import HEAD, because, departed, holding, step_of, verdict_of

@@ -15,7 +15,7 @@ from kvstrata.contract.store.redis_keys import domain_pattern
 from kvstrata.model.pods import BackendReport
 from kvstrata.model.redis.external import ExternalReport, ServerFacts
 from kvstrata.objects.quantities import MIB
-from kvstrata.plan import external
+from kvstrata.plan.redis import external
 from tests.support.objects import NAMESPACE, Raw, cpu_tier, model, pod, redis_tier
 from tests.support.worlds import START, Simulation
 

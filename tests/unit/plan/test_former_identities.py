@@ -12,8 +12,8 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
-from kvstrata.plan.former import FIRST_PAUSE_S, keyspaces_in_force
-from kvstrata.plan.types import EndReclaim, ReclaimFormer, ReclaimQuestion, TellFormer
+from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, TellFormer
+from kvstrata.plan.kinds.model_rollback import FIRST_PAUSE_S, keyspaces_in_force
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, pool, redis_tier
 from tests.support.worlds import Killed, Simulation
 

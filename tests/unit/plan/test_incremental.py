@@ -15,9 +15,9 @@ from kvstrata.contract.policy.bundle import split_into_shards
 from kvstrata.model.memo import Memo
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
-from kvstrata.plan.bundle import plan_bundle
-from kvstrata.plan.compile import compile_policy
-from kvstrata.plan.types import CommitBundle, Plan
+from kvstrata.plan.actions import CommitBundle, Plan
+from kvstrata.plan.bundle.commit import plan_bundle
+from kvstrata.plan.bundle.compile import compile_policy
 from tests.support.objects import NAMESPACE, domain, group, hbm_tier, model, policy, redis_tier
 from tests.support.worlds import Simulation
 
@@ -94,7 +94,7 @@ def test_what_is_remembered_is_what_would_be_computed(names: list[str]) -> None:
 
 def test_one_edit_among_many_writes_one_shard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstrata.contract.policy.bundle.MAX_SHARD_BYTES", 2000)
-    monkeypatch.setattr("kvstrata.plan.bundle.MAX_SHARD_BYTES", 2000)
+    monkeypatch.setattr("kvstrata.plan.bundle.commit.MAX_SHARD_BYTES", 2000)
     simulation = Simulation(domain(), model(), *(policy(f"tenant-{number:03}") for number in range(30)))
     simulation.come_to_rest()
     before = simulation.bundle().root

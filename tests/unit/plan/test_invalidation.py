@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.plan.chains import invalidation as chain
+from kvstrata.plan.rules import invalidation as chain
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import group, invalidation, policy
 from tests.support.worlds import Simulation

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.plan.custody import TOKEN_CACHE_S
+from kvstrata.plan.witnesses import TOKEN_CACHE_S
 from tests.support.objects import NAMESPACE, invalidation, model, pod, policy
 
 from .invalidations import FENCE_S, KIND, at_rest, phase

@@ -14,7 +14,7 @@ from kvstrata.contract.receipt.facts import Word
 from kvstrata.contract.receipt.residue import Claim
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
 from kvstrata.model.keys import Destruction, LetGo, Release, Revocation, Undestroyed
-from kvstrata.plan.keycustody import (
+from kvstrata.plan.keys.custody import (
     RESIDUE,
     change_to,
     custody_of,

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvstrata.model.refs import Key
-from kvstrata.plan.line import Ask, Line, line_up
+from kvstrata.plan.budgets.waiting_line import Ask, Line, line_up
 
 POD = ("", "m0", "m1")
 

@@ -13,14 +13,8 @@ from kvstrata.objects import names
 from kvstrata.objects.redis import passwords
 from kvstrata.objects.redis.passwords import password_facts
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, MARKER_PREFIX, user_words
-from kvstrata.plan.passwords import (
-    OVERLAP_S,
-    ROTATE_EVERY_S,
-    SETTLE_S,
-    next_step,
-    password_finding,
-)
-from kvstrata.plan.types import Order
+from kvstrata.plan.actions import Order
+from kvstrata.plan.redis.passwords import OVERLAP_S, ROTATE_EVERY_S, SETTLE_S, next_step, password_finding
 
 from .rotations import DOMAIN, KUBELET_S, SERVERS, START, Killed, Tier, rotate
 

@@ -10,7 +10,7 @@ import pytest
 from kvstrata.contract.messages.pools import WarmOutcome
 from kvstrata.contract.policy.cache_view import reads_of
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.plan.pool import plan_pool
+from kvstrata.plan.kinds.pool import plan_pool
 from tests.support.objects import NAMESPACE, Raw, config_map, cpu_tier, model, pod, policy, pool, redis_tier
 from tests.support.renderer import rendered_by
 from tests.support.worlds import Simulation

@@ -13,7 +13,7 @@ from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.receipt.chain import check_chain
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.record import Fault, HandOverKind, Link, ReceiptError, read_link, read_receipt
-from kvstrata.plan.receipts import (
+from kvstrata.plan.erasure.receipt_chain import (
     ChainConflict,
     ChainState,
     IssueReceipt,

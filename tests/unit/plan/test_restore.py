@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.model.refs import Key
-from kvstrata.plan.bundle import plan_bundle
-from kvstrata.plan.restore import MARGIN, MAX_LEAD
-from kvstrata.plan.types import CommitBundle
+from kvstrata.plan.actions import CommitBundle
+from kvstrata.plan.bundle.commit import plan_bundle
+from kvstrata.plan.bundle.restore import MARGIN, MAX_LEAD
 from tests.support.objects import NAMESPACE, cpu_tier, domain, group, invalidation, model, pod, policy
 from tests.support.restores import RestoredWorld
 from tests.support.worlds import Killed

@@ -14,7 +14,7 @@ from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.redis.credentials import CredentialLook, TlsFacts
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
-from kvstrata.plan.types import TendCluster, TendServers
+from kvstrata.plan.actions import TendCluster, TendServers
 from kvstrata.reconcile import topology
 from kvstrata.reconcile.topology import Topologies
 from tests.support.memory_keeper import MemoryKeeper

@@ -12,8 +12,8 @@ from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
-from kvstrata.plan.cluster import known_as
-from kvstrata.plan.types import TendCluster
+from kvstrata.plan.actions import TendCluster
+from kvstrata.plan.redis.cluster import known_as
 from kvstrata.reconcile import topology
 from kvstrata.reconcile.topology import Topologies
 from tests.support.objects import NAMESPACE, model, pod, policy, redis_tier

@@ -13,8 +13,8 @@ from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.adapter import TierState
 from kvstrata.model.refs import Key
 from kvstrata.objects import labels, names
-from kvstrata.plan.passwords import OVERLAP_S, SETTLE_S
-from kvstrata.plan.types import ProbeBackend
+from kvstrata.plan.actions import ProbeBackend
+from kvstrata.plan.redis.passwords import OVERLAP_S, SETTLE_S
 from kvstrata.reconcile.secrets import decode
 from tests.support.memory_keeper import CERTIFICATE_LIFE
 from tests.support.objects import NAMESPACE, cpu_tier, hbm_tier, model, pod, redis_tier

@@ -9,7 +9,7 @@ import pytest
 
 from kvstrata.contract.messages.adapter import SCOPE_DIGITS, ScopeUsage
 from kvstrata.objects.quantities import MIB
-from kvstrata.plan.usage import TOLD_EVERY_S, _rounded, _size
+from kvstrata.plan.budgets.usage import TOLD_EVERY_S, _rounded, _size
 from tests.support.objects import cpu_tier, domain, group, invalidation, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 

@@ -27,7 +27,7 @@ from kvstrata.contract.receipt.residue import Claim
 from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
-from kvstrata.plan.receipts import ChainConflict, Receipted
+from kvstrata.plan.erasure.receipt_chain import ChainConflict, Receipted
 from kvstrata.reconcile.erasures.board import Erasures
 from kvstrata.reconcile.erasures.crew import Crew
 from kvstrata.reconcile.erasures.keep import PREFIX, Keep

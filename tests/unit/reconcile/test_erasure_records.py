@@ -26,7 +26,7 @@ from kvstrata.model.erasure.facts import (
     Verdict,
 )
 from kvstrata.model.erasure.record import Erasure, ErasureRecord, LeftEpoch
-from kvstrata.plan.chains.invalidation import MAX_ERASED_SCOPES
+from kvstrata.plan.rules.invalidation import MAX_ERASED_SCOPES
 from kvstrata.reconcile.erasures.codec import decode, encode
 from kvstrata.reconcile.erasures.keep import Keep, name_of
 from tests.support.memory_kube import MemoryKube

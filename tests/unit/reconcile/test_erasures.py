@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY
 from kvstrata import __version__
 from kvstrata.contract.messages.audit import Action
 from kvstrata.contract.receipt.facts import Component
-from kvstrata.plan.deletion import FINALIZER
+from kvstrata.plan.erasure.policy_deletion import FINALIZER
 from tests.support.audit import lines
 from tests.support.objects import NAMESPACE, own
 from tests.unit.reconcile.erasing import KIND, World

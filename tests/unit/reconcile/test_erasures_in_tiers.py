@@ -7,7 +7,7 @@ from datetime import timedelta
 from functools import partial
 
 from kvstrata.contract.receipt.residue import Claim, Residue
-from kvstrata.plan.erasurefacts import found_again
+from kvstrata.model.erasure.evidence import found_again
 from kvstrata.reconcile.erasures.course import RETRY_S
 from kvstrata.reconcile.erasures.keep import PREFIX, Keep
 from tests.support.objects import NAMESPACE, model

@@ -10,9 +10,9 @@ import pytest
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.receipt.residue import Claim, Residue
 from kvstrata.contract.receipt.vocabulary import prefix_commitment
-from kvstrata.plan.deletion import ABANDON
-from kvstrata.plan.erasuregather import rolled
-from kvstrata.plan.pausing import paused_epochs
+from kvstrata.plan.bundle.paused import paused_epochs
+from kvstrata.plan.erasure.gather import rolled
+from kvstrata.plan.erasure.policy_deletion import ABANDON
 from tests.support.objects import NAMESPACE, group, invalidation, model, pod, policy, pool, redis_tier
 from tests.unit.plan.invalidations import at_rest
 from tests.unit.plan.rendered_pools import TEXT, rendered_by

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.receipt.residue import Residue
-from kvstrata.plan.deletion import ABANDON
-from kvstrata.plan.types import CarryOutErasure
+from kvstrata.plan.actions import CarryOutErasure
+from kvstrata.plan.erasure.policy_deletion import ABANDON
 from tests.support.objects import NAMESPACE, invalidation
 from tests.unit.reconcile.erasing import KIND, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world

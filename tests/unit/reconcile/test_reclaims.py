@@ -14,8 +14,8 @@ from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.former import keyspaces_in_force
-from kvstrata.plan.types import EndReclaim, ReclaimFormer, TellFormer
+from kvstrata.plan.actions import EndReclaim, ReclaimFormer, TellFormer
+from kvstrata.plan.kinds.model_rollback import keyspaces_in_force
 from kvstrata.reconcile import metrics, reclaims
 from kvstrata.reconcile.erasures.ports import DeletionRun, TierDeletion
 from kvstrata.reconcile.reclaims import JOBS_OF_A_ROUND, Reclaims

@@ -19,9 +19,9 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.model.pods import Loss
 from kvstrata.model.redis.cluster import SLOTS, Cluster, Command, Peer, ServerPod
 from kvstrata.model.refs import Key
-from kvstrata.plan import topology as rules
-from kvstrata.plan.cluster import cluster_state
-from kvstrata.plan.topology import Step, StepReason
+from kvstrata.plan.redis import topology as rules
+from kvstrata.plan.redis.cluster import cluster_state
+from kvstrata.plan.redis.topology import Step, StepReason
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile import topology as module
 from kvstrata.reconcile.events import Events

@@ -13,8 +13,8 @@ import pytest
 
 from kvstrata.adapters.redis_nodes import REFUSED, Sent
 from kvstrata.model.redis.cluster import Cluster, Command, ServerPod
-from kvstrata.plan.cluster import cluster_state
-from kvstrata.plan.topology import Step, StepReason
+from kvstrata.plan.redis.cluster import cluster_state
+from kvstrata.plan.redis.topology import Step, StepReason
 from kvstrata.reconcile import topology as module
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store
@@ -85,7 +85,7 @@ def test_a_refused_failover_is_told_and_tried_again_and_a_later_one_is_the_serve
 ) -> None:
     monkeypatch.setattr(module, "RedisNodes", Refusing)
     monkeypatch.setattr(module, "RETRY_S", 0.01)
-    monkeypatch.setattr(import_module("kvstrata.plan.topology.roll"), "FAILOVER_PAUSE_S", 0.0)
+    monkeypatch.setattr(import_module("kvstrata.plan.redis.topology.roll"), "FAILOVER_PAUSE_S", 0.0)
     told = Told()
 
     async def scenario() -> None:

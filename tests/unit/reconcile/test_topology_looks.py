@@ -12,7 +12,7 @@ import pytest
 from kvstrata.adapters.redis_nodes import RedisNodes
 from kvstrata.adapters.resources import SECRET
 from kvstrata.model.redis.cluster import Cluster, Goal, ServerPod
-from kvstrata.plan.types import TendCluster
+from kvstrata.plan.actions import TendCluster
 from kvstrata.reconcile import topology
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store

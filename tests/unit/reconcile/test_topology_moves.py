@@ -14,8 +14,8 @@ from kvstrata.adapters.slot_mover import SlotMover
 from kvstrata.adapters.slot_moves import MoveReason, MoveReport, Tally, Told
 from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import Key
-from kvstrata.plan.cluster import cluster_state
-from kvstrata.plan.topology import MoveOrder
+from kvstrata.plan.redis.cluster import cluster_state
+from kvstrata.plan.redis.topology import MoveOrder
 from kvstrata.reconcile import topology as module
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store

@@ -11,7 +11,7 @@ from kvstrata.adapters.kube import KubeError
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects.names import DOMAIN_KEY_SECRET
-from kvstrata.plan.types import Plan, ProbeBackend, Remove, StatusWrite
+from kvstrata.plan.actions import Plan, ProbeBackend, Remove, StatusWrite
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.bundles import read_bundle
 from kvstrata.reconcile.controllers import plan

@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from kvstrata.model.redis.credentials import ServerCredentials
 from kvstrata.objects import names, paths
 from kvstrata.objects.redis.passwords import admission
-from kvstrata.plan.types import ManagedServer
+from kvstrata.plan.actions import ManagedServer
 
 from .redis_probe import NamedTLSConnection, RedisReason, authority, parse_endpoint, reason_of, sentence_of
 

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from redis import exceptions
 
 from kvstrata.model.redis.cluster import Cluster, Server
-from kvstrata.plan.topology.steps import MoveOrder
+from kvstrata.plan.redis.topology.steps import MoveOrder
 
 from .server_line import Dial, MayNotWriteError, ServerAwayError, ServerLine
 from .slot_jobs import move_at_once

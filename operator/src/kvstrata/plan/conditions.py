@@ -11,8 +11,7 @@ from kvstrata.api.base import Resource
 from kvstrata.api.common import Condition, ConditionStatus
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.model.refs import Key
-
-from .types import Decision, StatusWrite
+from kvstrata.plan.actions import Decision, StatusWrite
 
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 """What the server leaves out: writing one over another says nothing new."""

@@ -7,8 +7,7 @@ from typing import Any
 
 from kvstrata.api.base import Resource
 from kvstrata.model.world import World
-
-from .types import Remove
+from kvstrata.plan.actions import Remove
 
 
 def taken_by_someone_else(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]]) -> str | None:

@@ -17,7 +17,7 @@ from kvstrata.contract.messages.pod_state import PodState, gate_server_name
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root
 from kvstrata.model.pods import Pod, VerifiedState
 from kvstrata.objects import names
-from kvstrata.plan.restore import contradicts
+from kvstrata.plan.bundle.restore import contradicts
 
 from . import metrics
 from .audit import tell_refused

@@ -25,8 +25,8 @@ from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.model.guarantees import HOLDERS, Holder
 from kvstrata.model.pods import Pod
 from kvstrata.model.refs import Key
-from kvstrata.plan.restore import story_of
-from kvstrata.plan.types import CommitBundle, Material
+from kvstrata.plan.actions import CommitBundle, Material
+from kvstrata.plan.bundle.restore import story_of
 
 from . import metrics
 from .domainstore import DomainStore

@@ -15,8 +15,8 @@ from kvstrata.api.reasons import TierReason
 from kvstrata.model.pods import BackendReport
 from kvstrata.model.redis.cluster import SLOTS
 from kvstrata.model.refs import Key
-from kvstrata.plan.external import missing
-from kvstrata.plan.types import ProbeBackend
+from kvstrata.plan.actions import ProbeBackend
+from kvstrata.plan.redis.external import missing
 
 from . import metrics
 from .clock import utc_now

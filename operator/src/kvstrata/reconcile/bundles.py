@@ -15,7 +15,7 @@ from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundl
 from kvstrata.contract.policy.pools import PoolShard
 from kvstrata.model.pods import CommittedBundle
 from kvstrata.objects import labels, names
-from kvstrata.plan.types import CommitBundle
+from kvstrata.plan.actions import CommitBundle
 
 from .domainstore import DomainStore
 from .secrets import decode

@@ -8,16 +8,16 @@ from datetime import datetime
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects.context import BuildContext
-from kvstrata.plan.bundle import plan_bundle
-from kvstrata.plan.domain import plan_domain
-from kvstrata.plan.group import plan_group
-from kvstrata.plan.invalidation import plan_invalidation
-from kvstrata.plan.model import plan_model
-from kvstrata.plan.policy import plan_policy
-from kvstrata.plan.pool import plan_pool
-from kvstrata.plan.tier import plan_tier
-from kvstrata.plan.types import Plan
-from kvstrata.plan.unreadable import plan_unreadable
+from kvstrata.plan.actions import Plan
+from kvstrata.plan.bundle.commit import plan_bundle
+from kvstrata.plan.kinds.domain import plan_domain
+from kvstrata.plan.kinds.group import plan_group
+from kvstrata.plan.kinds.invalidation import plan_invalidation
+from kvstrata.plan.kinds.model import plan_model
+from kvstrata.plan.kinds.policy import plan_policy
+from kvstrata.plan.kinds.pool import plan_pool
+from kvstrata.plan.kinds.tier import plan_tier
+from kvstrata.plan.kinds.unreadable import plan_unreadable
 
 Planner = Callable[[World, BuildContext, str, datetime], Plan]
 

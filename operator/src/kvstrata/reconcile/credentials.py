@@ -21,7 +21,7 @@ from kvstrata.model.refs import Key
 from kvstrata.objects import names
 from kvstrata.objects.redis import passwords
 from kvstrata.objects.redis.users import ADMIN_USER, MARKER_PREFIX, REPLICATION_USER, user_words
-from kvstrata.plan.types import ManagedServer, Order, TendServers
+from kvstrata.plan.actions import ManagedServer, Order, TendServers
 
 from .clock import utc_now
 from .queue import WorkQueue

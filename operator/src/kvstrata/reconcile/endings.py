@@ -11,7 +11,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.model.namespace_end import Ending
 from kvstrata.model.refs import Key
-from kvstrata.plan.keycustody import in_force
+from kvstrata.plan.keys.custody import in_force
 
 
 def note_presence(ending: Ending, after: Resource) -> None:

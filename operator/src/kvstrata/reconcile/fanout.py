@@ -22,14 +22,14 @@ from kvstrata.model.guarantees import claims_of
 from kvstrata.model.pods import CommittedBundle, Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
-from kvstrata.plan.backend import servers_held
-from kvstrata.plan.capacity import BUDGETED, keeps_budgets, overcommitted
-from kvstrata.plan.classification import sharers_to_tell
-from kvstrata.plan.deletion import ERASES
-from kvstrata.plan.pools import narrowed_anew
-from kvstrata.plan.poolshards import changed_pools, leftovers
-from kvstrata.plan.types import CommitBundle
-from kvstrata.plan.usage import holders_of_news
+from kvstrata.plan.actions import CommitBundle
+from kvstrata.plan.budgets.capacity import BUDGETED, keeps_budgets, overcommitted
+from kvstrata.plan.budgets.classification import sharers_to_tell
+from kvstrata.plan.budgets.usage import holders_of_news
+from kvstrata.plan.erasure.policy_deletion import ERASES
+from kvstrata.plan.pools.readers import narrowed_anew
+from kvstrata.plan.pools.shards import changed_pools, leftovers
+from kvstrata.plan.redis.backend import servers_held
 
 
 def concerned_by_object(world: World, key: Key, before: Resource | None, after: Resource | None) -> frozenset[Key]:

@@ -28,8 +28,8 @@ from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.model.keyholders import FORMER, FormerHolders, HoldersNote
 from kvstrata.model.keys import LetGo, Release
 from kvstrata.model.pods import Pod
-from kvstrata.plan.erasuregather import epoch_of
-from kvstrata.plan.keycustody import in_force
+from kvstrata.plan.erasure.gather import epoch_of
+from kvstrata.plan.keys.custody import in_force
 
 from .custody import CustodyError
 from .custody.holders import HolderNotes, StoredNote

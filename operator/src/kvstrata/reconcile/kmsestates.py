@@ -27,8 +27,8 @@ from kvstrata.model.keys import Destruction
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects import names
-from kvstrata.plan.datakeys import HOLDERS, epochs_in_use
-from kvstrata.plan.keycustody import in_force
+from kvstrata.plan.keys.custody import in_force
+from kvstrata.plan.keys.data_keys import HOLDERS, epochs_in_use
 
 from . import metrics
 from .custody import CustodyError

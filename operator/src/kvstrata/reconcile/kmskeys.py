@@ -25,9 +25,9 @@ from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keys import Destruction, Revocation, Undestroyed
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.plan.datakeys import epochs_in_use, epochs_with_a_future
-from kvstrata.plan.keycustody import in_force, named_in_bundles
-from kvstrata.plan.types import KeepInMemory
+from kvstrata.plan.actions import KeepInMemory
+from kvstrata.plan.keys.custody import in_force, named_in_bundles
+from kvstrata.plan.keys.data_keys import epochs_in_use, epochs_with_a_future
 
 from . import metrics
 from .audit import tell_memory

@@ -7,7 +7,7 @@ import logging
 from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.adapters.resources import BY_KIND
 from kvstrata.model.refs import Key
-from kvstrata.plan.types import Create, SetFinalizers
+from kvstrata.plan.actions import Create, SetFinalizers
 
 from . import metrics
 from .endings import note_refusal

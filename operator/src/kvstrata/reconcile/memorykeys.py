@@ -16,9 +16,9 @@ from typing import Protocol
 from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.model.keyholders import FORMER, FormerHolders
 from kvstrata.model.refs import Key
-from kvstrata.plan.datakeys import epochs_with_a_future
-from kvstrata.plan.keycustody import in_force, named_in_bundles
-from kvstrata.plan.types import KeepInMemory
+from kvstrata.plan.actions import KeepInMemory
+from kvstrata.plan.keys.custody import in_force, named_in_bundles
+from kvstrata.plan.keys.data_keys import epochs_with_a_future
 
 from .audit import tell_memory
 from .custody.memory import MemoryCustody

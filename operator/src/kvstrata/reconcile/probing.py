@@ -18,7 +18,7 @@ from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.messages.probe import Probed, ProbeRequest
 from kvstrata.model.probe import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.probing import failure_message, failure_stands
+from kvstrata.plan.isolation import failure_message, failure_stands
 from kvstrata.plan.questions import IsolationQuestion, ProbePod, TellIsolation
 
 from . import metrics

@@ -9,7 +9,7 @@ from typing import Protocol
 from kvstrata.api.base import Resource
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.model.refs import Key
-from kvstrata.plan.types import EndReclaim, ReclaimQuestion
+from kvstrata.plan.actions import EndReclaim, ReclaimQuestion
 
 from . import metrics
 

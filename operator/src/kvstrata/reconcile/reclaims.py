@@ -24,8 +24,8 @@ from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import NOTHING, JobState
 from kvstrata.model.reclaim import FormerCache, ReclaimReport
 from kvstrata.model.refs import Key
-from kvstrata.plan.former import keyspaces_in_force, reclaimable_tiers
-from kvstrata.plan.types import EndReclaim, ReclaimFormer, ReclaimQuestion, TellFormer
+from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, TellFormer
+from kvstrata.plan.kinds.model_rollback import keyspaces_in_force, reclaimable_tiers
 
 from . import metrics
 from .background import RETRY_S, Background

@@ -24,7 +24,7 @@ from kvstrata.model.redis.credentials import PasswordFacts
 from kvstrata.objects import labels, names
 from kvstrata.objects.redis import passwords
 from kvstrata.objects.redis.users import ADMIN_USER, what_users_may
-from kvstrata.plan.types import EnsureSecret, Material, Turn, TurnSecret
+from kvstrata.plan.actions import EnsureSecret, Material, Turn, TurnSecret
 
 from .audit import tell_secret, tell_turn
 from .domainstore import DomainStore

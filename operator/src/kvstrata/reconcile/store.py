@@ -24,10 +24,10 @@ from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects.applied import memo_names
 from kvstrata.objects.pod.identity import cache_identity, render_id
-from kvstrata.plan.backend import servers_held
-from kvstrata.plan.capacity import guaranteed_bytes
-from kvstrata.plan.line import Ask, Line
+from kvstrata.plan.budgets.capacity import guaranteed_bytes
+from kvstrata.plan.budgets.waiting_line import Ask, Line
 from kvstrata.plan.ownership import controllers
+from kvstrata.plan.redis.backend import servers_held
 
 from . import endings
 from .domainstore import DomainStore

@@ -28,10 +28,10 @@ from kvstrata.model.pods import BackendReport, ClusterReport, Loss
 from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
-from kvstrata.plan import topology
-from kvstrata.plan.cluster import managed_cluster
-from kvstrata.plan.topology import MoveOrder, Step, Verdict
-from kvstrata.plan.types import TendCluster
+from kvstrata.plan.actions import TendCluster
+from kvstrata.plan.redis import topology
+from kvstrata.plan.redis.cluster import managed_cluster
+from kvstrata.plan.redis.topology import MoveOrder, Step, Verdict
 
 from . import metrics
 from .clock import utc_now

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from kvstrata.adapters.redis_nodes import IDENTITY_CHANGED, NOT_SENT, REFUSED, Sent
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.model.redis.cluster import SLOTS, Cluster, Goal
-from kvstrata.plan.cluster import holds_anything, was_formed
-from kvstrata.plan.topology import Step, StepReason, Verdict, failovers
-from kvstrata.plan.topology.view import count
+from kvstrata.plan.redis.cluster import holds_anything, was_formed
+from kvstrata.plan.redis.topology import Step, StepReason, Verdict, failovers
+from kvstrata.plan.redis.topology.view import count
 
 from . import metrics
 from .events import Events

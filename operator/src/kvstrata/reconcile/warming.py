@@ -26,8 +26,8 @@ from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.model.pods import Pod
 from kvstrata.model.pools import HoldingReport, NoRendering, RenderReport, SourceReport, WarmReport
 from kvstrata.model.refs import Key
+from kvstrata.plan.pools.rendering import RENDER_AGAIN_S
 from kvstrata.plan.questions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
-from kvstrata.plan.rendering import RENDER_AGAIN_S
 
 from . import metrics
 from .audit import tell_refused

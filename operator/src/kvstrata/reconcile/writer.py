@@ -14,19 +14,7 @@ from kvstrata.model.pods import CommittedBundle
 from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
 from kvstrata.objects import names
 from kvstrata.objects.applied import missing
-from kvstrata.plan.admission import admitted_by
-from kvstrata.plan.questions import (
-    InspectPool,
-    IsolationQuestion,
-    PoolQuestion,
-    ProbePod,
-    ReadSource,
-    RenderPool,
-    TellIsolation,
-    WarmPool,
-)
-from kvstrata.plan.refused import plan_refused
-from kvstrata.plan.types import (
+from kvstrata.plan.actions import (
     Action,
     CarryOutErasure,
     CommitBundle,
@@ -47,6 +35,18 @@ from kvstrata.plan.types import (
     TendCluster,
     TendServers,
     TurnSecret,
+)
+from kvstrata.plan.budgets.admission import admitted_by
+from kvstrata.plan.kinds.rejected import plan_refused
+from kvstrata.plan.questions import (
+    InspectPool,
+    IsolationQuestion,
+    PoolQuestion,
+    ProbePod,
+    ReadSource,
+    RenderPool,
+    TellIsolation,
+    WarmPool,
 )
 
 from . import metrics

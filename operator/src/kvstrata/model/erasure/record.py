@@ -2,8 +2,8 @@
 
 A fact is what somebody said, with who and when. Of two facts about the same (`key`) one stands, always the same one,
 so it makes no difference in which order they arrive, how often, or between which of them the operator died. How far an
-erasure is follows from its facts (`plan.erasurefacts`) and is written nowhere. When it is judged (`Verdict`) its facts
-are closed: the receipt that is issued then is the same from wherever one starts again.
+erasure is follows from its facts (`model.erasure.evidence`) and is written nowhere. When it is judged (`Verdict`) its
+facts are closed: the receipt that is issued then is the same from wherever one starts again.
 
 `Surroundings` are what is so at this moment and proves nothing: whom one could ask, and which servers a tier has.
 """
@@ -30,7 +30,8 @@ class SharedTier:
 
 @dataclass(frozen=True, slots=True)
 class ErasedPrefix:
-    """Chunks of one prefix. Their keyspaces live on: nobody may use them until the erasure is over (`plan.pausing`).
+    """Chunks of one prefix. Their keyspaces live on: nobody may use them until the erasure is over
+    (`plan.bundle.paused`).
 
     `chunks` are the chunk hashes as the pods of the model named them, in hexadecimal digits. `commitment` stands for
     the prefix in the receipt, by the domain's key of when the erasure began; records of earlier versions lack it.

@@ -1,4 +1,4 @@
-"""What the Secret of a managed tier's users holds at each stage of its passwords' life (`plan.passwords`).
+"""What the Secret of a managed tier's users holds at each stage of its passwords' life (`plan.redis.passwords`).
 
 Beside the password that is used (`password`) there may be the one that will be (`next-password`) or the one that was
 (`previous-password`), the same for each user; the ACL file admits all that are there.

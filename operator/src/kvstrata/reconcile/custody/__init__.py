@@ -1,7 +1,7 @@
 """Key custody: who keeps a domain's data keys, gives them out, takes them back, and says what is left of them.
 
 What a custody says of a key's end is its own knowledge only (`Revocation`, `Destruction`); what pods hold is asked of
-pods, and what a receipt may claim of both is derived elsewhere (`plan.keycustody`).
+pods, and what a receipt may claim of both is derived elsewhere (`plan.keys.custody`).
 
 Every call can be repeated: an operator that died in between asks for the same again and comes to the same end. Epochs
 are secrets as far as these modules go: no message, log or name of a key holds one.

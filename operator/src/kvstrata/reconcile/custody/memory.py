@@ -25,7 +25,7 @@ from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keyholders import FormerHolders
 from kvstrata.model.keys import Destruction, LetGo, Release, Revocation, Undestroyed
-from kvstrata.plan.keycustody import destroyed_in_memory
+from kvstrata.plan.keys.custody import destroyed_in_memory
 
 
 @dataclass(slots=True)

@@ -18,8 +18,8 @@ from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keys import Destruction, Revocation, Undestroyed
 from kvstrata.objects import labels, names
-from kvstrata.plan.keycustody import RESIDUE
-from kvstrata.plan.types import EnsureSecret, Material
+from kvstrata.plan.actions import EnsureSecret, Material
+from kvstrata.plan.keys.custody import RESIDUE
 from kvstrata.reconcile.domainstore import DomainStore
 from kvstrata.reconcile.secrets import Keeper
 

@@ -13,8 +13,8 @@ from kvstrata.adapters.resources import BY_KIND
 from kvstrata.api.base import Resource
 from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.model.refs import Key
-from kvstrata.plan.deletion import FINALIZER
-from kvstrata.plan.types import CarryOutErasure, EndErasure, ErasureOrder
+from kvstrata.plan.actions import CarryOutErasure, EndErasure, ErasureOrder
+from kvstrata.plan.erasure.policy_deletion import FINALIZER
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.writer import NotLeadingError
 

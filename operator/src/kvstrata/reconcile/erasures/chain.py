@@ -6,7 +6,8 @@ ConfigMap of public keys, to which keys are added.
 
 The chain's head is whatever record has the highest number, and the next number's object can be created once: who comes
 second is refused by the API server, reads anew, and goes on behind the first. Everything is read again after it was
-written, so what is told is what is stored. `plan.receipts` decides, and says the same from wherever one starts again.
+written, so what is told is what is stored. `plan.erasure.receipt_chain` decides, and says the same from wherever one
+starts again.
 """
 
 from __future__ import annotations
@@ -26,7 +27,14 @@ from kvstrata.contract.receipt.record import Link, ReceiptError, check_signature
 from kvstrata.objects import labels, names
 from kvstrata.objects.erasure.receipts import build_public_keys, build_receipt, read_receipt_objects
 from kvstrata.objects.secret import build_signing_key
-from kvstrata.plan.receipts import ChainConflict, ChainState, IssueReceipt, KeysInUse, Receipted, plan_receipt
+from kvstrata.plan.erasure.receipt_chain import (
+    ChainConflict,
+    ChainState,
+    IssueReceipt,
+    KeysInUse,
+    Receipted,
+    plan_receipt,
+)
 from kvstrata.reconcile.audit import tell_secret
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import NotLeadingError

@@ -2,8 +2,8 @@
 
 Observes: what ordered it (an invalidation, or a policy that is deleted where no invalidation can be made), pods and
 their acknowledgements, servers of tiers, Jobs. Writes: the record in the operator's namespace, and through `orders`
-everything that `plan.erasure` orders. Runs again when: what ordered it is planned, an order was carried out, or
-`Step.again_s` is over.
+everything that `plan.erasure.next_step` orders. Runs again when: what ordered it is planned, an order was carried out,
+or `Step.again_s` is over.
 
 Whatever an order brings is kept before anything follows from it, and that a deletion runs before its Job is made. So
 a process may end anywhere: who leads next reads the record and gives the same orders.
@@ -22,13 +22,14 @@ from typing import Any
 from kvstrata.adapters.kube import KubeError
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract import ContractError
+from kvstrata.model.erasure.evidence import found_again, tiers_at_hand, unreachable_at
 from kvstrata.model.erasure.facts import Fact, ReceiptWritten, Verdict
 from kvstrata.model.erasure.record import ErasureNow, ErasureRecord, Surroundings, TierNow
 from kvstrata.model.refs import Key
-from kvstrata.plan import erasuregather as gather
-from kvstrata.plan.erasure import LOOK_AGAIN_S, Conclude, IssueReceipt, Step, next_step
-from kvstrata.plan.erasurefacts import found_again, tiers_at_hand, unreachable_at
-from kvstrata.plan.erasureorders import (
+from kvstrata.plan.actions import CarryOutErasure
+from kvstrata.plan.erasure import gather
+from kvstrata.plan.erasure.next_step import LOOK_AGAIN_S, Conclude, IssueReceipt, Step, next_step
+from kvstrata.plan.erasure.orders import (
     AskPodToErase,
     AskPodToVerify,
     DestroyKeys,
@@ -37,7 +38,6 @@ from kvstrata.plan.erasureorders import (
     StartDeletion,
     VerifyTier,
 )
-from kvstrata.plan.types import CarryOutErasure
 from kvstrata.reconcile import invalidations, metrics
 from kvstrata.reconcile.writer import NotLeadingError
 

@@ -13,7 +13,7 @@ from kvstrata.contract.messages.erase_report import Erased, PrimaryEnd, totals
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import NOTHING, Deletion, JobState
 from kvstrata.model.erasure.record import Erasure, TierNow
-from kvstrata.plan.erasureorders import StartDeletion
+from kvstrata.plan.erasure.orders import StartDeletion
 
 from .ports import DeletionRun
 

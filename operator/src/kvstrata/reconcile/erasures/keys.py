@@ -22,8 +22,8 @@ from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.model.keys import Destruction
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import names
-from kvstrata.plan.erasuregather import epoch_of
-from kvstrata.plan.erasureorders import DestroyKeys, RevokeKeys
+from kvstrata.plan.erasure.gather import epoch_of
+from kvstrata.plan.erasure.orders import DestroyKeys, RevokeKeys
 from kvstrata.reconcile.custody import CustodyError
 from kvstrata.reconcile.custody.secret import SecretCustody
 from kvstrata.reconcile.keycourier import PodSilentError

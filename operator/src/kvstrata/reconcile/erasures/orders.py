@@ -16,9 +16,9 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.model.erasure.facts import Fact, JobState, ReceiptWritten, Rolled
 from kvstrata.model.erasure.record import ErasureOrder, ErasureRecord
 from kvstrata.model.pods import Pod
-from kvstrata.plan.erasure import IssueReceipt
-from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify, DestroyKeys, ResetEngine, RevokeKeys
-from kvstrata.plan.receipts import ChainConflict
+from kvstrata.plan.erasure.next_step import IssueReceipt
+from kvstrata.plan.erasure.orders import AskPodToErase, AskPodToVerify, DestroyKeys, ResetEngine, RevokeKeys
+from kvstrata.plan.erasure.receipt_chain import ChainConflict
 from kvstrata.reconcile.custody import CustodyError
 
 from . import deletions

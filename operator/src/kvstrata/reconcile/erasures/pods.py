@@ -16,8 +16,8 @@ from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.receipt.facts import Copies
 from kvstrata.model.erasure.facts import EngineKept, EngineReset, FilesErased, PodErased, PodProbed
 from kvstrata.model.pods import Pod
-from kvstrata.plan.erasuregather import OWN_MEMORY
-from kvstrata.plan.erasureorders import AskPodToErase, AskPodToVerify, ResetEngine
+from kvstrata.plan.erasure.gather import OWN_MEMORY
+from kvstrata.plan.erasure.orders import AskPodToErase, AskPodToVerify, ResetEngine
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_refused
 from kvstrata.reconcile.podtokens import PodTokens

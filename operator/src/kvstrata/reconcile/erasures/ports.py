@@ -15,7 +15,7 @@ from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.messages.erase_report import Line
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.model.erasure.facts import JobState
-from kvstrata.plan.receipts import ChainConflict, Receipted
+from kvstrata.plan.erasure.receipt_chain import ChainConflict, Receipted
 
 
 @dataclass(frozen=True, slots=True)

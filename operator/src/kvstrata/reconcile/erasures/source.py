@@ -11,10 +11,10 @@ from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.model.erasure.facts import Fact, Rolled
 from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.model.refs import Key
-from kvstrata.plan import erasuredeparted as departed
-from kvstrata.plan import erasuregather as gather
-from kvstrata.plan.deletion import ABANDON, ERASES, FINALIZER
-from kvstrata.plan.types import CarryOutErasure
+from kvstrata.plan.actions import CarryOutErasure
+from kvstrata.plan.erasure import gather
+from kvstrata.plan.erasure import gather_deleted_policy as departed
+from kvstrata.plan.erasure.policy_deletion import ABANDON, ERASES, FINALIZER
 
 from .crew import Crew
 

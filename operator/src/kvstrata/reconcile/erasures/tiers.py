@@ -20,7 +20,7 @@ from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata.model.erasure.facts import Look
 from kvstrata.model.erasure.record import TierNow
 from kvstrata.objects.tier_link import RedisLink, redis_link
-from kvstrata.plan.backend import addresses, asked_as, in_force
+from kvstrata.plan.redis.backend import addresses, asked_as, in_force
 from kvstrata.reconcile.secrets import decode
 
 MAX_NAMED = 64

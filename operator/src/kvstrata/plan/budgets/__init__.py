@@ -1,0 +1,1 @@
+"""Budgets of tiers: admission of guarantees, capacity, usage."""

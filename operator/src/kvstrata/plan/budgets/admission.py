@@ -1,0 +1,344 @@
+"""Admission of guarantees: an object's status says which of those that it declares are reserved, and bundles follow it.
+
+Whether a guarantee is admitted is decided from all claims on its tier together (`line`), so plans of different objects
+that look at the same world agree; it is recorded in the status of the object that declares it, before a bundle says so,
+because who came first and was given what does not follow from specs. What is compiled is what the record says as far
+as it stands: while a tier has less room than was admitted, the youngest have nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.common import Admission
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import PolicyReason
+from kvstrata.contract.policy.budget import TierBudget
+from kvstrata.model.guarantees import Claim, Holder, TierClaims, declared_guarantees, models_digest
+from kvstrata.model.refs import Key
+from kvstrata.model.world import World
+from kvstrata.objects.quantities import KIB, binary, readable, round_up
+from kvstrata.objects.sizing import stored_bytes
+from kvstrata.plan.actions import Decision, StatusWrite
+from kvstrata.plan.budgets.waiting_line import Ask, Holders, Line, Waiting, line_up
+from kvstrata.plan.conditions import Finding, false, true
+from kvstrata.plan.rules import budgets, first
+from kvstrata.plan.rules import policy as policy_chain
+
+EVERYWHERE = ""
+"""The place of a tier that all pods share, and of each tier within pods that of a model that may yet come."""
+
+FIRST_IN_LINE = 8
+"""How many of those that wait say who holds the room. The others say what does not change with each of them."""
+
+MOST_EXACT = 10**17
+
+
+def key_of(resource: Holder) -> Key:
+    """Return the key of an object that may declare guarantees."""
+    return Key(resource.INFO.kind, resource.namespace, resource.name)
+
+
+def line_for(world: World, tier: str) -> Line | None:
+    """Return who has what of a tier, or None if all that is declared or admitted fits, which is nearly always."""
+    claims, found = world.claims.get(tier), world.tiers.get(tier)
+    room = stored_bytes(found.spec) if found is not None else None
+    if claims is None or found is None or room is None:
+        return None
+    pending = {holder: sizes[tier] for holder, sizes in world.granting.items() if tier in sizes}
+    if claims.most_bytes + sum(pending.values()) <= room:
+        return None
+    validity = (*_validity(world), found.spec.per_pod)
+    inputs = (claims.version, tuple(sorted(pending.items())), room, validity)
+    return world.memo.get((Line, tier), inputs, lambda: _line(world, found, room, claims, pending, validity))
+
+
+def held_bytes(world: World, holder: Key, tier: str) -> int:
+    """Return what is admitted for an object on a tier and stands."""
+    claims = world.claims.get(tier)
+    claim = claims.by_holder.get(holder) if claims is not None else None
+    if claim is None or not claim.recorded_bytes:
+        return 0
+    line = line_for(world, tier)
+    return claim.recorded_bytes if line is None or holder not in line.lost else 0
+
+
+def is_undecided(resource: Holder | None) -> bool:
+    """Whether an object declares guarantees and nothing was ever decided about them: no entry is compiled before."""
+    return resource is not None and resource.status.admission is None and bool(declared_guarantees(resource))
+
+
+def admitted_part(world: World, holder: Key, declared: Iterable[TierBudget]) -> tuple[TierBudget, ...]:
+    """Return budgets with no more guaranteed than was admitted for the object that declares them."""
+    return tuple(
+        TierBudget(
+            budget.tier,
+            budget.limit_bytes,
+            min(budget.guaranteed_bytes, held_bytes(world, holder, budget.tier)) or None,
+            budget.retention_s,
+            budget.denied,
+        )
+        if budget.guaranteed_bytes
+        else budget
+        for budget in declared
+    )
+
+
+def held_by(world: World, resource: Holder | None) -> tuple[int, ...]:
+    """Return all that `admitted_part` reads of one object, for the comparison of inputs."""
+    if resource is None:
+        return ()
+    key = key_of(resource)
+    return tuple([held_bytes(world, key, tier) for tier in world.claimants.get(key, ())])
+
+
+def lost_everywhere(world: World) -> tuple[Any, ...]:
+    """Return all that `admitted_part` reads besides the object itself, for any object there may be."""
+    lines = ((tier, line_for(world, tier)) for tier in sorted(world.claims))
+    return tuple((tier, line.lost) for tier, line in lines if line is not None and line.lost)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is decided about one object's guarantees.
+
+    `admitted` is what it is to have, by tier, None where status has no word of it; `before` is what its status says.
+    `due` says that this is to be written before anything follows from it. `finding` is its condition Admitted, None
+    where it declares no guarantee.
+    """
+
+    admitted: Mapping[str, int] | None = None
+    before: Mapping[str, int] = field(default_factory=dict)
+    models: str = ""
+    due: bool = False
+    finding: Finding | None = None
+
+    def status(self, *, let_go: bool = True) -> dict[str, Any] | None:
+        """Return the field `admission` of status; a patch merges, so it always says all.
+
+        What it has and does not declare any more stays reserved without `let_go`: others get it when no bundle
+        promises it. What it lost goes at once.
+        """
+        if self.admitted is None:
+            return None
+        kept = self.admitted if let_go else {**self.admitted, **self.before}
+        if not any(kept.values()) and not self.finding:
+            return None
+        rows = [{"name": tier, "guaranteed": _exact(size)} for tier, size in sorted(kept.items()) if size]
+        return {"models": self.models, "tiers": rows}
+
+
+def judge(world: World, resource: Holder, wrong: Decision | None) -> Verdict:
+    """Return what is decided about the guarantees of an object; `wrong` is what is wrong with its spec."""
+    claims = world.claimants.get(key_of(resource))
+    if not claims:
+        return Verdict()
+    admitted: dict[str, int] = {}
+    before: dict[str, int] = {}
+    waiting = []
+    due = resource.status.admission is None
+    for tier, claim in claims.items():
+        had = claim.recorded_bytes or 0
+        line = line_for(world, tier)
+        size = _wanted(claim, wrong)[0] if line is None else line.granted.get(claim.holder, 0)
+        place = line.position(claim.holder) if line is not None else None
+        if line is not None and place is not None:
+            waiting.append((tier, *place, line))
+        lost = line is not None and had > 0 and claim.holder in line.lost
+        admitted[tier] = size
+        if size < had and not lost:
+            before[tier] = had
+        due = due or size > had or lost or not claim.current
+    declared = {tier: claim.declared_bytes for tier, claim in claims.items() if claim.declared_bytes}
+    return Verdict(admitted, before, models_digest(resource), due, _finding(world, declared, admitted, waiting))
+
+
+def admitted_by(writes: Iterable[StatusWrite]) -> dict[Key, dict[str, int]]:
+    """Return what statuses that are to be written say is admitted, in bytes by tier."""
+    told = {write.key: write.status.get("admission") for write in writes}
+    return {key: Admission.model_validate(said).by_tier for key, said in told.items() if said}
+
+
+def next_in_line(world: World, tier: str) -> tuple[Key, ...]:
+    """Return whose status may have to follow when something about the claims on a tier has changed."""
+    claims = world.claims.get(tier)
+    if claims is None:
+        return ()
+    line = line_for(world, tier)
+    if line is None:
+        return tuple(claims.waiting)
+    served = (holder for holder, size in line.granted.items() if size > (claims.by_holder[holder].recorded_bytes or 0))
+    first_ones = (one.ask.holder for one in line.waiting[: FIRST_IN_LINE + 1])
+    return tuple(dict.fromkeys((*line.lost, *served, *first_ones)))
+
+
+def waiting_for(world: World, tier: str) -> tuple[int, int]:
+    """Return how many objects wait for room in a tier, and for how many bytes more than they have."""
+    line = line_for(world, tier)
+    waiting = line.waiting if line is not None else ()
+    return len(waiting), sum(one.ask.wanted_bytes - line.kept[one.ask.holder] for one in waiting) if line else 0
+
+
+def _wanted(claim: Claim, wrong: Decision | None) -> tuple[int, bool]:
+    """Return what an object may have at most, and whether it may be given more than it has.
+
+    While its spec is wrong that is what it has, because its last valid one is in force. Of two policies for a tenant
+    the younger has nothing.
+    """
+    if wrong is None:
+        return claim.declared_bytes, True
+    if wrong.reason == PolicyReason.TENANT_CONFLICT:
+        return 0, False
+    return claim.recorded_bytes or 0, False
+
+
+def _problem(world: World, holder: Key) -> Decision | None:
+    match holder.kind:
+        case "TenantCachePolicy":
+            return first(policy_chain.BLOCKING, world, world.policies[holder.name])
+        case "TenantGroup":
+            return budgets.problem(world, world.groups[holder.name].spec.tiers, "spec.tiers")
+        case "CacheDomain":
+            return budgets.problem(world, world.domain_spec.public_tiers, "spec.publicBudget.tiers")
+        case _:
+            return None  # Whatever is wrong with a pool, what readers have of it stands.
+
+
+def _validity(world: World) -> tuple[Any, ...]:
+    """Return all that `_problem` and `_places` read besides the claims themselves."""
+    return (
+        tuple((name, tier.spec) for name, tier in sorted(world.tiers.items())),
+        tuple((name, model.spec.tier_names, model.metadata.labels) for name, model in sorted(world.models.items())),
+        tuple(tuple(world.policies[name] for name in names) for _, names in sorted(world.contested.items())),
+    )
+
+
+def _line(
+    world: World,
+    tier: CacheTier,
+    room: int,
+    claims: TierClaims,
+    pending: Mapping[Key, int],
+    validity: tuple[Any, ...],
+) -> Line:
+    """Return the line, with what was found out about each object the last time if neither it nor the world is another.
+
+    The line of a crowded tier is made anew with each of thousands of statuses, of which one is another than before.
+    """
+    places = _places(world, tier)
+    known: dict[Key, tuple[Claim, Any, Ask]] = world.memo.get((Ask, tier.name), validity, dict)
+    asks = []
+    for holder, claim in claims.by_holder.items():
+        spec = _spec(world, holder)
+        before = known.get(holder)
+        if before is None or before[0] is not claim or before[1] is not spec:
+            before = known[holder] = (claim, spec, _ask(world, claim, places))
+        ask = before[2]
+        asks.append(replace(ask, pending_bytes=pending[holder]) if holder in pending else ask)
+    for gone in known.keys() - claims.by_holder.keys():
+        del known[gone]
+    return line_up(asks, dict.fromkeys(places, room))
+
+
+def _spec(world: World, holder: Key) -> Any:
+    """Return the spec that decides about an object's claim, besides the claim: one object for as long as it stays."""
+    match holder.kind:
+        case "TenantCachePolicy":
+            return world.policies[holder.name].spec
+        case "TenantGroup":
+            return world.groups[holder.name].spec
+        case "CacheDomain":
+            return world.domain_spec
+        case _:
+            return None
+
+
+def _places(world: World, tier: CacheTier) -> tuple[str, ...]:
+    """Return where guarantees on a tier add up: in all of it, or in a pod of each model that lists it.
+
+    A guarantee on a tier within pods is one of each pod, so the number of pods changes nothing.
+    """
+    if not tier.spec.per_pod:
+        return (EVERYWHERE,)
+    return (EVERYWHERE, *(name for name, model in sorted(world.models.items()) if tier.name in model.spec.tier_names))
+
+
+def _ask(world: World, claim: Claim, places: tuple[str, ...]) -> Ask:
+    wanted, asks = _wanted(claim, _problem(world, claim.holder))
+    own = places if len(places) == 1 else tuple(_chosen(world, claim, places))
+    return Ask(
+        holder=claim.holder,
+        since=claim.since,
+        wanted_bytes=wanted,
+        recorded_bytes=claim.recorded_bytes or 0,
+        places=own,
+        charged=own if claim.current else places,
+        stands=claim.current,
+        asks=asks,
+    )
+
+
+def _chosen(world: World, claim: Claim, places: Iterable[str]) -> Iterator[str]:
+    models = claim.models
+    for place in places:
+        if models is None:
+            yield place
+        elif place == EVERYWHERE:
+            continue
+        elif models.names is not None:
+            if place in models.names:
+                yield place
+        elif models.selector is not None and models.selector.matches(world.models[place].metadata.labels):
+            yield place
+
+
+def _finding(
+    world: World,
+    declared: Mapping[str, int],
+    admitted: Mapping[str, int],
+    waiting: Iterable[tuple[str, int, Waiting, Line]],
+) -> Finding | None:
+    kind = ConditionType.ADMITTED
+    if not declared:
+        return None
+    told = [_shortage(world.tiers[tier], at, why, line) for tier, at, why, line in waiting]
+    if told:
+        return false(kind, PolicyReason.INSUFFICIENT_CAPACITY, "; ".join(told)[:4000])
+    sizes = ", ".join(f"{readable(admitted[tier])} on CacheTier {tier}" for tier in sorted(declared))
+    return true(kind, PolicyReason.GUARANTEES_ADMITTED, f"reserved are {sizes}")
+
+
+def _shortage(tier: CacheTier, at: int, why: Waiting, line: Line) -> str:
+    """Return why a guarantee is not admitted, and who has the room; of those far back in the line what stays so."""
+    room, ask = line.rooms[why.place], why.ask
+    whose = f" of each pod of CachedModel {why.place}" if why.place else (" of each pod" if tier.spec.per_pod else "")
+    kept = line.kept[ask.holder]
+    until = f"{readable(kept)} of it stay guaranteed" if kept else "nothing of it is guaranteed"
+    remedy = f"lower guarantees or raise {'capacityPerPod' if tier.spec.per_pod else 'capacity'}"
+    start = f"{readable(ask.wanted_bytes)} on CacheTier {tier.name} wait for room, and {until} meanwhile: "
+    if at >= FIRST_IN_LINE:
+        return f"{start}{FIRST_IN_LINE} or more that are older wait before it for a part of {readable(room)}; {remedy}"
+    free = f"of {readable(room)}{whose} {readable(why.free_bytes) if why.free_bytes else 'nothing'} is free for it"
+    queue = f", and {named(why.behind)}, which is older, waits for it" if why.behind is not None else ""
+    return f"{start}{free}{queue}{_held(line.holders.get(why.place, Holders()))}; {remedy}"
+
+
+def _held(holders: Holders) -> str:
+    if not holders.count:
+        return ""
+    rest = holders.count - len(holders.largest)
+    sizes = ", ".join(f"{named(holder)} {readable(size)}" for holder, size in holders.largest)
+    return f" (reserved for {sizes}{f' and {rest} more' if rest else ''})"
+
+
+def named(holder: Key) -> str:
+    """Return kind and name of an object."""
+    return f"{holder.kind} {holder.name}"
+
+
+def _exact(size: int) -> str:
+    """Return a size as a quantity that the API takes back, which has eighteen digits at most."""
+    return binary(size if size < MOST_EXACT else round_up(size, KIB))

@@ -1,0 +1,210 @@
+"""What is promised of tiers with budgets, memory of pods and Redis: whether it fits, and whether pods keep to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.common import Classification, TierBudget
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import PolicyReason, TierReason
+from kvstrata.contract.messages.pod_state import PodState
+from kvstrata.contract.policy.bundle import Bundle
+from kvstrata.model.pods import Pod
+from kvstrata.model.world import World
+from kvstrata.objects.quantities import readable
+from kvstrata.objects.sizing import stored_bytes
+from kvstrata.plan.budgets.admission import waiting_for
+from kvstrata.plan.conditions import Finding, false, true, unknown
+
+BUDGETED = (Medium.CPU, Medium.NVME, Medium.REDIS)
+"""Media whose pods keep budgets and say so."""
+
+
+def guaranteed_bytes(world: World, tier: CacheTier) -> int:
+    """Return how much of the tier is guaranteed: by what pods were told, in the pod of most, or in all of Redis."""
+    using = {
+        name: committed
+        for name, committed in world.bundles.items()
+        if name in world.models and tier.name in world.models[name].spec.tier_names
+    }
+    versions = tuple((name, committed.resource_version) for name, committed in sorted(using.items()))
+
+    def add_up() -> int:
+        promised = [_promised(committed.bundle, tier.name) for committed in using.values()]
+        if tier.spec.per_pod:
+            return max((sum(by_scope.values()) for by_scope in promised), default=0)
+        # Models share the tier, and tenants' scopes are the same in each.
+        together: dict[str, int] = {}
+        for by_scope in promised:
+            for keyspace, amount in by_scope.items():
+                together[keyspace] = max(amount, together.get(keyspace, 0))
+        return sum(together.values())
+
+    return world.memo.get((guaranteed_bytes, tier.name), (tier.spec.per_pod, versions), add_up)
+
+
+def _promised(bundle: Bundle, tier: str) -> Mapping[str, int]:
+    versions = (version for shard in bundle.pools.values() for version in shard.versions)
+    scopes = chain(
+        ((entry.keyspace, entry.budgets) for entry in bundle.entries.values() if not entry.suspended),
+        ((version.keyspace, version.budgets) for version in versions),
+    )
+    return {
+        keyspace: budget.guaranteed_bytes or 0
+        for keyspace, budgets in scopes
+        for budget in budgets
+        if budget.tier == tier
+    }
+
+
+def capacity_committed(world: World, tier: CacheTier) -> Finding:
+    """Return whether a tier has room for all guarantees: for those that pods were told of, and those that wait.
+
+    Pods know of more than fits only for as long as it takes to tell them which guarantees stand, after its capacity
+    was lowered.
+    """
+    kind = ConditionType.CAPACITY_COMMITTED
+    room, promised = stored_bytes(tier.spec) or 0, guaranteed_bytes(world, tier)
+    whose, remedy = ("of each pod", "capacityPerPod") if tier.spec.per_pod else ("of it", "capacity")
+    if promised > room:
+        return false(
+            kind,
+            TierReason.GUARANTEES_EXCEED_CAPACITY,
+            f"pods were told of {readable(promised)} of guarantees, {readable(room)} {whose} can be guaranteed; the "
+            f"eldest keep theirs as far as they fit; until pods know, {_consequence(tier)}",
+        )
+    count, size = waiting_for(world, tier.name)
+    if count:
+        return false(
+            kind,
+            TierReason.GUARANTEES_WAITING,
+            f"{count} {'object waits' if count == 1 else 'objects wait'} for {readable(size)} more of guarantees than "
+            f"fit into the {readable(room)} {whose} that blocks may take, as their condition Admitted says; what is "
+            f"admitted fits: raise {remedy} or eviction.highWatermarkPercent, or lower guarantees",
+        )
+    return true(
+        kind, TierReason.GUARANTEES_FIT, f"all guarantees fit into the {readable(room)} {whose} that blocks may take"
+    )
+
+
+def keeps_budgets(state: PodState | None, tier: CacheTier) -> bool:
+    """Whether a pod says that it keeps this tier's budgets; one without a cache server stores nothing.
+
+    Of NVMe and Redis the capacity that it divides is the word: an adapter of the version before tells of none.
+    """
+    if state is None or not state.cache_boot:
+        return state is not None
+    told = next((one for one in state.tiers if one.name == tier.name and one.medium == tier.spec.medium), None)
+    if told is None:
+        return False
+    return told.breaker == "closed" if tier.spec.medium is Medium.CPU else told.capacity_bytes > 0
+
+
+def serving_with(world: World, tier: CacheTier, models: Iterable[CachedModel]) -> list[Pod]:
+    """Return the pods that serve one of the models with this tier."""
+    return [pod for model in models if tier.name in model.spec.tier_names for pod in world.serving_pods(model.name)]
+
+
+def silent_pods(world: World, tier: CacheTier, models: Iterable[CachedModel]) -> tuple[list[Pod], list[Pod]]:
+    """Return the pods that serve one of the models with this tier, and those of them that do not keep its budgets."""
+    serving = serving_with(world, tier, models)
+    return serving, [pod for pod in serving if not keeps_budgets(_said(world, pod.uid), tier)]
+
+
+def within_budget(
+    world: World,
+    budgets: Sequence[TierBudget],
+    models: Iterable[CachedModel],
+    nothing: str,
+    levels: Sequence[Classification] = (),
+) -> Finding:
+    """Return the condition WithinBudget of whoever declares `budgets` for `models`; `nothing` says that there are none.
+
+    `levels` are the classifications of the data of those who share the budgets, none for budgets that are not shared.
+
+    It is True only if every serving pod says of itself that it enforces what is declared. What is declared for media
+    without such a word is nobody's knowledge.
+    """
+    kind = ConditionType.WITHIN_BUDGET
+    known = [(budget, world.tiers[budget.name]) for budget in budgets if budget.name in world.tiers and _bounds(budget)]
+    if not known:
+        return true(kind, PolicyReason.NO_BUDGET, nothing)
+    budgeted = [tier for _, tier in known if tier.spec.medium in BUDGETED]
+    closed = [tier.name for tier in budgeted if not all(map(tier.spec.admits, levels))]
+    if closed:
+        return false(
+            kind,
+            PolicyReason.CLASSIFICATION_NOT_ALLOWED,
+            f"what is declared on CacheTier {', '.join(closed)} is given to nobody: data is kept off by its "
+            "classification, as condition TiersAdmitted says",
+        )
+    untold = sorted({budget.name for budget, tier in known if tier.spec.medium not in BUDGETED})
+    if untold:
+        return unknown(
+            kind,
+            PolicyReason.BUDGETS_NOT_ENFORCED,
+            f"budgets on CacheTier {', '.join(untold)} are declared; this version keeps none on that medium",
+        )
+    concerned = list(models)
+    serving = 0
+    silent: dict[Medium, set[str]] = {medium: set() for medium in BUDGETED}
+    for _, tier in known:
+        pods, without = silent_pods(world, tier, concerned)
+        serving += len(pods)
+        silent[tier.spec.medium] |= {pod.name for pod in without}
+    if not serving:
+        return unknown(
+            kind, PolicyReason.NO_LIVE_PODS, "no pod serves a model with these tiers, so nothing is stored there"
+        )
+    if silent[Medium.CPU]:
+        return unknown(
+            kind, PolicyReason.MEMORY_NOT_GOVERNED, do_not_say(silent[Medium.CPU], "keep their memory within budgets")
+        )
+    if silent[Medium.NVME]:
+        return unknown(
+            kind, PolicyReason.BUDGETS_NOT_ENFORCED, do_not_say(silent[Medium.NVME], "keep their files within budgets")
+        )
+    if silent[Medium.REDIS]:
+        return unknown(
+            kind,
+            PolicyReason.BUDGETS_NOT_ENFORCED,
+            do_not_say(silent[Medium.REDIS], "divide the capacity of Redis tiers"),
+        )
+    cut = sorted({tier.name: tier for budget, tier in known if budget.guaranteed_bytes and overcommitted(tier)}.items())
+    if cut:
+        return false(
+            kind,
+            PolicyReason.GUARANTEES_EXCEED_CAPACITY,
+            f"all guarantees on CacheTier {', '.join(name for name, _ in cut)} together are more than it can keep: "
+            f"{_consequence(cut[0][1])}",
+        )
+    return true(kind, PolicyReason.BUDGETS_ENFORCED, "every serving pod keeps within the budgets that it acknowledged")
+
+
+def do_not_say(pods: set[str], what: str) -> str:
+    """Return a sentence that names some of the pods that do not say that they do `what`."""
+    return f"{len(pods)} pods do not say that they {what}: {', '.join(sorted(pods)[:3])}"
+
+
+def _consequence(tier: CacheTier) -> str:
+    if tier.spec.per_pod:
+        return "every guarantee is cut by the same share"
+    return "the server refuses blocks for want of memory, also some that are guaranteed"
+
+
+def _bounds(budget: TierBudget) -> bool:
+    return budget.limit is not None or budget.guaranteed is not None or budget.retention is not None
+
+
+def _said(world: World, uid: str) -> PodState | None:
+    verified = world.states.get(uid)
+    return verified.state if verified is not None else None
+
+
+def overcommitted(tier: CacheTier) -> bool:
+    """Whether a tier's status says that pods were told of more guarantees than it can keep."""
+    told = tier.status.condition(ConditionType.CAPACITY_COMMITTED)
+    return told is not None and told.reason == TierReason.GUARANTEES_EXCEED_CAPACITY

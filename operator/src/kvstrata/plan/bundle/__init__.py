@@ -1,0 +1,1 @@
+"""Bundles: compiled from policies, committed to shards, enforced by pods."""

@@ -1,0 +1,332 @@
+"""The bundle of one CachedModel: when its compiled policy changed, commit a new revision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachedomain import DOMAIN_NAME
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.contract.canonical import digest_bytes
+from kvstrata.contract.policy.bundle import (
+    MAX_SHARD_BYTES,
+    Bundle,
+    Entry,
+    Root,
+    ShardRef,
+    encode_shard,
+    shard_of,
+    split_into_shards,
+)
+from kvstrata.contract.policy.pools import PoolShard
+from kvstrata.model.pods import CommittedBundle, keys_in
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import World
+from kvstrata.plan.actions import CommitBundle, Plan
+from kvstrata.plan.budgets.admission import lost_everywhere
+from kvstrata.plan.budgets.capacity import BUDGETED
+from kvstrata.plan.budgets.classification import shared_classifications
+from kvstrata.plan.bundle import restore
+from kvstrata.plan.bundle.compile import Compiled, compile_policy, entry_in, rules_of, selects, still_allowed
+from kvstrata.plan.bundle.paused import paused_epochs
+from kvstrata.plan.pools.shards import are_placed, desired_pools, empty_leftovers, leftovers, place
+from kvstrata.plan.scopes import current_epoch
+
+NO_PLAN = Plan()
+TIDY_AFTER_S = 60.0
+
+
+def plan_bundle(world: World, name: str) -> Plan:
+    """Return the commit that brings the bundle of model `name` up to date, or an empty plan.
+
+    Nothing is committed while an epoch that an entry needs is still to be drawn for the first time: the policy
+    that draws it asks again. Nor while an API server that was restored may have brought back what was invalidated.
+    """
+    model = world.models.get(name)
+    if model is None or model.metadata.deleting or world.domain_key is None or not world.domain_id:
+        return NO_PLAN
+    if restore.holds_back(world):
+        return Plan(enqueue=(Key("CacheDomain", world.namespace, DOMAIN_NAME),))
+    committed = world.bundles.get(name)
+    current = committed.bundle if committed and committed.bundle.root.model_uid == model.uid else None
+    entries = desired_entries(world, model, current)
+    pools = desired_pools(world, model, current.pools if current else {})
+    rules = rules_of(world, model)
+    least = restore.least_revision(world)
+    if committed and committed.bundle.root.revision <= least:
+        # It is of the history that came back, or was written before the key was replaced: nothing of it may stay.
+        before = committed.bundle.keyspaces
+        entries = tuple(entry for entry in entries if entry.keyspace not in before)
+        pools = {pool: shard for pool, shard in pools.items() if before.isdisjoint(v.keyspace for v in shard.versions)}
+    elif (
+        committed
+        and current
+        and _unchanged(current, entries)
+        and are_placed(committed, pools)
+        and current.root.rules == rules
+        and current.root.domain == world.domain_id
+    ):
+        return _tidy(world, model, committed)
+    revision = 1 + max(committed.bundle.root.revision if committed else 0, model.status.bundle_revision or 0, least)
+    dated = _dated(entries, current, revision)
+    commit = _commit(world, model, committed, current, dated, pools, revision)
+    followers = _tiers_with_budgets(world, model)
+    return Plan(actions=(commit,), enqueue=followers, wake_after_s=TIDY_AFTER_S if commit.pool_shards else None)
+
+
+def _tidy(world: World, model: CachedModel, committed: CommittedBundle) -> Plan:
+    """Return the order to empty slots that no reader needs any more; as long as one of a pool may, look again."""
+    emptied = empty_leftovers(world, model, committed)
+    if emptied is not None:
+        return Plan(actions=(emptied,))
+    return Plan(wake_after_s=TIDY_AFTER_S) if leftovers(world, model, committed) else NO_PLAN
+
+
+def _tiers_with_budgets(world: World, model: CachedModel) -> tuple[Key, ...]:
+    """Return the tiers that say how much of them this bundle guarantees."""
+    return tuple(
+        Key("CacheTier", world.namespace, name)
+        for name in model.spec.tier_names
+        if name in world.tiers and world.tiers[name].spec.medium in BUDGETED
+    )
+
+
+def desired_entries(world: World, model: CachedModel, current: Bundle | None) -> tuple[Entry, ...]:
+    """Return the entries that the model's bundle should have, by tenant; one that is as it was is the same object.
+
+    A policy that is blocked keeps the entry that it has: while a new spec is invalid, the last enforced one stands.
+    """
+    entries: dict[str, Entry] = {}
+    committed = current.entries if current else {}
+    for share in _shares(world, model):
+        if share.entry is not None:
+            # Of rivals for a tenant, the one that is not blocked stands.
+            entries[share.tenant] = share.as_committed(committed.get(share.tenant), share.entry)
+        elif not share.absent:
+            kept = _kept(current, share.policy)
+            if kept is not None and share.compiled.blocked:
+                kept = share.as_committed(kept, entry_in(world, model, still_allowed(world, share.policy, kept)))
+            if kept is not None:
+                entries.setdefault(share.tenant, kept)
+    return tuple([entries[tenant] for tenant in sorted(entries)])
+
+
+@dataclass(slots=True)
+class _Share:
+    """What one policy brings to a model's bundle.
+
+    `entry` is set if that follows from the policy alone; `absent` says that it brings nothing, whatever is committed.
+    `secret` is the data key of its `epoch`, or its id, that was there when it was compiled.
+    """
+
+    policy: TenantCachePolicy
+    tenant: str
+    compiled: Compiled
+    entry: Entry | None
+    absent: bool
+    epoch: str = ""
+    secret: bytes | str | None = field(default=None, repr=False)
+    _same: Entry | None = None
+
+    def stands(self, world: World, policy: TenantCachePolicy) -> bool:
+        """Whether it is still what `policy` brings, if what all policies read is the same."""
+        return self.policy is policy and world.data_keys.get(self.epoch) == self.secret
+
+    def as_committed(self, old: Entry | None, entry: Entry) -> Entry:
+        """Return `old` if it enforces the same as `entry`, which is compared once for each of the two."""
+        if old is None:
+            return entry
+        if old is self._same and entry is self.entry:
+            return old
+        if not old.enforces_the_same_as(entry):
+            return entry
+        self._same = old
+        return old
+
+
+def _shares(world: World, model: CachedModel) -> list[_Share]:
+    """Return the policies' shares of the model's bundle, each taken over from the last plan if nothing in it changed.
+
+    Most plans follow an edit of one policy among thousands: what all of them may read is compared once, and of each
+    only that it is the same object as before.
+    """
+    common = _common_inputs(world, model)
+    name = (BUNDLE, model.name)
+    before: dict[str, _Share] = world.memo.get(name, common, dict)
+    shares = [
+        share
+        if (share := before.get(policy_name)) is not None and share.stands(world, policy)
+        else _share(world, model, policy)
+        for policy_name, policy in world.policies.items()
+    ]
+    before.clear()
+    before.update(zip(world.policies, shares, strict=True))
+    return shares
+
+
+def _share(world: World, model: CachedModel, policy: TenantCachePolicy) -> _Share:
+    compiled = compile_policy(world, policy)
+    absent = policy.metadata.deletion_timestamp is not None or not (compiled.blocked or selects(policy, model))
+    entry = None if absent or compiled.blocked or compiled.entry is None else entry_in(world, model, compiled.entry)
+    current = current_epoch(world, policy)
+    epoch = current.value if current is not None else ""
+    return _Share(policy, policy.spec.tenant, compiled, entry, absent, epoch, world.data_keys.get(epoch))
+
+
+def _common_inputs(world: World, model: CachedModel) -> tuple[Any, ...]:
+    """Return all that `_share` reads besides the policy, for any policy there may be."""
+    domain = world.domain
+    return (
+        world.domain_key,
+        domain.status.scope if domain else None,
+        domain.status.admission if domain else None,
+        world.domain_spec.public_tiers,
+        lost_everywhere(world),
+        tuple((name, tier.spec) for name, tier in sorted(world.tiers.items())),
+        tuple(
+            (name, g.spec, g.status.scope, g.status.admission, g.metadata.deleting)
+            for name, g in sorted(world.groups.items())
+        ),
+        tuple((name, p.spec.readers, p.spec.model_ref, p.metadata.deleting) for name, p in sorted(world.pools.items())),
+        frozenset(world.models),
+        model.metadata.labels,
+        model.spec.tier_names,
+        shared_classifications(world),
+        paused_epochs(world),
+        # Rivals for a tenant look at each other.
+        tuple([tuple(world.policies[name] for name in names) for _, names in sorted(world.contested.items())]),
+    )
+
+
+def _kept(current: Bundle | None, policy: TenantCachePolicy) -> Entry | None:
+    """Return the entry that a policy has in the bundle; its tenant never changes."""
+    own = current.entries.get(policy.spec.tenant) if current else None
+    return own if own is not None and own.policy == policy.uid else None
+
+
+def _unchanged(current: Bundle, entries: tuple[Entry, ...]) -> bool:
+    return len(current.entries) == len(entries) and not _differing(current.entries, entries)
+
+
+def _differing(known: Mapping[str, Entry], entries: Iterable[Entry]) -> set[str]:
+    """Return the tenants whose entry is not the very one that is known."""
+    return {entry.tenant for entry in entries if known.get(entry.tenant) is not entry}
+
+
+def _dated(entries: tuple[Entry, ...], current: Bundle | None, revision: int) -> tuple[Entry, ...]:
+    """Return `entries`, each as of the revision in which it changed last."""
+    known = current.entries if current else {}
+    return tuple([entry if known.get(entry.tenant) is entry else replace(entry, since=revision) for entry in entries])
+
+
+def _shards(
+    committed: CommittedBundle | None, entries: tuple[Entry, ...]
+) -> tuple[tuple[ShardRef, ...], dict[int, bytes]]:
+    """Return where the shards of `entries` will be, and the bytes of those that are not there yet."""
+    refs = committed.bundle.root.shards if committed else ()
+    if committed is None or not refs or not all(ref.digest for ref in refs):
+        return _written_anew(refs, split_into_shards(entries, minimum_count=len(refs)))
+    known = committed.bundle.entries
+    changed = _differing(known, entries) | (known.keys() - {entry.tenant for entry in entries})
+    touched = {shard_of(tenant, len(refs)) for tenant in changed}
+    groups: dict[int, list[Entry]] = {index: [] for index in touched}
+    for entry in entries:
+        index = shard_of(entry.tenant, len(refs))
+        if index in touched:
+            groups[index].append(entry)
+    encoded = {index: encode_shard(group) for index, group in groups.items()}
+    if any(len(data) > MAX_SHARD_BYTES for data in encoded.values()):
+        return _written_anew(refs, split_into_shards(entries, minimum_count=2 * len(refs)))
+    moved = tuple(
+        ShardRef(ref.index, ref.other_slot, digest_bytes(encoded[ref.index])) if ref.index in encoded else ref
+        for ref in refs
+    )
+    return moved, encoded
+
+
+def _written_anew(
+    refs: tuple[ShardRef, ...], encoded: tuple[bytes, ...]
+) -> tuple[tuple[ShardRef, ...], dict[int, bytes]]:
+    moved: list[ShardRef] = []
+    changed: dict[int, bytes] = {}
+    for index, data in enumerate(encoded):
+        digest = digest_bytes(data)
+        old = refs[index] if index < len(refs) else None
+        if old and old.digest == digest:
+            moved.append(old)
+            continue
+        moved.append(ShardRef(index, old.other_slot if old else "a", digest))
+        changed[index] = data
+    return tuple(moved), changed
+
+
+def _commit(
+    world: World,
+    model: CachedModel,
+    committed: CommittedBundle | None,
+    current: Bundle | None,
+    entries: tuple[Entry, ...],
+    pools: Mapping[str, PoolShard],
+    revision: int,
+) -> CommitBundle:
+    refs, changed = _shards(committed, entries)
+    placed = place(committed, current.pools if current else {}, pools, revision)
+    by_tenant = {entry.tenant: entry for entry in entries}
+    rules = rules_of(world, model)
+    rules_since = current.root.rules_since if current and current.root.rules == rules else revision
+    root = Root(
+        domain=world.domain_id or "",
+        model=model.name,
+        model_uid=model.uid,
+        revision=revision,
+        # A Lease that was deleted starts its count again; the bundle's own term keeps growing all the same.
+        term=max(world.term, committed.bundle.root.term if committed else 0, restore.least_term(world)),
+        rules=rules,
+        shards=refs,
+        rules_since=rules_since,
+        pools=placed.refs,
+    )
+    return CommitBundle(
+        model=model.name,
+        root=root,
+        entries=by_tenant,
+        shards=changed,
+        resource_version=committed.resource_version if committed else None,
+        owner=model.owner_reference(),
+        compiled=_compiled(world, committed, entries, revision),
+        keyless=_keyless(world, committed, keys_in(by_tenant, pools), revision),
+        pools=pools,
+        pool_shards=placed.changed,
+        pool_indexes=placed.indexes,
+    )
+
+
+def _compiled(
+    world: World, committed: CommittedBundle | None, entries: tuple[Entry, ...], revision: int
+) -> dict[str, tuple[int, int]]:
+    """Return since which revision the bundle says what each policy's generation says.
+
+    An entry that is taken out leaves no `since` behind, and may be taken out long after its policy was edited: when a
+    rival goes, a tier appears, a model loses a label. So every policy of that tenant counts from this revision.
+    """
+    before = committed.compiled if committed else {}
+    gone = (committed.bundle.entries.keys() if committed else set()) - {entry.tenant for entry in entries}
+    known = {}
+    for policy in world.policies.values():
+        uid, generation = policy.metadata.uid, policy.metadata.generation
+        old = before.get(uid)
+        stands = old is not None and old[0] == generation and not (gone and policy.spec.tenant in gone)
+        known[uid] = old if old and stands else (generation, revision)
+    return known
+
+
+def _keyless(
+    world: World, committed: CommittedBundle | None, held: frozenset[bytes | str], revision: int
+) -> dict[str, int]:
+    """Return since which revision a bundle has not the data key of an epoch, for the epochs whose key is not `held`."""
+    if not world.data_keys:
+        return {}
+    before = committed.keyless if committed else {}
+    return {epoch: before.get(epoch, revision) for epoch, secret in world.data_keys.items() if secret not in held}

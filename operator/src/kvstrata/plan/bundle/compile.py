@@ -1,0 +1,222 @@
+"""From policies to bundle entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel, ReuseMode
+from kvstrata.api.cachedomain import AuditNames
+from kvstrata.api.cachetier import Medium
+from kvstrata.api.common import TierBudget as ApiBudget
+from kvstrata.api.tenantcachepolicy import Isolation, TenantCachePolicy
+from kvstrata.contract.policy.bundle import Entry, Rules, TierBudget
+from kvstrata.contract.policy.data_key import BundledKey
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind
+from kvstrata.model.guarantees import Holder
+from kvstrata.model.world import World
+from kvstrata.plan.actions import Decision
+from kvstrata.plan.budgets.admission import admitted_part, held_by, is_undecided, key_of
+from kvstrata.plan.budgets.classification import denied_tiers
+from kvstrata.plan.bundle.paused import pauses
+from kvstrata.plan.isolation import is_fenced
+from kvstrata.plan.keys.data_keys import as_held, encrypts, keys_of
+from kvstrata.plan.pools.readers import may_read, of_model, reading_inputs
+from kvstrata.plan.rules import first
+from kvstrata.plan.rules import model as model_chain
+from kvstrata.plan.rules import policy as chain
+from kvstrata.plan.scopes import current_epoch, epoch_of, scope_in_force
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """What a policy comes to: an entry (None while its epoch is not drawn), or what keeps the last one in force."""
+
+    entry: Entry | None = None
+    blocked: Decision | None = None
+
+
+def compile_policy(world: World, policy: TenantCachePolicy) -> Compiled:
+    """Return the bundle entry of a policy, without its `since`, compiled anew only when what it follows from did."""
+    return world.memo.get((TenantCachePolicy, policy.name), _inputs(world, policy), lambda: _compile(world, policy))
+
+
+def _inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
+    """Return all that `_compile` reads; where it is a part of an object only, that part, so that little else counts."""
+    spec = policy.spec
+    budgets = spec.tiers
+    shared: tuple[Any, ...] = ()
+    if spec.isolation is Isolation.GROUP:
+        group = world.groups.get(spec.group_name or "")
+        if group is not None:
+            shared = (group.spec, group.status.scope, group.status.admission, group.metadata.deleting)
+            budgets += group.spec.tiers
+    elif spec.isolation is Isolation.PUBLIC:
+        told = (world.domain.status.scope, world.domain.status.admission) if world.domain else ()
+        shared = (told, world.domain_spec.public_tiers)
+        budgets += world.domain_spec.public_tiers
+    tiers = tuple(tier.spec if (tier := world.tiers.get(budget.name)) else None for budget in budgets)
+    rivals = world.policies_of_tenant.get(spec.tenant, ())
+    return (
+        policy,
+        world.domain_key,
+        _keys_now(world, policy),
+        shared,
+        tiers,
+        _caps(world),
+        denied_tiers(world, policy, scope_in_force(world, policy)),
+        held_by(world, _holder(world, policy, scope_in_force(world, policy))),
+        # A refusal lists the tiers that there are.
+        tuple(sorted(world.tiers)) if None in tiers else (),
+        tuple(world.policies[name] for name in rivals) if len(rivals) > 1 else (),
+        tuple(name in world.models for name in spec.models.names or ()) if spec.models else (),
+        pauses(world, current_epoch(world, policy)),
+        reading_inputs(world, policy) if spec.pools else (),
+    )
+
+
+def _keys_now(world: World, policy: TenantCachePolicy) -> tuple[BundledKey, ...]:
+    epoch = current_epoch(world, policy) if encrypts(world) else None
+    return keys_of(world, epoch) if epoch is not None else ()
+
+
+def _compile(world: World, policy: TenantCachePolicy) -> Compiled:
+    blocked = first(chain.BLOCKING, world, policy)
+    if blocked:
+        return Compiled(blocked=blocked)
+    epoch = current_epoch(world, policy)
+    if epoch is None or world.domain_key is None or is_undecided(_holder(world, policy, epoch.scope)):
+        return Compiled()
+    return Compiled(
+        Entry(
+            tenant=policy.spec.tenant,
+            keyspace=epoch.keyspace(world.domain_key),
+            scope=epoch.scope,
+            policy=policy.uid,
+            suspended=policy.spec.is_suspended,
+            budgets=budgets_of(world, policy, epoch.scope),
+            keys=keys_of(world, epoch),
+            pools=may_read(world, policy.spec.tenant, policy.spec.pool_names),
+        ).paused(pauses(world, epoch))
+    )
+
+
+def entry_in(world: World, model: CachedModel, entry: Entry) -> Entry:
+    """Return a policy's entry as the bundle of `model` has it: its pools, and data keys if its pods encrypt."""
+    return of_model(world, model, as_held(world, model, entry))
+
+
+def still_allowed(world: World, policy: TenantCachePolicy, kept: Entry) -> Entry:
+    """Return the last valid entry of a policy whose new spec is invalid, as far as others still allow it.
+
+    An invalid spec may not shield its tenant from an invalidation, or from a group, a pool or a tier that admits it no
+    more: the entry follows its scope's epoch, and what the tenant may no longer use or read is not reused. Nor does it
+    open a tier that was closed: the classification that it names may be part of what is wrong with it. And nothing is
+    kept for longer than its tier keeps anything: that the tier keeps less now may be what the spec is invalid for.
+    """
+    holder = _holder(world, policy, kept.scope)
+    budgets = admitted_part(world, key_of(holder), kept.budgets) if holder is not None else kept.budgets
+    budgets = _shortened(world, budgets)
+    kept = replace(kept, budgets=_without(budgets, denied_tiers(world, policy, kept.scope)))
+    epoch = epoch_of(world, policy, kept.scope)
+    pools = may_read(world, kept.tenant, kept.pools)
+    if epoch is None or world.domain_key is None:
+        return replace(kept, suspended=True, resumes=False, keys=(), pools=pools)
+    kept = kept.paused(pauses(world, epoch))
+    return replace(kept, keyspace=epoch.keyspace(world.domain_key), keys=keys_of(world, epoch), pools=pools)
+
+
+def budgets_of(world: World, policy: TenantCachePolicy, scope: Scope) -> tuple[TierBudget, ...]:
+    """Return the budgets of the scope that the policy's tenant is in; shared scopes bring their own."""
+    match scope.kind:
+        case ScopeKind.GROUP:
+            declared: tuple[ApiBudget, ...] = world.groups[scope.name].spec.tiers
+        case ScopeKind.PUBLIC:
+            declared = world.domain_spec.public_tiers
+        case _:
+            declared = policy.spec.tiers if policy.spec.isolation is Isolation.ISOLATED else ()
+    budgets = tuple(
+        TierBudget(
+            tier=budget.name,
+            limit_bytes=budget.limit_bytes,
+            guaranteed_bytes=budget.guaranteed_bytes or None,
+            retention_s=budget.retention_s,
+        )
+        for budget in declared
+    )
+    holder = _holder(world, policy, scope)
+    admitted = admitted_part(world, key_of(holder), budgets) if holder else budgets
+    return _without(_shortened(world, admitted), denied_tiers(world, policy, scope))
+
+
+def _holder(world: World, policy: TenantCachePolicy, scope: Scope) -> Holder | None:
+    """Return the object whose budgets are those of the scope that the policy's tenant is in."""
+    match scope.kind:
+        case ScopeKind.GROUP:
+            return world.groups.get(scope.name)
+        case ScopeKind.PUBLIC:
+            return world.domain
+        case _:
+            return policy
+
+
+def _without(budgets: tuple[TierBudget, ...], denied: tuple[str, ...]) -> tuple[TierBudget, ...]:
+    """Return budgets that keep a scope off the tiers in `denied`, whatever they were."""
+    if not denied:
+        return budgets
+    by_tier = {budget.tier: budget for budget in budgets}
+    for name in denied:
+        old = by_tier.get(name)
+        by_tier[name] = TierBudget.denying(name, old.retention_s if old is not None else None)
+    return tuple(budget for _, budget in sorted(by_tier.items()))
+
+
+def _caps(world: World) -> tuple[tuple[str, int], ...]:
+    """Return how long anybody's blocks may live in CPU tiers; pods know it of Redis tiers by their parameters."""
+    return tuple(
+        (name, tier.spec.max_retention_s)
+        for name, tier in sorted(world.tiers.items())
+        if tier.spec.medium is Medium.CPU and tier.spec.max_retention_s is not None
+    )
+
+
+def rules_of(world: World, model: CachedModel) -> Rules:
+    """Return what holds for all tenants of a model.
+
+    A model whose spec is not carried out keeps the reuse that is in force, but for Off, which is never wrong. One whose
+    isolation was found broken has none, if it is declared so.
+    """
+    domain = world.domain_spec
+    committed = world.bundles.get(model.name)
+    reuse = str(model.spec.reuse_mode)
+    if reuse != ReuseMode.OFF and first(model_chain.RULES, world, model):
+        reuse = committed.bundle.root.rules.reuse if committed else str(ReuseMode.OFF)
+    if is_fenced(model):
+        reuse = str(ReuseMode.OFF)
+    return Rules(
+        stale_after_s=domain.stale_after_s,
+        drain_timeout_s=domain.drain_timeout_s,
+        on_stale=str(domain.effective_on_stale),
+        unknown_tenants=str(domain.effective_unknown_tenants),
+        reuse=reuse,
+        audit_tenants=domain.effective_audit_names is AuditNames.TENANTS,
+    )
+
+
+def selects(policy: TenantCachePolicy, model: CachedModel) -> bool:
+    """Whether the policy speaks for this model."""
+    return policy.spec.covers(model.name, model.metadata.labels)
+
+
+def _shortened(world: World, budgets: tuple[TierBudget, ...]) -> tuple[TierBudget, ...]:
+    """Return budgets, by tier, that keep nothing for longer than their tiers do, nor what no budget is about."""
+    capped = {name: TierBudget(tier=name, retention_s=longest_s) for name, longest_s in _caps(world)}
+    named = {budget.tier: replace(budget, retention_s=_shorter(budget, world)) for budget in budgets}
+    return tuple(budget for _, budget in sorted((capped | named).items()))
+
+
+def _shorter(budget: TierBudget, world: World) -> int | None:
+    tier = world.tiers.get(budget.tier)
+    longest_s = tier.spec.max_retention_s if tier else None
+    bounds = [bound for bound in (budget.retention_s, longest_s) if bound is not None]
+    return min(bounds) if bounds else None

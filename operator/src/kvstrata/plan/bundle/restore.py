@@ -1,0 +1,237 @@
+"""An API server that was restored from a backup: known by pods that hold what it has forgotten, and answered at once.
+
+Every keyspace is derived from the domain's key. So one write, a new key, makes all unreachable that was cached before,
+whatever epochs came back with the backup; and revisions go on far above what any pod can hold, so that pods take
+bundles again. Two facts say how far that has come, and every step follows from them: the record in the domain's status,
+which is written first, and the record's id at the key's Secret. Until both agree no bundle is written.
+
+A pod may lie. So its word counts only if the API server, asked after it, holds less; one that claims absurdly much is
+not believed, and one that was believed is not for a while, because true witnesses take the new bundle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from kvstrata.api.cachedomain import CacheDomain, Restored
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import DomainReason
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.messages.pod_state import PodState
+from kvstrata.contract.policy.bundle import Root
+from kvstrata.model.world import World
+from kvstrata.objects import names
+from kvstrata.plan.actions import Decision
+from kvstrata.plan.bundle.enforcement import Coverage, coverage
+from kvstrata.plan.conditions import Finding, false, true
+
+MAX_LEAD = 1 << 32
+"""How far ahead of the API server a pod may be: at ten commits a second, more than a decade."""
+MARGIN = 1 << 20
+"""How far above what is known to be held revisions go on: other pods may hold more than those that were heard."""
+MAX_REVISION = 1 << 52
+"""Above it nobody is believed: status holds whole numbers up to 2**53."""
+BELIEVED_AGAIN_AFTER = timedelta(hours=1)
+MAX_WITNESSES = 16
+ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A pod that holds what the API server does not: its revision and term, and those of the API server's bundle."""
+
+    pod: str
+    uid: str
+    model: str
+    revision: int
+    term: int
+    known_revision: int
+    known_term: int
+
+
+def contradicts(state: PodState, model_uid: str, root: Root | None, root_digest: str) -> bool:
+    """Whether a pod serves under a root that cannot have come before this one: newer, or another of its revision.
+
+    Revisions and terms of a model's bundle only grow, so what was read after the pod spoke has to be as new. A pod of
+    another CachedModel of that name, and one of a version that does not tell what it holds, contradict nothing.
+    """
+    if not state.revision or state.model_uid != model_uid:
+        return False
+    if root is None or root.model_uid != model_uid:
+        return root is None
+    if state.revision > root.revision or state.term > root.term:
+        return True
+    return state.revision == root.revision and state.root != root_digest
+
+
+def claims(world: World) -> tuple[Claim, ...]:
+    """Return what live pods hold beyond the bundles that there are, most first.
+
+    Where the status of the CachedModel tells of a newer bundle than there is, only that was lost or replaced: epochs
+    are in statuses, so nothing came back with it.
+    """
+    found = []
+    for name, model in world.models.items():
+        committed = world.bundles.get(name)
+        root = committed.bundle.root if committed is not None else None
+        reported = model.status.bundle_revision or 0
+        newest = root if root is not None and root.revision >= reported else None
+        revision = newest.revision if newest is not None else reported
+        term = root.term if root is not None else 0
+        for pod in world.live_pods(name):
+            told = world.states.get(pod.uid)
+            if told is None or not told.contradicted:
+                continue
+            state = told.state
+            other = newest is not None and (state.revision == newest.revision or state.term > newest.term)
+            if state.revision > revision or other:
+                found.append(Claim(pod.name, pod.uid, name, state.revision, state.term, revision, term))
+    return tuple(sorted(found, key=lambda claim: (-claim.revision, claim.model, claim.pod)))
+
+
+def discovered(world: World, domain: CacheDomain, now: datetime) -> dict[str, Any] | None:
+    """Return the record of a restore that nobody has recorded yet, in API form; None if there is none."""
+    known = domain.status.restored
+    fresh = [claim for claim in claims(world) if not _covered(claim, known) and _doubt(claim, known, now) is None]
+    if not fresh:
+        return None
+    held = [claim.revision for claim in fresh]
+    held += [committed.bundle.root.revision for committed in world.bundles.values()]
+    held += [known.revision] if known is not None else []
+    recent = [
+        witness.to_kubernetes()
+        for witness in (known.witnesses if known is not None else ())
+        if now - witness.at < BELIEVED_AGAIN_AFTER
+    ]
+    heard = [
+        {
+            "pod": claim.pod,
+            "uid": claim.uid,
+            "model": claim.model,
+            "revision": claim.revision,
+            "known": claim.known_revision,
+            "at": format_timestamp(now),
+        }
+        for claim in fresh
+    ]
+    return {
+        "id": world.entropy[32 : 32 + ID_BYTES].hex(),
+        "detectedAt": format_timestamp(now),
+        "settledAt": None,
+        "revision": max(held) + MARGIN,
+        "term": max(claim.term for claim in fresh),
+        "witnesses": (heard + recent)[:MAX_WITNESSES],
+    }
+
+
+def key_is_old(world: World) -> bool:
+    """Whether the domain's key was drawn before the last restore that is recorded."""
+    restored = world.domain.status.restored if world.domain is not None else None
+    secret = world.secrets.get(names.DOMAIN_KEY_SECRET)
+    return restored is not None and (secret is None or secret.drawn_for != restored.id)
+
+
+def holds_back(world: World, now: datetime | None = None) -> bool:
+    """Whether no bundle may be written, because it would bring back what was invalidated."""
+    if key_is_old(world):
+        return True
+    known = world.domain.status.restored if world.domain is not None else None
+    return any(not _covered(claim, known) and _doubt(claim, known, now) is None for claim in claims(world))
+
+
+def least_revision(world: World) -> int:
+    """Return a revision that every bundle has to exceed."""
+    restored = world.domain.status.restored if world.domain is not None else None
+    return restored.revision if restored is not None else 0
+
+
+def least_term(world: World) -> int:
+    """Return a term that no bundle may fall below."""
+    restored = world.domain.status.restored if world.domain is not None else None
+    return restored.term if restored is not None else 0
+
+
+def restored_finding(world: World, domain: CacheDomain, now: datetime) -> tuple[Finding, ...]:
+    """Return how far the last restore was dealt with; nothing where there never was one."""
+    known = domain.status.restored
+    doubted = [(claim, why) for claim in claims(world) if (why := _doubt(claim, known, now)) is not None]
+    unheard = [(claim, why) for claim, why in doubted if not _covered(claim, known)]
+    if unheard:
+        claim, why = unheard[0]
+        message = f"{_told(claim)}; it is not believed, because {why}: delete the pod"
+        return (false(ConditionType.RESTORED, DomainReason.WITNESS_NOT_BELIEVED, message),)
+    if known is None:
+        return ()
+    behind = sorted(
+        name
+        for name, model in world.models.items()
+        if not model.metadata.deleting
+        and ((committed := world.bundles.get(name)) is None or committed.bundle.root.revision <= known.revision)
+    )
+    if behind:
+        message = f"the bundle of CachedModel {', '.join(behind[:3])} is being written under the new key"
+        return (false(ConditionType.RESTORED, DomainReason.NOT_COMMITTED, message),)
+    total = sum((coverage(world, name, known.revision) for name in world.models), Coverage())
+    if known.settled_at is None and not total.complete:
+        message = f"{total} enforce what is new; the others refuse all reuse until they do"
+        return (false(ConditionType.RESTORED, DomainReason.AWAITING_ACKS, message),)
+    return (true(ConditionType.RESTORED, DomainReason.KEY_REPLACED, story_of(known)),)
+
+
+def record(domain: CacheDomain, finding: tuple[Finding, ...], now: datetime) -> dict[str, Any] | None:
+    """Return the record of the last restore in API form, with the time at which it was dealt with."""
+    known = domain.status.restored
+    if known is None:
+        return None
+    settled = known.settled_at is None and any(found.status == "True" for found in finding)
+    return known.to_kubernetes() | ({"settledAt": format_timestamp(now)} if settled else {})
+
+
+def is_doubted(finding: tuple[Finding, ...]) -> bool:
+    """Whether a pod is not believed for now, so that it has to be heard again without any news."""
+    return any(found.reason == DomainReason.WITNESS_NOT_BELIEVED for found in finding)
+
+
+def announcement(found: dict[str, Any]) -> Decision:
+    """Return what is said of a restore when it is recorded."""
+    return Decision(DomainReason.RESTORE_DETECTED, story_of(Restored.model_validate(found)))
+
+
+def story_of(known: Restored) -> str:
+    """Return what happened, in a sentence for people."""
+    at = format_timestamp(known.detected_at)
+    if not known.witnesses:
+        return f"at {at} the API server was found to be older than pods; the domain's key is new since"
+    first = known.witnesses[0]
+    return (
+        f"at {at} pod {first.pod} held revision {first.revision} of the bundle of CachedModel {first.model}, and the "
+        f"API server only {first.known} or another of that number: it was restored from a backup, or somebody put an "
+        "old bundle back. The domain's key is replaced, so nothing that was cached before can be read, whatever epochs "
+        "came back"
+    )
+
+
+def _told(claim: Claim) -> str:
+    return (
+        f"pod {claim.pod} says that it holds revision {claim.revision} of the bundle of CachedModel {claim.model}, and "
+        f"the API server has {claim.known_revision}"
+    )
+
+
+def _covered(claim: Claim, known: Restored | None) -> bool:
+    """Whether what the pod holds is below what bundles go on from after the last restore that is recorded."""
+    return known is not None and claim.revision <= known.revision and claim.term <= known.term
+
+
+def _doubt(claim: Claim, known: Restored | None, now: datetime | None) -> str | None:
+    """Return why a pod is not believed, or None; without a time as if none had passed since it was."""
+    if claim.revision - claim.known_revision > MAX_LEAD or claim.term - claim.known_term > MAX_LEAD:
+        return "no operator commits that often"
+    if claim.revision + MARGIN > MAX_REVISION:
+        return "there is no revision left above it"
+    for witness in known.witnesses if known is not None else ():
+        if witness.uid == claim.uid and (now is None or now - witness.at < BELIEVED_AGAIN_AFTER):
+            return f"everything was replaced on its word at {format_timestamp(witness.at)} already"
+    return None

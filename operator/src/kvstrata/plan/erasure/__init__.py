@@ -1,0 +1,1 @@
+"""Erasures: what is gathered, what is outstanding, the next step, the receipt."""

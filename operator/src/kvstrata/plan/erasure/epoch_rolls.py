@@ -1,0 +1,103 @@
+"""New epochs for scopes: written into the status that holds them, each only while it still has the old one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kvstrata.api.cachedomain import DOMAIN_NAME
+from kvstrata.api.cacheinvalidation import RolledScope
+from kvstrata.api.common import ScopeStatus
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
+from kvstrata.model.refs import Key
+from kvstrata.model.world import World
+from kvstrata.plan.actions import StatusWrite
+from kvstrata.plan.rules.policy import by_seniority
+from kvstrata.plan.scopes import held as epoch_held
+
+
+def epoch_writes(world: World, intents: Iterable[RolledScope]) -> Iterator[StatusWrite]:
+    """Yield the writes for scopes that still have an epoch which is to go.
+
+    A policy that is being deleted is in no bundle, and keeps its epoch: by that its own erasure finds what there was.
+    """
+    listed = tuple(intents)
+    for rolled in listed:
+        scope = Scope(ScopeKind(rolled.kind), rolled.name)
+        if scope.kind is ScopeKind.POOL:
+            continue
+        holder, status, version = _holder_with_version(world, scope)
+        if status is None or status.epoch != rolled.old_epoch or rolled.new_epoch is None or leaves(world, holder):
+            continue
+        epoch = {"kind": str(scope.kind), "name": scope.name, "epoch": rolled.new_epoch, "rolls": status.rolls + 1}
+        # What the scope held under the old epoch says nothing of the new one.
+        yield StatusWrite(holder, version, {"scope": epoch, "usage": None})
+    yield from _pool_rolls(world, listed)
+
+
+def leaves(world: World, holder: Key) -> bool:
+    """Whether the holder of a scope's epoch is a policy that is being deleted: its scope ends, and gets no other."""
+    policy = world.policies.get(holder.name) if holder.kind == TenantCachePolicy.INFO.kind else None
+    return policy is not None and policy.metadata.deleting
+
+
+def _pool_rolls(world: World, intents: Iterable[RolledScope]) -> Iterator[StatusWrite]:
+    """Yield the writes for pools that still have an epoch which is to go, in force or to come.
+
+    The new one is that of content that nobody has computed, so it is not published.
+    """
+    gone: dict[str, dict[str, str]] = {}
+    for intent in intents:
+        if ScopeKind(intent.kind) is ScopeKind.POOL and intent.old_epoch and intent.new_epoch:
+            gone.setdefault(intent.name, {})[intent.old_epoch] = intent.new_epoch
+    for name, epochs in sorted(gone.items()):
+        pool = world.pools.get(name)
+        if pool is None or not pool.status.epochs & epochs.keys():
+            continue
+        now, following = pool.status.scope, pool.status.next
+        fields: dict[str, Any] = {}
+        if following is not None and following.scope.epoch in epochs:
+            fields["next"] = None
+        if now is not None and now.epoch in epochs:
+            rolls = max(now.rolls, following.scope.rolls if following is not None else 0) + 1
+            scope = {"kind": str(ScopeKind.POOL), "name": name, "epoch": epochs[now.epoch], "rolls": rolls}
+            fields |= {"scope": scope, "published": None, "warmedAt": None, "usage": None}
+        yield StatusWrite(Key(pool.INFO.kind, world.namespace, name), pool.metadata.resource_version, fields)
+
+
+def holder_of(world: World, scope: Scope) -> tuple[Key, ScopeStatus | None]:
+    """Return the object whose status holds a scope's epoch, and what it says."""
+    key, status, _ = _holder_with_version(world, scope)
+    return key, status
+
+
+def _holder_with_version(world: World, scope: Scope) -> tuple[Key, ScopeStatus | None, str]:
+    """Return the object whose status holds a scope's epoch, what it says, and its resourceVersion."""
+    match scope.kind:
+        case ScopeKind.GROUP:
+            group = world.groups.get(scope.name)
+            key = Key("TenantGroup", world.namespace, scope.name)
+            return (
+                (key, epoch_held(group.status.scope, scope), group.metadata.resource_version)
+                if group
+                else (key, None, "")
+            )
+        case ScopeKind.PUBLIC:
+            domain = world.domain
+            key = Key("CacheDomain", world.namespace, DOMAIN_NAME)
+            found = epoch_held(domain.status.scope, PUBLIC_SCOPE) if domain else None
+            return key, found, domain.metadata.resource_version if domain else ""
+        case ScopeKind.POOL:
+            pool = world.pools.get(scope.name)
+            key = Key("PrefixPool", world.namespace, scope.name)
+            return (
+                (key, epoch_held(pool.status.scope, scope), pool.metadata.resource_version) if pool else (key, None, "")
+            )
+        case _:
+            # Of two policies for one tenant only the older one's epoch is in bundles.
+            for policy in by_seniority(world, scope.name):
+                found = epoch_held(policy.status.scope, scope)
+                if found:
+                    return Key(policy.INFO.kind, world.namespace, policy.name), found, policy.metadata.resource_version
+            return Key("TenantCachePolicy", world.namespace, ""), None, ""

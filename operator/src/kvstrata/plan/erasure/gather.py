@@ -1,0 +1,344 @@
+"""What the world tells of an erasure: the order and what has to be written down before anything is rolled, which pods
+are its witnesses, and what each of them has said since.
+
+The scopes, revisions and pods are those that the invalidation's status names: it was written, conditionally, by the
+same plan that rolls epochs for lazy ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Set
+from datetime import datetime, timedelta
+
+from kvstrata import __version__
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cacheinvalidation import AwaitedPod, CacheInvalidation, InvalidationScope, PrefixScope, RolledScope
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.receipt.facts import Component, Fence, Revoked, Subject, Target
+from kvstrata.contract.receipt.vocabulary import (
+    Hbm,
+    KeyCustody,
+    Mode,
+    PodMedium,
+    RevokedKind,
+    ScopeForm,
+    Standing,
+    SubjectKind,
+    epoch_commitment,
+    key_fingerprint,
+    prefix_commitment,
+)
+from kvstrata.model.erasure.evidence import has_acknowledged, standing_of, tiers_at_hand, witnesses
+from kvstrata.model.erasure.facts import HeldKey, HeldTier, PodSeen, Rolled, TierLost, Witness
+from kvstrata.model.erasure.record import (
+    ErasedPrefix,
+    Erasure,
+    ErasureOrder,
+    ErasureRecord,
+    LeftEpoch,
+    PodNow,
+    SharedTier,
+)
+from kvstrata.model.pods import Pod
+from kvstrata.model.world import World
+from kvstrata.plan.erasure.epoch_rolls import holder_of, leaves
+from kvstrata.plan.erasure.erasureprefix import chunks_of as prefix_chunks
+from kvstrata.plan.erasure.erasureprefix import source_of
+from kvstrata.plan.keys.custody import last_in_force
+from kvstrata.plan.redis.backend import report_of
+from kvstrata.plan.rules.invalidation import scopes_to_leave
+from kvstrata.plan.witnesses import FENCE_MARGIN_S, is_fenced
+from kvstrata.plan.witnesses import Witness as Held
+
+_IN_PODS = {Medium.CPU: PodMedium.CPU, Medium.NVME: PodMedium.NVME}
+
+OWN_MEMORY = ""
+"""What pods call the memory of a cache server whose model lists no CPU tier."""
+
+
+def begin(world: World, invalidation: CacheInvalidation) -> ErasureRecord | None:
+    """Return what is to be kept of an eager invalidation whose epochs are about to be rolled.
+
+    None as long as its intent is not in its status, or the domain has no identity, and once it has ended.
+    """
+    status, started = invalidation.status, invalidation.status.start_time
+    if invalidation.finished or started is None or not status.scopes or world.identity is None:
+        return None
+    domain_key, domain = world.identity
+    prefix = invalidation.spec.scope.prefix
+    chunks = prefix_chunks(world, invalidation, started).chunks if prefix is not None else ()
+    if prefix is not None and not chunks:
+        return None
+    epochs = tuple(
+        LeftEpoch(ScopeKind(one.kind), one.name, one.old_epoch, _successor(world, one))
+        for one in status.scopes
+        if one.old_epoch
+    )
+    keyspaces = {derive_keyspace(domain_key, Scope(one.kind, one.name), one.old) for one in epochs}
+    order = ErasureOrder(
+        subject=_subject(invalidation),
+        started=started,
+        keyspaces=tuple(sorted(keyspaces)),
+        tiers=tuple(SharedTier(tier.name, tier.spec.encryption_required) for tier in _shared(world, invalidation)),
+        excluded_tiers=tuple(sorted(tier.name for tier in world.tiers.values() if _is_excluded(tier, invalidation))),
+        excluded_scopes=left_out(scopes_to_leave(world, invalidation)),
+        deadline_s=invalidation.spec.deadline_s,
+        allow_residue=invalidation.spec.residue_allowed,
+        prefix=_erased_prefix(domain_key, prefix, chunks) if prefix is not None else None,
+        versions=versions(world, _shared(world, invalidation)),
+    )
+    # What stays of a keyspace is read with the same keys again.
+    keys = keys_held(world, domain, epochs if prefix is None else ())
+    return ErasureRecord(invalidation.namespace, invalidation.name, domain, epochs, keys, Erasure(order))
+
+
+def versions(world: World, tiers: Iterable[CacheTier]) -> tuple[Component, ...]:
+    """Return with which versions an erasure begins: this operator's, and those that servers of tiers told it."""
+    reports = [report for tier in tiers if (report := report_of(world, tier)) is not None and report.version]
+    servers = Counter((report.software, report.version) for report in reports)
+    return (
+        Component("operator", __version__, 1),
+        *(Component(f"tiers on {software}", version, count) for (software, version), count in sorted(servers.items())),
+    )
+
+
+def left_out(scopes: Iterable[Scope]) -> tuple[str, ...]:
+    """Return shared scopes as an order names what it leaves out."""
+    return tuple("Public" if scope.kind is ScopeKind.PUBLIC else scope.name for scope in scopes)
+
+
+def keys_held(world: World, domain: str, epochs: Iterable[LeftEpoch]) -> tuple[HeldKey, ...]:
+    """Return the data keys of epochs, as far as there are any."""
+    return tuple(
+        _held_key(world, world.data_keys[one.old], _commitment(domain, one))
+        for one in epochs
+        if one.old in world.data_keys
+    )
+
+
+def lacks_keys(world: World, record: ErasureRecord) -> bool:
+    """Whether keys of what is erased are still being had from where they are kept: which they are, nobody knows yet.
+
+    With its CacheDomain a namespace loses where they are kept: from then on none is to come. Those of a prefix stay.
+    """
+    going = world.domain is not None and record.erasure.order.prefix is None
+    return going and any(left.old in world.keys_awaited and left.old not in world.data_keys for left in record.epochs)
+
+
+def _held_key(world: World, kept: bytes | str, revoked: str) -> HeldKey:
+    if isinstance(kept, str):
+        return HeldKey(kept, revoked, last_in_force(world) or KeyCustody.MEMORY)
+    return HeldKey(key_fingerprint(kept), revoked, KeyCustody.SECRET)
+
+
+def rolled(world: World, invalidation: CacheInvalidation, record: ErasureRecord) -> Rolled | None:
+    """Return that every bundle follows, once the invalidation's status says so, and what is revoked can be named."""
+    status = invalidation.status
+    if status.rolled_time is None:
+        return None
+    prefix = invalidation.spec.scope.prefix
+    gone = revoked(record) if prefix is None else _of_prefix(world, prefix, record)
+    if gone is None:
+        return None
+    targets = tuple(Target(target.model, target.revision) for target in status.targets)
+    pods = {pod.uid: (pod.model, pod.pod) for pod in status.awaiting}
+    models = {target.model for target in targets}
+    # Some may have been reported as running only after the status was written.
+    pods |= {pod.uid: (model, pod.name) for model in sorted(models) for pod in world.live_pods(model)}
+    chosen = frozenset(tier.name for tier in invalidation.spec.tiers)
+    return Rolled(
+        status.rolled_time,
+        gone,
+        targets,
+        tuple(
+            Witness(model, uid, name, inside(world.models.get(model), world.tiers, chosen))
+            for uid, (model, name) in pods.items()
+        ),
+        record.keys,
+    )
+
+
+def revoked(record: ErasureRecord) -> tuple[Revoked, ...]:
+    """Return what becomes unreachable, as receipts list it: of tenants the one that the order names."""
+    subject = record.erasure.order.subject
+    named = subject.scope_name if subject.scope is ScopeForm.TENANT else None
+    return tuple(
+        Revoked(
+            RevokedKind(str(one.kind)),
+            one.name if one.kind is not ScopeKind.TENANT or one.name == named else None,
+            _commitment(record.domain, one),
+            epoch_commitment(record.domain, one.kind, one.name, one.new) if one.new else None,
+        )
+        for one in record.epochs
+    )
+
+
+def words(world: World, record: ErasureRecord, awaiting: tuple[AwaitedPod, ...], now: datetime) -> Iterator[PodSeen]:
+    """Yield what witnesses have said, or what is known of them, as far as it is news."""
+    erasure = record.erasure
+    stated = erasure.only(Rolled)
+    revisions = {target.model: target.revision for target in stated.targets} if stated else {}
+    live = {pod.uid: pod for model in world.pods for pod in world.live_pods(model)}
+    ended = {pod.uid for pods in world.pods.values() for pod in pods.values() if pod.finished}
+    ended |= {gone.uid for departures in world.departures.values() for gone in departures if gone.clean}
+    fences = {pod.uid: pod.fenced_by for pod in awaiting}
+    for witness in witnesses(erasure):
+        settled = standing_of(erasure, witness.uid)
+        if settled is not None and settled.standing is Standing.ENDED:
+            continue
+        pod = live.get(witness.uid)
+        if witness.uid in ended:
+            yield PodSeen(witness.uid, Standing.ENDED, now)
+        elif pod is not None and (word := _acknowledged(world, pod, revisions.get(witness.model))):
+            if not has_acknowledged(erasure, witness.uid, word.boots):
+                yield word
+        elif settled is None and (fenced := fences.get(witness.uid)) is not None:
+            held = Held(witness.model, witness.name, witness.uid, fenced)
+            if is_fenced(world, held, pod, now) and (fence := _fence(world, witness, fenced, now)):
+                yield PodSeen(witness.uid, Standing.FENCED, now, fence=fence)
+
+
+def pods_at_hand(world: World, erasure: Erasure) -> dict[str, PodNow]:
+    """Return the witnesses that can be asked now."""
+    live = {pod.uid: pod for model in world.pods for pod in world.live_pods(model)}
+    found = {}
+    for witness in witnesses(erasure):
+        told = world.states.get(witness.uid)
+        if witness.uid in live and told is not None and told.in_contact and told.state.cache_boot:
+            found[witness.uid] = PodNow(witness.uid, told.state.gate_boot, told.state.cache_boot)
+    return found
+
+
+def tiers_lost(world: World, erasure: Erasure, now: datetime) -> Iterator[TierLost]:
+    """Yield the shared tiers of the order that were removed."""
+    for tier in tiers_at_hand(erasure):
+        found = world.tiers.get(tier.name)
+        if found is None or found.metadata.deleting:
+            yield TierLost(tier.name, now)
+
+
+def tier_away(world: World, tier: CacheTier) -> str:
+    """Return why a tier's servers need not be asked now: who asks them all the time has no answer. Empty if it has."""
+    report = report_of(world, tier)
+    if report is None:
+        ready = tier.status.condition(ConditionType.READY)
+        return ready.message if ready is not None and ready.message else "its servers have not been asked yet"
+    return "" if report.reachable else report.message
+
+
+def is_unheard(world: World, tier: CacheTier) -> bool:
+    """Whether this process has no word of a tier's servers yet, good or bad: it has just begun to lead, or they are
+    new."""
+    return report_of(world, tier) is None
+
+
+def epoch_of(record: ErasureRecord, fingerprint: str) -> LeftEpoch | None:
+    """Return the epoch whose data key has a fingerprint."""
+    revoked = next((key.revoked for key in record.keys if key.fingerprint == fingerprint), None)
+    return next((one for one in record.epochs if _commitment(record.domain, one) == revoked), None)
+
+
+def _acknowledged(world: World, pod: Pod, needed: int | None) -> PodSeen | None:
+    told = world.states.get(pod.uid)
+    if told is None or needed is None or told.state.acked < needed:
+        return None
+    said = told.state
+    if not (said.gate_boot and said.cache_boot):
+        return None
+    return PodSeen(pod.uid, Standing.ACKED, told.at, said.gate_boot, said.cache_boot, said.acked)
+
+
+def _fence(world: World, witness: Witness, fenced_by: datetime, now: datetime) -> Fence | None:
+    """Return why a witness counts as fenced, by the rules that it enforced last."""
+    committed = world.bundles.get(witness.model)
+    if committed is None or not committed.whole:
+        return None
+    rules = committed.bundle.root.rules
+    last_fresh = fenced_by - timedelta(seconds=rules.stale_after_s + rules.drain_timeout_s + FENCE_MARGIN_S)
+    return Fence(format_timestamp(last_fresh), rules.stale_after_s, rules.drain_timeout_s, format_timestamp(now))
+
+
+def _subject(invalidation: CacheInvalidation) -> Subject:
+    spec = invalidation.spec
+    form, name = _form(spec.scope)
+    return Subject(
+        kind=SubjectKind.INVALIDATION,
+        name=invalidation.name,
+        uid=invalidation.uid,
+        scope=form,
+        scope_name=name,
+        tenants=spec.scope.named_tenants if spec.scope.prefix is not None else (),
+        mode=Mode.EAGER,
+        hbm=Hbm(str(spec.effective_hbm)),
+        tiers=tuple(tier.name for tier in spec.tiers),
+        reason=spec.reason or "",
+    )
+
+
+def _successor(world: World, rolled: RolledScope) -> str:
+    """Return the epoch that a scope gets; empty for one that ends, also if that was decided after it was drawn."""
+    holder, _ = holder_of(world, Scope(ScopeKind(rolled.kind), rolled.name))
+    return "" if leaves(world, holder) else rolled.new_epoch or ""
+
+
+def _erased_prefix(domain_key: bytes, prefix: PrefixScope, chunks: tuple[str, ...]) -> ErasedPrefix:
+    return ErasedPrefix(prefix.model_ref.name, chunks, _prefix_commitment(domain_key, prefix))
+
+
+def _of_prefix(world: World, prefix: PrefixScope, record: ErasureRecord) -> tuple[Revoked, ...] | None:
+    """Return what stands for a prefix. Records of earlier versions lack it: then the key has to be there."""
+    kept = record.erasure.order.prefix
+    commitment = kept.commitment if kept is not None else ""
+    if not commitment:
+        if world.identity is None:
+            return None
+        commitment = _prefix_commitment(world.identity[0], prefix)
+    return (Revoked(RevokedKind.PREFIX, prefix.model_ref.name, commitment, None),)
+
+
+def _prefix_commitment(domain_key: bytes, prefix: PrefixScope) -> str:
+    """Return what stands for a prefix: its text can be guessed, so it takes the domain's key to confirm it."""
+    return prefix_commitment(domain_key, prefix.model_ref.name, source_of(prefix).digest)
+
+
+def _form(scope: InvalidationScope) -> tuple[ScopeForm, str]:
+    if scope.prefix is not None:
+        return ScopeForm.PREFIX, scope.prefix.model_ref.name
+    for form in (ScopeForm.TENANT, ScopeForm.GROUP, ScopeForm.POOL, ScopeForm.MODEL):
+        if (name := getattr(scope, str(form))) is not None:
+            return form, name
+    return ScopeForm.ALL, ""
+
+
+def _commitment(domain: str, left: LeftEpoch) -> str:
+    return epoch_commitment(domain, left.kind, left.name, left.old)
+
+
+def _shared(world: World, invalidation: CacheInvalidation) -> list[CacheTier]:
+    """Return the shared tiers that the order concerns: all of the namespace, whoever lists them now."""
+    chosen = {tier.name for tier in invalidation.spec.tiers}
+    tiers = [tier for _, tier in sorted(world.tiers.items()) if tier.spec.medium is Medium.REDIS]
+    return [tier for tier in tiers if (not chosen or tier.name in chosen) and not tier.metadata.deleting]
+
+
+def _is_excluded(tier: CacheTier, invalidation: CacheInvalidation) -> bool:
+    chosen = {tier.name for tier in invalidation.spec.tiers}
+    return bool(chosen) and tier.name not in chosen and tier.spec.medium is not Medium.HBM
+
+
+def inside(
+    model: CachedModel | None, tiers: Mapping[str, CacheTier], chosen: Set[str] = frozenset()
+) -> tuple[HeldTier, ...]:
+    """Return the tiers inside a model's pods that an order concerns; without any that are `chosen`, all."""
+    listed = [tiers[name] for name in (model.spec.tier_names if model else ()) if name in tiers]
+    held = tuple(
+        HeldTier(tier.name, _IN_PODS[tier.spec.medium], tier.spec.encryption_required, tier.spec.outlives_pods)
+        for tier in listed
+        if tier.spec.medium in _IN_PODS and (not chosen or tier.name in chosen)
+    )
+    has_memory = any(tier.spec.medium is Medium.CPU for tier in listed)
+    return held if has_memory or chosen else (*held, HeldTier(OWN_MEMORY, PodMedium.CPU, False, False))

@@ -1,0 +1,108 @@
+"""What the world tells of an erasure whose order is a policy that is deleted, because its namespace creates nothing any
+more: there is no invalidation whose status says what is so, and what there was is going meanwhile.
+
+What is gone already is known from `World.ending`, as far as this process saw it go. Of a policy that it found deleted
+when it began, it says that a tier may have been lost of which nobody knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
+from kvstrata.contract.receipt.facts import Subject, Target
+from kvstrata.contract.receipt.vocabulary import Hbm, Mode, ScopeForm, SubjectKind
+from kvstrata.model.erasure.facts import Rolled, TierLost, Witness
+from kvstrata.model.erasure.record import Erasure, ErasureOrder, ErasureRecord, LeftEpoch, SharedTier
+from kvstrata.model.world import World
+from kvstrata.plan.bundle.enforcement import bundles_lack
+from kvstrata.plan.erasure import gather
+from kvstrata.plan.erasure.next_step import ENDING_LIMIT_S
+from kvstrata.plan.erasure.policy_deletion import reason_of
+from kvstrata.plan.rules.invalidation import shared_by
+from kvstrata.plan.witnesses import witnesses_now
+
+UNKNOWN = ""
+"""Stands for tiers that may have been there, and that nobody saw."""
+
+
+def begin(world: World, policy: TenantCachePolicy, now: datetime) -> ErasureRecord | None:
+    """Return what is to be kept of the erasure; None if nobody knows any more by which names its blocks go.
+
+    The namespace waits for it, so it ends in time, and what is left then is residue: nobody stays who could decide.
+    """
+    told, identity = policy.status.scope, world.identity
+    if identity is None or told is None or told.kind != ScopeKind.TENANT:
+        return None
+    domain_key, domain = identity
+    left = LeftEpoch(ScopeKind.TENANT, told.name, told.epoch, "")
+    tiers = _tiers(world)
+    order = ErasureOrder(
+        subject=_subject(policy),
+        started=now,
+        keyspaces=(derive_keyspace(domain_key, Scope(left.kind, left.name), left.old),),
+        tiers=tuple(
+            SharedTier(name, tier.spec.encryption_required)
+            for name, tier in sorted(tiers.items())
+            if tier.spec.medium is Medium.REDIS
+        ),
+        excluded_scopes=gather.left_out(shared_by(world, policy)),
+        deadline_s=ENDING_LIMIT_S,
+        allow_residue=True,
+        versions=gather.versions(world, (tier for tier in tiers.values() if tier.spec.medium is Medium.REDIS)),
+    )
+    erasure = Erasure(order).hearing(*_lost(world, policy, now))
+    keys = gather.keys_held(world, domain, (left,))
+    return ErasureRecord(policy.namespace, policy.name, domain, (left,), keys, erasure)
+
+
+def rolled(world: World, record: ErasureRecord, now: datetime) -> Rolled | None:
+    """Return that no bundle has the policy, once that is so."""
+    if not bundles_lack(world, frozenset(record.erasure.order.keyspaces)):
+        return None
+    tiers, models = _tiers(world), {**world.ending.models, **world.models}
+    pods = {witness.uid: witness for witness in witnesses_now(world, now)}
+    return Rolled(
+        now,
+        gather.revoked(record),
+        tuple(
+            Target(name, committed.bundle.root.revision)
+            for name, committed in sorted(world.bundles.items())
+            if name in world.models
+        ),
+        tuple(
+            Witness(one.model, uid, one.pod, gather.inside(models.get(one.model), tiers)) for uid, one in pods.items()
+        ),
+        record.keys,
+    )
+
+
+def _tiers(world: World) -> dict[str, CacheTier]:
+    return {**world.ending.tiers, **world.tiers}
+
+
+def _lost(world: World, policy: TenantCachePolicy, now: datetime) -> Iterator[TierLost]:
+    """Yield tiers of files that stay on nodes when they are removed, and what may have been removed unseen."""
+    for name, tier in sorted(world.ending.tiers.items()):
+        if name not in world.tiers and tier.spec.outlives_pods:
+            yield TierLost(name, now)
+    if policy.uid not in world.ending.witnessed:
+        yield TierLost(UNKNOWN, now)
+
+
+def _subject(policy: TenantCachePolicy) -> Subject:
+    return Subject(
+        kind=SubjectKind.POLICY,
+        name=policy.name,
+        uid=policy.uid,
+        scope=ScopeForm.TENANT,
+        scope_name=policy.spec.tenant,
+        tenants=(),
+        mode=Mode.EAGER,
+        hbm=Hbm.ROLL_SCOPES,
+        tiers=(),
+        reason=reason_of(policy),
+    )

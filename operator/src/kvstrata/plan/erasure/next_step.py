@@ -1,0 +1,386 @@
+"""The next step of an erasure: a pure function of the facts so far, of what is so now, and of the moment.
+
+No phase is stored. Each rule looks whether what it is for is there, and says otherwise what to order and what to wait
+for; the first that does stands. So whoever goes on after a crash, or begins to lead, comes to the same step, and every
+order may be given again: it names its round, and who has done it answers with what was done then.
+
+What an answer has to come after is part of whether it counts (`erasurefacts`): a deletion that began within the write
+window, or a look from before the last deletion, is as if it had not been made. Conditions are true by `claims`, the
+rules by which the receipt will be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import InvalidationReason as R
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
+from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.receipt.vocabulary import KeyCustody, Standing
+from kvstrata.model.erasure.evidence import (
+    keys_kept,
+    keys_not_destroyed,
+    last_moment,
+    standing_of,
+    tiers_at_hand,
+    unreachable_at,
+    window_ends,
+    witnesses,
+)
+from kvstrata.model.erasure.facts import KeyNotDestroyed, ReceiptWritten, Rolled, Verdict
+from kvstrata.model.erasure.record import Erasure, Surroundings
+from kvstrata.plan.actions import Decision
+from kvstrata.plan.conditions import Finding, false, true
+from kvstrata.plan.erasure.orders import (
+    DestroyKeys,
+    Order,
+    Owed,
+    RevokeKeys,
+    deletions_owed,
+    names,
+    pods_owed,
+    probes_owed,
+    reset_owed,
+    tiers_to_look_at,
+)
+from kvstrata.plan.erasure.receipt import facts_of, proven
+
+PATIENCE_S = 600
+"""How long copies that nobody can reach are waited for when nothing else is left, and the order has no deadline."""
+
+RESIDUE_PATIENCE_S = 60
+"""The same where the order allows residue: a pod that starts anew has time to come back."""
+
+STILL_S = 3600
+"""For how long the slots of a tier stand still for one erasure, counted from when nobody reuses anything any more: one
+that waits longer, for a server or for ever, has its deletions and looks made again if slots move."""
+
+ENDING_LIMIT_S = 900
+"""How long an erasure may go on in a namespace that is being deleted, which waits for it."""
+
+LOOK_AGAIN_S = 5.0
+"""When to look again at what others do, if they do not say so themselves."""
+
+
+class ErasurePhase(StrEnum):
+    """How far an erasure is, for people; it decides nothing."""
+
+    ROLLING = "Rolling"
+    AWAITING_ACKS = "AwaitingAcks"
+    REVOKING = "Revoking"
+    WAITING_OUT_WRITES = "WaitingOutWrites"
+    ERASING = "Erasing"
+    VERIFYING = "Verifying"
+    RECEIPTING = "Receipting"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will happen."""
+        return self in (ErasurePhase.COMPLETE, ErasurePhase.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class Conclude:
+    """Write the verdict as a fact, which closes the facts."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class IssueReceipt:
+    """Append these facts to the domain's chain (`plan.erasure.receipt_chain`); they are the same however often this is
+    ordered.
+    """
+
+    facts: ReceiptFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to order, why, and when to look again if nothing happens.
+
+    `still` names tiers whose slots must not move meanwhile.
+    """
+
+    phase: ErasurePhase
+    decision: Decision
+    orders: tuple[Order | Conclude | IssueReceipt, ...] = ()
+    again_s: float | None = None
+    still: frozenset[str] = frozenset()
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureCase:
+    """All that a rule looks at. `holds` is what the facts prove."""
+
+    erasure: Erasure
+    seen: Surroundings
+    now: datetime
+    holds: frozenset[Claim]
+
+
+def next_step(erasure: Erasure, seen: Surroundings, now: datetime) -> Step:
+    """Return the next step of an erasure."""
+    case = ErasureCase(erasure, seen, now, proven(erasure))
+    step = next(step for rule in RULES if (step := rule(case)) is not None)
+    if not any(isinstance(order, Conclude) for order in step.orders) and erasure.only(Verdict) is None:
+        step = _cut_short(case, step)
+    return Step(step.phase, step.decision, step.orders, step.again_s, step.still, tuple(_findings(case, step)))
+
+
+def finish(case: ErasureCase) -> Step | None:
+    """An erasure that was judged is over when its receipt is written, and not before."""
+    verdict, receipt = case.erasure.only(Verdict), case.erasure.only(ReceiptWritten)
+    if verdict is None:
+        return None
+    if receipt is not None:
+        phase = ErasurePhase.COMPLETE if verdict.complete else ErasurePhase.FAILED
+        return Step(phase, Decision(verdict.reason, verdict.message))
+    if case.seen.receipt_problem:
+        return _waiting(ErasurePhase.RECEIPTING, Decision(R.RECEIPT_REFUSED, case.seen.receipt_problem))
+    why = Decision(R.RECEIPTING, f"the receipt is being written; it ends so: {verdict.message}")
+    return Step(ErasurePhase.RECEIPTING, why, (IssueReceipt(facts_of(case.erasure)),), LOOK_AGAIN_S)
+
+
+def roll(case: ErasureCase) -> Step | None:
+    """Epochs are rolled by the plan of the invalidation, eager or not."""
+    if case.erasure.only(Rolled) is not None:
+        return None
+    return _waiting(ErasurePhase.ROLLING, Decision(R.ROLLING_EPOCHS, "new epochs go into status and bundles"))
+
+
+def await_pods(case: ErasureCase) -> Step | None:
+    """Every witness acknowledged, ended, or fenced itself off."""
+    if unreachable_at(case.erasure) is not None:
+        return None
+    unsettled = [pod.name for pod in witnesses(case.erasure) if standing_of(case.erasure, pod.uid) is None]
+    why = f"{names(unsettled)} neither acknowledged nor ended, and could not yet fence themselves off for certain"
+    return _waiting(ErasurePhase.AWAITING_ACKS, Decision(R.AWAITING_ACKS, why))
+
+
+def revoke(case: ErasureCase) -> Step | None:
+    """Data keys go when no pod needs them any more, and before anything is deleted."""
+    kept = keys_kept(case.erasure)
+    if not kept:
+        return None
+    why = Decision(R.REVOKING_KEYS, f"{len(kept)} data keys are removed from their custody")
+    if case.seen.custody_problem:
+        why = Decision(R.CUSTODY_AWAY, f"{len(kept)} data keys are still in their custody: {case.seen.custody_problem}")
+    return Step(ErasurePhase.REVOKING, why, (RevokeKeys(case.erasure.order.uid, kept),), LOOK_AGAIN_S)
+
+
+def destroy(case: ErasureCase) -> Step | None:
+    """A custody that can know whether a copy of a key is left is asked, once everybody who had it may have let go."""
+    open_keys = keys_not_destroyed(case.erasure, judged=False)
+    if not open_keys:
+        return None
+    why = Decision(R.DESTROYING_KEYS, f"{len(open_keys)} data keys are asked after: whoever had them is to have let go")
+    if case.seen.custody_problem:
+        why = Decision(R.CUSTODY_AWAY, f"{len(open_keys)} data keys are asked after: {case.seen.custody_problem}")
+    return Step(ErasurePhase.REVOKING, why, (DestroyKeys(case.erasure.order.uid, open_keys),), LOOK_AGAIN_S)
+
+
+def wait_out_writes(case: ErasureCase) -> Step | None:
+    """What is deleted while a write may still arrive would have to be deleted again.
+
+    In pods what arrives under a keyspace that is gone goes by itself; one that lives on would keep it.
+    """
+    end = window_ends(case.erasure)
+    if end is None or case.now >= end or not (tiers_at_hand(case.erasure) or case.erasure.order.prefix):
+        return None
+    left_s = (end - case.now).total_seconds()
+    why = Decision(R.WAITING_OUT_WRITES, "writes that had begun before may still arrive for 30 s")
+    return Step(ErasurePhase.WAITING_OUT_WRITES, why, again_s=left_s, still=_still(case))
+
+
+def finish_verified(case: ErasureCase) -> Step | None:
+    """What is proven needs no second proof: servers that change afterwards change nothing of it."""
+    if _engines_owed(case):
+        return None
+    if Claim.VERIFIED in case.holds:
+        return _judged(case, True, R.ERASED_AND_VERIFIED, "every tier and pod was emptied, looked at, and found empty")
+    if _held_nothing(case):
+        return _judged(case, True, R.NOTHING_HELD, "nothing was held outside the engines' own memory")
+    return None
+
+
+def erase(case: ErasureCase) -> Step | None:
+    """Every primary by a Job, some at a time, and every pod by itself."""
+    owed = deletions_owed(case.erasure, case.seen, case.now) + pods_owed(case.erasure, case.seen)
+    return _step(case, ErasurePhase.ERASING, R.ERASING, owed)
+
+
+def verify(case: ErasureCase) -> Step | None:
+    """The operator looks itself, once everything that can be erased is."""
+    owed = tiers_to_look_at(case.erasure, case.seen) + probes_owed(case.erasure, case.seen)
+    return _step(case, ErasurePhase.VERIFYING, R.VERIFYING, owed)
+
+
+def finish_short(case: ErasureCase) -> Step:
+    """Nothing is left to do, and something is left: that is said, waited for, allowed, or a failure.
+
+    Where the namespace goes, only copies that somebody may yet reach are waited for: what is gone does not come back.
+    """
+    owed = _owed(case)
+    late = next((why for why in owed.stuck if why.reason == R.LATE_COPIES), None)
+    if late is not None:
+        return _judged(case, False, late.reason, late.message)
+    why = owed.stuck[0] if owed.stuck else Decision(R.NOT_VERIFIED, _unproven(case))
+    message = "; ".join(dict.fromkeys(one.message for one in owed.stuck)) or why.message
+    allowed, deadline = case.erasure.order.allow_residue or bool(case.seen.unattended), _deadline(case)
+    ends = last_moment(case.erasure) + timedelta(seconds=RESIDUE_PATIENCE_S if allowed else PATIENCE_S)
+    if deadline is not None:
+        ends = min(deadline, ends) if allowed else deadline
+    if case.now >= ends or (case.seen.unattended and not owed.stuck):
+        if allowed:
+            return _judged(case, True, R.COMPLETE_WITH_RESIDUE, f"what could be reached is erased; left: {message}")
+        return _judged(case, False, why.reason, message)
+    until = f"{message}; it is waited for until {format_timestamp(ends)}"
+    left_s = min((ends - case.now).total_seconds(), LOOK_AGAIN_S)
+    # Who had not let go of a key may have ended since.
+    late_keys = keys_not_destroyed(case.erasure, judged=True)
+    orders = (DestroyKeys(case.erasure.order.uid, late_keys),) if late_keys else ()
+    return Step(ErasurePhase.ERASING, Decision(why.reason, until), orders, left_s, _still(case))
+
+
+RULES: tuple[Callable[[ErasureCase], Step | None], ...] = (
+    finish,
+    roll,
+    await_pods,
+    revoke,
+    destroy,
+    wait_out_writes,
+    finish_verified,
+    erase,
+    verify,
+    finish_short,
+)
+
+
+def _owed(case: ErasureCase) -> Owed:
+    erasing = deletions_owed(case.erasure, case.seen, case.now) + pods_owed(case.erasure, case.seen)
+    return erasing + tiers_to_look_at(case.erasure, case.seen) + probes_owed(case.erasure, case.seen)
+
+
+def _step(case: ErasureCase, phase: ErasurePhase, reason: R, owed: Owed) -> Step | None:
+    """Return the step that carries out what is owed; None if nothing can be ordered or waited for."""
+    if not (owed.orders or owed.waiting):
+        return None
+    # What is out of the ordinary is said first.
+    whys = sorted(owed.waiting, key=lambda why: why.reason == reason)
+    shown = list(dict.fromkeys(why.message for why in whys))
+    more = f"; and {len(shown) - 3} more" if len(shown) > 3 else ""
+    why = Decision(whys[0].reason, "; ".join(shown[:3]) + more)
+    return Step(phase, why, owed.orders, LOOK_AGAIN_S, _still(case))
+
+
+def _engines_owed(case: ErasureCase) -> bool:
+    acked = [
+        pod
+        for pod in witnesses(case.erasure)
+        if (word := standing_of(case.erasure, pod.uid)) and word.standing is Standing.ACKED
+    ]
+    return any(reset_owed(case.erasure, case.seen, pod) != Owed() for pod in acked)
+
+
+def _held_nothing(case: ErasureCase) -> bool:
+    inside = any(witness.tiers for witness in witnesses(case.erasure))
+    return Claim.UNREACHABLE in case.holds and not case.erasure.order.tiers and not inside
+
+
+def _judged(case: ErasureCase, complete: bool, reason: str, message: str) -> Step:
+    verdict = Verdict(complete, reason, message, case.now)
+    return Step(ErasurePhase.RECEIPTING, Decision(reason, message), (Conclude(verdict),))
+
+
+def _waiting(phase: ErasurePhase, why: Decision) -> Step:
+    return Step(phase, why, again_s=LOOK_AGAIN_S)
+
+
+def _own_deadline(case: ErasureCase) -> datetime | None:
+    own_s = case.erasure.order.deadline_s
+    return case.erasure.order.started + timedelta(seconds=own_s) if own_s is not None else None
+
+
+def _deadline(case: ErasureCase) -> datetime | None:
+    """Return the order's own deadline, or what its namespace leaves it if that is sooner."""
+    own, going = _own_deadline(case), case.seen.unattended
+    ends = going + timedelta(seconds=ENDING_LIMIT_S) if going is not None else None
+    return min((moment for moment in (own, ends) if moment is not None), default=None)
+
+
+def _cut_short(case: ErasureCase, step: Step) -> Step:
+    """Return the verdict instead of a step that comes too late, or that nobody wants any more."""
+    if case.seen.abandoned:
+        message = f"given up by a person, while this was so: {step.decision.message}"
+        verdict = Verdict(False, R.ABANDONED, message, case.now, case.seen.abandoned)
+        return Step(ErasurePhase.RECEIPTING, Decision(R.ABANDONED, message), (Conclude(verdict),))
+    deadline = _deadline(case)
+    if deadline is None:
+        return step
+    if case.now >= deadline:
+        limit = f"{case.erasure.order.deadline_s} s"
+        if deadline != _own_deadline(case):
+            limit = f"the {ENDING_LIMIT_S} s that a namespace waits for it that is being deleted"
+        message = f"not complete within {limit}: {step.decision.message}"
+        return _judged(case, False, R.DEADLINE_EXCEEDED, message)
+    left_s = (deadline - case.now).total_seconds()
+    again_s = left_s if step.again_s is None else min(left_s, step.again_s)
+    return Step(step.phase, step.decision, step.orders, again_s, step.still)
+
+
+def _still(case: ErasureCase) -> frozenset[str]:
+    since = unreachable_at(case.erasure)
+    if since is None or case.now >= since + timedelta(seconds=STILL_S):
+        return frozenset()
+    return frozenset(tier.name for tier in tiers_at_hand(case.erasure))
+
+
+def _unproven(case: ErasureCase) -> str:
+    kinds = [str(item.kind) for item in facts_of(case.erasure).residue if not item.kind.asked and item.kind.denies]
+    what = f" ({', '.join(kinds)})" if kinds else ", for example because no pod knew a key to be asked for"
+    return f"everything was done, and the facts do not prove that all is gone{what}"
+
+
+def _findings(case: ErasureCase, step: Step) -> Iterable[Finding]:
+    """Yield the conditions: each by the claim that it stands for, the end by its receipt."""
+    why = step.decision
+    for kind, claim, reason in (
+        (ConditionType.LOGICALLY_INVALID, Claim.UNREACHABLE, R.LOGICALLY_INVALID),
+        (ConditionType.KEYS_REVOKED, Claim.KEYS_REVOKED, R.KEYS_REVOKED),
+        (ConditionType.KEYS_DESTROYED, Claim.KEYS_DESTROYED, R.KEYS_DESTROYED),
+        (ConditionType.ERASED, Claim.ERASED, R.ERASED),
+        (ConditionType.VERIFIED, Claim.VERIFIED, R.VERIFIED),
+    ):
+        lacking = _keys_lacking(case, claim) or why
+        holds = claim in case.holds
+        yield true(kind, reason, claim.meaning) if holds else false(kind, lacking.reason, lacking.message)
+    if step.phase.finished:
+        kind = ConditionType.COMPLETE if step.phase is ErasurePhase.COMPLETE else ConditionType.FAILED
+        yield true(kind, why.reason, why.message)
+
+
+def _keys_lacking(case: ErasureCase, claim: Claim) -> Decision | None:
+    """Return why keys are not revoked or destroyed, where that is not what is being done about it."""
+    rolled = case.erasure.only(Rolled)
+    if rolled is None or claim not in (Claim.KEYS_REVOKED, Claim.KEYS_DESTROYED):
+        return None
+    if case.erasure.order.prefix is not None:
+        return Decision(R.KEYS_STAY, "the scopes of a prefix live on, and so do their data keys")
+    if not rolled.keys:
+        return Decision(R.NO_DATA_KEYS, "nothing of it was encrypted, so there is no data key")
+    if claim is Claim.KEYS_DESTROYED and any(key.custody is KeyCustody.SECRET for key in rolled.keys):
+        return Decision(R.KEYS_IN_SECRETS, "data keys were in Secrets: etcd's history and backups may have copies")
+    if claim is Claim.KEYS_DESTROYED and Claim.KEYS_REVOKED in case.holds:
+        said = sorted({one.why for one in case.erasure.of(KeyNotDestroyed)})
+        told = f": {'; '.join(said[:3])}" if said else ""
+        return Decision(R.NOT_CONFIRMED, f"the custody has not said that no copy of the data keys exists{told}")
+    return None

@@ -1,0 +1,321 @@
+"""What an erasure owes: orders that can be given now, what is waited for, and what nobody can do.
+
+An order names its round. Who has carried it out answers with what was found then, so that one that is given twice, by
+one operator or by two, does no harm and loses no count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from kvstrata.api.reasons import InvalidationReason as R
+from kvstrata.contract.receipt.vocabulary import Hbm, Standing
+from kvstrata.model.erasure.evidence import (
+    answer_of,
+    cannot_reset,
+    counts,
+    files_left,
+    has_acknowledged,
+    is_empty,
+    is_reset,
+    is_whole,
+    last_whole,
+    look_at,
+    next_round,
+    probe_of,
+    rounds,
+    standing_of,
+    tiers_at_hand,
+    witnesses,
+)
+from kvstrata.model.erasure.facts import Deletion, JobState, Witness
+from kvstrata.model.erasure.record import Erasure, Surroundings
+from kvstrata.plan.actions import Decision
+
+MAX_DELETIONS_AT_ONCE = 4
+"""Jobs of all erasures that run at a time: deleting takes time from servers that serve."""
+
+MAX_ROUNDS = 3
+"""How often a server or a pod is emptied before what keeps coming back is named as a fault."""
+
+BACKOFF_S = 10
+"""How long after a Job that failed, or left something, the next begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeKeys:
+    """Take these data keys out of their custody."""
+
+    erasure: str
+    fingerprints: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DestroyKeys:
+    """Have the custody of these removed data keys make sure that no copy exists, and say whether it is so."""
+
+    erasure: str
+    fingerprints: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartDeletion:
+    """Create the Job that deletes from one primary, in the operator's namespace; its name follows from this."""
+
+    erasure: str
+    tier: str
+    primary: str
+    round: int
+    keyspaces: tuple[str, ...]
+    chunks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AskPodToErase:
+    """Ask a pod to erase these of its tiers; of `heir_of`, a pod that is gone, if that is not empty."""
+
+    erasure: str
+    uid: str
+    round: int
+    keyspaces: tuple[str, ...]
+    tiers: tuple[str, ...]
+    chunks: tuple[str, ...] = ()
+    heir_of: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ResetEngine:
+    """Ask a pod to empty its engine's prefix cache, for all tenants."""
+
+    erasure: str
+    uid: str
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyTier:
+    """Look at every primary of a tier, with the slot map before and after. The operator does it itself."""
+
+    erasure: str
+    tier: str
+    primaries: tuple[str, ...]
+    keyspaces: tuple[str, ...]
+    chunks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AskPodToVerify:
+    """Ask a pod for keys that it could have read before; it must miss each."""
+
+    erasure: str
+    uid: str
+    round: int
+    keyspaces: tuple[str, ...]
+
+
+Order = RevokeKeys | DestroyKeys | StartDeletion | AskPodToErase | ResetEngine | VerifyTier | AskPodToVerify
+
+
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """What is owed. `waiting` is why others are waited for, `stuck` what no order can change."""
+
+    orders: tuple[Order, ...] = ()
+    waiting: tuple[Decision, ...] = ()
+    stuck: tuple[Decision, ...] = ()
+
+    def __add__(self, other: Owed) -> Owed:
+        """Return both."""
+        return Owed(self.orders + other.orders, self.waiting + other.waiting, self.stuck + other.stuck)
+
+
+def names(of: Iterable[str]) -> str:
+    """Return names for a sentence: the first three, and how many more."""
+    listed = sorted(of)
+    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+    return ", ".join(listed[:3]) + more
+
+
+def deletions_owed(erasure: Erasure, seen: Surroundings, now: datetime) -> Owed:
+    """Every primary that the tiers have now is to be emptied after the last write."""
+    running = [one for one in erasure.of(Deletion) if one.state is JobState.RUNNING and _is_newest(erasure, one)]
+    room = MAX_DELETIONS_AT_ONCE - seen.deletions_elsewhere - len(running)
+    owed = Owed()
+    for tier in tiers_at_hand(erasure):
+        servers = seen.tiers.get(tier.name)
+        if servers is None or not servers.reachable:
+            known = servers.primaries if servers is not None else ()
+            if not known or any(not last_whole(erasure, tier.name, node) for node in known):
+                owed += Owed(waiting=(_away(tier.name, servers.message if servers else ""),))
+            continue
+        for node in servers.primaries:
+            one = _deletion(erasure, tier.name, node, now, room > 0)
+            room -= len(one.orders)
+            owed += one
+    return owed
+
+
+def pods_owed(erasure: Erasure, seen: Surroundings) -> Owed:
+    """Every witness that acknowledged erases what it holds; files of one that is gone, who took them over."""
+    owed = Owed()
+    for witness in witnesses(erasure):
+        word = standing_of(erasure, witness.uid)
+        match word.standing if word else Standing.OPEN:
+            case Standing.ACKED:
+                owed += _own_copies(erasure, seen, witness) + reset_owed(erasure, seen, witness)
+            case Standing.ENDED:
+                owed += _files(erasure, seen, witness)
+            case Standing.FENCED:
+                why = f"pod {witness.name} reuses nothing any more, but it and what it holds cannot be reached"
+                owed += Owed(stuck=(Decision(R.COPY_UNREACHABLE, why),))
+    return owed
+
+
+def reset_owed(erasure: Erasure, seen: Surroundings, witness: Witness) -> Owed:
+    """Where the order says so, the engine of every pod that acknowledged is emptied."""
+    if erasure.order.subject.hbm is not Hbm.RESET_ENGINE or is_reset(erasure, witness.uid):
+        return Owed()
+    if cannot_reset(erasure, witness.uid):
+        why = f"the engine of pod {witness.name} cannot empty its prefix cache: the pod has to end"
+        return Owed(stuck=(Decision(R.ENGINE_NOT_RESET, why),))
+    return _ask(erasure, seen, witness, ResetEngine(erasure.order.uid, witness.uid))
+
+
+def tiers_to_look_at(erasure: Erasure, seen: Surroundings) -> Owed:
+    """Every tier is looked at once everything is deleted, over the same map of slots."""
+    owed = Owed()
+    for tier in tiers_at_hand(erasure):
+        servers, look = seen.tiers.get(tier.name), look_at(erasure, tier.name)
+        if servers is None or not servers.reachable:
+            owed += Owed(waiting=(_away(tier.name, servers.message if servers else ""),))
+            continue
+        if look and counts(erasure, look) and set(look.left) == set(servers.primaries):
+            continue
+        why = Decision(R.VERIFYING, f"every primary of CacheTier {tier.name} is looked at")
+        if look and look.slots_before != look.slots_after:
+            why = Decision(R.SLOT_MAP_CHANGED, f"slots of CacheTier {tier.name} moved meanwhile: it is looked at again")
+        order = VerifyTier(erasure.order.uid, tier.name, servers.primaries, erasure.order.keyspaces, _chunks(erasure))
+        owed += Owed((order,), (why,))
+    return owed
+
+
+def probes_owed(erasure: Erasure, seen: Surroundings) -> Owed:
+    """Every pod that acknowledged and lives is asked for what it could have read."""
+    owed = Owed()
+    for witness in witnesses(erasure):
+        word = standing_of(erasure, witness.uid)
+        if word is None or word.standing is not Standing.ACKED:
+            continue
+        probe, answer = probe_of(erasure, witness.uid), answer_of(erasure, witness.uid)
+        if probe is not None and probe.missed < probe.asked:
+            why = f"pod {witness.name} still finds what it should miss"
+            owed += Owed(stuck=(Decision(R.LATE_COPIES, why),))
+        elif probe is None or (probe.known and not probe.asked):
+            turn = answer.round if answer else 0
+            order = AskPodToVerify(erasure.order.uid, witness.uid, turn, erasure.order.keyspaces)
+            owed += _ask(erasure, seen, witness, order)
+    return owed
+
+
+def _deletion(erasure: Erasure, tier: str, node: str, now: datetime, has_room: bool) -> Owed:
+    if last_whole(erasure, tier, node):
+        return Owed()
+    where = f"primary {node} of CacheTier {tier}"
+    newest = max(
+        (one for one in erasure.of(Deletion) if (one.tier, one.node) == (tier, node)), key=_round, default=None
+    )
+    if newest is not None and newest.state is JobState.RUNNING:
+        return Owed(waiting=(Decision(R.ERASING, f"{where} is being emptied"),))
+    counted = rounds(erasure, tier, node)
+    emptied = [one for one in counted if is_whole(one)]
+    if len(emptied) >= MAX_ROUNDS:
+        often = (
+            f"{where} was emptied {len(emptied)} times, and something was found there each time after: see who writes"
+        )
+        return Owed(stuck=(Decision(R.LATE_COPIES, often),))
+    if newest in counted and newest is not None and newest not in emptied:
+        problem = newest.problem or f"{newest.remaining.keys + newest.over_bound} keys are left, or a replica is behind"
+        why = Decision(R.ERASING, f"{where}: {problem}; tried again")
+        if newest.ended is not None and now < newest.ended + timedelta(seconds=BACKOFF_S):
+            return Owed(waiting=(why,))
+    else:
+        why = Decision(R.LATE_COPIES if emptied else R.ERASING, f"{where} is emptied{' again' if emptied else ''}")
+    if not has_room:
+        return Owed(waiting=(Decision(R.ERASING, f"{where} waits until fewer deletions run"),))
+    turn, order = next_round(erasure, tier, node), erasure.order
+    return Owed((StartDeletion(order.uid, tier, node, turn, order.keyspaces, _chunks(erasure)),), (why,))
+
+
+def _own_copies(erasure: Erasure, seen: Surroundings, witness: Witness) -> Owed:
+    if is_empty(erasure, witness):
+        return Owed()
+    answer = answer_of(erasure, witness.uid)
+    turn = answer.round + 1 if answer else 1
+    if turn > MAX_ROUNDS:
+        why = f"pod {witness.name} erased {MAX_ROUNDS} times and still has something"
+        return Owed(stuck=(Decision(R.LATE_COPIES, why),))
+    order = AskPodToErase(
+        erasure=erasure.order.uid,
+        uid=witness.uid,
+        round=turn,
+        keyspaces=erasure.order.keyspaces,
+        tiers=tuple(tier.name for tier in witness.tiers),
+        chunks=_chunks(erasure),
+    )
+    return _ask(erasure, seen, witness, order)
+
+
+def _files(erasure: Erasure, seen: Surroundings, witness: Witness) -> Owed:
+    owed = Owed()
+    for tier in files_left(erasure, witness):
+        heir = seen.heirs.get((witness.uid, tier.name), "")
+        if heir in seen.pods:
+            order = AskPodToErase(
+                erasure=erasure.order.uid,
+                uid=heir,
+                round=1,
+                keyspaces=erasure.order.keyspaces,
+                tiers=(tier.name,),
+                chunks=_chunks(erasure),
+                heir_of=witness.uid,
+            )
+            why = f"files of pod {witness.name} on CacheTier {tier.name} are erased by who took them over"
+            owed += Owed((order,), (Decision(R.ERASING, why),))
+        else:
+            why = (
+                f"files of pod {witness.name} on CacheTier {tier.name} stayed on its node or volume, which nobody uses"
+            )
+            owed += Owed(stuck=(Decision(R.COPY_UNREACHABLE, why),))
+    return owed
+
+
+def _ask(erasure: Erasure, seen: Surroundings, witness: Witness, order: Order) -> Owed:
+    """Return an order to a witness, if it can be asked, and the processes that would answer have acknowledged."""
+    pod = seen.pods.get(witness.uid)
+    if pod is None:
+        why = f"pod {witness.name} acknowledged and cannot be asked any more: it has to end, or to come back"
+        return Owed(stuck=(Decision(R.POD_GONE_MID_ERASE, why),))
+    if not has_acknowledged(erasure, witness.uid, (pod.gate_boot, pod.cache_boot)):
+        why = f"pod {witness.name} started anew and has not acknowledged since"
+        return Owed(waiting=(Decision(R.POD_GONE_MID_ERASE, why),))
+    return Owed(
+        (order,),
+        (Decision(R.VERIFYING if isinstance(order, AskPodToVerify) else R.ERASING, f"pod {witness.name} was asked"),),
+    )
+
+
+def _away(tier: str, message: str) -> Decision:
+    return Decision(R.TIER_AWAY, f"CacheTier {tier} is waited for: {message or 'its servers are not known'}")
+
+
+def _is_newest(erasure: Erasure, deletion: Deletion) -> bool:
+    return deletion.round == next_round(erasure, deletion.tier, deletion.node) - 1
+
+
+def _round(deletion: Deletion) -> int:
+    return deletion.round
+
+
+def _chunks(erasure: Erasure) -> tuple[str, ...]:
+    return erasure.order.prefix.chunks if erasure.order.prefix else ()

@@ -1,0 +1,259 @@
+"""The facts of an erasure as a receipt lists them, and what they prove."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import datetime
+
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.receipt.claims import claims, required_residue
+from kvstrata.contract.receipt.facts import (
+    Amount,
+    Copies,
+    KeyFact,
+    NodeFact,
+    PodFact,
+    PodTier,
+    Probes,
+    TierFact,
+    Timings,
+    Verification,
+    Word,
+)
+from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
+from kvstrata.contract.receipt.residue import Claim, Residue, ResidueItem
+from kvstrata.contract.receipt.vocabulary import Party, Standing
+from kvstrata.contract.wire import MAX_TEXT
+from kvstrata.model.erasure.evidence import (
+    answer_of,
+    counts,
+    erased_at,
+    last_moment,
+    leaks,
+    look_at,
+    probe_of,
+    rounds,
+    standing_of,
+    tiers_at_hand,
+    unreachable_at,
+    witnesses,
+)
+from kvstrata.model.erasure.facts import (
+    NOTHING,
+    Deletion,
+    EngineReset,
+    FilesErased,
+    HeldTier,
+    JobState,
+    KeyDestroyed,
+    KeyRemoved,
+    Look,
+    PodErased,
+    Rolled,
+    TierLost,
+    Verdict,
+    Witness,
+)
+from kvstrata.model.erasure.record import Erasure, SharedTier
+
+
+def proven(erasure: Erasure) -> frozenset[Claim]:
+    """Return what the facts prove by the rules of receipts: conditions say no more than the receipt will."""
+    return frozenset(claims(facts_of(erasure)))
+
+
+def facts_of(erasure: Erasure) -> ReceiptFacts:
+    """Return the facts as a receipt lists them. It can be asked at any time; once there is a verdict they are final."""
+    rolled, verdict = erasure.only(Rolled), erasure.only(Verdict)
+    pods = tuple(_pod(erasure, witness) for witness in witnesses(erasure))
+    tiers = tuple(_tier(erasure, tier) for tier in erasure.order.tiers)
+    keys = tuple(_keys(erasure))
+    subject = erasure.order.subject
+    if verdict is not None and verdict.abandoned:
+        reasons = [subject.reason, f"abandoned: {verdict.abandoned}"]
+        subject = replace(subject, reason="; ".join(filter(None, reasons))[:MAX_TEXT])
+    facts = ReceiptFacts(
+        subject=subject,
+        revoked=rolled.revoked if rolled else (),
+        targets=rolled.targets if rolled else (),
+        pods=pods,
+        keys=keys,
+        tiers=tiers,
+        verification=_verification(erasure),
+        residue=(),
+        timings=Timings(
+            started=format_timestamp(erasure.order.started),
+            rolled=_text(rolled.at if rolled else None),
+            unreachable=_text(unreachable_at(erasure)),
+            keys_revoked=_keys_revoked(keys),
+            erased=_text(erased_at(erasure)),
+            verified=None,
+            issued=format_timestamp(verdict.at if verdict else last_moment(erasure)),
+        ),
+        versions=erasure.order.versions,
+    )
+    if facts.verification is not None:
+        facts = replace(facts, timings=replace(facts.timings, verified=facts.verification.by.at))
+    return replace(facts, residue=_residue(erasure, facts))
+
+
+def _residue(erasure: Erasure, facts: ReceiptFacts) -> tuple[ResidueItem, ...]:
+    order = erasure.order
+    items = {ResidueItem(kind, "", 0) for kind in required_residue(facts)}
+    items |= {ResidueItem(Residue.SHARED_SCOPE_EXCLUDED, name, 1) for name in order.excluded_scopes}
+    items |= {ResidueItem(Residue.TIER_EXCLUDED, name, 0) for name in order.excluded_tiers}
+    items |= {ResidueItem(Residue.TIER_LOST, lost.tier, 0) for lost in erasure.of(TierLost)}
+    for tier in order.tiers:
+        over = sum(one.over_bound for one in _newest(erasure, tier.name))
+        if over:
+            items.add(ResidueItem(Residue.KEYS_OVER_BOUND, tier.name, over))
+    verdict = erasure.only(Verdict)
+    if verdict is not None:
+        items |= set(_owed(erasure))
+        if verdict.abandoned:
+            items.add(ResidueItem(Residue.ABANDONED, "", 0))
+    return tuple(sorted(items, key=lambda item: (str(item.kind), item.about)))
+
+
+def _owed(erasure: Erasure) -> Iterator[ResidueItem]:
+    """Yield what nobody answered for when it ended, and what the rows of a receipt do not show by themselves."""
+    unanswered: dict[str, int] = {}
+    for witness in witnesses(erasure):
+        seen = standing_of(erasure, witness.uid)
+        if seen is not None and seen.standing is Standing.ACKED and answer_of(erasure, witness.uid) is None:
+            unanswered[witness.model] = unanswered.get(witness.model, 0) + len(witness.tiers)
+    yield from (ResidueItem(Residue.COPY_UNREACHABLE, model, copies) for model, copies in unanswered.items() if copies)
+    for tier in tiers_at_hand(erasure):
+        if not any(rounds(erasure, tier.name, one.node) for one in erasure.of(Deletion) if one.tier == tier.name):
+            yield ResidueItem(Residue.SERVER_UNREACHABLE, tier.name, 0)
+
+
+def _pod(erasure: Erasure, witness: Witness) -> PodFact:
+    seen = standing_of(erasure, witness.uid)
+    standing = seen.standing if seen else Standing.OPEN
+    reset = next((one.at for one in erasure.of(EngineReset) if one.uid == witness.uid), None)
+    probe = probe_of(erasure, witness.uid)
+    acked = seen if seen and standing is Standing.ACKED else None
+    return PodFact(
+        model=witness.model,
+        uid=witness.uid,
+        standing=standing,
+        gate_boot=acked.gate_boot if acked else "",
+        cache_boot=acked.cache_boot if acked else "",
+        revision=acked.revision if acked else 0,
+        at=_text(seen.at) if seen and standing is not Standing.FENCED else None,
+        fence=seen.fence if seen else None,
+        tiers=tuple(
+            PodTier(tier.name, tier.medium, tier.encrypted, tier.outlives_pod, _copies(erasure, witness, tier))
+            for tier in witness.tiers
+        ),
+        engine_reset=_text(reset),
+        probes=Probes(probe.known, probe.asked, probe.missed) if probe and acked else None,
+    )
+
+
+def _copies(erasure: Erasure, witness: Witness, tier: HeldTier) -> Copies | None:
+    """Return what was erased of a pod's tier in all rounds; None if nobody said so, or more was seen since."""
+    files = [one for one in erasure.of(FilesErased) if (one.uid, one.tier) == (witness.uid, tier.name)]
+    if files:
+        return files[0].copies
+    newest = answer_of(erasure, witness.uid)
+    told = [one for one in erasure.of(PodErased) if one.uid == witness.uid and tier.name in one.copies]
+    if newest is None or tier.name not in newest.copies:
+        return None
+    last = newest.copies[tier.name]
+    before = [one.copies[tier.name] for one in told if one.round < newest.round]
+    earlier, erased_bytes = sum(one.erased for one in before), sum(one.bytes for one in before)
+    left = max(last.remaining, 1) if leaks(erasure, newest) else last.remaining
+    seen = standing_of(erasure, witness.uid)
+    if left and seen is not None and seen.standing is Standing.ENDED and not tier.outlives_pod:
+        return None  # its memory ended with it
+    return Copies(earlier + last.found, earlier + last.erased, left, erased_bytes + last.bytes)
+
+
+def _keys(erasure: Erasure) -> Iterator[KeyFact]:
+    rolled = erasure.only(Rolled)
+    removed = {one.fingerprint: one.by for one in erasure.of(KeyRemoved)}
+    destroyed = {one.fingerprint: one.by for one in erasure.of(KeyDestroyed)}
+    for key in rolled.keys if rolled else ():
+        name = key.fingerprint
+        yield KeyFact(name, key.revoked, key.custody, removed.get(name), destroyed.get(name))
+
+
+def _keys_revoked(keys: Iterable[KeyFact]) -> str | None:
+    words = [key.removed for key in keys]
+    moments = [word.at for word in words if word]
+    return max(moments, default=None) if len(moments) == len(words) else None
+
+
+def _newest(erasure: Erasure, tier: str) -> list[Deletion]:
+    nodes = {one.node for one in erasure.of(Deletion) if one.tier == tier}
+    done = [[one for one in rounds(erasure, tier, node) if one.state is JobState.DONE] for node in sorted(nodes)]
+    return [own[-1] for own in done if own]
+
+
+def _tier(erasure: Erasure, tier: SharedTier) -> TierFact:
+    """Return a tier's row. Its primaries are those of the last look, else those of the deletions.
+
+    What was deleted from a primary that has lost that role since is counted by who took over from it: tombstones, which
+    count, are replicated. It is in no row if nobody did.
+    """
+    look = look_at(erasure, tier.name)
+    look = look if look and counts(erasure, look) else None
+    newest = _newest(erasure, tier.name)
+    since = unreachable_at(erasure)
+    nodes = sorted(look.left) if look else [one.node for one in newest]
+    waits = [(one.began - since).total_seconds() for one in newest if since and one.node in nodes]
+    return TierFact(
+        tier=tier.name,
+        encrypted=tier.encrypted,
+        primaries=look.primaries if look else max((one.primaries for one in newest), default=0),
+        waited_s=int(max(0.0, min(waits, default=0.0))),
+        slots_before=look.slots_before if look else None,
+        slots_after=look.slots_after if look else None,
+        nodes=tuple(_node(erasure, tier.name, node, look) for node in nodes),
+    )
+
+
+def _node(erasure: Erasure, tier: str, node: str, look: Look | None) -> NodeFact:
+    done = [one for one in rounds(erasure, tier, node) if one.state is JobState.DONE]
+    left = look.left.get(node) if look else None
+    if not done:
+        return NodeFact(node, NOTHING, NOTHING, NOTHING, 0, 0, None, left)
+    *before, last = done
+    keys, size = sum(one.deleted.keys for one in before), sum(one.deleted.bytes for one in before)
+    return NodeFact(
+        node=node,
+        found=Amount(keys + last.found.keys, size + last.found.bytes),
+        deleted=Amount(keys + last.deleted.keys, size + last.deleted.bytes),
+        remaining=last.remaining,
+        replicas=last.replicas,
+        replicas_in_step=last.replicas_in_step,
+        erased=Word(Party.JOB, last.job, _text(last.ended) or ""),
+        left=left,
+    )
+
+
+def _verification(erasure: Erasure) -> Verification | None:
+    """Return the look afterwards, which is over when each tier was looked at and each pod asked."""
+    looks = [look for tier in tiers_at_hand(erasure) if (look := look_at(erasure, tier.name))]
+    since = erased_at(erasure)
+    acked = [
+        witness.uid
+        for witness in witnesses(erasure)
+        if (seen := standing_of(erasure, witness.uid)) and seen.standing is Standing.ACKED
+    ]
+    probes = [probe for uid in acked if (probe := probe_of(erasure, uid))]
+    if since is None or len(looks) < len(erasure.order.tiers) or len(probes) < len(acked) or not (looks or probes):
+        return None
+    if not all(counts(erasure, look) for look in looks):
+        return None
+    over = max([look.ended for look in looks] + [probe.at for probe in probes])
+    began = min([look.began for look in looks] + [probe.at for probe in probes])
+    by = max(((look.began, look.by) for look in looks), default=(began, "operator"))[1]
+    return Verification(Word(Party.OPERATOR, by, format_timestamp(over)), format_timestamp(began))
+
+
+def _text(at: datetime | None) -> str | None:
+    return format_timestamp(at) if at is not None else None

@@ -1,0 +1,78 @@
+"""What the status of an eager invalidation says while it is carried out and when it has ended."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from kvstrata.api.cacheinvalidation import MAX_ERASED_TIERS, CacheInvalidation, Phase
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
+from kvstrata.contract.receipt.vocabulary import Standing
+from kvstrata.model.erasure.facts import ReceiptWritten
+from kvstrata.model.erasure.record import ErasureNow
+from kvstrata.objects.quantities import binary
+from kvstrata.plan.actions import Decision, StatusWrite
+from kvstrata.plan.conditions import kstatus, write_status
+from kvstrata.plan.erasure.next_step import ErasurePhase, next_step
+from kvstrata.plan.erasure.receipt import facts_of
+
+MAX_TROUBLES = 3
+
+
+def tell(invalidation: CacheInvalidation, found: ErasureNow, now: datetime, took: str) -> tuple[StatusWrite, ...]:
+    """Return the status write for how an erasure stands; each condition is true by the facts that are kept."""
+    erasure = found.record.erasure
+    step = next_step(erasure, found.seen, now)
+    why = Decision(step.decision.reason, _message(step.decision.message, found))
+    facts = facts_of(erasure)
+    receipt = erasure.only(ReceiptWritten)
+    standings = [pod.standing for pod in facts.pods]
+    fields: dict[str, Any] = {
+        "phase": str(Phase(str(step.phase))),
+        "pods": {
+            "acked": standings.count(Standing.ACKED),
+            "live": len(standings) - standings.count(Standing.ENDED),
+            "fenced": standings.count(Standing.FENCED),
+        },
+        "message": why.message,
+        **_amounts(facts),
+    }
+    if not step.phase.finished:
+        findings = (*kstatus(None, why, why), *step.findings)
+        return write_status(invalidation, now, findings, fields, can_wait=True)
+    fields |= {
+        "completionTime": format_timestamp(now),
+        "took": took,
+        "awaiting": None,
+        "receiptDigest": receipt.digest if receipt is not None else None,
+    }
+    failed = why if step.phase is ErasurePhase.FAILED else None
+    return write_status(invalidation, now, (*kstatus(failed, None, why), *step.findings), fields)
+
+
+def _message(message: str, found: ErasureNow) -> str:
+    told = found.troubles[:MAX_TROUBLES]
+    return "; ".join((message, *told))
+
+
+def _amounts(facts: ReceiptFacts) -> dict[str, Any]:
+    """Return what was deleted from shared tiers, by the word of who deleted."""
+    rows: list[dict[str, Any]] = [
+        {
+            "name": tier.tier,
+            "found": sum(node.found.keys for node in tier.nodes),
+            "deleted": sum(node.deleted.keys for node in tier.nodes),
+            "remaining": sum(node.remaining.keys for node in tier.nodes),
+            "bytes": sum(node.deleted.bytes for node in tier.nodes),
+        }
+        for tier in facts.tiers[:MAX_ERASED_TIERS]
+        if tier.nodes
+    ]
+    if not rows:
+        return {}
+    return {
+        "tiers": rows,
+        "keys": sum(row["deleted"] for row in rows),
+        "bytes": binary(sum(row["bytes"] for row in rows)),
+    }

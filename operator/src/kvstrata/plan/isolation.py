@@ -1,0 +1,259 @@
+"""Isolation: which pods are to be probed, what follows from what they found, and what stands until somebody acts.
+
+A failure stands in the model's status until its cacheGeneration is raised: that alone makes unreachable what may have
+been stored under a name that others share. A probe that finds nothing later looked in other scopes, perhaps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel, ReuseMode
+from kvstrata.api.cachedmodel_status import OnProbeFailure
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import ModelReason
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.messages.probe import Probed, ProbeOutcome
+from kvstrata.model.pods import Pod
+from kvstrata.model.probe import NoProbe, ProbeReport, Shown
+from kvstrata.model.world import World
+from kvstrata.plan.conditions import Finding, false, true, unknown
+from kvstrata.plan.questions import ProbePod, TellIsolation
+
+KIND = ConditionType.ISOLATION_VERIFIED
+READERS = 8
+"""In how many foreign scopes a probe looks."""
+
+SOON_S = 60.0
+"""How long after a probe the next one begins that keyspaces which changed ask for, or one that showed nothing."""
+
+LATE_INTERVALS = 3
+"""After so many intervals without an answer what was shown is too old to be believed."""
+
+_REASONS = {
+    ProbeOutcome.FOREIGN_HIT: ModelReason.FOREIGN_HIT,
+    ProbeOutcome.WRONG_HIT: ModelReason.WRONG_HIT,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """The condition IsolationVerified, and what status says of probes, in API form; None leaves it out.
+
+    `failed_now` is whether a failure was found that status does not tell of yet.
+    """
+
+    finding: Finding
+    status: dict[str, Any] | None = field(default=None)
+    failed_now: bool = False
+
+
+def failure_stands(model: CachedModel) -> bool:
+    """Whether a failure was found in the generation of the cache that is declared."""
+    told = model.status.probe
+    return bool(told and told.failure and told.failure.cache_generation >= model.spec.effective_cache_generation)
+
+
+def is_fenced(model: CachedModel) -> bool:
+    """Whether the model reuses nothing because of a failure."""
+    return failure_stands(model) and model.spec.on_probe_failure is OnProbeFailure.FENCE_REUSE
+
+
+def probes_due(
+    world: World, model: CachedModel, now: datetime
+) -> tuple[tuple[ProbePod | TellIsolation, ...], float | None]:
+    """Return whom to ask now, and after how many seconds somebody is due next; None while nobody can be.
+
+    A pod is asked when it never was (its processes, to be exact), when the interval is over, and soon after keyspaces
+    changed or a probe showed nothing. It has to have acknowledged the bundle by then.
+    """
+    told = model.status.probe
+    telling = (TellIsolation(model.name, failure_stands(model)),) if told is not None and told.failure else ()
+    committed = world.bundles.get(model.name)
+    if not model.spec.is_probed or committed is None or committed.bundle.root.rules.reuse == "Off" or is_fenced(model):
+        return telling, None
+    keyspaces, revision = _keyspaces(world, model), committed.bundle.root.revision
+    due, next_s = list[ProbePod](), list[float]()
+    for pod in world.serving_pods(model.name):
+        if not _can_be_asked(world, pod, revision):
+            # It is planned anew when it says so.
+            continue
+        left_s = _left_s(world, model, pod, keyspaces, now)
+        if left_s <= 0:
+            due.append(ProbePod(model.name, pod, revision, keyspaces, READERS))
+        else:
+            next_s.append(left_s)
+    return (*telling, *due), min(next_s, default=None)
+
+
+def isolation(world: World, model: CachedModel, now: datetime) -> Isolation:
+    """Return what is proven of a model's isolation.
+
+    In this order: a failure that stands or was just found; nothing is reused, or no probe wanted; nobody serves; a pod
+    cannot be probed, was not yet, or not in a long time; a control missed, or there is one scope only; it is shown.
+    """
+    told = model.status.probe
+    before = told.to_kubernetes() if told is not None else None
+    if failure_stands(model) and told is not None and told.failure is not None:
+        failure = told.failure
+        return Isolation(false(KIND, failure.reason, failure.message), before)
+    pods = world.serving_pods(model.name)
+    reports = [(pod, _report(world, pod)) for pod in pods]
+    failed = next(((pod, one.shown) for pod, one in reports if one and one.shown and _failed(one.shown)), None)
+    if failed is not None and _generation_is_out(model):
+        reason, message = _REASONS[failed[1].probed.outcome], failure_message(failed[0].name, failed[1].probed)
+        stands = {
+            "time": format_timestamp(failed[1].at),
+            "reason": str(reason),
+            "message": message,
+            "cacheGeneration": model.spec.effective_cache_generation,
+        }
+        return Isolation(false(KIND, reason, message), {**(before or {}), "failure": stands}, failed_now=True)
+    doubt = _doubt(world, model, reports, now)
+    if doubt is not None:
+        return Isolation(doubt, before)
+    shown = [one.shown for _, one in reports if one is not None and one.shown is not None]
+    return _shown(model, len(pods), shown, before, now)
+
+
+def failure_message(pod: str, said: Probed) -> str:
+    """Return what a probe found, for people."""
+    where = ", ".join(row.tier or row.medium for row in said.tiers if row.foreign_hits or row.altered_hits)
+    if said.outcome is ProbeOutcome.WRONG_HIT:
+        found = "blocks of one prompt were found for another"
+    else:
+        writer, *others = (*said.culprits, "a scope", "another scope")
+        found = f"blocks of {writer} were found for {others[0]}"
+        found += ", which have one keyspace" if said.clashes else ""
+    return f"pod {pod}: {found}{f' in {where}' if where else ''}; raise cacheGeneration once the cause is known"
+
+
+def _doubt(
+    world: World, model: CachedModel, reports: Sequence[tuple[Pod, ProbeReport | None]], now: datetime
+) -> Finding | None:
+    """Return why isolation is neither shown nor broken, or None."""
+    committed = world.bundles.get(model.name)
+    off = committed is not None and committed.bundle.root.rules.reuse == "Off"
+    if model.spec.reuse_mode is ReuseMode.OFF or off:
+        return unknown(KIND, ModelReason.REUSE_OFF, "nothing is reused, so there is nothing to probe")
+    if not model.spec.is_probed:
+        return unknown(KIND, ModelReason.PROBES_OFF, "probe.mode is Never, so nothing is shown")
+    if not reports:
+        return unknown(KIND, ModelReason.NO_LIVE_PODS, "no pod serves, so there is nobody to probe")
+    old = [pod.name for pod, one in reports if one is not None and one.problem is NoProbe.TOO_OLD]
+    if old:
+        return unknown(KIND, ModelReason.PROBE_UNSUPPORTED, f"pod {old[0]} runs a version that cannot be probed")
+    missing = [pod.name for pod, one in reports if one is None or one.shown is None]
+    if missing and not _shown_lately(model, now):
+        asked = f"{len(reports) - len(missing)} of {len(reports)} pods were probed"
+        return unknown(KIND, ModelReason.NOT_PROBED, f"{asked}; waiting for {missing[0]}")
+    late = next((pod.name for pod, one in reports if one and one.shown and _is_late(model, one.shown.at, now)), None)
+    if late is not None:
+        return unknown(KIND, ModelReason.PROBE_UNANSWERED, f"pod {late} has not answered a probe for too long")
+    said = [(pod.name, one.shown.probed) for pod, one in reports if one is not None and one.shown is not None]
+    for name, probed in said:
+        if probed.outcome is ProbeOutcome.NO_REUSE:
+            return unknown(KIND, ModelReason.REUSE_OFF, f"pod {name} reuses nothing now: its policy is stale")
+        if probed.outcome is ProbeOutcome.ONE_SCOPE:
+            return unknown(KIND, ModelReason.ONE_SCOPE, "one scope uses this model, so there is nobody to tell apart")
+        if probed.unproven:
+            where = ", ".join(probed.unproven)
+            return unknown(
+                KIND, ModelReason.CONTROL_MISSED,
+                f"pod {name}: in {where} nothing was found where the same scope looked, or nobody else may look there",
+            )  # fmt: skip
+    return None
+
+
+def _shown(
+    model: CachedModel, pods: int, shown: Sequence[Shown], before: dict[str, Any] | None, now: datetime
+) -> Isolation:
+    """Return that it is shown; status and message are renewed once in an interval, not with each pod."""
+    condition = model.status.condition(KIND)
+    told = model.status.probe
+    fresh = (
+        told is not None and told.time is not None and (now - told.time).total_seconds() < model.spec.probe_interval_s
+    )
+    if condition is not None and condition.status == "True" and (fresh or len(shown) < pods):
+        return Isolation(true(KIND, condition.reason, condition.message or ""), before)
+    lookups, controls = (sum(getattr(one.probed, name) for one in shown) for name in ("lookups", "controls"))
+    oldest, revision = min(one.at for one in shown), min(one.probed.revision for one in shown)
+    tiers = sorted({name for one in shown for name in one.probed.proven})
+    counts = f"{lookups} lookups that had to miss did, between {controls} controls that hit"
+    message = f"{len(shown)} of {pods} pods at {format_timestamp(oldest)}: {counts}, in {', '.join(tiers)}"
+    status = {
+        "time": format_timestamp(oldest), "revision": revision, "pods": len(shown), "lookups": lookups,
+        "controls": controls,
+    }  # fmt: skip
+    # What failed in an earlier generation of the cache stays to be read.
+    failure = {"failure": before["failure"]} if before and "failure" in before else {}
+    return Isolation(true(KIND, ModelReason.ISOLATION_SHOWN, message), status | failure)
+
+
+def _report(world: World, pod: Pod) -> ProbeReport | None:
+    """Return a pod's last report, if the processes that it is of still run."""
+    report, told = world.probes.get(pod.uid), world.states.get(pod.uid)
+    if report is None or report.shown is None or told is None:
+        return report
+    said = report.shown.probed
+    # A cache server that is away has not changed yet.
+    same = said.gate_boot == told.state.gate_boot and said.cache_boot in (told.state.cache_boot, "")
+    return report if same or not told.state.cache_boot else None
+
+
+def _can_be_asked(world: World, pod: Pod, revision: int) -> bool:
+    told = world.states.get(pod.uid)
+    return told is not None and told.in_contact and told.state.engine_ready and world.acked_revision(pod) >= revision
+
+
+def _left_s(world: World, model: CachedModel, pod: Pod, keyspaces: str, now: datetime) -> float:
+    """Return in how many seconds a pod is to be asked, 0 or less for now."""
+    report = _report(world, pod)
+    if report is None:
+        return 0.0
+    interval_s = float(model.spec.probe_interval_s)
+    shown = report.shown
+    soon = report.passing or report.problem is NoProbe.UNANSWERED or shown is None or not _holds(shown, keyspaces)
+    if report.problem is NoProbe.TOO_OLD:
+        soon = False
+    wait_s = min(SOON_S, interval_s) if soon else interval_s
+    return wait_s - (now - report.at).total_seconds()
+
+
+def _holds(shown: Shown, keyspaces: str) -> bool:
+    """Whether a probe is as good as another one now would be."""
+    return shown.keyspaces == keyspaces and shown.probed.outcome is ProbeOutcome.ISOLATED
+
+
+def _failed(shown: Shown) -> bool:
+    return shown.probed.outcome.failed
+
+
+def _generation_is_out(model: CachedModel) -> bool:
+    """Whether all pods are of the declared generation: what pods of an earlier one find was found before."""
+    return (model.status.cache_generation or 0) == model.spec.effective_cache_generation
+
+
+def _is_late(model: CachedModel, at: datetime, now: datetime) -> bool:
+    return (now - at).total_seconds() > LATE_INTERVALS * max(SOON_S, float(model.spec.probe_interval_s))
+
+
+def _shown_lately(model: CachedModel, now: datetime) -> bool:
+    """Whether status says that isolation was shown, and when is not too long ago: pods that joined have so long."""
+    told, condition = model.status.probe, model.status.condition(KIND)
+    was_true = condition is not None and condition.status == "True"
+    return was_true and told is not None and told.time is not None and not _is_late(model, told.time, now)
+
+
+def _keyspaces(world: World, model: CachedModel) -> str:
+    """Return a digest of the keyspaces that the model's bundle allows: it changes when one is rolled, comes or goes."""
+    bundle = world.bundles[model.name].bundle
+
+    def compute() -> str:
+        return hashlib.sha256("".join(sorted(bundle.keyspaces)).encode()).hexdigest()[:16]
+
+    return world.memo.get((KIND, model.name), (bundle.entries, bundle.pools), compute)

@@ -1,0 +1,1 @@
+"""One plan for each kind: from the world and the time to objects, actions and status."""

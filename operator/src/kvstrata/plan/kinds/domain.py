@@ -1,0 +1,190 @@
+"""CacheDomain: the namespace's identity, its key, its public epoch, and a summary of its pods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from kvstrata.api.base import API_VERSION
+from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
+from kvstrata.api.common import Classification
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import DomainReason
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, derive_keyspace
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import World
+from kvstrata.objects import labels, names
+from kvstrata.plan.actions import Create, Decision, EnsureSecret, Material, Plan
+from kvstrata.plan.budgets.admission import Verdict, admitted_part, judge, key_of
+from kvstrata.plan.budgets.capacity import within_budget
+from kvstrata.plan.budgets.classification import because_of, shared_levels, tiers_admitted
+from kvstrata.plan.budgets.usage import usage_status
+from kvstrata.plan.bundle import restore
+from kvstrata.plan.bundle.enforcement import ENFORCED, Coverage, coverage, enforced_finding, rules_are_committed
+from kvstrata.plan.conditions import Finding, false, kstatus, write_status
+from kvstrata.plan.keys import custody as keycustody
+from kvstrata.plan.keys.data_keys import LOOK_AGAIN_S, is_lost, plan_data_keys
+from kvstrata.plan.rules import budgets
+from kvstrata.plan.scopes import fresh_epoch, held
+
+DOMAIN_ID_BYTES = 8
+
+
+def plan_domain(world: World, now: datetime) -> Plan:
+    """Return the plan for the namespace's domain: create it, give it id and epoch, give it a key, report."""
+    domain = world.domain
+    if domain is None:
+        return Plan(actions=(Create(_new_domain(world.namespace)),)) if _inhabited(world) else Plan()
+    if domain.metadata.deleting:
+        return Plan()
+    previous = held(domain.status.scope, PUBLIC_SCOPE)
+    adopted = keycustody.to_adopt(world, domain)
+    if adopted is not None and previous is not None:
+        waiting = Decision(DomainReason.CREATING, f"data keys are kept in custody {adopted} from now on")
+        changed = {"keyCustody": str(adopted)}
+        return Plan(
+            statuses=write_status(domain, now, kstatus(None, waiting, waiting), changed), enqueue=_everyone(world)
+        )
+    if domain.status.domain_id is None or previous is None or is_lost(world, previous.epoch):
+        epoch = fresh_epoch(world, PUBLIC_SCOPE, Key(domain.INFO.kind, world.namespace, DOMAIN_NAME), previous)
+        fields = {
+            "domainID": domain.status.domain_id or world.entropy[16 : 16 + DOMAIN_ID_BYTES].hex(),
+            "scope": epoch.to_status(),
+            "usage": None,
+            "keyCustody": str(keycustody.in_force(domain) if adopted is None else adopted),
+        }
+        waiting = Decision(DomainReason.CREATING, "the domain's identity was drawn")
+        return Plan(
+            statuses=write_status(domain, now, kstatus(None, waiting, waiting), fields), enqueue=_everyone(world)
+        )
+    found = restore.discovered(world, domain, now)
+    if found is not None:
+        told = restore.announcement(found)
+        findings = (*kstatus(None, told, told), false(ConditionType.RESTORED, told.reason, told.message))
+        kept = domain.status.conditions
+        return Plan(
+            statuses=write_status(domain, now, findings, {"restored": found}, kept=kept), enqueue=_everyone(world)
+        )
+    restored = domain.status.restored
+    if world.domain_key is None or restore.key_is_old(world):
+        key = EnsureSecret(
+            name=names.DOMAIN_KEY_SECRET,
+            material=Material.DOMAIN_KEY,
+            labels=labels.of_domain("domain-key"),
+            owner=domain.owner_reference(),
+            renew=names.DOMAIN_KEY_SECRET in world.secrets,
+            drawn_for=restored.id if restored is not None else "",
+        )
+        if world.domain_key is not None:
+            return Plan(actions=(key,), enqueue=_everyone(world))
+        waiting = (
+            Decision(
+                DomainReason.KEY_LOST,
+                f"Secret {names.DOMAIN_KEY_SECRET} is gone or unreadable: a new key is drawn, and everything that was "
+                "cached under the old one is unreachable",
+            )
+            if world.bundles
+            else Decision(DomainReason.CREATING, f"the domain's key is written to Secret {names.DOMAIN_KEY_SECRET}")
+        )
+        return Plan(
+            actions=(key,),
+            statuses=write_status(domain, now, kstatus(None, waiting, waiting), {}),
+            enqueue=_everyone(world),
+        )
+    report = _report(world, domain, now)
+    keys = plan_data_keys(world, domain, now)
+    waits = [wait_s for wait_s in (keys.wake_after_s, report.wake_after_s) if wait_s is not None]
+    again_s = min(waits) if waits else None
+    return replace(report, actions=keys.actions, enqueue=keys.enqueue, wake_after_s=again_s)
+
+
+def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
+    total = Coverage()
+    revision = 0
+    for model, committed in world.bundles.items():
+        total += coverage(world, model, committed.bundle.root.revision)
+        revision = max(revision, committed.bundle.root.revision)
+    enforced = enforced_finding(total)
+    if not world.models:
+        enforced = Finding(ENFORCED, enforced.status, DomainReason.NO_MODELS, "no CachedModel exists in this namespace")
+    behind = sorted(model.name for model in world.models.values() if not rules_are_committed(world, model))
+    if behind:
+        enforced = false(
+            ENFORCED, DomainReason.NOT_COMMITTED, f"the bundle of CachedModel {', '.join(behind[:3])} is being written"
+        )
+    pending = Decision(enforced.reason, enforced.message) if enforced.status == "False" else None
+    fields: dict[str, object] = {
+        "bundleRevision": revision,
+        "podsAcked": total.acked,
+        "podsLive": total.live,
+        "usage": _usage(world, domain, now),
+    }
+    ready = Decision(DomainReason.READY, "the domain has its identity and key")
+    wrong = budgets.problem(world, domain.spec.public_tiers, "spec.publicBudget.tiers")
+    verdict = judge(world, domain, wrong)
+    fields["admission"] = verdict.status()
+    levels, models = shared_levels(world, PUBLIC_SCOPE), world.models.values()
+    admitted = tiers_admitted(world, levels, because_of(world, PUBLIC_SCOPE), models)
+    reserved = _admitted(verdict, wrong)
+    within = _within_budget(world, domain, wrong, levels)
+    restored = restore.restored_finding(world, domain, now)
+    fields["restored"] = restore.record(domain, restored, now)
+    stalled, keys = wrong or keycustody.refused_change(world, domain), _keys(world, domain)
+    findings = (*kstatus(stalled, pending, ready), *reserved, enforced, within, *admitted, *keys, *restored)
+    can_wait = pending is not None and stalled is None and not verdict.due
+    statuses = write_status(domain, now, findings, fields, can_wait=can_wait)
+    return Plan(statuses=statuses, wake_after_s=LOOK_AGAIN_S if restore.is_doubted(restored) else None)
+
+
+def _keys(world: World, domain: CacheDomain) -> tuple[Finding, ...]:
+    lost = sum(is_lost(world, epoch) for epoch in world.keys_lost)
+    return keycustody.keys_at_hand(world, domain, lost)
+
+
+def _admitted(verdict: Verdict, wrong: Decision | None) -> tuple[Finding, ...]:
+    """Return whether the guarantees of the public scope are reserved, nothing where it has none."""
+    if verdict.finding is None:
+        return ()
+    return (false(ConditionType.ADMITTED, wrong.reason, wrong.message) if wrong else verdict.finding,)
+
+
+def _within_budget(
+    world: World, domain: CacheDomain, wrong: Decision | None, levels: Sequence[Classification]
+) -> Finding:
+    if wrong:
+        return false(ConditionType.WITHIN_BUDGET, wrong.reason, wrong.message)
+    return within_budget(
+        world, domain.spec.public_tiers, world.models.values(), "the public scope has no limit", levels
+    )
+
+
+def _usage(world: World, domain: CacheDomain, now: datetime) -> dict[str, object] | None:
+    told = domain.status.scope
+    keyspace = derive_keyspace(world.domain_key, PUBLIC_SCOPE, told.epoch) if told and world.domain_key else None
+    declared = [TierBudget(b.name, b.limit_bytes, b.guaranteed_bytes or None) for b in domain.spec.public_tiers]
+    budgets = admitted_part(world, key_of(domain), declared)
+    return usage_status(world, keyspace, budgets, world.models, domain.status.usage, now)
+
+
+def _inhabited(world: World) -> bool:
+    return bool(world.tiers or world.models or world.policies or world.groups or world.pools or world.invalidations)
+
+
+def _everyone(world: World) -> tuple[Key, ...]:
+    return (
+        Key("CacheDomain", world.namespace, DOMAIN_NAME),
+        *(Key("CachedModel", world.namespace, name) for name in world.models),
+        *(Key("TenantCachePolicy", world.namespace, name) for name in world.policies),
+        *(Key(BUNDLE, world.namespace, name) for name in world.models),
+    )
+
+
+def _new_domain(namespace: str) -> dict[str, object]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": CacheDomain.INFO.kind,
+        "metadata": {"name": DOMAIN_NAME, "namespace": namespace},
+        "spec": {},
+    }

@@ -1,0 +1,338 @@
+"""CacheInvalidation: new epochs first, then every pod's word that the old ones are gone.
+
+The order of writes makes it resumable: the intent (which scope goes from which epoch to which) is written into the
+invalidation's own status before any epoch changes; a scope is rolled only while it still has the old epoch; and the
+revisions to wait for are read off bundles that no longer hold the old keyspaces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, InvalidationMode, Phase
+from kvstrata.api.reasons import InvalidationReason
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.contract.canonical import digest
+from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace, epoch_from_random
+from kvstrata.model.erasure.facts import ReceiptWritten, Verdict
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import World
+from kvstrata.plan.actions import CarryOutErasure, Decision, EndErasure, Plan, Remove, StatusWrite
+from kvstrata.plan.bundle.enforcement import bundles_lack
+from kvstrata.plan.conditions import false, kstatus, true, write_status
+from kvstrata.plan.erasure import status as erasurestatus
+from kvstrata.plan.erasure.epoch_rolls import epoch_writes, holder_of, leaves
+from kvstrata.plan.erasure.erasureprefix import Prefix
+from kvstrata.plan.erasure.erasureprefix import chunks_of as prefix_chunks
+from kvstrata.plan.erasure.policy_deletion import FINALIZER
+from kvstrata.plan.rules import invalidation as chain
+from kvstrata.plan.witnesses import Witness, account_for, witnesses_now
+
+LOGICALLY_INVALID = "LogicallyInvalid"
+COMPLETE = "Complete"
+FAILED = "Failed"
+
+LOOK_AGAIN_S = 5.0
+"""When to order again what keeps or ends an erasure."""
+
+
+def plan_invalidation(world: World, name: str, now: datetime) -> Plan:
+    """Return the next step of an invalidation; every step is idempotent and names the next in status.phase."""
+    invalidation = world.invalidations.get(name)
+    held = invalidation is not None and FINALIZER in invalidation.metadata.finalizers
+    if invalidation is None or (invalidation.metadata.deleting and not held):
+        return Plan(enqueue=_followers(world))  # what paused for it does so no more
+    phase = invalidation.status.phase or Phase.PENDING
+    if phase.finished:
+        return _end(world, invalidation) if held else _expire(invalidation, now)
+    if invalidation.spec.mode is InvalidationMode.EAGER and phase is not Phase.PENDING:
+        return _erase(world, invalidation, now)
+    if _past_deadline(invalidation, now):
+        late = Decision(
+            InvalidationReason.DEADLINE_EXCEEDED,
+            f"not complete within {invalidation.spec.deadline}; epochs that were rolled stay rolled, and pods "
+            "that have not acknowledged may reuse until they fence themselves off: see status.awaiting for when",
+        )
+        return _fail(invalidation, now, late)
+    match phase:
+        case Phase.PENDING:
+            step = _begin(world, invalidation, now)
+        case Phase.ROLLING:
+            step = _roll(world, invalidation, now)
+        case _:
+            step = _await(world, invalidation, now)
+    return _awake_at_deadline(step, invalidation, now)
+
+
+def _erase(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
+    """Return the next step of an eager one whose intent is written: epochs are rolled by the same plan as for a lazy
+    one, once it is kept what nobody can tell afterwards; everything else follows from what is kept.
+    """
+    order = CarryOutErasure(invalidation.INFO.kind, invalidation.name, invalidation.uid)
+    found = world.erasures.get(invalidation.uid)
+    if found is None:
+        return _before_it_is_kept(world, invalidation, now, order)
+    verdict = found.record.erasure.only(Verdict)
+    if invalidation.status.rolled_time is None and verdict is None:
+        step = _roll(world, invalidation, now)
+        return replace(step, actions=(*step.actions, order))
+    if invalidation.spec.scope.prefix is not None and verdict is not None and not verdict.proves:
+        # Its keyspaces would be in use again, and what is left of it with them.
+        writes = tuple(epoch_writes(world, invalidation.status.scopes))
+        if writes:
+            return Plan(actions=(order,), statuses=writes, enqueue=(*_followers(world), _key(invalidation)))
+    told = erasurestatus.tell(invalidation, found, now, _took(invalidation, now))
+    # Its own status does not wake it, and what is kept may go when it has finished.
+    over = (*_followers(world), _key(invalidation)) if _finishes(told) else ()
+    return Plan(actions=(order,), statuses=told, enqueue=over)
+
+
+def _before_it_is_kept(world: World, invalidation: CacheInvalidation, now: datetime, order: CarryOutErasure) -> Plan:
+    """Have it taken up. What is kept of a prefix needs the names of its chunks, which pods may have to say again."""
+    named = Prefix()
+    if invalidation.spec.scope.prefix is not None and invalidation.status.rolled_time is None:
+        named = prefix_chunks(world, invalidation, now)
+        why = named.objection
+        if why is None and _past_deadline(invalidation, now):
+            why = Decision(
+                InvalidationReason.DEADLINE_EXCEEDED, "pods did not name the chunks in time: nothing was done"
+            )
+        if why is not None:
+            return replace(_fail(invalidation, now, why), enqueue=(*_followers(world), _key(invalidation)))
+    return Plan(actions=(order, *named.questions), wake_after_s=LOOK_AGAIN_S)
+
+
+def _finishes(told: tuple[StatusWrite, ...]) -> bool:
+    return any("completionTime" in write.status for write in told)
+
+
+def _end(world: World, invalidation: CacheInvalidation) -> Plan:
+    """Have it end, and nothing be kept of it any more, unless a receipt is owed for what is kept."""
+    found = world.erasures.get(invalidation.uid)
+    owed = found is not None and found.record.erasure.only(ReceiptWritten) is None
+    order = (CarryOutErasure if owed else EndErasure)(invalidation.INFO.kind, invalidation.name, invalidation.uid)
+    return Plan(actions=(order,), wake_after_s=LOOK_AGAIN_S)
+
+
+def _awake_at_deadline(step: Plan, invalidation: CacheInvalidation, now: datetime) -> Plan:
+    start, limit_s = invalidation.status.start_time, invalidation.spec.deadline_s
+    if start is None or limit_s is None:
+        return step
+    left_s = max(0.0, limit_s - (now - start).total_seconds()) + 1
+    return replace(step, wake_after_s=left_s if step.wake_after_s is None else min(left_s, step.wake_after_s))
+
+
+def _begin(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
+    if world.domain_key is None:
+        waiting = Decision(InvalidationReason.WAITING_FOR_DOMAIN, "the domain's key is being drawn")
+        return Plan(statuses=write_status(invalidation, now, kstatus(None, waiting, waiting), {}), wake_after_s=1)
+    refused = chain.refusal(world, invalidation)
+    if refused:
+        return _fail(invalidation, now, refused)
+    if invalidation.spec.scope.prefix is not None:
+        named = prefix_chunks(world, invalidation, now)
+        if named.objection is not None:
+            return replace(_fail(invalidation, now, named.objection), actions=named.questions)
+        if named.pending is not None:
+            return _wait_for_names(invalidation, now, named, named.pending)
+    leaving = chain.erased_policy(world, invalidation)
+    scopes = chain.scopes_to_roll(world, invalidation) if leaving is None else ()
+    missing = [scope for scope in scopes if holder_of(world, scope)[1] is None]
+    if missing:
+        waiting = Decision(
+            InvalidationReason.WAITING_FOR_DOMAIN, f"scope {missing[0]} has not drawn its first epoch yet"
+        )
+        return Plan(statuses=write_status(invalidation, now, kstatus(None, waiting, waiting), {}), wake_after_s=1)
+    rolled = [intent for scope in scopes for intent in _intents(world, scope)] if leaving is None else _ends(leaving)
+    if not rolled and invalidation.spec.mode is InvalidationMode.EAGER:
+        nothing = (
+            f"{invalidation.spec.scope.summary} has no scope of its own that was ever cached under: nothing was done"
+        )
+        return _fail(invalidation, now, Decision(InvalidationReason.NOTHING_TO_ERASE, nothing))
+    what = "get a new epoch" if invalidation.spec.scope.prefix is None else "pause"
+    waiting = Decision(InvalidationReason.ROLLING_EPOCHS, f"{len(scopes)} scopes {what}")
+    if leaving is not None:
+        waiting = Decision(InvalidationReason.ROLLING_EPOCHS, f"TenantCachePolicy {leaving.name} leaves every bundle")
+    fields = {
+        "phase": str(Phase.ROLLING),
+        "startTime": format_timestamp(invalidation.status.start_time or now),
+        "scopeSummary": invalidation.spec.scope.summary,
+        "scopes": rolled,
+        "message": waiting.message,
+    }
+    findings = (*kstatus(None, waiting, waiting), false(LOGICALLY_INVALID, waiting.reason, waiting.message))
+    return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
+
+
+def _ends(policy: TenantCachePolicy) -> list[dict[str, Any]]:
+    """Return the epoch that a policy leaves for good when it is deleted: it stays in its status, so that one that has
+    to try again erases the same."""
+    told = policy.status.scope
+    if told is None or told.kind != ScopeKind.TENANT:
+        return []
+    return [{"kind": str(told.kind), "name": told.name, "oldEpoch": told.epoch}]
+
+
+def _wait_for_names(invalidation: CacheInvalidation, now: datetime, named: Prefix, why: Decision) -> Plan:
+    fields = {
+        "startTime": format_timestamp(invalidation.status.start_time or now),
+        "scopeSummary": invalidation.spec.scope.summary,
+        "message": why.message,
+    }
+    statuses = write_status(invalidation, now, kstatus(None, why, why), fields)
+    return Plan(actions=named.questions, statuses=statuses, wake_after_s=named.again_s or LOOK_AGAIN_S)
+
+
+def _intents(world: World, scope: Scope) -> list[dict[str, Any]]:
+    """Return which epochs a scope leaves and which it gets; each scope's draw differs, from one plan's entropy.
+
+    A pool whose content is being replaced has two, of which the second may take over at any time. The scope of a policy
+    that is being deleted gets none.
+    """
+    holder, status = holder_of(world, scope)
+    epochs = [status.epoch if status else ""]
+    if scope.kind is ScopeKind.POOL and (following := world.pools[scope.name].status.next) is not None:
+        epochs.append(following.scope.epoch)
+    drawn = bytes.fromhex(digest([world.entropy.hex(), str(scope)]))[:16]
+    following_epoch = {} if leaves(world, holder) else {"newEpoch": epoch_from_random(drawn)}
+    return [{"kind": str(scope.kind), "name": scope.name, "oldEpoch": epoch, **following_epoch} for epoch in epochs]
+
+
+def _roll(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
+    """Write the epochs that are still old; when none is, go on to waiting for the pods. Scopes that only pause keep
+    theirs: bundles leave them out because this invalidation names them.
+    """
+    writes = tuple(epoch_writes(world, invalidation.status.scopes)) if invalidation.spec.scope.prefix is None else ()
+    if writes:
+        followers = _followers(world)
+        return Plan(statuses=writes, enqueue=(*followers, _key(invalidation)))
+    if not _bundles_follow(world, invalidation):
+        return Plan(enqueue=tuple(Key(BUNDLE, world.namespace, name) for name in sorted(world.models)), wake_after_s=1)
+    targets = [
+        {"model": model, "revision": committed.bundle.root.revision}
+        for model, committed in sorted(world.bundles.items())
+        if model in world.models
+    ]
+    awaiting = [
+        {
+            "model": witness.model,
+            "pod": witness.pod,
+            "uid": witness.uid,
+            **({"fencedBy": format_timestamp(witness.fenced_by)} if witness.fenced_by else {}),
+        }
+        for witness in witnesses_now(world, now)
+    ][:MAX_AWAITING]
+    waiting = Decision(InvalidationReason.AWAITING_ACKS, f"{len(awaiting)} pods are asked to acknowledge")
+    fields = {
+        "phase": str(Phase.AWAITING_ACKS),
+        "targets": targets,
+        "awaiting": awaiting,
+        "rolledTime": format_timestamp(now),
+        "message": waiting.message,
+    }
+    findings = (*kstatus(None, waiting, waiting), false(LOGICALLY_INVALID, waiting.reason, waiting.message))
+    return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
+
+
+def _bundles_follow(world: World, invalidation: CacheInvalidation) -> bool:
+    """Whether every model's bundle can be read and holds no keyspace of an epoch that this invalidation left."""
+    if world.identity is None:
+        return False
+    domain_key, _ = world.identity
+    gone = {
+        derive_keyspace(domain_key, Scope(ScopeKind(rolled.kind), rolled.name), rolled.old_epoch)
+        for rolled in invalidation.status.scopes
+        if rolled.old_epoch
+    }
+    return bundles_lack(world, gone)
+
+
+def _await(world: World, invalidation: CacheInvalidation, now: datetime) -> Plan:
+    revisions = {target.model: target.revision for target in invalidation.status.targets}
+    witnesses = tuple(Witness(pod.model, pod.pod, pod.uid, pod.fenced_by) for pod in invalidation.status.awaiting)
+    account = account_for(world, witnesses, revisions, now)
+    pods = {"acked": account.acked, "live": account.live, "fenced": account.fenced}
+    if account.open:
+        names = ", ".join(sorted(witness.pod for witness in account.open)[:3])
+        message = f"{account.acked} of {account.live} pods acknowledged; waiting for {names}"
+        moments = [witness.fenced_by for witness in account.open if witness.fenced_by is not None]
+        if len(moments) < len(account.open):
+            message += "; a pod that runs under onStale ServeStale, or under older rules, is never counted as fenced"
+        waiting = Decision(InvalidationReason.AWAITING_ACKS, message)
+        findings = (*kstatus(None, waiting, waiting), false(LOGICALLY_INVALID, waiting.reason, message))
+        wake = max(1.0, (min(moments) - now).total_seconds()) if moments else None
+        return Plan(
+            statuses=write_status(invalidation, now, findings, {"pods": pods, "message": message}), wake_after_s=wake
+        )
+    return _complete(invalidation, now, pods, account.fenced)
+
+
+def _complete(invalidation: CacheInvalidation, now: datetime, pods: Mapping[str, int], fenced: int) -> Plan:
+    residue = chain.residue(invalidation)
+    message = f"{pods['acked']} pods acknowledged that the old epochs are gone"
+    if fenced:
+        message += f"; {fenced} could not be reached and have fenced themselves off"
+    if residue:
+        message += f"; left as asked: {residue}"
+    done = Decision(InvalidationReason.LOGICALLY_INVALID, message)
+    findings = (
+        *kstatus(None, None, done),
+        true(LOGICALLY_INVALID, done.reason, message),
+        true(COMPLETE, InvalidationReason.LAZY_COMPLETE, "unreachable now; the bytes age out of each tier"),
+    )
+    fields = {
+        "phase": str(Phase.COMPLETE),
+        "completionTime": format_timestamp(now),
+        "took": _took(invalidation, now),
+        "pods": dict(pods),
+        "awaiting": None,
+        "message": message,
+    }
+    return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
+
+
+def _fail(invalidation: CacheInvalidation, now: datetime, why: Decision) -> Plan:
+    findings = (*kstatus(why, None, why), true(FAILED, why.reason, why.message))
+    fields = {
+        "phase": str(Phase.FAILED),
+        "startTime": format_timestamp(invalidation.status.start_time or now),
+        "completionTime": format_timestamp(now),
+        "took": _took(invalidation, now),
+        "scopeSummary": invalidation.spec.scope.summary,
+        "message": why.message,
+    }
+    # Its own status does not wake it, and its time to live has begun.
+    return Plan(statuses=write_status(invalidation, now, findings, fields), enqueue=(_key(invalidation),))
+
+
+def _expire(invalidation: CacheInvalidation, now: datetime) -> Plan:
+    ttl_s = invalidation.spec.ttl_seconds_after_finished
+    ended = invalidation.status.completion_time
+    if ttl_s is None or ended is None:
+        return Plan()
+    left_s = ttl_s - (now - ended).total_seconds()
+    if left_s > 0:
+        return Plan(wake_after_s=left_s)
+    return Plan(actions=(Remove(invalidation.INFO.kind, invalidation.name, invalidation.uid),))
+
+
+def _past_deadline(invalidation: CacheInvalidation, now: datetime) -> bool:
+    start, limit_s = invalidation.status.start_time, invalidation.spec.deadline_s
+    return start is not None and limit_s is not None and (now - start).total_seconds() > limit_s
+
+
+def _took(invalidation: CacheInvalidation, now: datetime) -> str:
+    start = invalidation.status.start_time or now
+    return f"{max(0, int((now - start).total_seconds()))}s"
+
+
+def _key(invalidation: CacheInvalidation) -> Key:
+    return Key(invalidation.INFO.kind, invalidation.namespace, invalidation.name)
+
+
+def _followers(world: World) -> tuple[Key, ...]:
+    return tuple(Key(BUNDLE, world.namespace, name) for name in sorted(world.models))

@@ -1,0 +1,232 @@
+"""Former identities of a model: kept for a rollback for a while, then their blocks are deleted from Redis tiers.
+
+Every name in a tier holds the identity that computed the block. So pods of another one find nothing of it from their
+start on, and nothing has to be deleted for that: deletion gives back room, no more. That is why it waits for
+`rollbackWindow`, and why blocks that it does not reach, because nobody knows of them any more, may go by their age.
+
+Status names an identity before anything follows from it: it is written down while pods of it still run, when the last
+of them was gone, and which round of its deletion runs. Whoever leads next goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.rollback import MAX_FORMER_IDENTITIES, FormerIdentity, FormerPhase
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.model.erasure.facts import JobState
+from kvstrata.model.pods import CommittedBundle
+from kvstrata.model.reclaim import FormerCache, ReclaimReport
+from kvstrata.model.world import World
+from kvstrata.objects import labels, names
+from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, TellFormer
+from kvstrata.plan.redis.backend import in_force
+
+FIRST_PAUSE_S = 30.0
+LONGEST_PAUSE_S = 1800.0
+"""To what the pause grows between two rounds of a deletion that fails: what it waits for may last."""
+
+LOOK_AGAIN_S = 60.0
+"""How soon it is looked again whether another model still has an identity."""
+
+SOON_S = 1.0
+_NEVER = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class FormerCaches:
+    """What status says of former identities, in API form, what is asked for, and when to plan again.
+
+    `ends` are deletions that may go on no further. `urgent` is whether status says something by which others go on.
+    """
+
+    fields: Mapping[str, Any]
+    questions: tuple[ReclaimQuestion, ...] = ()
+    ends: tuple[EndReclaim, ...] = ()
+    wake_after_s: float | None = None
+    urgent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What one former identity comes to. No `phase` means that it is done with, or in use again."""
+
+    identity: str
+    phase: FormerPhase | None
+    message: str = ""
+    since: datetime | None = None
+    round: int = 1
+    blocks: int = 0
+    bytes: int = 0
+    question: ReclaimFormer | None = None
+    wake_after_s: float | None = None
+
+    def to_kubernetes(self) -> dict[str, Any]:
+        return {
+            "identity": self.identity,
+            "phase": str(self.phase),
+            **({"message": self.message} if self.message else {}),
+            **({"unusedSince": format_timestamp(self.since)} if self.since is not None else {}),
+            **({"round": self.round} if self.round > 1 else {}),
+            **({"blocks": self.blocks, "bytes": self.bytes} if self.blocks else {}),
+        }
+
+
+def former_caches(world: World, model: CachedModel, identity: str, now: datetime, *, rolled_out: bool) -> FormerCaches:
+    """Return what becomes of the identities that a model had before `identity`.
+
+    `rolled_out` is whether its pods run the newest template, and no others are left as far as the Deployment says.
+    """
+    told = {one.identity: one for one in model.status.former_identities}
+    shared = any(tier.spec.medium is Medium.REDIS for tier in world.tiers.values())
+    known = _known(world, model, told) - {identity} if shared else set[str]()
+    judged = [_judge(world, model, name, told.get(name), now, rolled_out) for name in sorted(known)]
+    stays = [one for one in judged if one.phase is not None]
+    stays = sorted(stays, key=lambda one: one.since or _NEVER, reverse=True)[:MAX_FORMER_IDENTITIES]
+    entries = [one.to_kubernetes() for one in sorted(stays, key=lambda one: one.identity)]
+    done = [one for one in judged if one.phase is None]
+    fields: dict[str, Any] = {"formerIdentities": entries}
+    if done:
+        fields["reclaimed"] = {
+            "identity": done[-1].identity,
+            "time": format_timestamp(now),
+            "blocks": done[-1].blocks,
+            "bytes": done[-1].bytes,
+        }
+    questions: list[ReclaimQuestion] = [one.question for one in stays if one.question is not None]
+    if told or entries:
+        questions.append(TellFormer(model.name, len(entries)))
+    wakes = [one.wake_after_s for one in judged if one.wake_after_s is not None]
+    return FormerCaches(
+        fields,
+        tuple(questions),
+        tuple(EndReclaim(cache) for cache in _ends(world, model, told.values(), judged)),
+        min(wakes, default=None),
+        urgent=_marks(entries) != _marks(one.to_kubernetes() for one in told.values()),
+    )
+
+
+def reclaimable_tiers(tiers: Iterable[CacheTier]) -> tuple[CacheTier, ...]:
+    """Return the tiers that hold blocks which outlive their pods, with the servers that pods use, by name."""
+    shared = (tier for tier in tiers if tier.spec.medium is Medium.REDIS and not tier.metadata.deleting)
+    using = (found for tier in shared if (found := in_force(tier)) is not None)
+    return tuple(sorted(using, key=lambda tier: tier.name))
+
+
+def keyspaces_in_force(bundles: Iterable[CommittedBundle]) -> tuple[str, ...]:
+    """Return the keyspaces of all these bundles, those of suspended tenants and of pools among them."""
+    found = set[str]()
+    for committed in bundles:
+        found |= {entry.keyspace for entry in committed.bundle.entries.values()}
+        found |= committed.bundle.pool_keyspaces
+    return tuple(sorted(found))
+
+
+def _known(world: World, model: CachedModel, told: Mapping[str, FormerIdentity]) -> set[str]:
+    """Return every identity of which there is a trace: in status, on the Deployment, on pods."""
+    deployment = world.children.get(("Deployment", names.model_child(model.name)))
+    template = deployment["spec"]["template"]["metadata"] if deployment is not None else {}
+    deployed = (template.get("labels") or {}).get(labels.IDENTITY)
+    found = {*told, *_of_pods(world, model.name), model.status.identity, deployed}
+    return {name for name in found if name}
+
+
+def _judge(
+    world: World, model: CachedModel, name: str, told: FormerIdentity | None, now: datetime, rolled_out: bool
+) -> _Judged:
+    if name in _of_pods(world, model.name):
+        return _Judged(name, FormerPhase.IN_USE, "pods of this model still have it")
+    since = told.unused_since if told is not None else None
+    if since is None:
+        if not rolled_out:
+            return _Judged(name, FormerPhase.IN_USE, "the rollout that replaces it is not over")
+        since = now
+    holder = _holder(world, model, name, now)
+    if holder is not None:
+        message = f"CachedModel {holder} has it, too"
+        return _Judged(name, FormerPhase.IN_USE, message, since, wake_after_s=LOOK_AGAIN_S)
+    until = since + timedelta(seconds=model.spec.rollback_window_s)
+    if now < until:
+        left_s = max(SOON_S, (until - now).total_seconds())
+        message = f"a rollback finds it until {format_timestamp(until)}"
+        return _Judged(name, FormerPhase.KEPT, message, since, wake_after_s=left_s)
+    if told is None or told.unused_since is None or model.name not in world.bundles:
+        return _Judged(name, FormerPhase.RECLAIMING, "its deletion begins", since, wake_after_s=SOON_S)
+    return _reclaim(world, told, FormerCache(model.name, model.uid, name, since), now)
+
+
+def _reclaim(world: World, told: FormerIdentity, cache: FormerCache, now: datetime) -> _Judged:
+    """Return how the deletion goes on. The round that runs is in status before it is begun."""
+    turn, blocks, size = told.round or 1, told.blocks or 0, told.bytes or 0
+
+    def going_on(message: str, question: ReclaimFormer | None, wake_after_s: float | None = None) -> _Judged:
+        return _Judged(
+            cache.identity, FormerPhase.RECLAIMING, message, cache.since, turn, blocks, size, question, wake_after_s
+        )
+
+    report, before = world.reclaims.get((cache.order, turn)), world.reclaims.get((cache.order, turn - 1))
+    if report is None:
+        left_s = _pause_left_s(before, turn, now)
+        if left_s > 0:
+            return going_on(told.message or "", None, left_s)
+        return going_on(told.message or "its deletion begins", ReclaimFormer(cache, turn))
+    if report.state is JobState.RUNNING:
+        return going_on(report.message or "its blocks are being deleted", ReclaimFormer(cache, turn))
+    blocks, size = blocks + report.deleted.keys, size + report.deleted.bytes
+    if report.state is JobState.DONE:
+        return _Judged(cache.identity, None, blocks=blocks, bytes=size, wake_after_s=SOON_S)
+    turn += 1
+    return going_on(f"its deletion is tried again: {report.message}"[:1024], None, SOON_S)
+
+
+def _pause_left_s(before: ReclaimReport | None, turn: int, now: datetime) -> float:
+    """Return how many seconds a round has to wait after the one before it, which failed; 0 if nobody knows of one."""
+    if before is None:
+        return 0.0
+    pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(turn - 2, 10))
+    return max(0.0, pause_s - (now - before.at).total_seconds())
+
+
+def _ends(
+    world: World, model: CachedModel, told: Iterable[FormerIdentity], judged: Iterable[_Judged]
+) -> Iterable[FormerCache]:
+    """Yield the former caches whose deletion may go on no further, and those that status has done with."""
+    phases = {one.identity: one.phase or FormerPhase.RECLAIMING for one in judged}
+    orders = set[str]()
+    for one in told:
+        if one.unused_since is None:
+            continue
+        cache = FormerCache(model.name, model.uid, one.identity, one.unused_since)
+        orders.add(cache.order)
+        if one.phase is FormerPhase.RECLAIMING and phases.get(one.identity) is not FormerPhase.RECLAIMING:
+            yield cache
+    mine = {report.cache for report in world.reclaims.values() if report.cache.model == model.name}
+    yield from sorted((cache for cache in mine if cache.order not in orders), key=lambda cache: cache.order)
+
+
+def _holder(world: World, model: CachedModel, name: str, now: datetime) -> str | None:
+    """Return another model that has an identity, or keeps it for a rollback of its own."""
+    for other in world.models.values():
+        if other.uid == model.uid or other.metadata.deleting:
+            continue
+        kept = next((one for one in other.status.former_identities if one.identity == name), None)
+        window = timedelta(seconds=other.spec.rollback_window_s)
+        waits = kept is not None and (kept.unused_since is None or now < kept.unused_since + window)
+        if waits or other.status.identity == name or name in _of_pods(world, other.name):
+            return other.name
+    return None
+
+
+def _of_pods(world: World, model: str) -> set[str]:
+    """Return the identities of pods that have not ended."""
+    return {pod.identity for pod in (world.pods.get(model) or {}).values() if pod.identity and not pod.finished}
+
+
+def _marks(entries: Iterable[Mapping[str, Any]]) -> set[tuple[Any, ...]]:
+    """Return what of entries others go on by."""
+    return {(one["identity"], one["phase"], one.get("unusedSince"), one.get("round")) for one in entries}

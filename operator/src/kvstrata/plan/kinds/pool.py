@@ -1,0 +1,259 @@
+"""PrefixPool: what it says, what pods make of it, which epoch it has, and what becomes of it then.
+
+An epoch is drawn for every new content and written into the status first, alone, as those of policies are. New content
+of a pool that is published waits in `status.next`, so that readers keep the old; with `invalidation: Eager`, or while
+nobody reads yet, it takes the place of the old at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.prefixpool import NextContent, PoolInvalidation, PrefixPool, PrefixPoolStatus
+from kvstrata.api.reasons import PoolReason
+from kvstrata.contract.policy.keyspace import epoch_from_random
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import World
+from kvstrata.plan.actions import Decision, Plan, Question
+from kvstrata.plan.budgets.admission import judge
+from kvstrata.plan.budgets.usage import usage_status
+from kvstrata.plan.conditions import Finding, false, kstatus, write_status
+from kvstrata.plan.keys.data_keys import is_lost
+from kvstrata.plan.kinds.pool_publish import promotion, published, renewal, renewal_due, within_guarantee
+from kvstrata.plan.kinds.pool_warming import as_told, live
+from kvstrata.plan.pools.content import Content, read_sources
+from kvstrata.plan.pools.rendering import Agreed, Renderings, newest_render_id, render
+from kvstrata.plan.pools.shards import committed_version, contents, keyspace_of
+from kvstrata.plan.rules import first
+from kvstrata.plan.rules import pool as chain
+from kvstrata.plan.scopes import Epoch, pool_scope
+
+_RENDERED = ("renderID", "manifestDigest", "tokens", "chunks", "prefixes")
+_WARMED = ("published", "warmedAt", "tiers")
+_COMPUTED = (*_WARMED, "bytes", "usage", "next")
+
+
+def plan_pool(world: World, name: str, now: datetime) -> Plan:
+    """Return the plan for one pool.
+
+    What readers have stands whatever is wrong with the spec, with its sources or with what pods make of them.
+    """
+    pool = world.pools.get(name)
+    if pool is None or pool.metadata.deleting:
+        return Plan()
+    if not world.domain_id or world.domain_key is None:
+        waiting = Decision(PoolReason.WAITING_FOR_DOMAIN, "the domain's identity and key are being drawn")
+        return Plan(statuses=write_status(pool, now, _findings(world, pool, None, waiting), {}, can_wait=True))
+    stalled = first(chain.RULES, world, pool)
+    if stalled is not None:
+        return Plan(statuses=write_status(pool, now, _findings(world, pool, stalled, None), {}))
+    model = world.models[pool.spec.model_ref.name]
+    sources = read_sources(world, pool, now)
+    if sources.content is None:
+        reading = Decision(PoolReason.RENDERING, "the ConfigMaps that it names are being read")
+        made = Renderings(objection=sources.objection, pending=reading)
+        return _report(world, pool, model, None, made, now, sources.questions, sources.again_s)
+    drawn = _drawn(world, pool, sources.content)
+    if drawn is not None:
+        rendering = Decision(PoolReason.RENDERING, "a new epoch was drawn; pods are asked to make tokens of it")
+        return Plan(
+            actions=sources.questions,
+            statuses=write_status(pool, now, _findings(world, pool, None, rendering), drawn),
+            enqueue=_next_step(world, pool),
+            wake_after_s=sources.again_s,
+        )
+    made = render(world, model, name, sources.content, now)
+    return _report(world, pool, model, sources.content, made, now, sources.questions, sources.again_s)
+
+
+def _report(
+    world: World,
+    pool: PrefixPool,
+    model: CachedModel,
+    content: Content | None,
+    made: Renderings,
+    now: datetime,
+    questions: Iterable[Question],
+    again_s: float | None,
+) -> Plan:
+    objection = made.objection
+    rendered: dict[str, Any] = {}
+    if made.agreed is not None and content is not None:
+        objection = _instability(world, pool, model, made.agreed)
+        rendered = {} if objection else _rendered_fields(world, pool, model, content, made.agreed)
+    actions = (*questions, *made.questions)
+    taken = rendered or (_succession(world, pool, model, now) if objection is None else None)
+    if taken:
+        waiting = Decision(PoolReason.NOT_COMMITTED, f"the bundle of CachedModel {model.name} is being written")
+        findings = _findings(world, pool, None, waiting)
+        return Plan(actions, statuses=write_status(pool, now, findings, taken), enqueue=_next_step(world, pool))
+    waits = [
+        wait_s
+        for wait_s in (again_s, made.again_s, _left_s(renewal_due(world, model, pool), now))
+        if wait_s is not None
+    ]
+    if objection is not None or not _is_rendered(pool):
+        pending = None if objection is not None else made.pending
+        statuses = write_status(pool, now, _findings(world, pool, objection, pending), {}, can_wait=objection is None)
+        return Plan(actions, statuses=statuses, wake_after_s=_soonest(waits))
+    verdict = judge(world, pool, None)
+    if verdict.due:
+        waiting = Decision(PoolReason.NOT_COMMITTED, "its guarantees were decided on; pods are being told")
+        findings = _findings(world, pool, None, waiting, as_told(pool))
+        told = write_status(pool, now, findings, {"admission": verdict.status()})
+        return Plan(actions, statuses=told, enqueue=_next_step(world, pool), wake_after_s=_soonest(waits))
+    step = live(world, model, pool, content, now)
+    waits += [step.again_s] if step.again_s is not None else []
+    fields = {**step.fields, "usage": _usage(world, pool, model, now), "admission": verdict.status()}
+    findings = _findings(world, pool, step.stalled, step.pending, step.warm)
+    told = write_status(pool, now, findings, fields, can_wait=step.pending is not None and not step.fields)
+    return Plan((*actions, *step.questions), statuses=told, enqueue=step.enqueue, wake_after_s=_soonest(waits))
+
+
+def _left_s(moment: datetime | None, now: datetime) -> float | None:
+    return (moment - now).total_seconds() if moment is not None else None
+
+
+def _soonest(waits: list[float]) -> float | None:
+    return max(1.0, min(waits)) if waits else None
+
+
+def _next_step(world: World, pool: PrefixPool) -> tuple[Key, ...]:
+    own = Key(pool.INFO.kind, world.namespace, pool.name)
+    return own, Key(BUNDLE, world.namespace, pool.spec.model_ref.name)
+
+
+def _succession(world: World, pool: PrefixPool, model: CachedModel, now: datetime) -> dict[str, Any] | None:
+    """Return the fields of a status in which content takes over, or is computed anew because its time is near."""
+    promoted = promotion(world, model, pool)
+    if promoted is not None:
+        return promoted
+    return renewal(pool, _fresh_epoch(world, pool)) if _renewal_is_due(world, pool, model, now) else None
+
+
+def _renewal_is_due(world: World, pool: PrefixPool, model: CachedModel, now: datetime) -> bool:
+    due = renewal_due(world, model, pool)
+    return due is not None and now >= due
+
+
+def _usage(world: World, pool: PrefixPool, model: CachedModel, now: datetime) -> dict[str, Any] | None:
+    slot = contents(pool)[0]
+    found = committed_version(world, model, pool, slot)
+    keyspace = keyspace_of(world, pool, slot)
+    budgets = found[1].budgets if found is not None else ()
+    bounded = [budget for budget in budgets if budget.guaranteed_bytes]
+    return usage_status(world, keyspace, bounded, (model.name,), pool.status.usage, now)
+
+
+def _slot(pool: PrefixPool) -> PrefixPoolStatus | NextContent:
+    """Return the part of status that speaks of the newest content: `next`, or the status itself."""
+    return pool.status.next or pool.status
+
+
+def _is_rendered(pool: PrefixPool) -> bool:
+    """Whether the newest content has a manifest: what is asked of pods from then on is only whether they agree."""
+    return _slot(pool).manifest_digest is not None
+
+
+def _drawn(world: World, pool: PrefixPool, content: Content) -> dict[str, Any] | None:
+    """Return the fields of a status in which `content` has an epoch of its own, None if it has one."""
+    status, generation = pool.status, pool.spec.effective_cache_generation
+    due = status.cache_generation is not None and status.cache_generation != generation
+    due = due or any(is_lost(world, epoch) for epoch in status.epochs)
+    if status.scope is not None and not due and _slot(pool).content_digest == content.digest:
+        return None
+    if status.next is not None and not due and status.content_digest == content.digest:
+        # It says again what readers have.
+        return {"next": None}
+    return _fresh_slot(world, pool, content)
+
+
+def _fresh_slot(world: World, pool: PrefixPool, content: Content) -> dict[str, Any]:
+    """Return the fields of a status in which `content` has a fresh epoch, where nobody or only the next reads it."""
+    status = pool.status
+    scope = _fresh_epoch(world, pool).to_status()
+    acted_on = {"cacheGeneration": pool.spec.effective_cache_generation}
+    readable = status.scope is not None and status.published and not is_lost(world, status.scope.epoch)
+    if readable and pool.spec.effective_invalidation is PoolInvalidation.LAZY:
+        # A patch merges: what is not said of the new content would stay from the one before.
+        cleared = dict.fromkeys((*_RENDERED, *_WARMED))
+        return acted_on | {"next": {**cleared, "scope": scope, "contentDigest": content.digest}}
+    cleared = dict.fromkeys((*_RENDERED, *_COMPUTED))
+    return cleared | acted_on | {"scope": scope, "contentDigest": content.digest}
+
+
+def _fresh_epoch(world: World, pool: PrefixPool) -> Epoch:
+    known = [slot.scope for slot in (pool.status, pool.status.next) if slot is not None and slot.scope is not None]
+    rolls = max((scope.rolls for scope in known), default=-1) + 1
+    holder = Key(pool.INFO.kind, world.namespace, pool.name)
+    return Epoch(pool_scope(pool.name), epoch_from_random(world.entropy[:16]), rolls, holder)
+
+
+def _instability(world: World, pool: PrefixPool, model: CachedModel, agreed: Agreed) -> Decision | None:
+    """Return an objection if all pods now make something else of the same content than they made before."""
+    slot = _slot(pool)
+    before = slot.manifest_digest
+    if before is None or before == agreed.manifest or slot.render_id != newest_render_id(world, model):
+        return None
+    return Decision(
+        PoolReason.UNSTABLE_TEMPLATE,
+        f"pods make other tokens of it than before ({agreed.manifest[:8]}, not {before[:8]}): the chat "
+        "template or the tokenizer changes by itself; when it is fixed, raise spec.cacheGeneration",
+    )
+
+
+def _rendered_fields(
+    world: World, pool: PrefixPool, model: CachedModel, content: Content, agreed: Agreed
+) -> dict[str, Any]:
+    """Return what status is to say of the rendering, in the slot that it belongs to; nothing if it does.
+
+    Another template that makes the same tokens changes nothing but its name; one that makes others is new content.
+    """
+    slot = _slot(pool)
+    rendered: dict[str, Any] = {
+        "renderID": newest_render_id(world, model),
+        "manifestDigest": agreed.manifest,
+        "tokens": agreed.tokens,
+        "chunks": agreed.chunks,
+        "prefixes": [
+            {"name": name, "tokens": made.tokens, "chunks": made.chunks} for name, made in agreed.prefixes.items()
+        ],
+    }
+    told = slot.to_kubernetes()
+    if all(told.get(name) == value for name, value in rendered.items()):
+        return {}
+    if slot.manifest_digest not in (None, agreed.manifest):
+        drawn = _fresh_slot(world, pool, content)
+        return drawn | ({"next": drawn["next"] | rendered} if drawn.get("next") else rendered)
+    if pool.status.next is not None:
+        return {"next": pool.status.next.to_kubernetes() | rendered}
+    return rendered
+
+
+def _findings(
+    world: World, pool: PrefixPool, stalled: Decision | None, pending: Decision | None, warm: Finding | None = None
+) -> tuple[Finding, ...]:
+    """Return all conditions; `warm` is that of what pods were asked, None if they were not."""
+    model = world.models.get(pool.spec.model_ref.name)
+    cause = stalled or pending or Decision(PoolReason.RENDERING, "pods make tokens of its prefixes")
+    known, awaited = published(world, model, pool, cause)
+    shown = Decision(known.reason, known.message)
+    if warm is None:
+        warm = as_told(pool) if _slot(pool).published else false(ConditionType.WARM, cause.reason, cause.message)
+    return (
+        *kstatus(stalled, pending or awaited, shown),
+        warm,
+        known,
+        *_admitted(world, pool),
+        within_guarantee(world, pool),
+    )
+
+
+def _admitted(world: World, pool: PrefixPool) -> tuple[Finding, ...]:
+    """Return whether what is pinned is guaranteed, nothing where there is nothing to guarantee."""
+    finding = judge(world, pool, None).finding
+    return (finding,) if finding is not None else ()

@@ -1,0 +1,293 @@
+"""A pool's content from the moment at which its manifest is known: warmed, published, replaced, mended.
+
+Each step is one write of the pool's status, from which the bundle follows, so an operator that dies between two of them
+goes on where it was. What pods hold is asked of them again and again, and is no intent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.prefixpool import NextContent, PrefixPool
+from kvstrata.api.reasons import PoolReason
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.messages.pools import PoolTierState, WarmOutcome
+from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolVersion
+from kvstrata.model.guarantees import is_whole as is_whole_content
+from kvstrata.model.pods import Pod
+from kvstrata.model.pools import WarmReport
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.model.world import World
+from kvstrata.objects.quantities import binary
+from kvstrata.plan.actions import Decision
+from kvstrata.plan.conditions import Finding, false, true, unknown
+from kvstrata.plan.keys.data_keys import seals
+from kvstrata.plan.kinds.poolheld import RETRY_S, Held, by_merit, held_of, inspections, is_per_pod, is_whole, warmed
+from kvstrata.plan.pools.content import Content
+from kvstrata.plan.pools.rendering import newest_render_id
+from kvstrata.plan.pools.shards import Slot, committed_version
+from kvstrata.plan.questions import InspectPool, WarmPool
+from kvstrata.plan.rules import pool as chain
+
+MAX_RETRY_S = 600.0
+"""How long a pod that computed in vain is left alone at most: from RETRY_S on twice as long each time."""
+
+AGAIN_S = 30.0
+"""The same for one that computed all of it, and yet a tier lacks some: it was evicted, or lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What comes next for a pool, and what is so now.
+
+    `fields` are those of status; `pending` is what is waited for, `stalled` what only a person can change.
+    """
+
+    warm: Finding
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    stalled: Decision | None = None
+    pending: Decision | None = None
+    questions: tuple[InspectPool | WarmPool, ...] = ()
+    enqueue: tuple[Key, ...] = ()
+    again_s: float | None = None
+
+
+def live(world: World, model: CachedModel, pool: PrefixPool, content: Content | None, now: datetime) -> Step:
+    """Return the next step of the newest content of a pool, which has a manifest."""
+    slot = pool.status.next or pool.status
+    found = committed_version(world, model, pool, slot)
+    # What other tiers hold says nothing of those that it is to be kept in now.
+    if found is None or found[1].tiers != chain.tiers_of(world, pool):
+        waiting = Decision(PoolReason.NOT_COMMITTED, f"the bundle of CachedModel {model.name} is being written")
+        return Step(_cold(slot, pool, waiting), pending=waiting, enqueue=(Key(BUNDLE, world.namespace, model.name),))
+    ref, version = found
+    if seals(world, model) and not version.keys:
+        waiting = Decision(PoolReason.AWAITING_KEYS, "the data key of its epoch is being drawn")
+        return Step(_cold(slot, pool, waiting), pending=waiting)
+    pods, nobody = _able(world, model, ref.since)
+    if nobody is not None:
+        if nobody.reason == PoolReason.NO_LIVE_PODS:
+            told = unknown(ConditionType.WARM, nobody.reason, nobody.message)
+        else:
+            told = _cold(slot, pool, nobody)
+        return Step(told, pending=None if slot.published else nobody)
+    held = held_of(world, pods, pool, version)
+    questions, again_s = inspections(world, pods, pool, version, held, now)
+    step = _judged(world, model, pool, slot, version, held, pods, content, now)
+    waits = [again_s] if step.again_s is None else [again_s, step.again_s]
+    return replace(step, questions=(*questions, *step.questions), again_s=min(waits))
+
+
+def _judged(
+    world: World,
+    model: CachedModel,
+    pool: PrefixPool,
+    slot: Slot,
+    version: PoolVersion,
+    held: Held,
+    pods: Sequence[Pod],
+    content: Content | None,
+    now: datetime,
+) -> Step:
+    """Return the next step by what pods hold."""
+    if not held.known:
+        asking = Decision(PoolReason.WARMING, "pods are asked what they hold of it")
+        told = _cold(slot, pool, asking)
+        return Step(told, pending=Decision(told.reason, told.message) if told.status == "False" else None)
+    sizes = {tier.name: tier.bytes for tier in slot.tiers} if slot.published else {}
+    rows = {"tiers": [_row(row, sizes.get(row.name, 0)) for row in held.rows.values() if row is not None]}
+    if not held.complete:
+        step = _warming(world, model, pool, slot, version, held, pods, content, now)
+        return replace(step, fields=written(slot, rows))
+    warm = true(ConditionType.WARM, PoolReason.WARM, "every tier holds every chunk")
+    if slot.published:
+        return Step(warm, written(slot, rows))
+    if pool.spec.is_pinned and not is_whole_content(slot):
+        # What it takes is known now, and has to be admitted before readers are told of it.
+        measured = Decision(PoolReason.WARMING, "every chunk is stored; what they take is written down")
+        own = Key(pool.INFO.kind, world.namespace, pool.name)
+        return Step(warm, written(slot, rows), pending=measured, enqueue=(own,))
+    done = {**rows, "published": True, "warmedAt": format_timestamp(now)}
+    publishing = Decision(PoolReason.NOT_COMMITTED, "every chunk is stored; pods are being told")
+    return Step(warm, written(slot, done), pending=publishing)
+
+
+def written(slot: Slot, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of status that say `fields` of a content, in force or to come."""
+    if not isinstance(slot, NextContent):
+        return {**fields, "bytes": _size(fields["tiers"])}
+    return {"next": {**slot.to_kubernetes(), **fields}}
+
+
+def _size(rows: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return how large one copy of all chunks is."""
+    return binary(max((row["bytes"] for row in rows), default=0))
+
+
+def _able(world: World, model: CachedModel, since: int) -> tuple[list[Pod], Decision | None]:
+    """Return the pods of the newest template that know the version and can be asked, or why there is none."""
+    serving = [pod for pod in world.serving_pods(model.name) if not pod.deleting]
+    newest = [pod for pod in serving if pod.render_id == newest_render_id(world, model)]
+    if not serving:
+        return [], Decision(PoolReason.NO_LIVE_PODS, f"no pod of CachedModel {model.name} serves")
+    if not newest:
+        return [], Decision(
+            PoolReason.ROLLING_OUT, f"no pod with the newest template of CachedModel {model.name} serves yet"
+        )
+    told = [pod for pod in newest if world.acked_revision(pod) >= since]
+    if not told:
+        return [], Decision(PoolReason.AWAITING_ACKS, f"waiting for {newest[0].name} to acknowledge it")
+    able = [pod for pod in told if _answers(world, pod)]
+    if not able:
+        return [], Decision(PoolReason.WARMING, f"pod {told[0].name} has no engine or no cache server at present")
+    return able, None
+
+
+def _answers(world: World, pod: Pod) -> bool:
+    verified = world.states.get(pod.uid)
+    if verified is None or not verified.in_contact or pod.ip is None:
+        return False
+    return verified.state.engine_ready and bool(verified.state.cache_boot)
+
+
+def _warming(
+    world: World,
+    model: CachedModel,
+    pool: PrefixPool,
+    slot: Slot,
+    version: PoolVersion,
+    held: Held,
+    pods: Sequence[Pod],
+    content: Content | None,
+    now: datetime,
+) -> Step:
+    """Return which pods compute what is missing: one for shared tiers, and each that lacks some of its own."""
+    refused = _refusal(world, pods, version, content)
+    why = _why_cold(world, model, pool, slot, held, content, now)
+    warm = false(ConditionType.WARM, (refused or why).reason, (refused or why).message)
+    if refused is not None or content is None or content.digest != slot.content_digest:
+        return Step(warm, stalled=refused, pending=None if refused else why)
+    chosen: dict[str, Pod] = {}
+    if any(not (is_per_pod(world, name) or is_whole(row)) for name, row in held.rows.items()):
+        chosen |= {pod.uid: pod for pod in by_merit(world, pods, version, held)[:1]}
+    for pod in pods:
+        word = held.words.get(pod.uid)
+        if word is not None and any(is_per_pod(world, row.name) and not is_whole(row) for row in word.tiers):
+            chosen[pod.uid] = pod
+    orders, waits = [], []
+    for pod in chosen.values():
+        missing = _missing(world, pod, held, content)
+        due = {digest: _wait_s(warmed(world, pod, version).get(digest), now) for digest in missing}
+        waits += [wait_s for wait_s in due.values() if wait_s > 0]
+        prefixes = tuple(missing[digest] for digest, wait_s in due.items() if wait_s <= 0)
+        if prefixes:
+            orders.append(_order(pool, pod, version, prefixes))
+    return Step(warm, pending=why, questions=tuple(orders), again_s=min(waits, default=None))
+
+
+def _order(pool: PrefixPool, pod: Pod, version: PoolVersion, prefixes: tuple[PrefixSource, ...]) -> WarmPool:
+    warmup = pool.spec.effective_warmup
+    return WarmPool(
+        pool.name,
+        pool.uid,
+        pod,
+        version.keyspace[:SCOPE_DIGITS],
+        version.manifest,
+        prefixes,
+        float(warmup.timeout_s),
+        warmup.effective_max_concurrent,
+    )
+
+
+def _missing(world: World, pod: Pod, held: Held, content: Content) -> Mapping[str, PrefixSource]:
+    """Return the prefixes that have a chunk which is missing, by digest; all of them where that cannot be told."""
+    lost = {bytes.fromhex(one) for word in held.words.values() for one in word.missing}
+    found = {}
+    for digest, source in content.distinct.items():
+        report = world.renders.get(pod.uid, {}).get(digest)
+        hashes = report.rendered.hashes if report is not None and report.rendered is not None else b""
+        chunks = {hashes[at : at + CHUNK_HASH_BYTES] for at in range(0, len(hashes), CHUNK_HASH_BYTES)}
+        if not chunks or chunks & lost:
+            found[digest] = source
+    return found or content.distinct
+
+
+def _refusal(world: World, pods: Sequence[Pod], version: PoolVersion, content: Content | None) -> Decision | None:
+    """Return what no other attempt can mend."""
+    named = {digest: name for name, digest in content.digests.items()} if content is not None else {}
+    for pod in pods:
+        for digest, told in warmed(world, pod, version).items():
+            prefix = f"prefix {named[digest]}" if digest in named else "a prefix"
+            if told.outcome is WarmOutcome.MISMATCH:
+                return Decision(
+                    PoolReason.RENDER_MISMATCH,
+                    f"pod {pod.name}: a real request with {prefix} begins with other tokens than it came to: the "
+                    "engine renders chats in another way than it tokenises them; give the prefix as tokenIDs",
+                )
+            if told.outcome is WarmOutcome.DISAGREE:
+                return Decision(
+                    PoolReason.REPLICAS_DISAGREE,
+                    f"pod {pod.name} makes other tokens of {prefix} than all pods made of it before: the chat template "
+                    "or the tokenizer changes by itself; when it is fixed, raise spec.cacheGeneration",
+                )
+    return None
+
+
+def _why_cold(
+    world: World, model: CachedModel, pool: PrefixPool, slot: Slot, held: Held, content: Content | None, now: datetime
+) -> Decision:
+    lacking = [(name, row) for name, row in held.rows.items() if row is not None and not is_whole(row)]
+    counts = ", ".join(f"{row.stored} of {row.expected} on CacheTier {name}" for name, row in lacking)
+    if slot.published:
+        if content is None or content.digest != slot.content_digest:
+            return Decision(
+                PoolReason.CHUNKS_LOST,
+                f"chunks are stored: {counts}; what is lost cannot be computed again before its source can be read",
+            )
+        newest = newest_render_id(world, model)
+        if any(pod.render_id != newest for pod in world.serving_pods(model.name)):
+            return Decision(PoolReason.ROLLING_OUT, f"pods of the newest template compute it anew: {counts}")
+        return Decision(PoolReason.CHUNKS_LOST, f"chunks were lost and are computed again: {counts}")
+    if isinstance(slot, NextContent) and slot.manifest_digest == pool.status.manifest_digest:
+        return Decision(PoolReason.RENEWING, f"pods compute its chunks anew, readers keep the old: {counts}")
+    told = pool.status.condition(ConditionType.WARM)
+    cold_s = (now - told.last_transition_time).total_seconds() if told is not None and told.status != "True" else 0.0
+    if cold_s > pool.spec.effective_warmup.timeout_s:
+        return Decision(
+            PoolReason.WARMING_TIMED_OUT,
+            f"not warm within {pool.spec.effective_warmup.timeout_s} s, and tried again at times: {counts}",
+        )
+    return Decision(PoolReason.WARMING, f"pods compute its chunks: {counts}")
+
+
+def _wait_s(told: WarmReport | None, now: datetime) -> float:
+    """Return how long to wait until a pod is asked to compute a prefix again: longer with each time in vain."""
+    if told is None:
+        return 0.0
+    pause_s = min(MAX_RETRY_S, RETRY_S * 2.0 ** min(told.failures - 1, 10)) if told.failures else AGAIN_S
+    return pause_s - (now - told.at).total_seconds()
+
+
+def _cold(slot: Slot, pool: PrefixPool, why: Decision) -> Finding:
+    return as_told(pool) if slot.published else false(ConditionType.WARM, why.reason, why.message)
+
+
+def as_told(pool: PrefixPool) -> Finding:
+    """Return what status says of whether it is warm: nobody was asked since."""
+    told = pool.status.condition(ConditionType.WARM)
+    if told is None:
+        return unknown(ConditionType.WARM, PoolReason.WARMING, "pods are asked what they hold of it")
+    return Finding(told.type, told.status, told.reason, told.message)
+
+
+def _row(row: PoolTierState, size: int) -> dict[str, Any]:
+    """Return what status says of a tier; `size` is what all chunks took when they were there, which is guaranteed."""
+    measured = row.bytes if is_whole(row) else max(row.bytes, size)
+    return {"name": row.name, "stored": row.stored, "expected": row.expected, "bytes": measured}

@@ -1,0 +1,397 @@
+"""CacheTier: the servers of a managed Redis tier, and whether a tier can be used."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from kvstrata.api.cachetier import MAX_SHOWN_SHARDS, CacheTier, Medium
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import TierReason
+from kvstrata.model.pods import BackendReport
+from kvstrata.model.world import World
+from kvstrata.objects import names, paths
+from kvstrata.objects.children import redis_tier_children
+from kvstrata.objects.context import BuildContext
+from kvstrata.objects.quantities import binary
+from kvstrata.objects.tier_link import redis_link
+from kvstrata.plan.actions import Action, Decision, ManagedServer, Plan, ProbeBackend, StatusWrite
+from kvstrata.plan.budgets.admission import next_in_line
+from kvstrata.plan.budgets.capacity import BUDGETED, guaranteed_bytes
+from kvstrata.plan.conditions import Finding, false, kstatus, tells_only, true, unknown, write_status
+from kvstrata.plan.kinds.filetier import USED_STEPS, file_findings, used_share
+from kvstrata.plan.kinds.tier_promises import promises
+from kvstrata.plan.ownership import left_by_predecessor, no_longer_wanted, taken_by_someone_else
+from kvstrata.plan.redis import external
+from kvstrata.plan.redis.backend import addresses, asked_as, is_external, report_of, said_before
+from kvstrata.plan.redis.cluster import cluster_state, managed_cluster, without_cluster
+from kvstrata.plan.redis.credentials import (
+    Tending,
+    has_secrets,
+    missing_secrets,
+    predecessors_secret,
+    restart_token,
+    tend_credentials,
+)
+from kvstrata.plan.redis.serverpods import hindrance, stuck_pod
+from kvstrata.plan.rules import first
+from kvstrata.plan.rules import tier as chain
+
+PROBE_EVERY_S = 15.0
+PROBE_WHILE_DOWN_S = 3.0
+PREDECESSOR_S = 2.0
+FULL_PERCENT = 90
+"""From here on a pod's word that its block was refused counts, although the server's own figure is below its bound:
+what a write needs on its way in counts for the server, too. Below it, the pod has not tried since there is room."""
+
+_UNKNOWN_USE: Mapping[str, Any] = {"shardsReady": None, "used": None, "guaranteed": None}
+"""What a stalled tier says of its servers, which nobody asks, and of its use by pods, which there is none of."""
+
+
+_PROGRESS = ("progress", "shardsReady", "replicas", "used")
+"""What of status counts how far a cluster is on its way, whose conditions say what it has reached."""
+
+
+def plan_tier(world: World, ctx: BuildContext, name: str, now: datetime) -> Plan:
+    """Return the plan for one tier. A stalled tier keeps the servers that it has.
+
+    Whoever may now be given a guarantee on it, or has to know that there is less room, is planned next.
+    """
+    tier = world.tiers.get(name)
+    if tier is None or tier.metadata.deleting:
+        return Plan()
+    made = _plan(world, ctx, tier, now)
+    return replace(made, enqueue=(*made.enqueue, *next_in_line(world, name)))
+
+
+def _plan(world: World, ctx: BuildContext, tier: CacheTier, now: datetime) -> Plan:
+    stalled = first(chain.RULES, world, tier)
+    fields = {"capacity": str(tier.spec.capacity or tier.spec.capacity_per_pod or "") or None}
+    if stalled:
+        fields |= _UNKNOWN_USE
+        findings = (*kstatus(stalled, None, stalled), *promises(world, tier, stalled))
+        return Plan(statuses=write_status(tier, now, findings, fields))
+    if tier.spec.medium is not Medium.REDIS:
+        in_pod = Decision(TierReason.IN_POD, "the tier lives inside the pods of the models that list it")
+        if tier.spec.medium in BUDGETED:
+            fields["guaranteed"] = binary(guaranteed_bytes(world, tier))
+        told: tuple[Finding, ...] = ()
+        if tier.spec.medium is Medium.NVME:
+            fields["used"] = used_share(world, tier)
+            told = file_findings(world, tier)
+        findings = (*kstatus(None, None, in_pod), *told, *promises(world, tier))
+        return Plan(statuses=write_status(tier, now, findings, fields))
+    return _redis(world, ctx, tier, now, fields)
+
+
+def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fields: dict[str, Any]) -> Plan:
+    actions: tuple[Action, ...] = ()
+    children: tuple[dict[str, Any], ...] = ()
+    tended: Tending | None = None
+    cluster = cluster_state(world, tier)
+    if world.domain_id is None:
+        waiting = Decision(TierReason.PROGRESSING, "the domain's identity is being drawn")
+        findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
+        return Plan(statuses=write_status(tier, now, findings, fields), wake_after_s=1)
+    if tier.spec.redis and tier.spec.redis.managed:
+        if secret := predecessors_secret(world, tier):
+            return _after_predecessor(world, tier, now, fields, secret)
+        actions = missing_secrets(world, ctx, tier, world.domain_id)
+        if not has_secrets(world, tier):
+            waiting = Decision(TierReason.PROGRESSING, "the server's users and certificate are being made")
+            findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
+            return Plan(actions=actions, statuses=write_status(tier, now, findings, fields), wake_after_s=0.2)
+        members = cluster.members if cluster is not None else None
+        children = _children(world, ctx, tier, members)
+        running = cluster.servers if cluster is not None else (_server(tier),)
+        tended = tend_credentials(world, ctx, tier, world.domain_id, running, now, follows=cluster is not None)
+    if left := left_by_predecessor(world, tier, children):
+        return _after_predecessor(world, tier, now, fields, left)
+    foreign = taken_by_someone_else(world, tier, children)
+    if foreign:
+        conflict = Decision(
+            TierReason.NAME_CONFLICT,
+            f"{foreign} exists and does not belong to this CacheTier: delete it or rename the CacheTier",
+        )
+        findings = (*kstatus(conflict, None, conflict), *promises(world, tier))
+        return Plan(statuses=write_status(tier, now, findings, {**fields, **_UNKNOWN_USE}))
+    report, domain = report_of(world, tier), world.domain_id
+    reachable, room = _reachable(world, tier), _room(world, tier)
+    pending, ready = _readiness(tier, report, reachable, room, domain)
+    shards, serving = _shards(world, tier, reachable, report)
+    fields["guaranteed"] = binary(guaranteed_bytes(world, tier))
+    fields |= {"shards": shards, "shardsReady": serving, "used": _used(world, tier)}
+    if cluster is not None:
+        if pending is None or pending.reason != TierReason.SERVERS_DO_NOT_START:
+            pending = cluster.pending or pending
+        fields |= cluster.fields
+    if pending is not None and tended is not None:
+        pending = tended.hindrance or pending
+    fields["external"] = external.servers_to_use(tier, report, domain)
+    away = _why_away(world, tier, report) if report is not None and not report.reachable else None
+    unused = pending if fields["external"] is None and is_external(tier) else None
+    findings = (
+        *kstatus(None, pending, ready),
+        reachable,
+        *(cluster.findings if cluster is not None else without_cluster(tier, reachable)),
+        *(tended.findings if tended else ()),
+        *external.suitability(tier, report, away, domain),
+        room,
+        *promises(world, tier, unused, report),
+    )
+    interval_s = _interval_s(world, tier)
+    return Plan(
+        actions=(
+            *actions,
+            *(tended.actions if tended else ()),
+            *(_probe(tier, now, world) if cluster is None else (cluster.order,)),
+            *no_longer_wanted(world, tier, children),
+        ),
+        apply=children,
+        statuses=_paced(tier, write_status(tier, now, findings, fields)),
+        wake_after_s=min(interval_s, tended.wake_after_s) if tended else interval_s,
+    )
+
+
+def _children(
+    world: World, ctx: BuildContext, tier: CacheTier, members: Mapping[int, int] | None
+) -> tuple[dict[str, Any], ...]:
+    """Return the tier's objects, built anew only when something that they come from has changed."""
+    token = restart_token(world, tier)
+    return world.memo.get(
+        (redis_tier_children, tier.name),
+        (ctx, tier.uid, tier.spec, token, members),
+        lambda: redis_tier_children(ctx, tier, restart_token=token, members=members),
+    )
+
+
+def _after_predecessor(world: World, tier: CacheTier, now: datetime, fields: Mapping[str, Any], left: str) -> Plan:
+    """Make nothing while anything is left of a tier of this name that was deleted."""
+    waiting = Decision(
+        TierReason.PREDECESSOR_REMAINS,
+        f"{left} belongs to a CacheTier {tier.name} that was deleted: Kubernetes removes it, and then this one's is "
+        "made. If it stays, delete it",
+    )
+    findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
+    statuses = write_status(tier, now, findings, {**fields, **_UNKNOWN_USE})
+    return Plan(statuses=statuses, wake_after_s=PREDECESSOR_S)
+
+
+def _paced(tier: CacheTier, writes: tuple[StatusWrite, ...]) -> tuple[StatusWrite, ...]:
+    """Have what only tells how far a cluster has come wait: it changes with every look, begins and ends once."""
+    under_way = tier.status.progress is not None
+    return tuple(
+        replace(one, can_wait=under_way and bool(one.status.get("progress", True)) and tells_only(tier, one, _PROGRESS))
+        for one in writes
+    )
+
+
+def _readiness(
+    tier: CacheTier, report: BackendReport | None, reachable: Finding, room: Finding, domain: str
+) -> tuple[Decision | None, Decision]:
+    """Return what stands between a tier and Ready, and what Ready says otherwise."""
+    pending = Decision(reachable.reason, reachable.message) if reachable.status != "True" else None
+    before = said_before(tier, ConditionType.READY)
+    if pending is None and report is None and is_external(tier) and before is not None and before.status == "False":
+        pending = Decision(before.reason, before.message)  # until it was asked
+    pending = pending or external.missing(tier, report, domain)
+    warned = external.warning(tier, report, domain)
+    if room.reason == TierReason.OUT_OF_MEMORY:
+        warned = Decision(room.reason, room.message)
+    return pending, warned or Decision(TierReason.READY, "the tier's server answers")
+
+
+def _server(tier: CacheTier) -> ManagedServer:
+    """Return the one server of a managed tier, which its Service leads to."""
+    host = names.redis_host(tier.name, tier.namespace)
+    return ManagedServer(names.redis(tier.name), f"{host}:{paths.REDIS_PORT}", host)
+
+
+def _shards(
+    world: World, tier: CacheTier, reachable: Finding, report: BackendReport | None
+) -> tuple[int | None, int | None]:
+    """Return how many servers there are and how many answer; of a cluster as pods see it, else as the operator does."""
+    if not tier.spec.is_cluster:
+        return 1, 1 if reachable.status == "True" else 0
+    if managed_cluster(tier) is not None:
+        return None, None  # The operator's own look says it better.
+    told = [
+        state
+        for one in world.states.values()
+        if one.in_contact
+        for state in one.state.tiers
+        if state.name == tier.name and state.medium == Medium.REDIS
+    ]
+    if not told:
+        checked = report.external if report is not None and report.reachable else None
+        if checked is None or not checked.mapped:
+            return None, None
+        return min(MAX_SHOWN_SHARDS, len(checked.servers)), min(MAX_SHOWN_SHARDS, len(checked.answering))
+    nodes = min(MAX_SHOWN_SHARDS, max(0, *(state.nodes for state in told)))
+    away = max(0, *(state.nodes_away for state in told))
+    return nodes, max(0, nodes - away)
+
+
+def _order(world: World, tier: CacheTier) -> ProbeBackend | None:
+    """Return how the tier's server is asked, or None if it has none; of a cluster the next one, if one is away."""
+    link = redis_link(tier)
+    if link is None:
+        return None
+    named = addresses(link)
+    asked = world.backends.get(tier.name)
+    number = named.index(asked.endpoint) if asked is not None and asked.endpoint in named else 0
+    if asked is not None and not asked.reachable:
+        number = (number + 1) % len(named)
+    host, _ = link.endpoints[number]
+    username, password, authority = asked_as(link)
+    return ProbeBackend(
+        tier=tier.name,
+        endpoint=named[number],
+        server_name=host,
+        username=username,
+        password_secret=password,
+        authority_secret=authority,
+        domain=world.domain_id if is_external(tier) else None,
+        cluster=tier.spec.is_cluster,
+    )
+
+
+def _probe(tier: CacheTier, now: datetime, world: World) -> tuple[ProbeBackend, ...]:
+    """Ask again when the last answer is older than the interval, and not on every plan that an answer causes."""
+    report, order = report_of(world, tier), _order(world, tier)
+    if order is None or (report and (now - report.at).total_seconds() < _interval_s(world, tier) - 0.5):
+        return ()
+    return (order,)
+
+
+def _interval_s(world: World, tier: CacheTier) -> float:
+    """Return how long an answer is good for: not for long if the server was away, or others say that all is not well.
+
+    An outage can be shorter than the pause between two questions; what Kubernetes and the pods tell makes it seen.
+    """
+    report = report_of(world, tier)
+    doubtful = _pods_without(world, tier) or _pods_refused(world, tier) or _server_is_not_ready(world, tier)
+    doubtful = doubtful or external.missing(tier, report, world.domain_id or "") is not None
+    return PROBE_EVERY_S if report and report.reachable and not doubtful else PROBE_WHILE_DOWN_S
+
+
+def _server_is_not_ready(world: World, tier: CacheTier) -> bool:
+    """Return whether Kubernetes says so of a server that the operator runs."""
+    server = world.children.get(("StatefulSet", names.redis(tier.name)))
+    if server is None or not (tier.spec.redis and tier.spec.redis.managed):
+        return False
+    return not (server.get("status") or {}).get("readyReplicas")
+
+
+def _reachable(world: World, tier: CacheTier) -> Finding:
+    report = report_of(world, tier)
+    if report is None:
+        before = said_before(tier)
+        if before is not None:
+            return Finding(before.type, before.status, before.reason, before.message)
+        return unknown(ConditionType.BACKEND_REACHABLE, TierReason.PROGRESSING, "the server has not been asked yet")
+    cut_off = _pods_without(world, tier)
+    if report.reachable and cut_off:
+        return false(
+            ConditionType.BACKEND_REACHABLE,
+            TierReason.PODS_DISCONNECTED,
+            f"{len(cut_off)} pods do not reach the server, which answered when the operator last asked "
+            f"(see their cache containers): {', '.join(cut_off[:3])}",
+        )
+    if report.reachable:
+        return true(
+            ConditionType.BACKEND_REACHABLE,
+            TierReason.REACHABLE,
+            f"{report.software} {report.version} answers"
+            if report.version
+            else "the server answers; its user may not ask for figures",
+        )
+    away = _why_away(world, tier, report)
+    return false(ConditionType.BACKEND_REACHABLE, away.reason, away.message)
+
+
+def _why_away(world: World, tier: CacheTier, report: BackendReport) -> Decision:
+    """Return why no server answers: of those that the operator runs first why their pods do not come up.
+
+    Of a cluster's that someone else runs, which are asked in turn, it is what holds of the first.
+
+    Each fails in words of its own, and a status that followed the turn would be written anew with every answer. What
+    was told stands until the first one is asked.
+    """
+    if why := hindrance(world, tier):
+        return Decision(TierReason.SERVERS_DO_NOT_START, why)
+    if stuck := stuck_pod(world, tier, report.at):
+        return stuck
+    link, before = redis_link(tier), said_before(tier)
+    asked_first = link is None or report.endpoint == addresses(link)[0]
+    if asked_first or before is None or before.status != "False" or before.reason == TierReason.PODS_DISCONNECTED:
+        return Decision(report.reason, report.message)
+    return Decision(before.reason, before.message)
+
+
+def _pods_without(world: World, tier: CacheTier) -> list[str]:
+    """Return the names of the pods whose adapter has given this tier up for now."""
+    return sorted(
+        told.state.pod
+        for told in world.states.values()
+        if told.in_contact and any(state.name == tier.name and state.breaker == "open" for state in told.state.tiers)
+    )
+
+
+def _pods_refused(world: World, tier: CacheTier) -> list[str]:
+    """Return the names of the pods whose newest block the server had no memory for."""
+    return sorted(
+        told.state.pod
+        for told in world.states.values()
+        if told.in_contact and any(state.name == tier.name and state.full for state in told.state.tiers)
+    )
+
+
+def _room(world: World, tier: CacheTier) -> Finding:
+    """Return whether the server takes new blocks. Full is not unreachable: what it has is still served."""
+    report = report_of(world, tier)
+    if report is None:
+        before = said_before(tier, ConditionType.HAS_ROOM)
+        if before is not None:
+            return Finding(before.type, before.status, before.reason, before.message)
+        return unknown(ConditionType.HAS_ROOM, TierReason.PROGRESSING, "the server has not been asked yet")
+    if not report.reachable:
+        away = _why_away(world, tier, report)
+        return unknown(ConditionType.HAS_ROOM, away.reason, away.message)
+    refused = _pods_refused(world, tier)
+    # What one server of a cluster says of its memory says nothing of the others'.
+    bounded = report.max_bytes > 0 and not tier.spec.is_cluster
+    if bounded and not report.evicts:
+        share = 100 * report.used_bytes / report.max_bytes
+        full = share >= 100 or (bool(refused) and share >= FULL_PERCENT)
+    else:
+        full = bool(refused)
+    if full:
+        return false(
+            ConditionType.HAS_ROOM,
+            TierReason.OUT_OF_MEMORY,
+            "the server refuses new blocks: it holds all that it may, and serves that; EvictsWhenFull and "
+            "CapacityCommitted tell why scopes do not make room in time. Raise the tier's capacity or lower its "
+            "eviction.highWatermarkPercent",
+        )
+    if tier.spec.is_cluster:
+        sentence = "no pod was refused a block"
+    elif not report.version:
+        sentence = "no pod was refused a block; the server's user may not ask for figures"
+    elif not bounded:
+        sentence = "the server sets no bound to its memory"
+    else:
+        sentence = "the server evicts when it is full" if report.evicts else "the server takes new blocks"
+    return true(ConditionType.HAS_ROOM, TierReason.ROOM_LEFT, sentence)
+
+
+def _used(world: World, tier: CacheTier) -> str | None:
+    report, capacity = report_of(world, tier), tier.spec.capacity_bytes
+    if report is not None and not report.version:
+        return None
+    if report is None or not capacity:
+        return tier.status.used if said_before(tier) else None
+    steps = min(USED_STEPS, round(report.used_bytes * USED_STEPS / capacity))
+    return f"~{steps * 100 // USED_STEPS}%"

@@ -1,0 +1,151 @@
+"""What a tier promises of the blocks that it holds, and what of that is so: its conditions besides being reachable."""
+
+from __future__ import annotations
+
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import TierReason
+from kvstrata.contract.messages.adapter import TierState
+from kvstrata.model.pods import BackendReport, Pod
+from kvstrata.model.world import World
+from kvstrata.objects.quantities import readable
+from kvstrata.objects.sizing import stored_bytes
+from kvstrata.plan.actions import Decision
+from kvstrata.plan.budgets.capacity import BUDGETED, capacity_committed, do_not_say, serving_with, silent_pods
+from kvstrata.plan.conditions import Finding, false, true, unknown
+
+
+def promises(
+    world: World, tier: CacheTier, unused: Decision | None = None, report: BackendReport | None = None
+) -> tuple[Finding, ...]:
+    """Return the conditions of a tier that tell what holds of its blocks.
+
+    `unused` is why no pod uses it, as a stalled one, and `report` what its server answered last.
+    """
+    return (
+        _encrypted(world, tier, unused),
+        _committed(world, tier, unused),
+        *_eviction(world, tier, unused, report),
+        *_retention(world, tier, unused),
+    )
+
+
+def _encrypted(world: World, tier: CacheTier, unused: Decision | None) -> Finding:
+    """Return whether what is stored is ciphertext, by the word of every serving pod of the models that list the tier.
+
+    A pod that requires it stores nothing else, so its word counts at whichever revision it is. One that says nothing
+    of it may run an adapter of the version before. Where a pod has looked through a scope, no pod stores plaintext any
+    more, so one pod of a model is enough to say that nothing is left; what any pod found counts.
+    """
+    kind = ConditionType.ENCRYPTED
+    if tier.spec.medium not in (Medium.REDIS, Medium.NVME):
+        return false(kind, TierReason.NOT_AT_REST, "memory of a pod is not encrypted")
+    if not tier.spec.encryption_required:
+        return false(kind, TierReason.ENCRYPTION_DISABLED, "spec.encryption is Disabled")
+    if unused:
+        return unknown(kind, unused.reason, "no pod uses the tier for now")
+    pods = serving_with(world, tier, world.models.values())
+    if not pods:
+        return unknown(kind, TierReason.NO_LIVE_PODS, "no pod serves a model with this tier, so nobody stores on it")
+    lacking = sorted(pod.name for pod in pods if not _has_keys(world, pod, tier.name))
+    if lacking:
+        return false(
+            kind,
+            TierReason.AWAITING_KEYS,
+            f"{len(lacking)} of {len(pods)} pods have not said that they encrypt and have a key for each keyspace of "
+            f"their policy, without which they use the tier for none: {', '.join(lacking[:3])}",
+        )
+    if _plaintext_left(world, tier):
+        return false(
+            kind,
+            TierReason.PLAINTEXT_LEFT,
+            "blocks that were stored before encryption was required may be left: pods look through the scopes of their "
+            "policy and delete them",
+        )
+    return true(kind, TierReason.KEYS_HELD, f"{len(pods)} pods encrypt all that they store")
+
+
+def _has_keys(world: World, pod: Pod, tier: str) -> bool:
+    told = world.states.get(pod.uid)
+    return (
+        told is not None
+        and told.state.acked > 0
+        and any(one.encrypted and one.keyless == 0 for one in _said(world, pod, tier))
+    )
+
+
+def _plaintext_left(world: World, tier: CacheTier) -> bool:
+    for model in world.models.values():
+        said = [one for pod in serving_with(world, tier, (model,)) for one in _said(world, pod, tier.name)]
+        if any(one.plaintext for one in said) or (said and all(one.unseen for one in said)):
+            return True
+    return False
+
+
+def _said(world: World, pod: Pod, tier: str) -> list[TierState]:
+    told = world.states.get(pod.uid)
+    return [one for one in told.state.tiers if one.name == tier] if told is not None else []
+
+
+def _committed(world: World, tier: CacheTier, unused: Decision | None) -> Finding:
+    if tier.spec.medium in BUDGETED and not unused:
+        return capacity_committed(world, tier)
+    return unknown(
+        ConditionType.CAPACITY_COMMITTED,
+        unused.reason if unused else TierReason.BUDGETS_NOT_ENFORCED,
+        "no pod uses the tier for now" if unused else "this version keeps no budgets on this medium",
+    )
+
+
+def _eviction(
+    world: World, tier: CacheTier, unused: Decision | None, report: BackendReport | None
+) -> tuple[Finding, ...]:
+    """Return whether a full Redis tier makes room; in pods the cache server does."""
+    kind = ConditionType.EVICTS_WHEN_FULL
+    if tier.spec.medium is not Medium.REDIS:
+        return ()
+    stored = stored_bytes(tier.spec) or 0
+    too_small = report is not None and 0 < report.max_bytes < stored and not tier.spec.is_cluster
+    if report is not None and too_small and not unused:
+        return (
+            false(
+                kind,
+                TierReason.SERVER_TOO_SMALL,
+                f"the server's maxmemory is {readable(report.max_bytes)}, and scopes make room when together they have "
+                f"{readable(stored)}: raise it, or lower capacity",
+            ),
+        )
+    sentence = f"each scope makes room among its own blocks when together they have {readable(stored)}"
+    kept = true(kind, TierReason.EVICTS_OWN_BLOCKS, sentence)
+    return (_if_pods_say(world, tier, unused, "divide the tier's capacity among scopes", kept),)
+
+
+def _retention(world: World, tier: CacheTier, unused: Decision | None) -> tuple[Finding, ...]:
+    """Return whether nothing outlives the tier's maxRetention; every bundle entry says it to pods for a CPU tier."""
+    kind = ConditionType.RETENTION_KEPT
+    if tier.spec.max_retention is None:
+        return ()
+    if tier.spec.medium is Medium.REDIS:
+        sentence = f"each block expires {tier.spec.max_retention} after it was stored, or sooner"
+        return (true(kind, TierReason.EXPIRES_BY_ITSELF, sentence),)
+    if tier.spec.medium not in BUDGETED:
+        sentence = (
+            "spec.maxRetention is not kept on this medium by this version: blocks stay until they are evicted or "
+        )
+        return (false(kind, TierReason.RETENTION_NOT_RECONCILED, sentence + "their pod ends"),)
+    sentence = f"pods remove each block {tier.spec.max_retention} after it was computed, or sooner"
+    kept = true(kind, TierReason.REMOVED_IN_TIME, sentence)
+    whose = "memory" if tier.spec.medium is Medium.CPU else "files"
+    return (_if_pods_say(world, tier, unused, f"keep their {whose} under the policy", kept),)
+
+
+def _if_pods_say(world: World, tier: CacheTier, unused: Decision | None, what: str, kept: Finding) -> Finding:
+    """Return `kept` if every pod that serves with the tier says that it does `what`, else that nobody knows."""
+    if unused:
+        return unknown(kept.type, unused.reason, "no pod uses the tier for now")
+    pods, silent = silent_pods(world, tier, world.models.values())
+    if not pods:
+        return unknown(kept.type, TierReason.NO_LIVE_PODS, "no pod serves a model with this tier")
+    if silent:
+        return unknown(kept.type, TierReason.BUDGETS_NOT_ENFORCED, do_not_say({pod.name for pod in silent}, what))
+    return kept

@@ -1,0 +1,1 @@
+"""Prefix pools: content, readers, rendering, shards."""

@@ -1,0 +1,127 @@
+"""What a PrefixPool says: its prefixes, with what ConfigMaps hold, and a digest of all of it.
+
+ConfigMaps are read once a minute and when their pool changes: a watch would keep all ConfigMaps of a cluster in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from kvstrata.api.prefixpool import Prefix, PrefixPool, SourceFormat
+from kvstrata.api.reasons import PoolReason
+from kvstrata.contract import ContractError
+from kvstrata.contract.canonical import digest
+from kvstrata.contract.messages.pools import MAX_SOURCE_BYTES
+from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.model.world import World
+from kvstrata.plan.actions import Decision
+from kvstrata.plan.questions import ReadSource
+
+READ_AGAIN_S = 60.0
+READ_AT_AN_EDIT_S = 2.0
+"""How old what was read may be when the pool itself was edited: who edits both does so in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """The prefixes of a pool by name, in the order of its spec.
+
+    `digest` is that of what they say: names, order and repetitions make no difference to it.
+    """
+
+    prefixes: Mapping[str, PrefixSource] = field(repr=False)
+    digests: Mapping[str, str]
+    digest: str
+
+    @property
+    def distinct(self) -> Mapping[str, PrefixSource]:
+        """The different prefixes by digest."""
+        return {self.digests[name]: source for name, source in self.prefixes.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What is known of a pool's content now: the content, or what stands in the way, or nothing before all is read.
+
+    `questions` are the keys of ConfigMaps to read now, and `again_s` is when to look at them again.
+    """
+
+    content: Content | None = None
+    objection: Decision | None = None
+    questions: tuple[ReadSource, ...] = ()
+    again_s: float | None = None
+
+
+def content_of(world: World, pool: PrefixPool) -> Content | Decision | None:
+    """Return the content of a pool by what was read last, or what is wrong with it; None before all of it was read."""
+    texts: dict[tuple[str, str], str] = {}
+    for where in _named(pool):
+        found = world.sources.get(where)
+        if found is None:
+            return None
+        if found.problem:
+            return Decision(PoolReason.SOURCE_NOT_FOUND, f"{found.problem}: create it or correct configMapKeyRef")
+        texts[where] = found.text or ""
+    return world.memo.get((PrefixPool, pool.name), (pool.spec, texts), lambda: _content(pool, texts))
+
+
+def _named(pool: PrefixPool) -> list[tuple[str, str]]:
+    named = [(ref.name, ref.key) for prefix in pool.spec.prefixes if (ref := prefix.config_map_key_ref) is not None]
+    return list(dict.fromkeys(named))
+
+
+def read_sources(world: World, pool: PrefixPool, now: datetime) -> Sources:
+    """Return the content of a pool as far as it is known. What was read last stands until it is read again."""
+    named = _named(pool)
+    reports = {where: world.sources.get(where) for where in named}
+    ages = {where: (now - found.at).total_seconds() for where, found in reports.items() if found is not None}
+    edited = pool.status.observed_generation != pool.generation
+    due_s = READ_AT_AN_EDIT_S if edited else READ_AGAIN_S
+    questions = tuple(ReadSource(*where) for where in reports if ages.get(where, READ_AGAIN_S) >= due_s)
+    again_s = READ_AGAIN_S - max((age for age in ages.values() if age < READ_AGAIN_S), default=0.0) if named else None
+    made = content_of(world, pool)
+    if isinstance(made, Decision):
+        return Sources(None, made, questions, again_s)
+    return Sources(made, None, questions, again_s)
+
+
+def _content(pool: PrefixPool, texts: Mapping[tuple[str, str], str]) -> Content | Decision:
+    prefixes: dict[str, PrefixSource] = {}
+    digests: dict[str, str] = {}
+    for prefix in pool.spec.prefixes:
+        try:
+            source = _source(prefix, texts)
+        except ContractError as error:
+            return Decision(PoolReason.SOURCE_REFUSED, f"prefix {prefix.name}: {error}")
+        if source is None:
+            return Decision(PoolReason.SOURCE_REFUSED, f"prefix {prefix.name}: its ConfigMap's key holds no text")
+        size = len(source.encode())
+        if size > MAX_SOURCE_BYTES:
+            return Decision(
+                PoolReason.PREFIX_TOO_LONG,
+                f"prefix {prefix.name} has {size} bytes, and no more than {MAX_SOURCE_BYTES} are rendered: shorten it",
+            )
+        prefixes[prefix.name], digests[prefix.name] = source, source.digest
+    return Content(prefixes, digests, digest(sorted(set(digests.values()))))
+
+
+def _source(prefix: Prefix, texts: Mapping[tuple[str, str], str]) -> PrefixSource | None:
+    """Return what a prefix says, None if that is nothing. Raises ContractError for a document that is no chat."""
+    if prefix.text is not None:
+        return PrefixSource(text=prefix.text)
+    if prefix.token_ids is not None:
+        return PrefixSource(token_ids=prefix.token_ids)
+    if prefix.messages is not None:
+        chat = {
+            "messages": [{"role": message.role, "content": message.content} for message in prefix.messages],
+            "tools": list(prefix.tools),
+            "chat_template_kwargs": prefix.chat_template_kwargs or {},
+        }
+        return PrefixSource(chat=chat)
+    where = prefix.config_map_key_ref
+    text = texts.get((where.name, where.key), "") if where is not None else ""
+    if not text:
+        return None
+    return PrefixSource.from_document(text) if prefix.effective_format is SourceFormat.CHAT else PrefixSource(text=text)

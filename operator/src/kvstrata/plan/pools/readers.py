@@ -1,0 +1,199 @@
+"""Who reads which PrefixPool: a tenant whose policy lists the pool, and whom the pool lists.
+
+Pods see keyspaces and no tenants, so tenants that share one read what each of them may: a pool that one of them may not
+read is read by none. That part is `effective_pools`, which gates follow, too; here it is told to those whom it costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.prefixpool import PrefixPool
+from kvstrata.api.reasons import PolicyReason
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.contract.policy.bundle import Entry
+from kvstrata.contract.policy.cache_view import effective_pools
+from kvstrata.contract.policy.keyspace import ScopeKind
+from kvstrata.contract.policy.pools import MAX_POOLS
+from kvstrata.model.world import World
+from kvstrata.plan.actions import Decision
+from kvstrata.plan.conditions import Finding, false, true
+
+POOLS_RESOLVED = "PoolsResolved"
+
+Lacking = Mapping[str, Mapping[str, tuple[str, ...]]]
+"""By keyspace and by pool: the tenants for whose sake the others do not read it."""
+
+
+def present(world: World, name: str) -> PrefixPool | None:
+    """Return the pool of that name, unless it is going."""
+    pool = world.pools.get(name)
+    return pool if pool is not None and not pool.metadata.deleting else None
+
+
+def lists(world: World, pool: PrefixPool, tenant: str) -> bool:
+    """Whether a pool's readers include a tenant, by itself or as a member of a group."""
+    readers = pool.spec.readers
+    return bool(readers.public) or tenant in readers.tenants or any(_has(world, g, tenant) for g in readers.groups)
+
+
+def may_read(world: World, tenant: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Return those of the named pools that exist and list the tenant, in their order."""
+    return tuple(name for name in names if (pool := present(world, name)) and lists(world, pool, tenant))
+
+
+def pools_of(world: World, model: CachedModel) -> tuple[PrefixPool, ...]:
+    """Return the pools of a model that its bundle has room for, eldest first."""
+    own = [p for p in world.pools.values() if p.spec.model_ref.name == model.name and not p.metadata.deleting]
+    return tuple(sorted(own, key=seniority)[:MAX_POOLS])
+
+
+def seniority(pool: PrefixPool) -> tuple[float, str]:
+    """Return what orders the pools of a model by age."""
+    created = pool.metadata.creation_timestamp
+    return (created.timestamp() if created else 0.0, pool.uid)
+
+
+def of_model(world: World, model: CachedModel, entry: Entry) -> Entry:
+    """Return an entry as the bundle of `model` has it: with the pools that are of this model."""
+    if not entry.pools:
+        return entry
+    own = tuple(n for n in entry.pools if n in world.pools and world.pools[n].spec.model_ref.name == model.name)
+    return entry if own == entry.pools else replace(entry, pools=own)
+
+
+def reading_inputs(world: World, policy: TenantCachePolicy) -> tuple[Any, ...]:
+    """Return all that decides which pools the policy's tenant may read, besides the policy."""
+    pools = [pool for name in policy.spec.pool_names if (pool := present(world, name)) is not None]
+    groups = {name for pool in pools for name in pool.spec.readers.groups}
+    return (
+        tuple((pool.name, pool.spec.readers) for pool in pools),
+        tuple((name, _has(world, name, policy.spec.tenant)) for name in sorted(groups)),
+    )
+
+
+def pools_resolved(world: World, policy: TenantCachePolicy, blocked: Decision | None) -> Finding:
+    """Return whether the tenant may read all pools that its policy lists."""
+    names = policy.spec.pool_names
+    if not names:
+        return true(POOLS_RESOLVED, PolicyReason.NO_POOLS, "the policy reads no pool")
+    if blocked:
+        return false(POOLS_RESOLVED, blocked.reason, blocked.message)
+    for rule in (_exists, _is_of_a_model_of_the_policy, _lists_the_tenant, _is_read_by_all_of_the_scope):
+        found = next((told for name in names if (told := rule(world, policy, name)) is not None), None)
+        if found is not None:
+            return false(POOLS_RESOLVED, found.reason, found.message)
+    return true(
+        POOLS_RESOLVED,
+        PolicyReason.POOLS_RESOLVED,
+        f"the tenant may read {len(names)} {'pool' if len(names) == 1 else 'pools'}",
+    )
+
+
+def narrowed_anew(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> frozenset[str]:
+    """Return the UIDs of policies whose tenants may find that others of their scope changed what all of it reads."""
+    touched = {entry.keyspace for entry in _changed_readers(before, after)}
+    if not touched:
+        return frozenset()
+    return frozenset(entry.policy for entry in after.values() if entry.pools and entry.keyspace in touched)
+
+
+def _changed_readers(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> Iterator[Entry]:
+    """Yield entries of shared scopes that came, went, or read something else, as they were and as they are."""
+    for one, other in ((before, after), (after, before)):
+        for tenant, entry in one.items():
+            twin = other.get(tenant)
+            if twin is entry or entry.scope.kind is ScopeKind.TENANT:
+                continue
+            if twin is None or _reads(twin) != _reads(entry):
+                yield entry
+
+
+def _reads(entry: Entry) -> tuple[Any, ...]:
+    return entry.keyspace, entry.suspended, entry.pools
+
+
+def _has(world: World, group: str, tenant: str) -> bool:
+    found = world.groups.get(group)
+    return found is not None and not found.metadata.deleting and tenant in found.spec.members
+
+
+def _exists(world: World, _policy: TenantCachePolicy, name: str) -> Decision | None:
+    if present(world, name) is not None:
+        return None
+    known = ", ".join(sorted(world.pools)[:8]) or "none"
+    return Decision(
+        PolicyReason.POOL_NOT_FOUND,
+        f"PrefixPool {name} does not exist in namespace {world.namespace} (there: {known}): create it or correct "
+        "spec.pools; the tenant computes its prefixes itself",
+    )
+
+
+def _is_of_a_model_of_the_policy(world: World, policy: TenantCachePolicy, name: str) -> Decision | None:
+    of = world.pools[name].spec.model_ref.name
+    model = world.models.get(of)
+    if policy.spec.covers(of, model.metadata.labels if model is not None else {}):
+        return None
+    return Decision(
+        PolicyReason.POOL_OF_OTHER_MODEL,
+        f"PrefixPool {name} is of CachedModel {of}, which spec.models does not choose: add it there, or take the pool "
+        "out of spec.pools",
+    )
+
+
+def _lists_the_tenant(world: World, policy: TenantCachePolicy, name: str) -> Decision | None:
+    if lists(world, world.pools[name], policy.spec.tenant):
+        return None
+    return Decision(
+        PolicyReason.NOT_A_READER,
+        f"PrefixPool {name} does not list tenant {policy.spec.tenant}: add it to spec.readers of the pool, itself or a "
+        "TenantGroup of which it is a member",
+    )
+
+
+def _is_read_by_all_of_the_scope(world: World, policy: TenantCachePolicy, name: str) -> Decision | None:
+    of = world.pools[name].spec.model_ref.name
+    committed = world.bundles.get(of)
+    own = committed.bundle.entries.get(policy.spec.tenant) if committed is not None else None
+    if own is None or own.policy != policy.uid or own.suspended or name not in own.pools:
+        return None  # Whether the bundle follows is what Enforced tells.
+    tenants = _lacking(world, of).get(own.keyspace, {}).get(name, ())
+    if not tenants:
+        return None
+    rest = f" and {len(tenants) - 3} more" if len(tenants) > 3 else ""
+    return Decision(
+        PolicyReason.NARROWED_BY_SCOPE,
+        f"nobody of scope {own.scope} reads PrefixPool {name}, because {', '.join(tenants[:3])}{rest} of the same "
+        "scope may not: let every tenant of the scope read it, or isolate those that may not",
+    )
+
+
+def _lacking(world: World, model: str) -> Lacking:
+    committed = world.bundles[model]
+
+    def find() -> Lacking:
+        entries = [entry for entry in committed.bundle.entries.values() if not entry.suspended]
+        effective = effective_pools(entries)
+        wished: dict[str, set[str]] = {}
+        for entry in entries:
+            if entry.pools:
+                wished.setdefault(entry.keyspace, set()).update(entry.pools)
+        narrowed = {
+            keyspace: lost
+            for keyspace, names in wished.items()
+            if (lost := names.difference(effective.get(keyspace, ())))
+        }
+        found: dict[str, dict[str, list[str]]] = {keyspace: {} for keyspace in narrowed}
+        for entry in entries:
+            for name in narrowed.get(entry.keyspace, ()):
+                if name not in entry.pools:
+                    found[entry.keyspace].setdefault(name, []).append(entry.tenant)
+        return {
+            keyspace: {name: tuple(sorted(tenants)) for name, tenants in by_pool.items()}
+            for keyspace, by_pool in found.items()
+        }
+
+    return world.memo.get((POOLS_RESOLVED, model), (committed.resource_version,), find)

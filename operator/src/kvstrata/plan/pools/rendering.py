@@ -1,0 +1,299 @@
+"""What the pods of a model made of a pool's prefixes, whom to ask, and whether they agree.
+
+Every serving pod with the model's newest template is asked, because any of them will make tokens of its callers'
+requests: one that makes others could neither be warmed for nor read what was warmed. One that cannot be asked now holds
+nobody up; it is asked when it is back. That is for pools: what is to be erased every live pod has to have named
+(`by_all`), because a copy whose name nobody asked for is found again. What a pod said counts for the processes that
+said it, and is asked again after `RENDER_AGAIN_S`: a template may write an hour or a day into its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.prefixpool import PrefixPool
+from kvstrata.api.reasons import PoolReason
+from kvstrata.contract.canonical import digest_bytes
+from kvstrata.contract.messages.pools import MAX_PREFIX_TOKENS, Rendered, RenderRefusal, manifest_hashes
+from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS
+from kvstrata.model.pods import Pod
+from kvstrata.model.pools import NoRendering, RenderReport
+from kvstrata.model.world import World
+from kvstrata.objects.pod.identity import render_id
+from kvstrata.plan.actions import Decision
+from kvstrata.plan.pools.content import Content, content_of
+from kvstrata.plan.questions import RenderPool
+
+ASK_AGAIN_S = 10.0
+"""When a pod that did not answer, or has started anew since, is asked again."""
+
+RENDER_AGAIN_S = 6 * 3600.0
+_SHOWN = 8
+"""How many digits of a digest a message has, and how many pods."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What all pods made of a pool's content: the manifest of its chunks, and tokens and chunks of each prefix."""
+
+    manifest: str
+    hashes: bytes = field(repr=False)
+    prefixes: Mapping[str, Rendered]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all prefixes together."""
+        return sum(one.tokens for one in self.prefixes.values())
+
+    @property
+    def chunks(self) -> int:
+        """Different chunks of all prefixes."""
+        return len(self.hashes) // CHUNK_HASH_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Renderings:
+    """Where the rendering of a pool stands: `agreed`, or why not yet (`pending`), or never (`objection`).
+
+    `questions` are to be asked now, `again_s` is when there may be more.
+    """
+
+    agreed: Agreed | None = None
+    objection: Decision | None = None
+    pending: Decision | None = None
+    questions: tuple[RenderPool, ...] = ()
+    again_s: float | None = None
+
+
+def newest_render_id(world: World, model: CachedModel) -> str:
+    """Return the render id of pods with the model's newest template."""
+    return world.memo.get((render_id, model.name), (model.spec,), lambda: render_id(model))
+
+
+def render(
+    world: World,
+    model: CachedModel,
+    name: str,
+    content: Content,
+    now: datetime,
+    *,
+    asker: str = PrefixPool.INFO.kind,
+    by_all: bool = False,
+) -> Renderings:
+    """Return where the rendering of `content` stands, for the object of kind `asker` that has this name.
+
+    With `by_all` nothing is agreed as long as a live pod has another template, or has not answered.
+    """
+    wanted = newest_render_id(world, model)
+    serving = [pod for pod in world.serving_pods(model.name) if not pod.deleting]
+    pods = list(world.live_pods(model.name)) if by_all else serving
+    current = [pod for pod in pods if pod.render_id == wanted]
+    if not current:
+        return Renderings(pending=_nobody(model, serving))
+    said = {pod: _said(world, pod, wanted, content) for pod in current}
+    asked = [_asked(world, pod, said[pod], content, now) for pod in current]
+    questions = tuple(RenderPool(name, pod, due, asker) for pod, (due, _) in zip(current, asked, strict=True) if due)
+    again_s = min((after for _, after in asked if after is not None), default=None)
+    objection = _objection(content, said.values())
+    if objection is not None:
+        return Renderings(objection=objection, questions=questions, again_s=again_s)
+    manifests = _manifests(content, said)
+    if len(set(manifests.values())) > 1:
+        return Renderings(objection=_disagreement(manifests), questions=questions, again_s=again_s)
+    if by_all and len(current) < len(pods):
+        return Renderings(pending=_differing(model, pods, wanted), questions=questions, again_s=again_s)
+    late = [pod for pod in current if pod not in manifests and (by_all or not manifests or _can_be_asked(world, pod))]
+    if late:
+        return Renderings(pending=_waiting(world, late, content), questions=questions, again_s=again_s)
+    first = said[next(iter(manifests))]
+    hashes = manifest_hashes(list(first.values()))
+    if len(hashes) > MAX_CHUNKS * CHUNK_HASH_BYTES:
+        return Renderings(objection=_too_many(hashes), questions=questions, again_s=again_s)
+    prefixes = {name: first[digest] for name, digest in content.digests.items()}
+    return Renderings(Agreed(next(iter(manifests.values())), hashes, prefixes), questions=questions, again_s=again_s)
+
+
+def rendered_manifest(world: World, pool: PrefixPool, digest: str) -> bytes | None:
+    """Return the chunks' hashes of that digest if a pod made them of the pool's content of now; None otherwise."""
+    content = content_of(world, pool)
+    if not isinstance(content, Content):
+        return None
+    for pod in world.pods.get(pool.spec.model_ref.name, {}).values():
+        reports = world.renders.get(pod.uid, {})
+        made = [report.rendered for one in content.distinct if (report := reports.get(one)) is not None]
+        whole = [rendered for rendered in made if rendered is not None and rendered.chunks]
+        if len(whole) == len(content.distinct) and digest_bytes(hashes := manifest_hashes(whole)) == digest:
+            return hashes
+    return None
+
+
+def _nobody(model: CachedModel, serving: list[Pod]) -> Decision:
+    if not serving:
+        return Decision(PoolReason.NO_LIVE_PODS, f"no pod of CachedModel {model.name} serves, so nobody can render")
+    if not any(pod.render_id for pod in serving):
+        return Decision(
+            PoolReason.PODS_TOO_OLD, f"the pods of CachedModel {model.name} run a version that cannot render prefixes"
+        )
+    return Decision(
+        PoolReason.ROLLING_OUT,
+        f"no pod with the newest template of CachedModel {model.name} serves yet: see its rollout",
+    )
+
+
+def _differing(model: CachedModel, pods: list[Pod], wanted: str) -> Decision:
+    """Return who may make other chunks of a chat than pods with the model's newest template do."""
+    others = [pod for pod in pods if pod.render_id != wanted]
+    more = " and others have" if others[1:] else " has"
+    return Decision(
+        PoolReason.ROLLING_OUT,
+        f"{others[0].name}{more} another template than the newest of CachedModel {model.name}, and may make other "
+        "chunks of it: waiting for the rollout to end",
+    )
+
+
+def _said(world: World, pod: Pod, wanted: str, content: Content) -> dict[str, Rendered]:
+    """Return what a pod's processes of now made of the prefixes, by digest."""
+    verified = world.states.get(pod.uid)
+    reports = world.renders.get(pod.uid, {})
+    if verified is None:
+        return {}
+    boots = (verified.state.gate_boot, verified.state.cache_boot)
+    return {
+        digest: made
+        for digest in content.distinct
+        if (report := reports.get(digest)) is not None
+        and (made := report.rendered) is not None
+        and (made.gate_boot, made.cache_boot, made.render_id) == (*boots, wanted)
+    }
+
+
+def _asked(
+    world: World, pod: Pod, said: Mapping[str, Rendered], content: Content, now: datetime
+) -> tuple[tuple[PrefixSource, ...], float | None]:
+    """Return what to ask a pod now, and after how long there may be more to ask."""
+    if not _can_be_asked(world, pod):
+        return (), None
+    reports = world.renders.get(pod.uid, {})
+    waits = {digest: _wait_s(reports.get(digest), digest in said, now) for digest in content.distinct}
+    due = tuple(source for digest, source in content.distinct.items() if waits[digest] <= 0)
+    later = [wait_s for wait_s in waits.values() if wait_s > 0]
+    return due, min(later, default=None)
+
+
+def _can_be_asked(world: World, pod: Pod) -> bool:
+    """Whether a pod's gate, engine and cache server are all there; its state says when they are back."""
+    verified = world.states.get(pod.uid)
+    if verified is None or not verified.in_contact or not pod.ip:
+        return False
+    return verified.state.engine_ready and bool(verified.state.cache_boot)
+
+
+def _wait_s(report: RenderReport | None, valid: bool, now: datetime) -> float:
+    if report is None:
+        return 0.0
+    return (RENDER_AGAIN_S if valid else ASK_AGAIN_S) - (now - report.at).total_seconds()
+
+
+def _objection(content: Content, said: Iterable[Mapping[str, Rendered]]) -> Decision | None:
+    """Return what no further answer can mend, of the first prefix that has it."""
+    answers = list(said)
+    for name, digest in content.digests.items():
+        for made in (answer[digest] for answer in answers if digest in answer):
+            decision = _refusal(name, made) or _size_problem(name, made)
+            if decision is not None:
+                return decision
+    return None
+
+
+def _refusal(name: str, made: Rendered) -> Decision | None:
+    match made.refused:
+        case RenderRefusal.SOURCE_REFUSED:
+            return Decision(
+                PoolReason.SOURCE_REFUSED,
+                f"prefix {name}: the gate or the engine refuses it as it would refuse a caller's: send it to "
+                "/v1/chat/completions or /v1/completions to learn why",
+            )
+        case RenderRefusal.DATED:
+            return Decision(
+                PoolReason.UNSTABLE_TEMPLATE,
+                f"prefix {name}: the chat template writes today's date into it, so it would be another one tomorrow: "
+                "give the template a fixed one for all requests in the model's spec.engine.args, for example "
+                """["--default-chat-template-kwargs", "{\\"date_string\\": \\"26 Jul 2024\\"}"]""",
+            )
+        case RenderRefusal.CHANGING:
+            return Decision(
+                PoolReason.UNSTABLE_TEMPLATE,
+                f"prefix {name}: rendered twice it is two different prefixes: the chat template writes a time or a "
+                "random value into it; choose another with --chat-template in the model's spec.engine.args",
+            )
+        case None:
+            return None
+
+
+def _size_problem(name: str, made: Rendered) -> Decision | None:
+    if made.too_long:
+        return Decision(
+            PoolReason.PREFIX_TOO_LONG,
+            f"prefix {name} has {made.total} tokens; the engine takes requests of {made.max_model_tokens}, and a "
+            f"prefix has at most {MAX_PREFIX_TOKENS}: shorten it",
+        )
+    if made.chunks:
+        return None
+    if made.total >= made.chunk_tokens:
+        why = "the chat template puts it behind, or changes it with, what follows"
+    else:
+        why = "make it longer, or the model's cacheServer.chunkSize smaller"
+    return Decision(
+        PoolReason.NO_WHOLE_CHUNK,
+        f"prefix {name}: {made.tokens} of its {made.total} tokens are the same whatever follows, and a chunk has "
+        f"{made.chunk_tokens}: {why}",
+    )
+
+
+def _manifests(content: Content, said: Mapping[Pod, Mapping[str, Rendered]]) -> dict[Pod, str]:
+    """Return the manifest of each pod that made all prefixes. Pods that agree share the work."""
+    known: dict[tuple[bytes, ...], str] = {}
+    manifests: dict[Pod, str] = {}
+    for pod, made in said.items():
+        if len(made) < len(content.distinct):
+            continue
+        named = tuple(made[digest].hashes for digest in content.distinct)
+        if named not in known:
+            known[named] = digest_bytes(manifest_hashes(list(made.values())))
+        manifests[pod] = known[named]
+    return manifests
+
+
+def _disagreement(manifests: Mapping[Pod, str]) -> Decision:
+    told = [f"{pod.name} ({manifest[:_SHOWN]})" for pod, manifest in manifests.items()]
+    more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+    return Decision(
+        PoolReason.REPLICAS_DISAGREE,
+        f"pods make different tokens of the same prefixes: {', '.join(told[:_SHOWN])}{more}: name a fixed revision of "
+        "the weights and the tokenizer",
+    )
+
+
+def _too_many(hashes: bytes) -> Decision:
+    return Decision(
+        PoolReason.TOO_MANY_CHUNKS,
+        f"the prefixes have {len(hashes) // CHUNK_HASH_BYTES} chunks together, and a pool holds {MAX_CHUNKS}: make two "
+        "pools of it, or the model's cacheServer.chunkSize larger",
+    )
+
+
+def _waiting(world: World, late: list[Pod], content: Content) -> Decision:
+    problems = {pod: _problem(world, pod, content) for pod in late}
+    if all(problem is NoRendering.TOO_OLD for problem in problems.values()):
+        return Decision(PoolReason.PODS_TOO_OLD, f"pod {late[0].name} runs a version that cannot render prefixes")
+    return Decision(PoolReason.RENDERING, f"waiting for {late[0].name}" + (" and others" if late[1:] else ""))
+
+
+def _problem(world: World, pod: Pod, content: Content) -> NoRendering | None:
+    reports = world.renders.get(pod.uid, {})
+    found = (report.problem for digest in content.distinct if (report := reports.get(digest)) is not None)
+    return next((problem for problem in found if problem is not None), None)

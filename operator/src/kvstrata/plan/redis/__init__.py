@@ -1,0 +1,1 @@
+"""Redis tiers: external servers, managed clusters, their passwords and certificates."""

@@ -1,0 +1,167 @@
+"""The life of a managed tier's certificate: renewed, loaded without a restart, and proven by what servers show.
+
+The kubelets bring a Secret's files to the pods within a minute or two; until then a server that is told to load them
+loads the former ones, and is told again. That it has the new one is proven by the certificate that it shows in a new
+handshake.
+
+A new authority of the operator is trusted before anything is issued by it, and the former one until every server shows
+a certificate of the new: clients read `ca.crt` at each connect and get it late. Of a Secret that the tier's user made,
+its user does the same by listing both authorities in `ca.crt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import TierReason
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.model.redis.credentials import ServerCredentials, TlsFacts
+from kvstrata.plan.actions import Decision, Order, Turn
+from kvstrata.plan.conditions import Finding, false, true
+from kvstrata.plan.redis.passwords import OVERLAP_S, SETTLE_S, Step, listed, unheard
+
+ASK_AGAIN_S = 5.0
+"""How soon a server is told again to load files that the kubelet may have brought meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateTerms:
+    """What is asked of a tier's certificate.
+
+    `servers` names those that run, `secret` is where the certificate is, `names` what it has to be issued for and
+    `issued` whether the operator issues it.
+    """
+
+    servers: tuple[str, ...]
+    secret: str
+    issued: bool
+    names: tuple[str, ...] = ()
+    settle_s: int = SETTLE_S
+    overlap_s: int = OVERLAP_S
+
+
+@dataclass(frozen=True, slots=True)
+class CertificateCase:
+    """All that a rule looks at: what the Secret says, what is asked, what servers said, by name, and the moment."""
+
+    facts: TlsFacts
+    terms: CertificateTerms
+    looks: Mapping[str, ServerCredentials]
+    now: datetime
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """The servers that did not show a certificate."""
+        return tuple(name for name in self.terms.servers if name not in self.looks or not self.looks[name].answered)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """The servers that show another certificate than the Secret's."""
+        return tuple(
+            name
+            for name in self.terms.servers
+            if name not in self.silent and self.looks[name].certificate != self.facts.fingerprint
+        )
+
+
+def next_step(case: CertificateCase) -> Step | None:
+    """Return the next step for a tier's certificate, or None if there is nothing to do or to wait for."""
+    if case.facts.problem:
+        return None
+    rules = RULES if case.terms.issued else (load,)
+    return next((step for rule in rules if (step := rule(case)) is not None), None)
+
+
+def trust(case: CertificateCase) -> Step | None:
+    """Clients trust the operator's authority before a server shows a certificate that it issued."""
+    if case.facts.authority in case.facts.trusted:
+        return None
+    why = "clients come to trust the operator's new authority beside the former"
+    return Step(Decision(TierReason.CHANGING_AUTHORITY, why), {}, Turn.TRUST)
+
+
+def issue(case: CertificateCase) -> Step | None:
+    """A certificate is issued anew when it ends soon, lacks a name or is of another authority.
+
+    One that is still good waits until clients trust the new authority; one that has ended serves nobody.
+    """
+    facts = case.facts
+    lacking = bool(facts.names) and not facts.names.issuperset(case.terms.names)
+    old = facts.renew_at is not None and facts.renew_at <= case.now
+    if facts.issued_by_it and not old and not lacking:
+        return None
+    left_s = _left_s(case, case.terms.settle_s)
+    if not facts.issued_by_it and not _has_ended(case) and left_s > 0:
+        why = "clients are given time to read the operator's new authority"
+        return Step(Decision(TierReason.CHANGING_AUTHORITY, why), {}, again_s=left_s)
+    return Step(Decision(TierReason.LOADING_CERTIFICATE, "a new certificate is issued"), {}, Turn.ISSUE)
+
+
+def load(case: CertificateCase) -> Step | None:
+    """Every server that answers shows the certificate of the Secret."""
+    if not case.others:
+        return None
+    why = Decision(
+        TierReason.LOADING_CERTIFICATE,
+        f"{listed(case.others)} do not show the certificate of Secret {case.terms.secret} yet; its files reach pods "
+        "within two minutes",
+    )
+    return Step(why, dict.fromkeys(case.others, (Order.LOAD_CERTIFICATE,)), again_s=ASK_AGAIN_S)
+
+
+def distrust(case: CertificateCase) -> Step | None:
+    """Former authorities go when no server needs them and clients have had time to see the new certificate."""
+    if case.facts.trusted == {case.facts.authority}:
+        return None
+    left_s = _left_s(case, case.terms.overlap_s)
+    why = Decision(TierReason.CHANGING_AUTHORITY, "clients still trust the operator's former authority, too")
+    if left_s > 0 or case.silent:
+        return Step(why, {}, again_s=left_s if left_s > 0 else None)
+    return Step(why, {}, Turn.DISTRUST)
+
+
+RULES: tuple[Callable[[CertificateCase], Step | None], ...] = (
+    trust,
+    issue,
+    load,
+    distrust,
+)
+
+
+def certificate_finding(case: CertificateCase, step: Step | None) -> Finding:
+    """Return the condition CertificateCurrent; `step` is the next one.
+
+    It holds when every server shows the certificate of the Secret, which is valid; that clients still trust a former
+    authority does not speak against it.
+    """
+    condition, secret, facts = ConditionType.CERTIFICATE_CURRENT, case.terms.secret, case.facts
+    if facts.problem:
+        return false(
+            condition,
+            TierReason.INVALID_TLS_SECRET,
+            f"Secret {secret} {facts.problem}; servers that run keep the certificate that they have",
+        )
+    if _has_ended(case):
+        ended = f"the certificate in Secret {secret} ended at {format_timestamp(facts.not_after or case.now)}"
+        return false(condition, TierReason.CERTIFICATE_EXPIRED, ended)
+    if step is not None and step.decision.reason == TierReason.LOADING_CERTIFICATE:
+        return false(condition, step.decision.reason, step.decision.message)
+    if case.silent:
+        return unheard(condition, case.silent, case.looks)
+    until = f", which is valid until {format_timestamp(facts.not_after)}" if facts.not_after else ""
+    sentence = f"every server shows the certificate of Secret {secret}{until}"
+    if step is not None:
+        return true(condition, TierReason.CHANGING_AUTHORITY, f"{sentence}; {step.decision.message}")
+    return true(condition, TierReason.CERTIFICATE_SHOWN, sentence)
+
+
+def _has_ended(case: CertificateCase) -> bool:
+    return case.facts.not_after is not None and case.facts.not_after <= case.now
+
+
+def _left_s(case: CertificateCase, pause_s: int) -> float:
+    since = case.facts.changed_at
+    return (since - case.now).total_seconds() + pause_s if since is not None else 0.0

@@ -1,0 +1,348 @@
+"""The managed cluster of a CacheTier: what it is meant to be, and what the last look at its servers says of it.
+
+What to do next with the servers is decided in `topology`, look by look; here they meet the world of a namespace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.cachetier_managed import RedisManaged
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import TierReason
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.model.pods import ClusterReport, Loss
+from kvstrata.model.redis.cluster import SLOTS, Cluster, Goal, ServerPod
+from kvstrata.model.world import World
+from kvstrata.objects import names, paths, sizing
+from kvstrata.objects.tier_link import redis_link
+from kvstrata.plan.actions import Decision, ManagedServer, TendCluster
+from kvstrata.plan.conditions import Finding, false, true, unknown
+from kvstrata.plan.redis import topology
+from kvstrata.plan.redis.backend import addresses, asked_as, is_external, said_before
+from kvstrata.plan.redis.serverpods import hindrance, server_pods, stuck_pod
+from kvstrata.plan.redis.topology import Step, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """What is known of a tier's cluster.
+
+    `members` is how many servers each shard has now, which is more than spec asks for while one has yet to hand over.
+    `pending` is what stands between the tier and Ready, None if nothing does: neither moving slots nor a roll take
+    readiness away. `servers` are all that run, `order` is what is to be done with them.
+    """
+
+    members: Mapping[int, int]
+    findings: tuple[Finding, ...]
+    fields: Mapping[str, Any]
+    pending: Decision | None
+    servers: tuple[ManagedServer, ...]
+    order: TendCluster
+
+
+def managed_cluster(tier: CacheTier) -> RedisManaged | None:
+    """Return what the spec says of a cluster that the operator runs; None for any other tier."""
+    managed = tier.spec.redis.managed if tier.spec.redis is not None else None
+    return managed if managed is not None and managed.is_cluster else None
+
+
+def cluster_state(world: World, tier: CacheTier) -> ClusterState | None:
+    """Return what is known of the tier's cluster; None for a tier that has none of the operator's."""
+    managed = managed_cluster(tier)
+    if managed is None:
+        return None
+    goal = _goal(world, tier, managed)
+    report = world.clusters.get(tier.name)
+    cluster = report.cluster if report is not None else None
+    pods = server_pods(world, tier)
+    step, judged = _judged(world, tier.name, report, goal)
+    stuck = stuck_pod(world, tier, report.at) if report is not None else None
+    verdict = _hindered(judged, hindrance(world, tier), stuck) if judged is not None else None
+    locked = _why_locked(goal, len(pods))
+    return ClusterState(
+        members=_members(goal, pods, step, cluster),
+        findings=(_slots(tier, report, verdict, locked, stuck), _replication(tier, verdict, goal, locked, stuck)),
+        fields={**_fields(goal, verdict, report), **_history(tier, report, verdict)},
+        pending=_pending(tier, report, verdict, locked, stuck),
+        servers=_servers(tier, pods),
+        order=_order(tier, goal),
+    )
+
+
+def _judged(world: World, tier: str, report: ClusterReport | None, goal: Goal) -> tuple[Step | None, Verdict | None]:
+    """Return what follows from the last look. A tier is planned more often than its servers are looked at."""
+    if report is None or report.cluster is None:
+        return None, None
+    cluster, moved = report.cluster, report.moved
+    return world.memo.get((Cluster, tier), (cluster, goal, moved), lambda: topology.look(cluster, goal, moved))
+
+
+def _goal(world: World, tier: CacheTier, managed: RedisManaged) -> Goal:
+    shards = managed.effective_shards
+    return Goal(
+        shards=shards,
+        replicas=managed.effective_replicas_per_shard,
+        max_bytes_each=sizing.redis_maxmemory_bytes(tier.spec),
+        revisions={shard: revision for shard in range(shards) if (revision := _revision(world, tier, shard))},
+        drops=managed.drops_moved_blocks,
+        movable_bytes=managed.movable_bytes,
+        locked_out=_locked_out(world, tier),
+        doomed=_doomed(world, tier),
+        erased_by=tuple(sorted(one.record.invalidation for one in world.erasures.values() if tier.name in one.still)),
+    )
+
+
+def _doomed(world: World, tier: CacheTier) -> frozenset[str]:
+    """Return the pods that are deleted next, because their StatefulSet is gone; one of its name may be there again."""
+
+    def is_there(pod: ServerPod) -> bool:
+        live = world.children.get(("StatefulSet", names.redis_shard(tier.name, pod.shard)))
+        return live is not None and live["metadata"]["uid"] == pod.controller
+
+    return frozenset(pod.uid for pod in server_pods(world, tier) if pod.controller and not is_there(pod))
+
+
+def _locked_out(world: World, tier: CacheTier) -> frozenset[str]:
+    """Return the pods whose servers refused every password that there is when they were last told of passwords."""
+    look = world.credentials.get(tier.name)
+    refused = (
+        {name for name, seen in look.servers.items() if seen.reason == TierReason.WRONG_PASSWORD} if look else set()
+    )
+    return frozenset(pod.uid for pod in server_pods(world, tier) if known_as(pod) in refused)
+
+
+def _revision(world: World, tier: CacheTier, shard: int) -> str | None:
+    """Return the template in force for a shard's pods; None until Kubernetes has seen the newest."""
+    live = world.children.get(("StatefulSet", names.redis_shard(tier.name, shard)))
+    status = (live.get("status") or {}) if live is not None else {}
+    if live is None or status.get("observedGeneration") != live["metadata"].get("generation"):
+        return None
+    return status.get("updateRevision")
+
+
+def _members(goal: Goal, pods: Collection[ServerPod], step: Step | None, cluster: Cluster | None) -> Mapping[int, int]:
+    """Return how many servers each shard is to have now.
+
+    Kubernetes takes the highest ordinals away, whatever they hold: so nothing shrinks while anything is left to do, and
+    a shard that is no longer wanted goes when the servers say that it has no slots.
+    """
+    members = dict.fromkeys(range(goal.shards), 1 + goal.replicas)
+    settled = cluster is not None and step is None
+    drained = step.drained if step is not None else ()
+    for pod in pods:
+        if pod.shard in drained or (settled and pod.shard < goal.shards):
+            continue
+        members[pod.shard] = max(members.get(pod.shard, 0), 1 + pod.ordinal)
+    return members
+
+
+def _order(tier: CacheTier, goal: Goal) -> TendCluster:
+    link = redis_link(tier)
+    if link is None or link.operator_username is None or link.operator_password is None:
+        raise ValueError(f"CacheTier {tier.name} has no servers that the operator runs")
+    username, password, authority = asked_as(link)
+    return TendCluster(
+        tier=tier.name,
+        goal=goal,
+        port=paths.REDIS_PORT,
+        username=username or "",
+        password_secret=password or link.operator_password,
+        authority_secret=authority,
+        server_name=names.redis_host(tier.name, tier.namespace),
+        endpoint=addresses(link)[0],
+    )
+
+
+def _servers(tier: CacheTier, pods: Collection[ServerPod]) -> tuple[ManagedServer, ...]:
+    host = names.redis_host(tier.name, tier.namespace)
+    return tuple(
+        ManagedServer(
+            known_as(pod), f"[{pod.ip}]:{paths.REDIS_PORT}" if ":" in pod.ip else f"{pod.ip}:{paths.REDIS_PORT}", host
+        )
+        for pod in sorted(pods, key=lambda pod: pod.name)
+        if pod.ip and not pod.deleting
+    )
+
+
+def known_as(pod: ServerPod) -> str:
+    """Return a name for people that no other pod has: the next one of a shard has the same name."""
+    return f"{pod.name} ({pod.uid[:8]})"
+
+
+def _hindered(verdict: Verdict, why: str, stuck: Decision | None) -> Verdict:
+    """Return the verdict with why servers do not come up, in what it says of what is missing, or do not go."""
+    told = ("" if verdict.replication_healthy else why, stuck.message if stuck is not None else "")
+    why = "; ".join(filter(None, told))
+    if not why or verdict.settled:
+        return verdict
+    return replace(
+        verdict,
+        slots_message="; ".join(filter(None, (verdict.slots_message, why))),
+        replication_message=f"{verdict.replication_message}; {why}",
+        progress=f"{verdict.progress}; {why}",
+    )
+
+
+def _why_locked(goal: Goal, pods: int) -> Decision | None:
+    """Return what happens while servers let nobody in: they are replaced, and nobody can tell what they hold."""
+    if not goal.locked_out:
+        return None
+    return Decision(
+        TierReason.PASSWORDS_LOST,
+        f"{len(goal.locked_out)} of {pods} servers admit no password that a Secret holds, so nobody can ask them: "
+        "their pods are replaced one by one, and what they hold is lost, as misses",
+    )
+
+
+def _slots(
+    tier: CacheTier,
+    report: ClusterReport | None,
+    verdict: Verdict | None,
+    locked: Decision | None,
+    stuck: Decision | None,
+) -> Finding:
+    kind = ConditionType.SLOTS_COVERED
+    if verdict is None:
+        return _unasked(tier, kind)
+    if verdict.slots_covered:
+        loss = _newest_loss(tier, report)
+        since = f"; what {loss.slots} slots held was lost at {format_timestamp(loss.at)}" if loss else ""
+        return true(kind, TierReason.SLOTS_COVERED, f"every slot has a primary that answers{since}")
+    if locked is not None:
+        return unknown(kind, locked.reason, locked.message)
+    lost = _everything_lost(tier, report, verdict)
+    why = lost or Decision(stuck.reason if stuck else _why(tier, verdict), verdict.slots_message)
+    return false(kind, why.reason, why.message)
+
+
+def without_cluster(tier: CacheTier, reachable: Finding) -> tuple[Finding, ...]:
+    """Return what is said of slots and replicas where the operator runs no cluster; `reachable` tells of the servers.
+
+    The slots of a cluster that someone else runs are told with what has to hold of external servers.
+    """
+    if is_external(tier):
+        sentence = "whoever runs the servers looks after their replicas, which the operator does not ask"
+        replication = unknown(ConditionType.REPLICATION_HEALTHY, TierReason.NOT_MANAGED, sentence)
+    else:
+        sentence = "one server has no replicas: what it held are misses when it is lost"
+        replication = true(ConditionType.REPLICATION_HEALTHY, TierReason.NO_REPLICAS, sentence)
+    if tier.spec.is_cluster:
+        return (replication,)
+    slots = true(ConditionType.SLOTS_COVERED, TierReason.NOT_A_CLUSTER, "one server has everything, and it answers")
+    if reachable.status != "True":
+        slots = replace(reachable, type=ConditionType.SLOTS_COVERED)
+    return (slots, replication)
+
+
+def _why(tier: CacheTier, verdict: Verdict) -> TierReason:
+    """Return why slots are not covered: a cluster that was never formed lacks nothing yet."""
+    forming = verdict.empty or (verdict.uncovered == SLOTS and not was_formed(tier))
+    return TierReason.SLOTS_UNCOVERED if verdict.uncovered and not forming else TierReason.PROGRESSING
+
+
+def was_formed(tier: CacheTier) -> bool:
+    """Whether the tier's cluster has served all slots before, so that to form it again is to have lost everything."""
+    return tier.status.formed_at is not None
+
+
+def holds_anything(tier: CacheTier) -> bool:
+    """Whether the tier's cluster has served since it lost everything last, so that its slots may hold blocks."""
+    formed, loss = tier.status.formed_at, tier.status.last_loss
+    return formed is not None and not (loss is not None and loss.slots == SLOTS and loss.at > formed)
+
+
+def _newest_loss(tier: CacheTier, report: ClusterReport | None) -> Loss | None:
+    """Return the last loss of blocks that is known, of those that status and this process know of."""
+    told = tier.status.last_loss
+    known = [Loss(told.at, told.slots)] if told is not None else []
+    known += [report.lost] if report is not None and report.lost is not None else []
+    return max(known, key=lambda loss: loss.at, default=None)
+
+
+def _formed_again(tier: CacheTier, report: ClusterReport | None) -> bool:
+    """Whether everything was lost since all slots were last served."""
+    formed, loss = tier.status.formed_at, _newest_loss(tier, report)
+    return formed is not None and loss is not None and loss.slots == SLOTS and loss.at > formed
+
+
+def _everything_lost(tier: CacheTier, report: ClusterReport | None, verdict: Verdict) -> Decision | None:
+    """Return what is said of a cluster that has lost all that it held and does not serve again yet."""
+    formed = tier.status.formed_at
+    if formed is None or not (verdict.empty or _formed_again(tier, report)):
+        return None
+    return Decision(
+        TierReason.EVERYTHING_LOST,
+        f"no server has anything of what the tier held since {format_timestamp(formed)}: blocks are misses until they "
+        f"are stored again, and the cluster is formed anew. {verdict.progress}",
+    )
+
+
+def _history(tier: CacheTier, report: ClusterReport | None, verdict: Verdict | None) -> Mapping[str, Any]:
+    """Return what status keeps of formations and losses, which no look can know."""
+    fields: dict[str, Any] = {}
+    if (loss := _newest_loss(tier, report)) is not None:
+        fields["lastLoss"] = {"at": format_timestamp(loss.at), "slots": loss.slots}
+    serves = report is not None and verdict is not None and verdict.slots_covered
+    if report is not None and serves and (not was_formed(tier) or _formed_again(tier, report)):
+        fields["formedAt"] = format_timestamp(report.at)
+    return fields
+
+
+def _replication(
+    tier: CacheTier, verdict: Verdict | None, goal: Goal, locked: Decision | None, stuck: Decision | None
+) -> Finding:
+    kind = ConditionType.REPLICATION_HEALTHY
+    if verdict is None:
+        return _unasked(tier, kind)
+    if not verdict.replication_healthy:
+        why = locked or Decision(stuck.reason if stuck else TierReason.REPLICAS_MISSING, verdict.replication_message)
+        return false(kind, why.reason, why.message)
+    if not goal.replicas:
+        return true(kind, TierReason.NO_REPLICAS, "the spec asks for no replicas: what a lost server held are misses")
+    return true(kind, TierReason.REPLICAS_IN_STEP, "every primary has all its replicas in step")
+
+
+def _unasked(tier: CacheTier, kind: ConditionType) -> Finding:
+    before = said_before(tier, kind)
+    if before is not None:
+        return Finding(before.type, before.status, before.reason, before.message)
+    return unknown(kind, TierReason.PROGRESSING, "the servers have not been asked yet")
+
+
+def _pending(
+    tier: CacheTier,
+    report: ClusterReport | None,
+    verdict: Verdict | None,
+    locked: Decision | None,
+    stuck: Decision | None,
+) -> Decision | None:
+    if report is None or verdict is None:
+        before = said_before(tier, ConditionType.READY)
+        if report is None and before is not None and before.status == "True":
+            return None  # An operator that has just started repeats what was said until it asked.
+        if report is not None and report.reason:
+            return Decision(report.reason, report.message)
+        return Decision(TierReason.PROGRESSING, "the servers are being started")
+    if not verdict.slots_covered:
+        why = stuck.reason if stuck else _why(tier, verdict)
+        return locked or _everything_lost(tier, report, verdict) or Decision(why, verdict.progress)
+    if not verdict.replication_healthy:
+        return locked or Decision(stuck.reason if stuck else TierReason.REPLICAS_MISSING, verdict.progress)
+    return None
+
+
+def _fields(goal: Goal, verdict: Verdict | None, report: ClusterReport | None) -> Mapping[str, Any]:
+    if verdict is None or report is None or report.cluster is None:
+        return {"shards": goal.shards, "progress": None}
+    in_step = sum(not server.is_primary and server.link_up for server in report.cluster.servers.values())
+    hindered = f"; {report.message}" if report.reason else ""
+    return {
+        "shards": goal.shards,
+        "shardsReady": verdict.shards_ready,
+        "replicas": in_step,
+        "progress": None if verdict.settled else verdict.progress + hindered,
+    }

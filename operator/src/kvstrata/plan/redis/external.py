@@ -1,0 +1,281 @@
+"""Servers that someone else runs: whether pods may depend on them, and what of them pods use meanwhile.
+
+Pods take up external servers once all required checks have passed at the same time. From then on they keep them,
+whatever becomes of the servers, until others that the spec names have passed: a tier that gets worse is told in its
+status, and costs misses; taking it away would restart every pod, and cost what their memory holds, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from kvstrata.api.cachetier import CacheTier, RedisExternal
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import TierReason
+from kvstrata.contract.store.redis_keys import domain_pattern
+from kvstrata.model.pods import BackendReport
+from kvstrata.model.redis.cluster import SLOTS
+from kvstrata.model.redis.external import ExternalReport, ServerFacts
+from kvstrata.model.world import World
+from kvstrata.objects.quantities import readable
+from kvstrata.objects.sizing import stored_bytes
+from kvstrata.plan.actions import Decision
+from kvstrata.plan.conditions import Finding, false, true, unknown
+from kvstrata.plan.redis.backend import external_of, in_force, is_external, said_before
+from kvstrata.plan.rules import first
+from kvstrata.plan.rules import tier as tier_chain
+
+OLDEST_REDIS = (7, 0)
+"""ZMSCORE and ZRANGE with BYSCORE are of 6.2; how scripts are told of full memory and whose rights count in them is of
+7.0, the oldest that the data plane is tested on. Valkey began with what Redis 7.2 had."""
+
+MAX_NAMED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A tier, what its servers said, and the domain whose keys pods will use there."""
+
+    tier: CacheTier
+    report: ExternalReport
+    domain: str
+
+    def whose(self, servers: Iterable[ServerFacts]) -> str:
+        """Return words for those of the servers that something is wrong with."""
+        if not self.tier.spec.is_cluster:
+            return "the server"
+        named = sorted(server.address for server in servers)
+        return named[0] if len(named) == 1 else f"{len(named)} servers ({_some(named)})"
+
+
+Check = Callable[[Checked], Decision | None]
+
+
+def modes_agree(checked: Checked) -> Decision | None:
+    """Pods speak to a cluster or to one server; each refuses what the other takes."""
+    wanted = checked.tier.spec.is_cluster
+    others = [one for one in checked.report.answering if one.in_cluster_mode is (not wanted)]
+    if not others:
+        return None
+    what, remedy = ("is not", "remove") if wanted else ("is", "set")
+    return Decision(
+        TierReason.CLUSTER_MODE_MISMATCH,
+        f"{checked.whose(others)} {what} in cluster mode: {remedy} spec.redis.external.cluster: true, or name another "
+        "server",
+    )
+
+
+def takes_writes(checked: Checked) -> Decision | None:
+    """A replica refuses blocks; in a cluster the primaries are asked, whichever servers the endpoints are."""
+    if checked.tier.spec.is_cluster or not any(one.is_replica for one in checked.report.answering):
+        return None
+    return Decision(
+        TierReason.READ_ONLY_REPLICA, "the server is a replica and takes no blocks: name its primary in endpoints"
+    )
+
+
+def is_new_enough(checked: Checked) -> Decision | None:
+    """Commands and script rules are those of Redis 7.0."""
+    old = [one for one in checked.report.answering if one.software == "Redis" and _is_old(one.version)]
+    if not old:
+        return None
+    versions = ", ".join(sorted({one.version for one in old}))
+    return Decision(
+        TierReason.TOO_OLD,
+        f"{checked.whose(old)} runs Redis {versions}, and pods need the commands and script rules of 7.0 or later, or "
+        "Valkey",
+    )
+
+
+def user_may(checked: Checked) -> Decision | None:
+    """The user needs every command of the data plane, and the domain's keys."""
+    lacking = [one for one in checked.report.answering if one.refused or one.keys_refused or one.unknown]
+    if not lacking:
+        return None
+    refused = sorted({name for one in lacking for name in one.refused})
+    keys_refused = sorted({name for one in lacking for name in one.keys_refused})
+    absent = sorted({name for one in lacking for name in one.unknown})
+    parts = [
+        *([f"its user may not run {_some(refused)}"] if refused else []),
+        *([f"its user may not run {_some(keys_refused)} on keys ~{checked.domain}"] if keys_refused else []),
+        *([f"it has no command {_some(absent)}"] if absent else []),
+    ]
+    return Decision(
+        TierReason.MISSING_PERMISSIONS,
+        f"{checked.whose(lacking)}: {'; '.join(parts)}. docs/guides/external-tiers.md has the rules that a user needs",
+    )
+
+
+def slots_are_covered(checked: Checked) -> Decision | None:
+    """What falls on a slot without a server that answers is a miss."""
+    report = checked.report
+    if not checked.tier.spec.is_cluster or not report.mapped:
+        return None
+    if report.covered < SLOTS:
+        return Decision(
+            TierReason.SLOTS_UNCOVERED,
+            f"{SLOTS - report.covered} of {SLOTS} slots belong to no server, and their blocks are misses: give them to "
+            "one (CLUSTER ADDSLOTS), or bring back the server that had them",
+        )
+    silent = sorted((one for one in report.servers if not one.reachable), key=lambda one: one.address)
+    if not silent:
+        return None
+    return Decision(
+        TierReason.SERVERS_AWAY,
+        f"{len(silent)} of {len(report.servers)} primaries, with {SLOTS - report.answered} of {SLOTS} slots, do not "
+        f"answer: {silent[0].message}",
+    )
+
+
+def is_large_enough(checked: Checked) -> Decision | None:
+    """Guarantees are given out of the tier's capacity; servers that hold less cannot keep them."""
+    stored, bounds = stored_bytes(checked.tier.spec) or 0, [one.max_bytes for one in checked.report.answering]
+    if not all(bounds) or not bounds or sum(bounds) >= stored or len(bounds) < len(checked.report.servers):
+        return None
+    whose = "the servers' maxmemory together" if checked.tier.spec.is_cluster else "the server's maxmemory"
+    return Decision(
+        TierReason.SERVER_TOO_SMALL,
+        f"{whose} is {readable(sum(bounds))}, and blocks may take {readable(stored)} of the tier's capacity: raise it, "
+        "or lower capacity",
+    )
+
+
+def makes_no_room_itself(checked: Checked) -> Decision | None:
+    """A server that evicts knows no tenants: it deletes blocks, and their index, by an order of its own."""
+    evicting = [one for one in checked.report.answering if one.eviction not in ("", "noeviction")]
+    if not evicting:
+        return None
+    policies = ", ".join(sorted({one.eviction for one in evicting}))
+    return Decision(
+        TierReason.NOT_NOEVICTION,
+        f"maxmemory-policy of {checked.whose(evicting)} is {policies}: when it is full it deletes blocks of any "
+        "tenant, also guaranteed ones, and their accounting, which pods repair as drift, and it may forget which "
+        "keyspaces are revoked. Set noeviction: pods make room themselves",
+    )
+
+
+def is_bounded(checked: Checked) -> Decision | None:
+    """Pods keep blocks within the capacity; what else is on a server without a bound nobody limits."""
+    unbounded = [one for one in checked.report.answering if one.version and not one.max_bytes]
+    if not unbounded:
+        return None
+    return Decision(
+        TierReason.MEMORY_UNBOUNDED,
+        f"{checked.whose(unbounded)} has no maxmemory, so index, buffers and whatever else is stored there can take "
+        "all of its node's memory: set maxmemory to the tier's capacity or more",
+    )
+
+
+REQUIRED: tuple[Check, ...] = (
+    modes_agree,
+    takes_writes,
+    is_new_enough,
+    user_may,
+    slots_are_covered,
+    is_large_enough,
+)
+"""What has to hold before pods use the servers, in the order in which it is told."""
+
+WARNINGS: tuple[Check, ...] = (makes_no_room_itself, is_bounded)
+"""What is told only."""
+
+
+def missing(tier: CacheTier, report: BackendReport | None, domain: str) -> Decision | None:
+    """Return the first required check that an external tier's servers failed when they answered last."""
+    return _first(REQUIRED, _checked(tier, report, domain))
+
+
+def warning(tier: CacheTier, report: BackendReport | None, domain: str) -> Decision | None:
+    """Return the first of the other checks that they failed."""
+    return _first(WARNINGS, _checked(tier, report, domain))
+
+
+def suitability(
+    tier: CacheTier, report: BackendReport | None, away: Decision | None, domain: str
+) -> tuple[Finding, ...]:
+    """Return the conditions of a tier whose servers someone else runs; nothing for others.
+
+    `away` is why no server answers, if that is so. Before any was asked, what was said last stands.
+    """
+    if not is_external(tier):
+        return ()
+    kinds = [ConditionType.SERVERS_SUITABLE, *([ConditionType.SLOTS_COVERED] if tier.spec.is_cluster else [])]
+    if report is None or away is not None:
+        return tuple(_untold(tier, kind, away) for kind in kinds)
+    checked = _checked(tier, report, domain)
+    failed = _first(REQUIRED, checked) or _first(WARNINGS, checked)
+    suitable = true(ConditionType.SERVERS_SUITABLE, TierReason.SUITABLE, "the servers passed every check")
+    if failed is not None:
+        suitable = false(ConditionType.SERVERS_SUITABLE, failed.reason, failed.message)
+    return (suitable, *([_coverage(checked)] if checked is not None and tier.spec.is_cluster else []))
+
+
+def servers_to_use(tier: CacheTier, report: BackendReport | None, domain: str) -> dict[str, Any] | None:
+    """Return the tier's status.external: what spec names now if it passed, else what it was."""
+    declared, using = external_of(tier), in_force(tier)
+    if declared is None:
+        return None
+    passed = report is not None and report.reachable and report.external is not None
+    chosen = declared if passed and missing(tier, report, domain) is None else using and external_of(using)
+    return {**dict.fromkeys(_FIELDS), **chosen.to_kubernetes()} if chosen is not None else None
+
+
+def is_awaited(world: World, tier: CacheTier) -> bool:
+    """Whether pods use nothing of the tier yet, and its status does not tell yet what its servers say.
+
+    That is over within seconds, and saves pods that start with the tier a start without it.
+    """
+    if tier.metadata.deleting or in_force(tier) is not None or first(tier_chain.RULES, world, tier):
+        return False
+    before = said_before(tier, ConditionType.SERVERS_SUITABLE)
+    return before is None or before.reason == TierReason.PROGRESSING
+
+
+_FIELDS = tuple(field.alias or name for name, field in RedisExternal.model_fields.items())
+"""In the API's form; those that are absent are removed by None, because a status is merged."""
+
+
+def _checked(tier: CacheTier, report: BackendReport | None, domain: str) -> Checked | None:
+    if report is None or report.external is None or not report.reachable:
+        return None
+    return Checked(tier, report.external, domain_pattern(domain))
+
+
+def _first(checks: Iterable[Check], checked: Checked | None) -> Decision | None:
+    if checked is None:
+        return None
+    return next((failed for check in checks if (failed := check(checked)) is not None), None)
+
+
+def _untold(tier: CacheTier, kind: ConditionType, away: Decision | None) -> Finding:
+    if away is not None:
+        return unknown(kind, away.reason, away.message)
+    before = said_before(tier, kind)
+    if before is not None:
+        return Finding(before.type, before.status, before.reason, before.message)
+    return unknown(kind, TierReason.PROGRESSING, "the server has not been asked yet")
+
+
+def _coverage(checked: Checked) -> Finding:
+    kind = ConditionType.SLOTS_COVERED
+    if not checked.report.mapped:
+        why = _first(REQUIRED, checked)
+        reason, sentence = (why.reason, why.message) if why else (TierReason.ERROR, "no server told who has which slot")
+        return unknown(kind, reason, sentence)
+    failed = slots_are_covered(checked)
+    if failed is not None:
+        return false(kind, failed.reason, failed.message)
+    count = len(checked.report.servers)
+    return true(kind, TierReason.SLOTS_COVERED, f"all {SLOTS} slots have a server that answers, on {count} primaries")
+
+
+def _is_old(version: str) -> bool:
+    parts = version.split(".")[:2]
+    return len(parts) == 2 and all(part.isdigit() for part in parts) and tuple(map(int, parts)) < OLDEST_REDIS
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more

@@ -1,0 +1,227 @@
+"""The life of a managed tier's passwords: from one to the next without a server that lacks the one which is used.
+
+The Secret says where they are in it (`Stage`), and every step is one write of the Secret or commands that may be given
+twice, so whoever begins to lead goes on from what it finds:
+
+1. current: one password for each user;
+2. staged: the following ones are in the Secret's ACL file, and every server is told; nobody uses them yet, and the
+   kubelets have time to bring the file to the pods, so that a server which starts anew admits them, too;
+3. overlap: they are the ones that are used, and the previous are still admitted, because pods read the file with the
+   password at each connect and get it late;
+4. current: the previous ones are admitted no more.
+
+A server whose users differ from the Secret's is told at every stage: that is how they get there, and how one that
+started with an older file is healed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import TierReason
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.model.redis.credentials import PasswordFacts, ServerCredentials, Stage
+from kvstrata.plan.actions import Decision, Order, Turn
+from kvstrata.plan.conditions import Finding, false, true, unknown
+
+SETTLE_S = 120
+"""How long files of Secrets take to reach all pods: the kubelet looks once a minute, with some spread and a cache."""
+
+OVERLAP_S = 600
+"""How long the previous passwords are admitted after the following took their place."""
+
+ROTATE_EVERY_S = 90 * 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class PasswordTerms:
+    """What is asked of a tier's passwords.
+
+    `servers` names those that run, `asked` is the wish to rotate that the tier carries now, empty for none, and
+    `follows` the user as whom servers follow a primary, None where none does.
+    """
+
+    servers: tuple[str, ...]
+    asked: str = ""
+    follows: str | None = None
+    rotate_every_s: int = ROTATE_EVERY_S
+    settle_s: int = SETTLE_S
+    overlap_s: int = OVERLAP_S
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What to do next: orders to servers or one turn of the Secret, why, and when to look again if nothing happens.
+
+    Without orders and turn it says what is waited for.
+    """
+
+    decision: Decision
+    orders: Mapping[str, tuple[Order, ...]]
+    turn: Turn | None = None
+    again_s: float | None = None
+
+
+Looks = Mapping[str, ServerCredentials]
+
+
+@dataclass(frozen=True, slots=True)
+class PasswordCase:
+    """All that a rule looks at: what the Secret says, what is asked, what servers said, by name, and the moment."""
+
+    facts: PasswordFacts
+    terms: PasswordTerms
+    looks: Looks
+    now: datetime
+
+    @property
+    def answering(self) -> tuple[ServerCredentials, ...]:
+        """The servers that said what they have."""
+        return tuple(
+            self.looks[name] for name in self.terms.servers if name in self.looks and self.looks[name].answered
+        )
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """The servers that did not."""
+        answered = {server.server for server in self.answering}
+        return tuple(name for name in self.terms.servers if name not in answered)
+
+
+def next_step(case: PasswordCase) -> Step | None:
+    """Return the next step for a tier's passwords, or None if there is nothing to do or to wait for."""
+    return next((step for rule in RULES if (step := rule(case)) is not None), None)
+
+
+def tell_servers(case: PasswordCase) -> Step | None:
+    """Every server that answers has the users of the Secret, with exactly its passwords."""
+    differing = [server.server for server in case.answering if not _has_users(case.facts, server)]
+    if not differing:
+        return None
+    why = Decision(TierReason.SETTING_USERS, f"{listed(differing)} get the users and passwords of the Secret")
+    return Step(why, dict.fromkeys(differing, (Order.SET_USERS,)))
+
+
+def tell_followers(case: PasswordCase) -> Step | None:
+    """Servers follow their primary with the current password, which by now every server admits."""
+    if case.terms.follows is None:
+        return None
+    wanted = case.facts.current.get(case.terms.follows)
+    behind = [server.server for server in case.answering if server.master != wanted]
+    if not behind:
+        return None
+    why = Decision(TierReason.SETTING_USERS, f"{listed(behind)} get the password for following a primary")
+    return Step(why, dict.fromkeys(behind, (Order.FOLLOW,)))
+
+
+def promote(case: PasswordCase) -> Step | None:
+    """The following passwords are used once every server admits them, from memory and from its file."""
+    if case.facts.stage is not Stage.STAGED:
+        return None
+    why = "the following passwords are admitted beside the current ones, and used once every server has them"
+    return _turn(case, Turn.PROMOTE, Decision(TierReason.ROTATING_PASSWORDS, why), case.terms.settle_s)
+
+
+def retire(case: PasswordCase) -> Step | None:
+    """The previous passwords go when everybody has had time to read the new ones, and no server lacks them."""
+    if case.facts.stage is not Stage.OVERLAP:
+        return None
+    why = "the previous passwords are still admitted, because pods read the new ones late"
+    return _turn(case, Turn.RETIRE, Decision(TierReason.PASSWORDS_OVERLAP, why), case.terms.overlap_s)
+
+
+def begin(case: PasswordCase) -> Step | None:
+    """A rotation begins when one is asked for, or the passwords are old."""
+    why = due(case)
+    if why is None:
+        return None
+    if case.silent:
+        waiting = f"{why}; a rotation begins when {listed(case.silent)} can be told"
+        return Step(Decision(TierReason.PASSWORDS_OVERDUE, waiting), {})
+    return Step(Decision(TierReason.ROTATING_PASSWORDS, why), {}, Turn.STAGE)
+
+
+RULES: tuple[Callable[[PasswordCase], Step | None], ...] = (
+    tell_servers,
+    tell_followers,
+    promote,
+    retire,
+    begin,
+)
+
+
+def due(case: PasswordCase) -> str | None:
+    """Return why the passwords are to be rotated, or None."""
+    if case.terms.asked and case.terms.asked != case.facts.honoured:
+        return "a rotation of the passwords was asked for"
+    if due_at(case.facts, case.terms) <= case.now:
+        return f"the passwords are older than {case.terms.rotate_every_s // 3600} h"
+    return None
+
+
+def due_at(facts: PasswordFacts, terms: PasswordTerms) -> datetime:
+    """Return when the passwords are to be rotated for their age."""
+    return facts.rotated_at + timedelta(seconds=terms.rotate_every_s)
+
+
+def password_finding(case: PasswordCase, step: Step | None) -> Finding:
+    """Return the condition PasswordsCurrent; `step` is the next one.
+
+    It holds when every server has the passwords of the Secret, and they are not older than they may be; that the
+    previous ones are still admitted does not speak against it.
+    """
+    condition = ConditionType.PASSWORDS_CURRENT
+    lost = [name for name, server in case.looks.items() if server.reason == TierReason.WRONG_PASSWORD]
+    if lost:
+        return false(
+            condition,
+            TierReason.PASSWORDS_LOST,
+            f"{listed(lost)} were started with passwords that no Secret holds any more: their pods are replaced, and "
+            "what they hold is lost, as misses",
+        )
+    if step is not None and step.decision.reason != TierReason.PASSWORDS_OVERLAP:
+        return false(condition, step.decision.reason, step.decision.message)
+    if case.silent:
+        return unheard(condition, case.silent, case.looks)
+    since = format_timestamp(case.facts.rotated_at)
+    if step is not None:
+        message = f"every server has the passwords of {since}; {step.decision.message}"
+        return true(condition, TierReason.PASSWORDS_OVERLAP, message)
+    return true(
+        condition,
+        TierReason.PASSWORDS_SET,
+        f"every server has the passwords of {since}; the next are due at "
+        f"{format_timestamp(due_at(case.facts, case.terms))}",
+    )
+
+
+def unheard(condition: ConditionType, silent: Iterable[str], looks: Looks) -> Finding:
+    """Return a condition that nobody can tell, with what the first of these servers failed by."""
+    failed = [looks[name] for name in sorted(silent) if name in looks]
+    if not failed:
+        return unknown(condition, TierReason.PROGRESSING, f"{listed(silent)} has not been asked yet")
+    return unknown(condition, failed[0].reason, f"{failed[0].server}: {failed[0].message}")
+
+
+def listed(servers: Iterable[str]) -> str:
+    """Return names for a sentence, three of them at the most."""
+    several = sorted(servers)
+    return ", ".join(several[:3]) + (f" and {len(several) - 3} more" if len(several) > 3 else "")
+
+
+def _turn(case: PasswordCase, turn: Turn, why: Decision, pause_s: int) -> Step:
+    """Return the turn if its time has come and no server is unheard of, else what it waits for."""
+    left_s = (case.facts.changed_at - case.now).total_seconds() + pause_s
+    if left_s > 0:
+        return Step(why, {}, again_s=left_s)
+    if case.silent:
+        waiting = f"{why.message}; the rotation goes on when {listed(case.silent)} can be told"
+        return Step(Decision(TierReason.ROTATING_PASSWORDS, waiting), {})
+    return Step(why, {}, turn)
+
+
+def _has_users(facts: PasswordFacts, server: ServerCredentials) -> bool:
+    return server.marked and all(server.admitted.get(user) == digests for user, digests in facts.admitted.items())

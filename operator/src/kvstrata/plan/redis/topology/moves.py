@@ -1,0 +1,264 @@
+"""Rules for slots on their way: open ones, scaling and draining.
+
+What is under way is finished before anything new begins, also when the goal has changed meanwhile: a slot that is open
+takes no stores. A few slots go at a time, so that each look tells how far it has come and a changed goal counts soon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from kvstrata.model.redis.cluster import SLOTS, Command, Server, SlotRange
+from kvstrata.plan.redis.topology.distribution import Transfer, parts, side_by_side, transfers
+from kvstrata.plan.redis.topology.steps import MoveOrder, Rule, Step, StepReason
+from kvstrata.plan.redis.topology.view import View, count, ranges, to
+
+SLOTS_AT_ONCE = 256
+"""How many slots an order has that are moved key by key, or dropped."""
+
+SLOTS_PER_JOB = 1_024
+"""How many slots one atomic job takes: each forks its source once, whatever it moves."""
+
+
+def jobs_under_way(view: View) -> Step | None:
+    """Atomic moves that servers are at are waited for, and given up if they hang."""
+    orders = [
+        MoveOrder(job.source, job.target, job.slots, atomic=True, drops=False, movable_bytes=view.goal.movable_bytes)
+        for server in view.servers.values()
+        for job in server.jobs
+        if job.operation == "EXPORT" and not job.finished and job.source == server.node_id
+    ]
+    return Step(StepReason.MOVING_SLOTS, progress(view), moves=tuple(orders)) if orders else None
+
+
+def open_slots(view: View) -> Step | None:
+    """Slots that are open between two servers: the move goes on if both are there, or else is closed at the owner."""
+    commands: list[Command] = []
+    slots: dict[tuple[str, str], list[int]] = {}
+    awaited: list[int] = []
+    for slot, ends in sorted(_open(view).items()):
+        owner = view.servers.get(view.owners[slot] or "")
+        if owner is None:
+            awaited.append(slot)
+            continue
+        stale = [server for server in ends if _is_stale(server, slot, owner)]
+        commands += [_close(server, slot, owner) for server in stale]
+        if len(stale) == len(ends):
+            continue
+        target = _target(view, slot, owner, ends)
+        if target in view.away:
+            awaited.append(slot)
+        else:
+            slots.setdefault((owner.node_id, target), []).append(slot)
+    if commands:
+        return Step(StepReason.REPAIRING_SLOTS, f"closing slots that no longer move: {len(commands)}", tuple(commands))
+    if slots:
+        orders = tuple(_order(view, *pair, ranges(found), atomic=False) for pair, found in slots.items())
+        return _behind(view, slots) or Step(StepReason.REPAIRING_SLOTS, _finishing(view, slots), moves=orders)
+    if awaited:
+        which = f"slot {awaited[0]}" if len(awaited) == 1 else f"{len(awaited)} slots"
+        return Step(StepReason.WAITING_FOR_SERVERS, f"{which}: open towards a server that does not answer")
+    return None
+
+
+def towards_lost(view: View) -> Step | None:
+    """Slots that are open between a server and an identity that is gone, while the server still says so.
+
+    Whoever forgets an identity forgets what was open towards it, and keeps keys that nobody can find. What had come
+    from a lost server stays where it came to, with the slot if nobody else has that now.
+    """
+    commands: list[Command] = []
+    slots: dict[tuple[str, str], list[int]] = {}
+    for slot, ends in sorted(_open(view).items()):
+        owner = view.owners[slot] or ""
+        for server in ends:
+            towards = {server.itself.migrating.get(slot), server.itself.importing.get(slot)} & view.gone
+            heir = view.servers.get(owner)
+            if towards and owner == server.itself.importing.get(slot):
+                commands.append(to(server, "CLUSTER", "SETSLOT", slot, "NODE", server.node_id))
+            elif towards and heir is not None:
+                target = _target(view, slot, heir, ends)
+                taker = view.servers.get(target, heir)
+                if taker is heir or (view.knows(heir, taker) and view.knows(taker, heir)):
+                    slots.setdefault((owner, taker.node_id), []).append(slot)
+    if commands:
+        message = f"{len(commands)} slots of a lost server stay where they were on their way to"
+        return Step(StepReason.REPAIRING_SLOTS, message, tuple(commands))
+    if not slots:
+        return None
+    orders = tuple(_order(view, *pair, ranges(sorted(set(found))), atomic=False) for pair, found in slots.items())
+    return Step(StepReason.REPAIRING_SLOTS, _finishing(view, slots), moves=orders)
+
+
+def spread(view: View) -> Step | None:
+    """Every shard has its part of the slots, and shards beyond the goal have none."""
+    found = _transfers(view)
+    if not found:
+        return None
+    going = sorted({view.name(one.target) for one in found if view.leaves(view.pod(view.servers[one.target]))})
+    if going:
+        return Step(StepReason.WAITING_FOR_PODS, f"before slots go there: {', '.join(going)} is being deleted")
+    # A server that joined refuses everything until it has been with the majority for a while.
+    refusing = sorted({view.name(one.target) for one in found if not view.servers[one.target].cluster_ok})
+    if refusing:
+        return Step(StepReason.WAITING_FOR_SERVERS, f"before slots go there: {', '.join(refusing)} does not serve yet")
+    chosen = tuple(side_by_side(found))
+    if behind := _behind(view, [(one.source, one.target) for one in chosen]):
+        return behind
+    orders = []
+    for one in chosen:
+        atomic = all(view.servers[node].moves_atomically for node in (one.source, one.target)) and not view.goal.drops
+        slots = one.slots[: SLOTS_PER_JOB if atomic else SLOTS_AT_ONCE]
+        orders.append(_order(view, one.source, one.target, ranges(sorted(slots)), atomic=atomic))
+    return Step(StepReason.MOVING_SLOTS, progress(view), moves=tuple(orders))
+
+
+def removal(view: View) -> Step | None:
+    """Shards beyond the goal whose servers have no slots go: first their pods, then the others forget them."""
+    beyond = {pod.shard for pod in view.pods if pod.shard >= view.goal.shards}
+    owners = {view.pod(view.servers[node]).shard for node in view.slots if node in view.servers}
+    owners |= {view.away[node].shard for node in view.slots if node in view.away}
+    drained = tuple(sorted(beyond - owners))
+    if not drained:
+        return None
+    names = ", ".join(str(shard) for shard in drained)
+    message = f"shard{'s' if len(drained) > 1 else ''} {names} without slots: to be removed"
+    staying = {pod.shard for pod in view.pods if not pod.deleting}
+    return Step(StepReason.REMOVING_SHARD, message, drained=tuple(shard for shard in drained if shard in staying))
+
+
+RESCUE: tuple[Rule, ...] = (towards_lost,)
+"""Slots that are open towards an identity that is gone. Before that is forgotten."""
+
+REPAIR: tuple[Rule, ...] = (jobs_under_way, open_slots)
+"""Slots that are open between two servers: moves that were begun are continued or closed. Before the capacity."""
+
+SCALE: tuple[Rule, ...] = (spread, removal)
+"""Slots where the goal wants them, and shards that are drained. After the capacity, before a roll."""
+
+
+def progress(view: View, moved: int = 0) -> str:
+    """How far the slots have come: of shards that are being filled what they have of their part, of shards that are
+    being drained what they gave of the part that they had while all shards were there.
+
+    `moved` have gone since the look.
+    """
+    leaders = _leaders(view)
+    sizes = {node: count(found) for node, found in view.slots.items()}
+    total = done = 0
+    if leaders:
+        wanted = parts(sizes, list(leaders.values()))
+        lacking = [node for node, part in wanted.items() if sizes.get(node, 0) < part]
+        draining = [node for node in sizes if node not in wanted]
+        if draining:
+            whole = SLOTS // len(wanted.keys() | sizes.keys())
+            total = sum(max(whole, sizes[node]) for node in draining)
+            done = total - sum(sizes[node] for node in draining)
+        else:
+            total = sum(wanted[node] for node in lacking)
+            done = sum(sizes.get(node, 0) for node in lacking)
+    return f"moving slots: {min(total, done + moved):,} of {total:,}" if total else "moving slots"
+
+
+def left_to_move(view: View) -> int:
+    """How many slots are not where the goal wants them, as far as all owners answer."""
+    return sum(len(one.slots) for one in _transfers(view))
+
+
+def _transfers(view: View) -> tuple[Transfer, ...]:
+    """What has to move; nothing while a server with slots, or one that is to have some, does not answer."""
+    leaders = _leaders(view)
+    if not leaders or any(node not in view.servers for node in view.slots):
+        return ()
+    return transfers(view.slots, list(leaders.values()))
+
+
+def _leaders(view: View) -> Mapping[int, str]:
+    """The primary of every shard that there is to be, those without slots too; empty if one has none."""
+    found = {shard: leader for shard in view.shards if (leader := view.leader(shard)) is not None}
+    return {shard: leader.node_id for shard, leader in found.items()} if len(found) == len(view.shards) else {}
+
+
+def _open(view: View) -> Mapping[int, Sequence[Server]]:
+    """The servers at which each slot is open. A replica's word does not count: it cannot be told to close one."""
+    found: dict[int, list[Server]] = {}
+    for server in view.servers.values():
+        if server.itself.is_primary:
+            for slot in server.itself.migrating.keys() | server.itself.importing.keys():
+                found.setdefault(slot, []).append(server)
+    return found
+
+
+def _is_stale(server: Server, slot: int, owner: Server) -> bool:
+    """Whether a slot is open at a server that it neither goes from nor to, and that may have no keys of it."""
+    if server.node_id == owner.node_id:
+        return slot not in server.itself.migrating
+    return slot not in server.itself.importing
+
+
+def _close(server: Server, slot: int, owner: Server) -> Command:
+    claims = any(first <= slot <= last for first, last in server.itself.slots)
+    if claims and server.node_id != owner.node_id:
+        return to(server, "CLUSTER", "SETSLOT", slot, "NODE", owner.node_id)
+    return to(server, "CLUSTER", "SETSLOT", slot, "STABLE")
+
+
+def _target(view: View, slot: int, owner: Server, ends: Iterable[Server]) -> str:
+    """Where an open slot goes on to; the owner itself if the move has to be closed.
+
+    An importer goes on if it imports from the owner or from one that is no more, whose successor the owner is; keys
+    that came from anybody else are left over from another move.
+    """
+    meant = owner.itself.migrating.get(slot)
+    if meant is not None:
+        heir = _heir(view, meant)
+        if meant in view.away or (heir is not None and heir != owner.node_id):
+            return heir or meant
+    for server in ends:
+        origin = server.itself.importing.get(slot)
+        if origin is not None and server.node_id != owner.node_id:
+            lives = origin in view.servers or origin in view.away
+            if not lives or _heir(view, origin) == owner.node_id:
+                return server.node_id
+    return owner.node_id
+
+
+def _heir(view: View, node: str) -> str | None:
+    """The primary that has what a node had: itself, or whose replica it has become. None if it is gone."""
+    server = view.servers.get(node)
+    if server is not None and not server.itself.is_primary:
+        server = view.servers.get(server.itself.primary or "")
+    return server.node_id if server is not None and server.itself.is_primary else None
+
+
+def _behind(view: View, pairs: Iterable[tuple[str, str]]) -> Step | None:
+    """Wait for servers that are to take slots and have not heard of the epoch under which their owner has them.
+
+    They would claim them under a lower one, lose them to the owner's last word of before, and nobody would have them.
+    """
+    found = [target for source, target in pairs if _epoch(view, source) > view.servers[target].current_epoch]
+    if not found:
+        return None
+    names = ", ".join(sorted({view.name(target) for target in found}))
+    return Step(StepReason.WAITING_FOR_GOSSIP, f"before slots go there: {names} has yet to hear of their owner's epoch")
+
+
+def _epoch(view: View, node: str) -> int:
+    return view.servers[node].itself.epoch
+
+
+def _order(view: View, source: str, target: str, slots: tuple[SlotRange, ...], *, atomic: bool) -> MoveOrder:
+    return MoveOrder(source, target, slots, atomic, drops=view.goal.drops, movable_bytes=view.goal.movable_bytes)
+
+
+def _finishing(view: View, slots: Mapping[tuple[str, str], Sequence[int]]) -> str:
+    return "; ".join(_sentences(view, slots))
+
+
+def _sentences(view: View, slots: Mapping[tuple[str, str], Sequence[int]]) -> Iterator[str]:
+    for (source, target), found in slots.items():
+        what = f"slot {found[0]}" if len(found) == 1 else f"{len(found)} slots"
+        if source == target:
+            yield f"closing {what} at {view.name(source)}: where it was to go is gone"
+        else:
+            yield f"going on with {what} from {view.name(source)} to {view.name(target)}"

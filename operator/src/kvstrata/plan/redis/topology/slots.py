@@ -1,0 +1,137 @@
+"""Slots that nobody has get an owner, and an owner that waits to serve them need not wait long.
+
+What a lost server held is gone when none of its replicas is left. Its slots go to the empty server in its place, so
+that they can be filled again, and the step says which slots lost their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from kvstrata.model.redis.cluster import Command, Server, SlotRange
+from kvstrata.plan.redis.topology.steps import Step, StepReason
+from kvstrata.plan.redis.topology.view import View, count, ranges, to
+
+REJOIN_MS = 1000
+"""The node time-out for primaries that wait to serve. A primary that was without a majority, as each is before it has
+slots, refuses requests for another node time-out after that (`clusterUpdateState`: rejoin_delay)."""
+
+
+def form(view: View) -> Step | None:
+    """Give each shard's first server its part of the slots, before they meet: so their epochs differ from the start.
+
+    Only when every shard has a server that knows of no slots, and no pod is well whose server might.
+    """
+    takers = {shard: leader for shard in view.shards if (leader := view.leader(shard)) is not None}
+    silent = any(pod.ready and pod.uid not in view.cluster.servers for pod in view.pods)
+    if view.slots or silent or len(takers) < view.goal.shards:
+        return None
+    shares = _shares(view.unowned, tuple(view.shards))
+    commands = tuple(command for shard, server in takers.items() for command in _give(server, shares[shard], shard + 1))
+    return Step(StepReason.FORMING, f"all slots are given to {len(takers)} shards", commands)
+
+
+def assign(view: View) -> Step | None:
+    """Give slots that nobody has to the shards without any, or else to the one that has least.
+
+    Not those that are just changing hands: a look is not of one moment, and may have asked who took over before it did,
+    and whom it took over from thereafter. Then others say of one of them, which is a replica, that it has the slots.
+    """
+    if not view.slots or not view.unowned or _changing_hands(view):
+        return None
+    # A shard whose primary is only away has its slots: it lacks none.
+    away = {view.away[owner].shard for owner in view.slots if owner in view.away}
+    there = [shard for shard in view.shards if shard not in away]
+    lacking = [shard for shard in there if view.primary(shard) is None]
+    least = sorted(there, key=lambda shard: (_held(view, shard), shard))[:1]
+    shares = _shares(view.unowned, lacking or least)
+    takers = {shard: server for shard in shares if (server := _taker(view, shard)) is not None}
+    # A server that has not heard of the highest epoch yet would claim slots under one that does not count.
+    epoch = max(server.current_epoch for server in view.servers.values())
+    given = {shard: server for shard, server in takers.items() if server.current_epoch >= epoch and shares[shard]}
+    if not given:
+        return None
+    commands = tuple(command for shard, server in given.items() for command in _give(server, shares[shard]))
+    lost = tuple(piece for shard in given for piece in shares[shard])
+    names = ", ".join(view.name(server.node_id) for server in given.values())
+    message = f"{count(lost)} slots that nobody has are given, empty, to {names}"
+    return Step(StepReason.SLOTS_LOST, message, commands, lost=lost)
+
+
+def _changing_hands(view: View) -> bool:
+    """Whether a server believes a slot that nobody claims to be another's that is a replica, and will hear of it."""
+    free = _slots(view.unowned)
+    return any(
+        peer.linked and not peer.suspected and not peer.failed and not free.isdisjoint(_slots(peer.slots))
+        for server in view.servers.values()
+        for peer in server.peers
+        if peer.node_id in view.servers and not view.servers[peer.node_id].itself.is_primary
+        if peer.node_id != server.node_id
+    )
+
+
+def rejoin(view: View) -> Step | None:
+    """Shorten the node time-out of primaries that wait although a majority is there, and restore it when they serve."""
+    wanted = {server.node_id: _node_timeout_ms(view, server) for server in view.servers.values()}
+    commands = tuple(
+        to(server, "CONFIG", "SET", "cluster-node-timeout", wanted[server.node_id])
+        for server in view.servers.values()
+        if server.node_timeout_ms != wanted[server.node_id]
+    )
+    if not commands:
+        return None
+    return Step(StepReason.REJOINING, f"the node time-out of {len(commands)} servers is set", commands)
+
+
+def _node_timeout_ms(view: View, server: Server) -> int:
+    if server.cluster_ok or server.node_id not in view.slots:
+        return view.goal.node_timeout_ms
+    reached = sum(
+        owner == server.node_id or (sight is not None and sight.linked and not sight.suspected and not sight.failed)
+        for owner in view.slots
+        for sight in (view.sight(server, owner),)
+    )
+    return min(REJOIN_MS, view.goal.node_timeout_ms) if reached * 2 > len(view.slots) else view.goal.node_timeout_ms
+
+
+def _give(server: Server, slots: Sequence[SlotRange], epoch: int = 0) -> list[Command]:
+    """The commands that give slots to a server, whatever it believed of them, and make its claim the newest.
+
+    `epoch` is the one that a server gets that knows nobody yet.
+    """
+    commands = []
+    if not server.itself.is_primary:
+        commands.append(to(server, "CLUSTER", "FAILOVER", "TAKEOVER"))
+    if epoch and len(server.peers) == 1 and server.itself.epoch == 0:
+        commands.append(to(server, "CLUSTER", "SET-CONFIG-EPOCH", epoch))
+    else:
+        commands.append(to(server, "CLUSTER", "BUMPEPOCH"))
+    wanted = _slots(slots)
+    believed = {slot for peer in server.peers if peer.node_id != server.node_id for slot in _slots(peer.slots)}
+    if stale := ranges(sorted(wanted & believed)):
+        commands.append(to(server, "CLUSTER", "DELSLOTSRANGE", *(bound for piece in stale for bound in piece)))
+    commands.append(to(server, "CLUSTER", "ADDSLOTSRANGE", *(bound for piece in slots for bound in piece)))
+    return commands
+
+
+def _taker(view: View, shard: int) -> Server | None:
+    """Who takes slots for a shard: its leader, or a replica of a server that has no slots itself."""
+    idle = (server for server in view.in_shard(shard) if server.itself.primary not in view.slots)
+    return view.leader(shard) or next(idle, None)
+
+
+def _held(view: View, shard: int) -> int:
+    return sum(count(view.slots.get(server.node_id, ())) for server in view.in_shard(shard))
+
+
+def _shares(slots: Sequence[SlotRange], shards: Sequence[int]) -> Mapping[int, tuple[SlotRange, ...]]:
+    """Parts of equal size, in the order of the shards."""
+    free = sorted(_slots(slots))
+    if not shards:
+        return {}
+    cuts = [len(free) * number // len(shards) for number in range(len(shards) + 1)]
+    return {shard: ranges(free[cuts[number] : cuts[number + 1]]) for number, shard in enumerate(shards)}
+
+
+def _slots(pieces: Sequence[SlotRange]) -> set[int]:
+    return {slot for first, last in pieces for slot in range(first, last + 1)}

@@ -1,0 +1,61 @@
+"""What can be wrong with budgets, whoever has them: a policy, a group or the public scope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.common import TierBudget
+from kvstrata.api.reasons import PolicyReason
+from kvstrata.model.world import World
+from kvstrata.objects.quantities import readable
+from kvstrata.objects.sizing import stored_bytes
+from kvstrata.plan.actions import Decision
+
+
+def problem(world: World, budgets: Iterable[TierBudget], field: str) -> Decision | None:
+    """Return what is wrong with the first bad budget, or None. `field` is where the budgets stand in the spec.
+
+    The reasons are the same words on every kind.
+    """
+    listed = tuple(budgets)
+    return missing_tier(world, listed, field) or next(
+        (found for budget in listed if (found := misfit(budget, world.tiers[budget.name], field))), None
+    )
+
+
+def missing_tier(world: World, budgets: Iterable[TierBudget], field: str) -> Decision | None:
+    """Every tier with a budget must be there."""
+    for budget in budgets:
+        if budget.name not in world.tiers:
+            known = ", ".join(sorted(world.tiers)) or "none"
+            return Decision(
+                PolicyReason.TIER_NOT_FOUND,
+                f"CacheTier {budget.name} does not exist in namespace {world.namespace} (there: {known}): "
+                f"create it or correct {field}",
+            )
+    return None
+
+
+def misfit(budget: TierBudget, tier: CacheTier, field: str) -> Decision | None:
+    """A budget may not promise what its tier cannot hold or keep."""
+    if tier.spec.medium is Medium.HBM and (budget.limit is not None or budget.guaranteed is not None):
+        return Decision(
+            PolicyReason.BUDGET_NOT_SUPPORTED,
+            f"CacheTier {tier.name} is HBM, where the engine knows no budgets: leave only retention in {field}",
+        )
+    room_bytes = stored_bytes(tier.spec)
+    if room_bytes is not None and budget.guaranteed_bytes > room_bytes:
+        return Decision(
+            PolicyReason.GUARANTEE_EXCEEDS_CAPACITY,
+            f"guaranteed {budget.guaranteed} on CacheTier {tier.name} is more than the {readable(room_bytes)} of its "
+            "capacity that blocks may take: lower it",
+        )
+    longest_s = tier.spec.max_retention_s
+    if longest_s is not None and budget.retention_s is not None and budget.retention_s > longest_s:
+        return Decision(
+            PolicyReason.RETENTION_EXCEEDS_TIER,
+            f"retention {budget.retention} on CacheTier {tier.name} is longer than its maxRetention "
+            f"{tier.spec.max_retention}: shorten it",
+        )
+    return None

@@ -1,0 +1,247 @@
+"""What a CacheInvalidation asks for, and whether this version can do it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kvstrata.api.cacheinvalidation import MAX_SCOPES, CacheInvalidation, HbmHandling, InvalidationMode, SharedScopes
+from kvstrata.api.reasons import InvalidationReason
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
+from kvstrata.model.world import World
+from kvstrata.plan.actions import Decision
+from kvstrata.plan.erasure.policy_deletion import ERASES
+from kvstrata.plan.rules import first
+from kvstrata.plan.scopes import former_scopes, group_scope, held, pool_scope, scope_in_force, tenant_scope
+
+MAX_ERASED_SCOPES = 2_048
+"""Scopes of one erasure: what is kept of it, with keys, names of chunks and the word of pods, is a Secret of 1 MiB."""
+
+
+def resets_engines_only_to_erase(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """Whether engines emptied their memory is a part of what an erasure waits for."""
+    if invalidation.spec.effective_hbm is HbmHandling.ROLL_SCOPES or invalidation.spec.mode is InvalidationMode.EAGER:
+        return None
+    return Decision(
+        InvalidationReason.RESET_NOT_RECONCILED,
+        "hbm ResetEngine is for mode Eager: nothing was done; create one with mode Eager or with hbm RollScopes",
+    )
+
+
+def leaves_nothing_of_a_prefix(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """The keyspaces of a prefix live on: what is left in an engine, a tier or on a node would be found again."""
+    spec = invalidation.spec
+    if spec.scope.prefix is None:
+        return None
+    why = ""
+    if spec.mode is not InvalidationMode.EAGER or spec.effective_hbm is not HbmHandling.RESET_ENGINE:
+        why = "it takes mode Eager and hbm ResetEngine: set both"
+    elif spec.tiers:
+        why = "what stays in other tiers would be found again: leave tiers out"
+    elif folders := _kept_on_nodes(world):
+        why = f"files that pods of before left on nodes, as CacheTier {folders[0]} keeps them, would be found again"
+    if not why:
+        return None
+    return Decision(
+        InvalidationReason.PREFIX_NOT_ERASABLE,
+        f"a prefix cannot be erased like this: {why}; or name the tenants, or the model, whose scopes are to be "
+        "forgotten as a whole; nothing was done",
+    )
+
+
+def is_of_a_policy_that_is_deleted(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """One that a policy's deletion ordered is about that policy alone, and not about another of the same tenant."""
+    if ERASES not in invalidation.metadata.annotations or erased_policy(world, invalidation) is not None:
+        return None
+    return Decision(
+        InvalidationReason.POLICY_GONE,
+        f"the TenantCachePolicy of tenant {invalidation.spec.scope.tenant or ''} that annotation {ERASES} names by its "
+        f"uid is not being deleted in namespace {world.namespace}: nothing was done; without the annotation an "
+        "invalidation is about whatever policy the tenant has",
+    )
+
+
+def names_something_that_exists(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """A name that matches nothing is a mistake, not a success."""
+    scope = invalidation.spec.scope
+    unknown = [tenant for tenant in scope.named_tenants if not world.policies_of_tenant.get(tenant)]
+    if unknown:
+        return Decision(
+            InvalidationReason.TENANT_NOT_FOUND,
+            f"no TenantCachePolicy of namespace {world.namespace} speaks for tenant {unknown[0]}: nothing of it is "
+            "cached under a policy; correct the name",
+        )
+    if scope.group is not None and scope.group not in world.groups:
+        return Decision(
+            InvalidationReason.GROUP_NOT_FOUND,
+            f"TenantGroup {scope.group} does not exist in namespace {world.namespace}: correct the name",
+        )
+    if scope.pool is not None and scope.pool not in world.pools:
+        return Decision(
+            InvalidationReason.POOL_NOT_FOUND,
+            f"PrefixPool {scope.pool} does not exist in namespace {world.namespace}: correct the name",
+        )
+    model = scope.prefix.model_ref.name if scope.prefix is not None else scope.model
+    if model is not None and model not in world.models:
+        return Decision(
+            InvalidationReason.MODEL_NOT_FOUND,
+            f"CachedModel {model} does not exist in namespace {world.namespace}: correct the name; of a model "
+            "that was deleted, name the tenants that used it",
+        )
+    return None
+
+
+def says_what_becomes_of_shared_scopes(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """What a sharing tenant wrote is read by others: the user must choose between their hits and its traces."""
+    shared = _shared_with_others(world, invalidation)
+    if not shared or invalidation.spec.shared_scopes is not None:
+        return None
+    return Decision(
+        InvalidationReason.SHARED_SCOPE_CHOICE_REQUIRED,
+        f"tenant {', '.join(invalidation.spec.scope.named_tenants[:3])} shares or shared scope "
+        f"{', '.join(map(str, shared))}: create one "
+        "with sharedScopes Roll (invalidate it for everyone) or Exclude (leave it, named as residue)",
+    )
+
+
+def is_no_more_than_can_be_written_down(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """Each epoch that is left is noted before anything is rolled: in a status, and of an erasure in a Secret."""
+    eager = invalidation.spec.mode is InvalidationMode.EAGER
+    most = MAX_ERASED_SCOPES if eager else MAX_SCOPES
+    scopes = scopes_to_roll(world, invalidation)
+    pools = (world.pools[scope.name] for scope in scopes if scope.kind is ScopeKind.POOL)
+    found = len(scopes) + sum(pool.status.next is not None for pool in pools)
+    if found <= most:
+        return None
+    return Decision(
+        InvalidationReason.TOO_MANY_SCOPES,
+        f"{invalidation.spec.scope.summary} comes to {found:,} scopes, and one {'eager ' if eager else ''}invalidation "
+        f"takes {most:,}: nothing was done; name models, groups, pools or tenants",
+    )
+
+
+RULES = (
+    resets_engines_only_to_erase,
+    leaves_nothing_of_a_prefix,
+    is_of_a_policy_that_is_deleted,
+    names_something_that_exists,
+    says_what_becomes_of_shared_scopes,
+    is_no_more_than_can_be_written_down,
+)
+
+
+def refusal(world: World, invalidation: CacheInvalidation) -> Decision | None:
+    """Return why this invalidation cannot be carried out, or None."""
+    return first(RULES, world, invalidation)
+
+
+def scopes_to_roll(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
+    """Return the scopes that get a new epoch, in order, each once; of a prefix those that pause meanwhile."""
+    scope = invalidation.spec.scope
+    if scope.group is not None:
+        return (group_scope(scope.group),)
+    # A pool that has no epoch yet has computed nothing.
+    pools = {pool_scope(name) for name, pool in world.pools.items() if pool.status.scope is not None}
+    if scope.pool is not None:
+        return tuple(pools & {pool_scope(scope.pool)})
+    if scope.all:
+        tenants = _own_scopes(world, world.policies.values())
+        return tuple(sorted({*tenants, *pools, *(group_scope(name) for name in world.groups), PUBLIC_SCOPE}))
+    if scope.model is not None:
+        users = _policies_of_model(world, scope.model)
+        pools = {one for one in pools if world.pools[one.name].spec.model_ref.name == scope.model}
+        return tuple(sorted({*_own_scopes(world, users), *_shared_scopes(world, users), *pools}))
+    if scope.prefix is not None and not scope.named_tenants:
+        users = _policies_of_model(world, scope.prefix.model_ref.name)
+        left = invalidation.spec.shared_scopes is SharedScopes.EXCLUDE
+        return tuple(sorted({*_own_scopes(world, users), *(() if left else _shared_scopes(world, users))}))
+    chosen = _own_scopes(world, _policies_of_tenant(world, invalidation))
+    if invalidation.spec.shared_scopes is SharedScopes.ROLL:
+        chosen |= set(_shared_with_others(world, invalidation))
+    return tuple(sorted(chosen))
+
+
+def erased_policy(world: World, invalidation: CacheInvalidation) -> TenantCachePolicy | None:
+    """Return the policy whose deletion ordered an invalidation, as long as it is there."""
+    uid = invalidation.metadata.annotations.get(ERASES, "")
+    policy = world.policies.get(world.policy_names.get(uid, ""))
+    if policy is None or policy.uid != uid or not policy.metadata.deleting:
+        return None
+    return policy if policy.spec.tenant == invalidation.spec.scope.tenant else None
+
+
+def scopes_to_leave(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
+    """Return the scopes that the order's tenants may have written to and that it leaves: those that the user chose to
+    leave, and of a prefix the pools of its model, which have content of their own.
+    """
+    prefix = invalidation.spec.scope.prefix
+    pools: set[Scope] = set()
+    if prefix is not None:
+        pools = {
+            pool_scope(name)
+            for name, pool in world.pools.items()
+            if pool.status.scope is not None and pool.spec.model_ref.name == prefix.model_ref.name
+        }
+    if invalidation.spec.shared_scopes is not SharedScopes.EXCLUDE:
+        return tuple(sorted(pools))
+    if prefix is not None and prefix.tenants is None:
+        return tuple(sorted({*pools, *_shared_scopes(world, _policies_of_model(world, prefix.model_ref.name))}))
+    return tuple(sorted({*pools, *_shared_with_others(world, invalidation)}))
+
+
+def residue(invalidation: CacheInvalidation) -> str:
+    """Return what the user chose to leave, in words, or nothing."""
+    return "scopes shared with others" if invalidation.spec.shared_scopes is SharedScopes.EXCLUDE else ""
+
+
+def _kept_on_nodes(world: World) -> list[str]:
+    """Return the tiers whose files stay on a node when their pod is gone, of any model."""
+    listed = {name for model in world.models.values() for name in model.spec.tier_names}
+    return sorted(name for name in listed if (tier := world.tiers.get(name)) is not None and tier.spec.outlives_pods)
+
+
+def _own_scopes(world: World, policies: Iterable[TenantCachePolicy]) -> set[Scope]:
+    return {tenant_scope(policy) for policy in policies if _has_own_scope(world, policy)}
+
+
+def _has_own_scope(world: World, policy: TenantCachePolicy) -> bool:
+    """Whether the tenant has an epoch of its own, be it by its spec or by the last valid one."""
+    own = tenant_scope(policy)
+    return scope_in_force(world, policy) == own or held(policy.status.scope, own) is not None
+
+
+def _policies_of_tenant(world: World, invalidation: CacheInvalidation) -> list[TenantCachePolicy]:
+    """Return the policies that an invalidation of tenants is about."""
+    if ERASES in invalidation.metadata.annotations:
+        policy = erased_policy(world, invalidation)
+        return [policy] if policy is not None else []
+    named = invalidation.spec.scope.named_tenants
+    return [world.policies[name] for tenant in named for name in world.policies_of_tenant.get(tenant, ())]
+
+
+def _policies_of_model(world: World, name: str) -> list[TenantCachePolicy]:
+    """Return the policies that are for a model, or of which its bundle still has what they said before."""
+    model, committed = world.models[name], world.bundles.get(name)
+    served = {entry.policy for entry in committed.bundle.entries.values()} if committed else set()
+    return [
+        policy
+        for policy in world.policies.values()
+        if policy.uid in served or policy.spec.covers(model.name, model.metadata.labels)
+    ]
+
+
+def _shared_with_others(world: World, invalidation: CacheInvalidation) -> tuple[Scope, ...]:
+    return shared_by(world, *_policies_of_tenant(world, invalidation))
+
+
+def shared_by(world: World, *policies: TenantCachePolicy) -> tuple[Scope, ...]:
+    """Return the shared scopes that a tenant with these policies is in or has left, and may have written to."""
+    return tuple(sorted(_shared_scopes(world, policies)))
+
+
+def _shared_scopes(world: World, policies: Iterable[TenantCachePolicy]) -> set[Scope]:
+    """Return the scopes that these share with others, and those that they have left and may have written to."""
+    listed = list(policies)
+    scopes = {scope_in_force(world, policy) for policy in listed}
+    scopes |= {Scope(ScopeKind(f.kind), f.name) for policy in listed for f in former_scopes(world, policy)}
+    return {scope for scope in scopes if scope.kind is not ScopeKind.TENANT}

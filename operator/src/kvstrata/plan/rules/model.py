@@ -1,0 +1,134 @@
+"""What can be wrong with a CachedModel that schema and CEL cannot see, and what this version does not carry out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvstrata.api.cachedmodel import CachedModel, ReuseMode
+from kvstrata.api.cachedmodel_gate import TimingMode
+from kvstrata.api.cachetier import Medium
+from kvstrata.api.reasons import ModelReason
+from kvstrata.model.world import World
+from kvstrata.plan.actions import Decision
+from kvstrata.plan.rules.secretrefs import reserved, sentence
+
+
+def tiers_exist(world: World, model: CachedModel) -> Decision | None:
+    """Every tier that the model lists must be there."""
+    missing = [name for name in model.spec.tier_names if name not in world.tiers]
+    if not missing:
+        return None
+    known = ", ".join(sorted(world.tiers)) or "none"
+    return Decision(
+        ModelReason.TIER_NOT_FOUND,
+        f"CacheTier {missing[0]} does not exist in namespace {world.namespace} (there: {known}): create it or correct "
+        "spec.tiers",
+    )
+
+
+def tiers_fit_a_pod(world: World, model: CachedModel) -> Decision | None:
+    """A pod has one HBM and one CPU tier at the most."""
+    for medium in (Medium.HBM, Medium.CPU):
+        names = [name for name in model.spec.tier_names if world.tiers[name].spec.medium is medium]
+        if len(names) > 1:
+            return Decision(
+                ModelReason.TIERS_CONFLICT,
+                f"CacheTiers {' and '.join(names)} are both {medium}, of which a pod has one: leave one in spec.tiers",
+            )
+    return None
+
+
+def callers_can_be_authenticated(world: World, model: CachedModel) -> Decision | None:
+    """The gate knows API keys."""
+    if model.spec.gate.authentication.api_keys is not None:
+        return None
+    return Decision(
+        ModelReason.AUTHENTICATION_NOT_RECONCILED,
+        "this version authenticates callers by API keys only: set spec.gate.authentication.apiKeys",
+    )
+
+
+def reuse_is_by_prefix(world: World, model: CachedModel) -> Decision | None:
+    """Blocks are reused for equal beginnings."""
+    if model.spec.reuse_mode is not ReuseMode.BLEND:
+        return None
+    return Decision(
+        ModelReason.REUSE_NOT_RECONCILED, "this version reuses equal beginnings only: set spec.reuse.mode to Prefix"
+    )
+
+
+def timing_is_exact(world: World, model: CachedModel) -> Decision | None:
+    """Answers are passed on at once."""
+    if model.spec.gate.timing_mode is TimingMode.EXACT:
+        return None
+    return Decision(
+        ModelReason.TIMING_NOT_RECONCILED,
+        "this version does not hide hits in the time of the first token: set spec.gate.timing.mode to Exact",
+    )
+
+
+def has_no_adapter(world: World, model: CachedModel) -> Decision | None:
+    """The weights are served as they are."""
+    if model.spec.model.adapter is None:
+        return None
+    return Decision(
+        ModelReason.ADAPTER_NOT_RECONCILED, "this version does not load LoRA adapters: remove spec.model.adapter"
+    )
+
+
+def chunks_are_whole_blocks(world: World, model: CachedModel) -> Decision | None:
+    """A chunk that ends within one of the engine's blocks could never be stored."""
+    block = _block_size(model.spec.engine.args)
+    chunk = model.spec.cache_server.chunk_size_tokens
+    if block is None or chunk % block == 0:
+        return None
+    return Decision(
+        ModelReason.CHUNK_SIZE_MISMATCH,
+        f"cacheServer.chunkSize {chunk} is not a multiple of the engine's --block-size {block}: change one of them",
+    )
+
+
+def warms_memory_up_from_tiers(world: World, model: CachedModel) -> Decision | None:
+    """What is loaded before requests come has to stay somewhere, and to come from somewhere."""
+    media = {world.tiers[name].spec.medium for name in model.spec.tier_names}
+    if model.spec.cache_server.warmup is None or (Medium.CPU in media and media & {Medium.NVME, Medium.REDIS}):
+        return None
+    return Decision(
+        ModelReason.WARMUP_NEEDS_TIERS,
+        "cacheServer.warmup loads a CPU tier from an NVMe or Redis tier: list one of each in spec.tiers, or remove it",
+    )
+
+
+def names_own_secrets(world: World, model: CachedModel) -> Decision | None:
+    """A model may mount its user's Secrets, not the operator's."""
+    spec = model.spec
+    sources = [spec.model.source, *([spec.model.adapter.source] if spec.model.adapter else [])]
+    tokens = [source.hub.token_secret_ref for source in sources if source.hub]
+    tls = spec.gate.tls.secret_ref if spec.gate.tls else None
+    keys = spec.gate.authentication.api_keys
+    named = (*(ref.name for ref in tokens if ref), tls.name if tls else None, keys.secret_ref.name if keys else None)
+    name = reserved(named)
+    return Decision(ModelReason.SECRET_NOT_ALLOWED, sentence(name, "the model")) if name else None
+
+
+def _block_size(arguments: Sequence[str]) -> int | None:
+    """Return the value of --block-size, written as one argument or as two, or None if there is no number."""
+    for number, argument in enumerate(arguments):
+        flag, equals, value = argument.replace("_", "-").partition("=")
+        if flag == "--block-size":
+            text = value if equals else next(iter(arguments[number + 1 :]), "")
+            return int(text) if text.isdigit() and int(text) > 0 else None
+    return None
+
+
+RULES = (
+    tiers_exist,
+    tiers_fit_a_pod,
+    callers_can_be_authenticated,
+    reuse_is_by_prefix,
+    timing_is_exact,
+    has_no_adapter,
+    chunks_are_whole_blocks,
+    warms_memory_up_from_tiers,
+    names_own_secrets,
+)

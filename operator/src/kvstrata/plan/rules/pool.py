@@ -1,0 +1,134 @@
+"""What can be wrong with a PrefixPool that schema and CEL cannot see, before anybody is asked."""
+
+from __future__ import annotations
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachetier import Medium
+from kvstrata.api.prefixpool import PrefixPool
+from kvstrata.api.reasons import PoolReason
+from kvstrata.contract.messages.template import refused_argument
+from kvstrata.contract.policy.pools import MAX_POOLS
+from kvstrata.model.world import World
+from kvstrata.plan.actions import Decision
+from kvstrata.plan.pools.readers import pools_of
+
+
+def model_exists(world: World, pool: PrefixPool) -> Decision | None:
+    """Prefixes are made of a model's tokens."""
+    name = pool.spec.model_ref.name
+    if name in world.models:
+        return None
+    return Decision(
+        PoolReason.MODEL_NOT_FOUND,
+        f"CachedModel {name} does not exist in namespace {world.namespace}: create it, or another pool with the right "
+        "spec.modelRef",
+    )
+
+
+def tiers_exist(world: World, pool: PrefixPool) -> Decision | None:
+    """Every tier that the pool names must be there."""
+    for tier in pool.spec.tiers:
+        if tier.name not in world.tiers:
+            known = ", ".join(sorted(world.tiers)) or "none"
+            return Decision(
+                PoolReason.TIER_NOT_FOUND,
+                f"CacheTier {tier.name} does not exist in namespace {world.namespace} (there: {known}): create it or "
+                "correct spec.tiers",
+            )
+    return None
+
+
+def tiers_are_the_models(world: World, pool: PrefixPool) -> Decision | None:
+    """Only a tier of the model can hold its chunks."""
+    model = world.models[pool.spec.model_ref.name]
+    for tier in pool.spec.tiers:
+        if tier.name not in model.spec.tier_names:
+            return Decision(
+                PoolReason.TIER_NOT_IN_MODEL,
+                f"CacheTier {tier.name} is not listed by CachedModel {model.name}: add it there or correct spec.tiers",
+            )
+    if not tiers_of(world, pool):
+        return Decision(
+            PoolReason.TIER_NOT_IN_MODEL,
+            f"CachedModel {model.name} has no tier that could hold a pool: add one of medium CPU, NVMe or Redis to its "
+            "spec.tiers",
+        )
+    return None
+
+
+def tiers_can_be_shared(world: World, pool: PrefixPool) -> Decision | None:
+    """The engine's own memory keeps what it computes apart by reader."""
+    for name in tiers_of(world, pool):
+        if world.tiers[name].spec.medium is Medium.HBM:
+            return Decision(
+                PoolReason.TIER_NOT_SUPPORTED,
+                f"CacheTier {name} is the engine's own memory, which shares no blocks between readers: remove it from "
+                "spec.tiers",
+            )
+    return None
+
+
+def tiers_admit_pools(world: World, pool: PrefixPool) -> Decision | None:
+    """Pools have no classification, so a tier that asks for one gets none of them."""
+    for name in tiers_of(world, pool):
+        if world.tiers[name].spec.allowed_classifications is not None:
+            return Decision(
+                PoolReason.TIER_NOT_ALLOWED,
+                f"CacheTier {name} takes data of some classifications only, and pools have none: choose another tier "
+                "in spec.tiers",
+            )
+    return None
+
+
+def has_room_in_the_bundle(world: World, pool: PrefixPool) -> Decision | None:
+    """Pods read so many pools and no more."""
+    model = world.models[pool.spec.model_ref.name]
+    if any(one.uid == pool.uid for one in pools_of(world, model)):
+        return None
+    return Decision(
+        PoolReason.TOO_MANY_POOLS,
+        f"CachedModel {model.name} has {MAX_POOLS} pools that are older, and pods read no more: delete one, or put "
+        "several prefixes into one pool",
+    )
+
+
+def template_arguments_can_be_sent(world: World, pool: PrefixPool) -> Decision | None:
+    """A prefix that no caller can send has no reader."""
+    for prefix in pool.spec.prefixes:
+        refused = refused_argument(prefix.chat_template_kwargs or {})
+        if refused is not None:
+            return Decision(
+                PoolReason.TEMPLATE_ARGUMENTS_REFUSED,
+                f"prefix {prefix.name}: callers may not send {refused[:64]!r} in chat_template_kwargs, only simple "
+                "values for names that the template itself defines",
+            )
+    return None
+
+
+def tiers_of(world: World, pool: PrefixPool) -> tuple[str, ...]:
+    """Return the names of the tiers that hold the pool: those that it names, else the slowest of its model."""
+    if pool.spec.tiers:
+        return tuple(tier.name for tier in pool.spec.tiers)
+    model = world.models.get(pool.spec.model_ref.name)
+    listed = model.spec.tier_names if model is not None else ()
+    able = [name for name in listed if name in world.tiers and world.tiers[name].spec.medium is not Medium.HBM]
+    return tuple(able[-1:])
+
+
+def is_usable(world: World, model: CachedModel, tier: str) -> bool:
+    """Whether a tier of the model could hold a pool."""
+    found = world.tiers.get(tier)
+    if found is None or tier not in model.spec.tier_names or found.spec.medium is Medium.HBM:
+        return False
+    return found.spec.allowed_classifications is None
+
+
+RULES = (
+    model_exists,
+    tiers_exist,
+    tiers_are_the_models,
+    tiers_can_be_shared,
+    tiers_admit_pools,
+    template_arguments_can_be_sent,
+    has_room_in_the_bundle,
+)

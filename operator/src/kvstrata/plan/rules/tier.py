@@ -1,0 +1,89 @@
+"""What can be wrong with a CacheTier that schema and CEL cannot see, and what this version does not provide.
+
+A tier with a decision is not used by any pod: what it promises (encryption, classification) would not be kept.
+"""
+
+from __future__ import annotations
+
+from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
+from kvstrata.api.reasons import TierReason
+from kvstrata.model.world import World
+from kvstrata.objects.redis.server import managed_by_us
+from kvstrata.objects.tier_link import servers
+from kvstrata.plan.actions import Decision
+from kvstrata.plan.redis.backend import servers_held
+from kvstrata.plan.rules.secretrefs import reserved, sentence
+
+
+def classifications_can_be_kept(world: World, tier: CacheTier) -> Decision | None:
+    """The engine's memory holds every request that it serves, whosoever it is."""
+    if tier.spec.medium is not Medium.HBM or tier.spec.allowed_classifications is None:
+        return None
+    return Decision(
+        TierReason.CLASSIFICATION_NOT_SUPPORTED,
+        "the engine's own memory holds every request, so nobody's data can be kept off it: remove "
+        "spec.allowedClassifications, or serve such tenants by another CachedModel",
+    )
+
+
+def has_servers_of_its_own(world: World, tier: CacheTier) -> Decision | None:
+    """Two tiers on one server would count, bound and expire each other's blocks, whose names tell no tier.
+
+    All adapters use database 0. The elder keeps its servers, whichever models list it.
+    """
+    own, age = servers(tier), seniority(tier)
+    for name, other in sorted(world.tiers.items()):
+        if name == tier.name or (managed_by_us(tier) and managed_by_us(other)):
+            continue  # Servers that the operator runs are named after their tier.
+        held, others_age = _held(world, name)
+        if others_age < age and (shared := own & held):
+            named = sorted(".".join(host) + f":{port}" for host, port in shared)
+            return Decision(
+                TierReason.TIERS_CONFLICT,
+                f"CacheTier {name} was there before and is on the same server ({named[0]}): give one another server, "
+                "or delete it and list the other in models",
+            )
+    return None
+
+
+def _held(world: World, name: str) -> tuple[frozenset[tuple[tuple[str, ...], int]], tuple[float, str]]:
+    """Return the servers that a tier holds, and its age. Every tier's plan asks this of all others."""
+    tier = world.tiers[name]
+    return world.memo.get((servers_held, name), (tier,), lambda: (servers_held(tier), seniority(tier)))
+
+
+def seniority(tier: CacheTier) -> tuple[float, str]:
+    """Return what orders tiers by age."""
+    created = tier.metadata.creation_timestamp
+    return (created.timestamp() if created else 0.0, tier.uid)
+
+
+def names_own_secrets(world: World, tier: CacheTier) -> Decision | None:
+    """A tier may use its user's Secrets, not the operator's."""
+    redis = tier.spec.redis
+    external, managed = (redis.external, redis.managed) if redis else (None, None)
+    named = [
+        external.auth_secret_ref.name if external and external.auth_secret_ref else None,
+        external.tls.ca_secret_ref.name if external and external.tls else None,
+        managed.tls.secret_ref.name if managed and managed.tls and managed.tls.secret_ref else None,
+    ]
+    name = reserved(named)
+    return Decision(TierReason.SECRET_NOT_ALLOWED, sentence(name, "the tier")) if name else None
+
+
+def eviction_is_provided(world: World, tier: CacheTier) -> Decision | None:
+    """Blocks leave in the order of their last use or in ARC's, or by age; a full tier always makes room."""
+    if tier.spec.eviction_policy is not EvictionPolicy.NONE:
+        return None
+    return Decision(
+        TierReason.EVICTION_NOT_RECONCILED,
+        "this version always makes room in a full tier: set spec.eviction.policy to LRU or ARC, or remove it",
+    )
+
+
+RULES = (
+    classifications_can_be_kept,
+    has_servers_of_its_own,
+    eviction_is_provided,
+    names_own_secrets,
+)
