@@ -27,7 +27,7 @@ from e2e.cluster.pki import write_private
 from e2e.cluster.processes import recorded_pid
 from e2e.cluster.progress import Progress
 from e2e.cluster.settings import Paths, kubebuilder_assets
-from kvstrata.adapters.resources import Resource
+from kvstrata.clients.resources import Resource
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 OPERATOR_NAMESPACE = "kvstrata-system"

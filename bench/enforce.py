@@ -26,7 +26,7 @@ from bench.result import OTHER_LOAD, Figure, Result, percentile
 from bench.watching import Seen, Watch, condition_is_true
 from bench.writes import writes_so_far
 from e2e.cluster.progress import Progress
-from kvstrata.adapters.resources import BY_KIND, SECRET, Resource
+from kvstrata.clients.resources import BY_KIND, SECRET, Resource
 
 NAME = "enforce"
 MODEL = "served"

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.apiserver import NAMESPACE, ApiServer, Connection, Request, created, merged
 from bench.operator_under_test import RunningProcess, program_environment, spawn
-from kvstrata.adapters.resources import BY_KIND, POD, SECRET
+from kvstrata.clients.resources import BY_KIND, POD, SECRET
 from kvstrata.contract.messages.pod_state import ACK_AUDIENCE
 from kvstrata.objects import labels, names
 

@@ -20,7 +20,7 @@ from bench.same_objects import MADE, creates_per_second
 from bench.watching import Watch
 from bench.writes import writes_so_far
 from e2e.cluster.progress import Progress
-from kvstrata.adapters.resources import SECRET
+from kvstrata.clients.resources import SECRET
 from kvstrata.objects import labels
 
 NAME = "render"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bench.apiserver import NAMESPACE, NAMESPACES, ApiServer, Request, applied, created
-from kvstrata.adapters.resources import CHILD_RESOURCES, SECRET, Resource
+from kvstrata.clients.resources import CHILD_RESOURCES, SECRET, Resource
 from kvstrata.objects import labels
 
 MADE: tuple[Resource, ...] = (*CHILD_RESOURCES, SECRET)

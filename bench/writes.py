@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from bench.apiserver import ApiServer, Request
-from kvstrata.adapters.resources import CHILD_RESOURCES, EVENT, OWN_RESOURCES, SECRET
+from kvstrata.clients.resources import CHILD_RESOURCES, EVENT, OWN_RESOURCES, SECRET
 
 WRITING_VERBS = frozenset({"POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION"})
 COUNTED = frozenset(resource.plural for resource in (*OWN_RESOURCES, *CHILD_RESOURCES, SECRET, EVENT))

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.erase.clocks import Exchange, ServerClock
-from kvstrata.adapters.redis_probe import Access
-from kvstrata.adapters.tier_verifier import TierLook, TierVerifier
+from kvstrata.clients.redis.probe import Access
+from kvstrata.clients.redis.verifier import TierLook, TierVerifier
 from kvstrata.contract.messages.erase_report import Erased, Line
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.wire import Command

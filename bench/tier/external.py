@@ -25,7 +25,7 @@ from bench.tier.part import Part
 from bench.watching import Watch
 from bench.writes import writes_so_far
 from e2e.cluster.progress import Progress
-from kvstrata.adapters.resources import BY_KIND
+from kvstrata.clients.resources import BY_KIND
 from tests.tiers.redis_process import RedisProcess
 
 TIERS = 100

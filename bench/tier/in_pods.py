@@ -32,7 +32,7 @@ from e2e.product.direct import pods_run_here
 from e2e.product.faults import Victim
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl
-from kvstrata.adapters.resources import BY_KIND, POD
+from kvstrata.clients.resources import BY_KIND, POD
 from kvstrata.objects import labels, paths
 from kvstrata.objects.redis.cluster import NODE_TIMEOUT_MS
 

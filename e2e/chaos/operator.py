@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from kvstrata.adapters.kube import Kube
-from kvstrata.adapters.resources import SECRET, Resource
+from kvstrata.clients.kube import Kube
+from kvstrata.clients.resources import SECRET, Resource
 from kvstrata.model.pods import ClusterReport
 from kvstrata.model.redis.cluster import Cluster, Goal, ServerPod
 from kvstrata.objects import names

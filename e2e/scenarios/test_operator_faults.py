@@ -16,7 +16,7 @@ from e2e.product.direct_operator import OperatorPod, Operators, OperatorWrites
 from e2e.product.direct_stage import TELL_USE, domain_rules, everything, of_gate, tenants_ask
 from e2e.product.install import DEMO_NAMESPACE, SYSTEM_NAMESPACE, unsettled
 from e2e.product.kubectl import Kubectl, wait_until
-from kvstrata.adapters.lease import DURATION_S, RENEW_EVERY_S
+from kvstrata.clients.lease import DURATION_S, RENEW_EVERY_S
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root, decode_shard
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.objects.names import DOMAIN_KEY_DATA_KEY

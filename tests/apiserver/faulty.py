@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from kvstrata.adapters.resources import BY_KIND, SECRET
+from kvstrata.clients.resources import BY_KIND, SECRET
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Entry, Root, decode_shard
 from kvstrata.objects import names

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from kvstrata.adapters.resources import BY_KIND, SECRET
+from kvstrata.clients.resources import BY_KIND, SECRET
 from tests.apiserver.faulty import MODEL, NAMESPACE, NOT_THE_LEASE, TENANTS, FaultyWorld
 from tests.apiserver.operator_process import OperatorProcess
 from tests.support import objects

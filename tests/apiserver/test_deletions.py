@@ -18,10 +18,10 @@ import pytest
 import yaml
 
 from e2e.cluster.control_plane import ControlPlane
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import CONFIG_MAP, JOB, Resource
-from kvstrata.adapters.signing import is_signed
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import CONFIG_MAP, JOB, Resource
+from kvstrata.clients.signing import is_signed
 from kvstrata.contract.messages.erase_report import End, Line, Outcome, StopReason, encode_line
 from kvstrata.contract.receipt.chain import check_chain
 from kvstrata.contract.receipt.record import read_receipt

@@ -11,7 +11,7 @@ from itertools import count
 
 import pytest
 
-from kvstrata.adapters.lease import DURATION_S, RENEW_DEADLINE_S, RENEW_EVERY_S
+from kvstrata.clients.lease import DURATION_S, RENEW_DEADLINE_S, RENEW_EVERY_S
 from tests.apiserver.faulty import LEADS_WITHIN_S, FaultyWorld, assert_well
 from tests.apiserver.operator_process import OperatorProcess
 from tests.support.api_proxy_faults import WRITES, Answer, BreakAfter, Fault, Garble, Hang

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import BY_KIND, Resource
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import BY_KIND, Resource
 from tests.apiserver.merge_cases import CASES, DEPLOYMENT, POLICY, Step, random_deployment, random_policy
 from tests.apiserver.operator_process import Operators
 from tests.apiserver.server import Server

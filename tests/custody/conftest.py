@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.adapters.transit import TransitClient
-from kvstrata.adapters.transit_tokens import TokenFile
+from kvstrata.clients.transit import TransitClient
+from kvstrata.clients.transit_tokens import TokenFile
 from tests.custody.bao_server import MOUNT, BaoServer
 
 

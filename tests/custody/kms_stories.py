@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.transit_tokens import TokenFile
+from kvstrata.clients.transit_tokens import TokenFile
 from kvstrata.objects import names
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.custody.estates import Estate

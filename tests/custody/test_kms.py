@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.kube import KubeError
-from kvstrata.adapters.transit import TransitClient
-from kvstrata.adapters.transit_tokens import TokenFile
+from kvstrata.clients.kube import KubeError
+from kvstrata.clients.transit import TransitClient
+from kvstrata.clients.transit_tokens import TokenFile
 from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keys import Undestroyed
 from kvstrata.objects import names

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.transit import AT_ONCE, Drawn, KmsError, KmsFailure, TransitClient
-from kvstrata.adapters.transit_tokens import TokenFile
+from kvstrata.clients.transit import AT_ONCE, Drawn, KmsError, KmsFailure, TransitClient
+from kvstrata.clients.transit_tokens import TokenFile
 from kvstrata.reconcile.custody import CustodyError
 from kvstrata.reconcile.custody.kms import KmsCustody
 from kvstrata.reconcile.custody.wrapped import WrappedKeys

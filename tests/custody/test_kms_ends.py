@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstrata.adapters.transit import TransitClient, WrappingKey
+from kvstrata.clients.transit import TransitClient, WrappingKey
 from kvstrata.model.pods import Unreadable
 from kvstrata.model.refs import Key
 from kvstrata.plan.keys.data_keys import epochs_in_use

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.transit_tokens import TokenFile
+from kvstrata.clients.transit_tokens import TokenFile
 from kvstrata.contract.receipt.claims import claims
 from kvstrata.contract.receipt.residue import Claim
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.kube import KubeError
+from kvstrata.clients.kube import KubeError
 from kvstrata.contract.policy.data_key import key_id
 from kvstrata.objects import names
 from kvstrata.reconcile import metrics

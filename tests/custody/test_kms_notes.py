@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.kube import KubeError
-from kvstrata.adapters.transit import TransitClient
+from kvstrata.clients.kube import KubeError
+from kvstrata.clients.transit import TransitClient
 from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.model.pods import Unreadable
 from kvstrata.model.refs import Key

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from kvstrata.adapters.transit import AT_ONCE, KmsError, KmsFailure, TransitClient
-from kvstrata.adapters.transit_tokens import KubernetesLogin, TokenFile
+from kvstrata.clients.transit import AT_ONCE, KmsError, KmsFailure, TransitClient
+from kvstrata.clients.transit_tokens import KubernetesLogin, TokenFile
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.tiers.certificates import Authority
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.adapters.gate_client import GateClient, GateError, GateFailure
+from kvstrata.clients.gate import GateClient, GateError, GateFailure
 from kvstrata.contract.messages.key_delivery import (
     CONTENT_TYPE,
     KEYS_BACK_PATH,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.gate_client import MAX_WORK_PER_POD, GateClient, GateError, GateFailure
+from kvstrata.clients.gate import MAX_WORK_PER_POD, GateClient, GateError, GateFailure
 from kvstrata.contract.messages.adapter import TOKEN_BYTES
 from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER, gate_server_name
 from kvstrata.contract.messages.pools import MAX_REQUEST_BYTES, RENDER_PATH, Rendered, RenderRefusal, RenderRequest

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstrata.adapters.signing import is_signed
+from kvstrata.clients.signing import is_signed
 from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.receipt.claims import claims, contradiction, required_residue
 from kvstrata.contract.receipt.facts import Amount, Erasure, NodeFact, PodFact, TierFact

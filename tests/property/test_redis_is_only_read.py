@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.adapters.redis_probe import RedisReason, probe_redis
+from kvstrata.clients.redis.probe import RedisReason, probe_redis
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 OPERATOR = REPOSITORY / "operator" / "src" / "kvstrata"
@@ -63,16 +63,16 @@ async def test_a_probe_sends_nothing_that_writes(
 
 
 SPEAKERS = {
-    "adapters/redis_probe.py": "this file",
-    "adapters/redis_external.py": "tests/tiers/test_external_checks.py",
-    "adapters/redis_trials.py": "tests/tiers/test_external_checks.py",
-    "adapters/redis_nodes.py": "tests/topology",
-    "adapters/server_line.py": "tests/topology",
-    "adapters/slot_jobs.py": "tests/topology",
-    "adapters/slot_keys.py": "tests/topology",
-    "adapters/slot_mover.py": "tests/topology",
-    "adapters/redis_admin.py": "tests/tiers/test_credentials.py",
-    "adapters/tier_verifier.py": "tests/tiers/test_erase.py",
+    "clients/redis/probe.py": "this file",
+    "clients/redis/external.py": "tests/tiers/test_external_checks.py",
+    "clients/redis/redis_trials.py": "tests/tiers/test_external_checks.py",
+    "clients/redis/nodes.py": "tests/topology",
+    "clients/redis/connection.py": "tests/topology",
+    "clients/redis/slot_jobs.py": "tests/topology",
+    "clients/redis/slot_keys.py": "tests/topology",
+    "clients/redis/slot_mover.py": "tests/topology",
+    "clients/redis/admin.py": "tests/tiers/test_credentials.py",
+    "clients/redis/verifier.py": "tests/tiers/test_erase.py",
 }
 """Which module speaks to Redis, and where it is shown what it sends, and that it may be ended anywhere."""
 

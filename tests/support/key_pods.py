@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from kvstrata.adapters.gate_client import GateError, GateFailure
-from kvstrata.adapters.kube import TokenIdentity
+from kvstrata.clients.gate import GateError, GateFailure
+from kvstrata.clients.kube import TokenIdentity
 from kvstrata.contract.messages.key_delivery import KeysHeld, KeysWanted, pack_keys, unpack_keys
 from kvstrata.contract.policy.bundle import Bundle
 from kvstrata.contract.policy.cache_view import data_keys

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from kvstrata.adapters.pki import KeyPair
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.clients.pki import KeyPair
 from kvstrata.contract.canonical import digest_bytes
 from kvstrata.model.pods import SecretFacts
 from kvstrata.model.redis.credentials import TlsFacts

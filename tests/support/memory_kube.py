@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from kvstrata.adapters.kube import Kube, KubeError, TokenIdentity
-from kvstrata.adapters.resources import Resource
+from kvstrata.clients.kube import Kube, KubeError, TokenIdentity
+from kvstrata.clients.resources import Resource
 from tests.support.memory_api.merging import copied
 from tests.support.memory_api.objects import Event, MemoryApi, Raw, Slot
 

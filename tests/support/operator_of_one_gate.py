@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 
-from kvstrata.adapters.gate_client import GateClient
 from kvstrata.cli.operator import main
+from kvstrata.clients.gate import GateClient
 
 GATE_PORT = "KVSTRATA_TEST_GATE_PORT"
 

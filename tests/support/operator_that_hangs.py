@@ -9,8 +9,8 @@ import os
 import signal
 import time
 
-from kvstrata.adapters import leadership
 from kvstrata.cli.operator import main
+from kvstrata.clients import leadership
 
 STILL_S = "KVSTRATA_TEST_STILL_S"
 SILENT_LIMIT_S = "KVSTRATA_TEST_SILENT_LIMIT_S"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from kvstrata.adapters.signing import SigningKeys
+from kvstrata.clients.signing import SigningKeys
 from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.receipt.facts import (
     Amount,

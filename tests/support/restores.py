@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from kvstrata.adapters.gate_client import GateClient
+from kvstrata.clients.gate import GateClient
 from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle

@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from kvstrata.adapters.kube import KubeError
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.clients.kube import KubeError
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle, Entry

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvstrata.adapters.redis_probe import Access
-from kvstrata.adapters.tier_verifier import TierLook, TierVerifier
+from kvstrata.clients.redis.probe import Access
+from kvstrata.clients.redis.verifier import TierLook, TierVerifier
 from kvstrata.contract.messages.erase_report import End, Erased, Line, PrimaryEnd, decode_line, totals
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_of, bucket_prefix, member_of

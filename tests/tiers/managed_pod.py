@@ -20,8 +20,8 @@ from typing import Any
 import redis
 
 from e2e.cluster.ports import free_port
-from kvstrata.adapters import pki
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients import pki
 from kvstrata.objects import names, paths
 from kvstrata.objects.redis.cluster import NODE_TIMEOUT_MS, START_OVER_WAIT_S, build_shard_statefulset
 from kvstrata.objects.redis.users import ADMIN_USER, USERS

@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from kvstrata.adapters.resources import SECRET
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients.resources import SECRET
 from kvstrata.model.redis.credentials import Stage
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from kvstrata.adapters.redis_admin import Admin, Admission, Entry, tend
+from kvstrata.clients.redis.admin import Admin, Admission, Entry, tend
 from kvstrata.model.redis.credentials import Stage
 from kvstrata.objects import names
 from kvstrata.plan.actions import ManagedServer, TendServers, TurnSecret

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.resources import JOB, SECRET
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients.resources import JOB, SECRET
 from kvstrata.contract.messages.erase_report import Erased, totals
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import BUCKETS

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.redis_probe import Access
-from kvstrata.adapters.tier_verifier import NODE_UNKNOWN
+from kvstrata.clients.redis.probe import Access
+from kvstrata.clients.redis.verifier import NODE_UNKNOWN
 from kvstrata.contract.messages.erase_report import (
     Erased,
     Outcome,

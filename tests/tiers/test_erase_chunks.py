@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.redis_probe import Access
+from kvstrata.clients.redis.probe import Access
 from kvstrata.contract.messages.erase_report import Outcome, StopReason
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import BUCKETS, BlockKey, bucket_prefix, revoked_key

@@ -18,11 +18,11 @@ from typing import Any
 
 import redis
 
-from kvstrata.adapters.redis_probe import Access
-from kvstrata.adapters.resources import JOB, SECRET
-from kvstrata.adapters.tier_verifier import TierVerifier
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.clients.redis.probe import Access
+from kvstrata.clients.redis.verifier import TierVerifier
+from kvstrata.clients.resources import JOB, SECRET
 from kvstrata.objects import names
 from kvstrata.objects.erasure.delete_job import CONTAINER, ORDER_FILE
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, USERS, users_acl

@@ -18,7 +18,7 @@ from typing import Any
 
 import redis
 
-from kvstrata.adapters.redis_nodes import QUESTIONS
+from kvstrata.clients.redis.nodes import QUESTIONS
 from kvstrata.model.redis.cluster import ServerPod
 from tests.tiers.server_kinds import KINDS, ServerKind
 from tests.topology.rig import Rig

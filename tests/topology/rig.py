@@ -20,7 +20,7 @@ from typing import Any
 import redis
 
 from e2e.cluster.ports import free_port
-from kvstrata.adapters.redis_nodes import NodeAccess, RedisNodes, Sent
+from kvstrata.clients.redis.nodes import NodeAccess, RedisNodes, Sent
 from kvstrata.model.redis.cluster import Cluster, Goal, Server, ServerPod
 from kvstrata.objects.redis.users import ADMIN_USER, REPLICATION_USER, USERS, users_acl
 from kvstrata.plan.redis.topology import Step, Verdict, step

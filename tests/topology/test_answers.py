@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.adapters.node_answers import NotAnAnswerError, parse_nodes, parse_server
+from kvstrata.clients.redis.node_answers import NotAnAnswerError, parse_nodes, parse_server
 from kvstrata.model.redis.cluster import SLOTS, Server
 from kvstrata.plan.redis.topology.view import count
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.adapters import slot_jobs, slot_keys
-from kvstrata.adapters.slot_moves import MoveReason, Tally
-from kvstrata.adapters.slot_names import bucket_of, part_of
+from kvstrata.clients.redis import slot_jobs, slot_keys
+from kvstrata.clients.redis.slot_moves import MoveReason, Tally
+from kvstrata.clients.redis.slot_names import bucket_of, part_of
 from kvstrata.contract.store.redis_scripts import script
 from kvstrata.objects.redis.users import user_rules
 from kvstrata_sidecar.adapter.slots import slot_of

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from e2e.cluster.ports import free_port
-from kvstrata.adapters.redis_nodes import NodeAccess, RedisNodes
-from kvstrata.adapters.redis_probe import RedisReason
+from kvstrata.clients.redis.nodes import NodeAccess, RedisNodes
+from kvstrata.clients.redis.probe import RedisReason
 from kvstrata.model.redis.cluster import Command, ServerPod
 from tests.support.redis_binary import needs_redis
 from tests.tiers.certificates import SERVER_NAME, Authority, issue

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from kvstrata.adapters.resources import CHILD_RESOURCES, OWN_RESOURCES
 from kvstrata.api import KINDS
+from kvstrata.clients.resources import CHILD_RESOURCES, OWN_RESOURCES
 from kvstrata.model.kmsservices import AllowedService
 from kvstrata.objects.context import BuildContext
 from kvstrata.settings import Settings, SettingsError

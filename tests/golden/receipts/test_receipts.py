@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.adapters.signing import is_signed
+from kvstrata.clients.signing import is_signed
 from kvstrata.contract.receipt.chain import check_chain
 from kvstrata.contract.receipt.record import RECEIPT_VERSION, read_receipt
 from kvstrata.contract.receipt.residue import Claim

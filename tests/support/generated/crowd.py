@@ -15,8 +15,8 @@ import aiohttp
 import yaml
 
 from e2e.cluster.control_plane import ControlPlane
-from kvstrata.adapters.resources import BY_KIND
 from kvstrata.api.reasons import REASONS
+from kvstrata.clients.resources import BY_KIND
 from kvstrata.model.refs import GROUP_VERSION
 from tests.support.generated.generator import PREFIX, Generator, Schema
 from tests.support.generated.onlooker import Onlooker

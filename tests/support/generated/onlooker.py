@@ -10,7 +10,7 @@ from typing import Any, Self
 import aiohttp
 import orjson
 
-from kvstrata.adapters.resources import BY_KIND
+from kvstrata.clients.resources import BY_KIND
 
 Raw = dict[str, Any]
 Slot = tuple[str, str, str]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from kvstrata.adapters.kube import KubeError
+from kvstrata.clients.kube import KubeError
 
 from .fieldsets import NOTHING, Fields, to_fields_v1
 from .merging import copied, patched, without_empty

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvstrata.adapters.credentials import TOKEN_READ_EVERY_S, Credentials, NoCredentialsError, find_credentials
+from kvstrata.clients.kube_auth import TOKEN_READ_EVERY_S, Credentials, NoCredentialsError, find_credentials
 
 NOBODY = Path("/nonexistent")
 

@@ -12,14 +12,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from kvstrata.adapters import pki
-from kvstrata.adapters.gate_client import (
-    MAX_STATE_BYTES,
-    MAX_WORK_PER_POD,
-    GateClient,
-    GateError,
-    GateFailure,
-)
+from kvstrata.clients import pki
+from kvstrata.clients.gate import MAX_STATE_BYTES, MAX_WORK_PER_POD, GateClient, GateError, GateFailure
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import TierState
 from kvstrata.contract.messages.engine_reset import RESET_PATH, EngineSaid, ResetOutcome, ResetRequest
@@ -217,7 +211,7 @@ async def test_an_answer_that_is_not_a_state_has_a_named_reason(
 async def test_a_gate_that_does_not_answer_in_time_is_a_timeout(
     certificates: Pki, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstrata.adapters.gate_client.ANSWER_GRACE_S", 0.3)
+    monkeypatch.setattr("kvstrata.clients.gate.ANSWER_GRACE_S", 0.3)
     async with _gate(certificates, delay_s=2) as (client, _):
         assert (await _failure(client)).reason is GateFailure.TIMEOUT
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from kvstrata.adapters.credentials import Credentials
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import SECRET
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.kube_auth import Credentials
+from kvstrata.clients.resources import SECRET
 
 Answers = Callable[..., Awaitable[Kube]]
 

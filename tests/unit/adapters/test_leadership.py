@@ -11,11 +11,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from kvstrata.adapters import leadership as module
-from kvstrata.adapters import lease as lease_module
-from kvstrata.adapters.kube import Kube
-from kvstrata.adapters.leadership import Leadership
-from kvstrata.adapters.lease import Lease
+from kvstrata.clients import leadership as module
+from kvstrata.clients import lease as lease_module
+from kvstrata.clients.kube import Kube
+from kvstrata.clients.leadership import Leadership
+from kvstrata.clients.lease import Lease
 from kvstrata.reconcile.clock import since_boot_s
 from tests.support.memory_kube import MemoryKube
 from tests.support.worlds import finish

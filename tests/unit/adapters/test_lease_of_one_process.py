@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters import lease as module
-from kvstrata.adapters.lease import Lease
-from kvstrata.adapters.resources import Resource
+from kvstrata.clients import lease as module
+from kvstrata.clients.lease import Lease
+from kvstrata.clients.resources import Resource
 from tests.support.memory_kube import MemoryKube
 
 

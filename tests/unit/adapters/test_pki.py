@@ -7,7 +7,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from kvstrata.adapters import pki
+from kvstrata.clients import pki
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster.ports import free_port
-from kvstrata.adapters import pki
-from kvstrata.adapters.redis_probe import RedisReason, parse_endpoint, probe_redis
+from kvstrata.clients import pki
+from kvstrata.clients.redis.probe import RedisReason, parse_endpoint, probe_redis
 from tests.support.redis_binary import needs_redis, redis_server
 
 PASSWORD = "correct horse battery staple"

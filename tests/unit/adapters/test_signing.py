@@ -6,8 +6,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from kvstrata.adapters.pki import generate_key
-from kvstrata.adapters.signing import (
+from kvstrata.clients.pki import generate_key
+from kvstrata.clients.signing import (
     CURRENT_KEY,
     PREVIOUS_KEY,
     SINCE_KEY,

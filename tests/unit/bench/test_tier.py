@@ -10,7 +10,7 @@ from bench.tier import in_pods, scaled
 from bench.tier.in_pods import REPLICAS, SHARDS, TIER, _World
 from bench.watching import Watch
 from e2e.cluster.progress import Progress
-from kvstrata.adapters.resources import POD
+from kvstrata.clients.resources import POD
 from kvstrata.objects import labels
 from tests.tiers.server_kinds import ServerKind
 

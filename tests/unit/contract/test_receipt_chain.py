@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.adapters.signing import is_signed
+from kvstrata.clients.signing import is_signed
 from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.receipt.chain import Chain, check_chain, check_one
 from kvstrata.contract.receipt.record import (

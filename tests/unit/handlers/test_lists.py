@@ -12,7 +12,7 @@ import pytest
 import yaml
 from aiohttp import web
 
-from kvstrata.adapters.resources import BY_KIND
+from kvstrata.clients.resources import BY_KIND
 from kvstrata.handlers.lists import Lists
 
 POLICY, SECRET = BY_KIND["TenantCachePolicy"], BY_KIND["Secret"]

@@ -9,7 +9,7 @@ from typing import Any
 import kopf
 import pytest
 
-from kvstrata.adapters.resources import OWN_RESOURCES, SECRET, Resource, child_resources
+from kvstrata.clients.resources import OWN_RESOURCES, SECRET, Resource, child_resources
 from kvstrata.handlers.watch import Watches, build_settings, expected_watchers
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.reconcile.secret_watch import SecretWatch

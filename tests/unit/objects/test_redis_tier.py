@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import redis
 
-from kvstrata.adapters import pki
-from kvstrata.adapters.redis_probe import RedisReason, probe_redis
+from kvstrata.clients import pki
+from kvstrata.clients.redis.probe import RedisReason, probe_redis
 from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata.objects import names, paths
 from kvstrata.objects.redis.statefulset import build_redis_statefulset, redis_arguments

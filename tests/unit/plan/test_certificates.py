@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kvstrata.adapters import pki
+from kvstrata.clients import pki
 from kvstrata.model.redis.credentials import ServerCredentials, TlsFacts
 from kvstrata.objects import names
 from kvstrata.plan.actions import Order, Turn

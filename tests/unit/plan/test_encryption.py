@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.kube import KubeError
+from kvstrata.clients.kube import KubeError
 from kvstrata.contract.messages.adapter import TierState
 from kvstrata.objects import names
 from kvstrata.objects.pod.cache import adapter_params

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
-from kvstrata.adapters.resources import Resource
+from kvstrata.clients.resources import Resource
 from kvstrata.contract.messages.adapter import TierState
 from kvstrata.objects import names
 from tests.support.objects import NAMESPACE, Raw, cpu_tier, domain, invalidation, model, pod, policy, redis_tier

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.adapters.signing import SigningKeys, is_signed
 from kvstrata.api.cachedomain import ReceiptChain
+from kvstrata.clients.signing import SigningKeys, is_signed
 from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.receipt.chain import check_chain
 from kvstrata.contract.receipt.facts import Erasure

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters import pki
+from kvstrata.clients import pki
 from kvstrata.model.pods import ClusterReport
 from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.redis.credentials import CredentialLook, TlsFacts

@@ -6,8 +6,8 @@ import base64
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from kvstrata.adapters.resources import JOB
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients.resources import JOB
 from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, PrimaryEnd, StopReason, encode_line
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.objects import names

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from kvstrata.adapters.gate_client import GateError, GateFailure
-from kvstrata.adapters.kube import KubeError, TokenIdentity
-from kvstrata.adapters.redis_probe import Access
-from kvstrata.adapters.tier_verifier import NodeLook, Problem, TierLook
 from kvstrata.api.cachedomain import ReceiptChain
+from kvstrata.clients.gate import GateError, GateFailure
+from kvstrata.clients.kube import KubeError, TokenIdentity
+from kvstrata.clients.redis.probe import Access
+from kvstrata.clients.redis.verifier import NodeLook, Problem, TierLook
 from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
 from kvstrata.contract.messages.erase import Erased, EraseRequest, Verified, VerifyRequest
 from kvstrata.contract.messages.erase_2 import REQUIRED, AdapterVerified, ErasedTier, EraseOutcome, VerifiedTier

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.gate_client import GateClient, GateError, GateFailure
-from kvstrata.adapters.kube import TokenIdentity
+from kvstrata.clients.gate import GateClient, GateError, GateFailure
+from kvstrata.clients.kube import TokenIdentity
 from kvstrata.contract.messages.audit import Action
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.model.pods import Pod

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from kvstrata.adapters.kube import KubeError
+from kvstrata.clients.kube import KubeError
 from kvstrata.contract.messages.audit import Action, Event
 from kvstrata.model.refs import Key
 from tests.support.audit import lines

@@ -6,8 +6,8 @@ import base64
 
 import pytest
 
-from kvstrata.adapters.kube import KubeError
-from kvstrata.adapters.resources import JOB, NETWORK_POLICY, SECRET
+from kvstrata.clients.kube import KubeError
+from kvstrata.clients.resources import JOB, NETWORK_POLICY, SECRET
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import names
 from kvstrata.objects.erasure.delete_job import ORDER_FILE

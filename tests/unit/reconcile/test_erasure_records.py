@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.adapters.kube import KubeError
-from kvstrata.adapters.tier_verifier import MAX_NAMES
+from kvstrata.clients.kube import KubeError
+from kvstrata.clients.redis.verifier import MAX_NAMES
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.receipt.facts import Amount, Copies, Revoked, Word

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.kube import TokenIdentity
+from kvstrata.clients.kube import TokenIdentity
 from kvstrata.contract.messages.erase import Erased, Verified, VerifyRequest
 from kvstrata.contract.receipt.residue import Claim
 from tests.support.objects import NAMESPACE

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from kvstrata.adapters.kube import KubeError
+from kvstrata.clients.kube import KubeError
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.key_delivery import KeysHeld, pack_keys, unpack_keys
 from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, key_id

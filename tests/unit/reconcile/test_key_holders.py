@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.kube import KubeError
+from kvstrata.clients.kube import KubeError
 from kvstrata.model.keys import Undestroyed
 from kvstrata.reconcile.keyholders import KeyHolders, _has_ended
 from tests.support.key_pods import KeyPods

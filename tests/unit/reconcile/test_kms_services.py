@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.adapters.transit import KmsError, KmsFailure, TransitClient
-from kvstrata.adapters.transit_tokens import KubernetesLogin, TokenFile
 from kvstrata.api.cachedomain import KeyManagement
+from kvstrata.clients.transit import KmsError, KmsFailure, TransitClient
+from kvstrata.clients.transit_tokens import KubernetesLogin, TokenFile
 from kvstrata.model.kmsservices import AllowedService
 from kvstrata.reconcile.custody import CustodyError
 from kvstrata.reconcile.custody.estates import Estate

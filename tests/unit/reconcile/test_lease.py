@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters import lease as module
-from kvstrata.adapters.kube import KubeError
-from kvstrata.adapters.lease import Lease, WentBackError
-from kvstrata.adapters.resources import Resource
+from kvstrata.clients import lease as module
+from kvstrata.clients.kube import KubeError
+from kvstrata.clients.lease import Lease, WentBackError
+from kvstrata.clients.resources import Resource
 from tests.support.memory_kube import MemoryKube
 from tests.support.virtual_time import in_virtual_time
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.gate_client import GateError, GateFailure
-from kvstrata.adapters.kube import TokenIdentity
+from kvstrata.clients.gate import GateError, GateFailure
+from kvstrata.clients.kube import TokenIdentity
 from kvstrata.contract.messages.probe import Probed, ProbedTier, ProbeOutcome, ProbeRequest
 from kvstrata.model.probe import NoProbe, ProbeReport
 from kvstrata.model.refs import Key

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.kube import KubeError
-from kvstrata.adapters.signing import SigningKeys, is_signed
 from kvstrata.api.cachedomain import ReceiptChain
+from kvstrata.clients.kube import KubeError
+from kvstrata.clients.signing import SigningKeys, is_signed
 from kvstrata.contract.receipt.chain import check_chain
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.record import HandOverKind, Receipt, read_receipt

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.kube import KubeError
+from kvstrata.clients.kube import KubeError
 from kvstrata.contract.messages.erase_report import Erased
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import JobState

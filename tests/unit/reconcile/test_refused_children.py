@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.kube import KubeError
+from kvstrata.clients.kube import KubeError
 from kvstrata.plan.erasure.policy_deletion import ABANDON
 from tests.support.objects import NAMESPACE, cpu_tier, model, policy, redis_tier
 from tests.support.worlds import Simulation

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.adapters.kube import KubeError
-from kvstrata.adapters.resources import Resource
+from kvstrata.clients.kube import KubeError
+from kvstrata.clients.resources import Resource
 from kvstrata.model.refs import BUNDLE, Key
 from tests.support.objects import NAMESPACE, Raw, cpu_tier, model, policy
 from tests.support.worlds import Simulation, finish

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from kvstrata.adapters.kube import KubeError
-from kvstrata.adapters.redis_nodes import NodeAccess, Sent
 from kvstrata.api.base import Resource
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients.kube import KubeError
+from kvstrata.clients.redis.nodes import NodeAccess, Sent
 from kvstrata.model.pods import Loss
 from kvstrata.model.redis.cluster import SLOTS, Cluster, Command, Peer, ServerPod
 from kvstrata.model.refs import Key

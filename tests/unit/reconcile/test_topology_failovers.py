@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.redis_nodes import REFUSED, Sent
+from kvstrata.clients.redis.nodes import REFUSED, Sent
 from kvstrata.model.redis.cluster import Cluster, Command, ServerPod
 from kvstrata.plan.redis.cluster import cluster_state
 from kvstrata.plan.redis.topology import Step, StepReason

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.adapters.redis_nodes import RedisNodes
-from kvstrata.adapters.resources import SECRET
+from kvstrata.clients.redis.nodes import RedisNodes
+from kvstrata.clients.resources import SECRET
 from kvstrata.model.redis.cluster import Cluster, Goal, ServerPod
 from kvstrata.plan.actions import TendCluster
 from kvstrata.reconcile import topology

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from kvstrata.adapters.slot_mover import SlotMover
-from kvstrata.adapters.slot_moves import MoveReason, MoveReport, Tally, Told
+from kvstrata.clients.redis.slot_mover import SlotMover
+from kvstrata.clients.redis.slot_moves import MoveReason, MoveReport, Tally, Told
 from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import Key
 from kvstrata.plan.redis.cluster import cluster_state

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.adapters.gate_client import GateError, GateFailure
-from kvstrata.adapters.kube import KubeError, TokenIdentity
+from kvstrata.clients.gate import GateError, GateFailure
+from kvstrata.clients.kube import KubeError, TokenIdentity
 from kvstrata.contract.messages.pools import (
     PoolReport,
     PoolTierState,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-from kvstrata.adapters.kube import KubeError
+from kvstrata.clients.kube import KubeError
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects.names import DOMAIN_KEY_SECRET

@@ -16,11 +16,11 @@ import kopf
 import uvloop
 from aiohttp import web
 
-from kvstrata.adapters.gate_client import GateClient
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.leadership import Leadership
-from kvstrata.adapters.resources import OWN_RESOURCES, SERVICE_MONITOR
 from kvstrata.cli.logs_2 import configure_audit
+from kvstrata.clients.gate import GateClient
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.leadership import Leadership
+from kvstrata.clients.resources import OWN_RESOURCES, SERVICE_MONITOR
 from kvstrata.handlers.lists import Lists
 from kvstrata.handlers.watch import Watches, build_settings, expected_watchers, live_watchers
 from kvstrata.objects.context import BuildContext

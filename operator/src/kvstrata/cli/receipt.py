@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from kvstrata.adapters.signing import SigningError, is_signed, read_public_pem
 from kvstrata.cli.receipt_report import describe, describe_chain, row, table
+from kvstrata.clients.signing import SigningError, is_signed, read_public_pem
 from kvstrata.contract.receipt.chain import Chain, check_chain, check_one
 from kvstrata.contract.receipt.record import MAX_RECEIPT_BYTES, Fault, Receipt, ReceiptError, key_id, read_receipt
 from kvstrata.contract.receipt.residue import Claim

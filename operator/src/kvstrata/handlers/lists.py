@@ -17,8 +17,8 @@ import aiohttp
 import kopf
 import orjson
 
-from kvstrata.adapters.credentials import find_credentials
-from kvstrata.adapters.resources import Resource
+from kvstrata.clients.kube_auth import find_credentials
+from kvstrata.clients.resources import Resource
 
 log = logging.getLogger(__name__)
 

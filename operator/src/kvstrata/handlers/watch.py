@@ -12,7 +12,7 @@ from typing import Any
 
 import kopf
 
-from kvstrata.adapters.resources import OWN_RESOURCES, SECRET, child_resources
+from kvstrata.clients.resources import OWN_RESOURCES, SECRET, child_resources
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import labels
 from kvstrata.reconcile.secret_watch import SecretWatch

@@ -8,9 +8,9 @@ import random
 import time
 from collections.abc import Callable
 
-from kvstrata.adapters.gate_client import GateClient, GateError
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import SECRET
+from kvstrata.clients.gate import GateClient, GateError
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import SECRET
 from kvstrata.contract import ContractError
 from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.pod_state import PodState, gate_server_name

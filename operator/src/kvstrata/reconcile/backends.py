@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.redis_external import check_external
-from kvstrata.adapters.redis_probe import Access, RedisReason, probe_redis
-from kvstrata.adapters.resources import SECRET
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.redis.external import check_external
+from kvstrata.clients.redis.probe import Access, RedisReason, probe_redis
+from kvstrata.clients.resources import SECRET
 from kvstrata.model.pods import BackendReport
 from kvstrata.model.redis.cluster import SLOTS
 from kvstrata.model.refs import Key

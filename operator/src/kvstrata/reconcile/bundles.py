@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvstrata.adapters.kube import Kube
-from kvstrata.adapters.resources import SECRET
+from kvstrata.clients.kube import Kube
+from kvstrata.clients.resources import SECRET
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Entry, Root, Rules, decode_shard
 from kvstrata.contract.policy.pools import PoolShard

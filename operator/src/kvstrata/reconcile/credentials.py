@@ -10,12 +10,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 
-from kvstrata.adapters import pki
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.redis_admin import CERTIFICATE_FILES, Admin, Admission, Entry, tend
-from kvstrata.adapters.resources import SECRET
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.reasons import TierReason
+from kvstrata.clients import pki
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.redis.admin import CERTIFICATE_FILES, Admin, Admission, Entry, tend
+from kvstrata.clients.resources import SECRET
 from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials, TlsFacts
 from kvstrata.model.refs import Key
 from kvstrata.objects import names

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import secrets
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import EVENT
 from kvstrata.api.base import Resource
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import EVENT
 from kvstrata.model.refs import GROUP_VERSION
 
 from .clock import utc_now

@@ -16,8 +16,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from kvstrata.adapters.gate_client import GateError, GateFailure
-from kvstrata.adapters.kube import Kube, KubeError
+from kvstrata.clients.gate import GateError, GateFailure
+from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.key_delivery import MAX_CARRIED, KeysHeld, KeysWanted, overwrite
 from kvstrata.contract.messages.pod_state import gate_server_name

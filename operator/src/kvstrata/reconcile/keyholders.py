@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import POD
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import POD
 from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.model.keyholders import FORMER, FormerHolders, HoldersNote
 from kvstrata.model.keys import LetGo, Release

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import BY_KIND
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import BY_KIND
 from kvstrata.contract import ContractError
 from kvstrata.contract.receipt.vocabulary import KeyCustody
 from kvstrata.model.keys import Destruction

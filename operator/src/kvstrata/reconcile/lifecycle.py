@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import BY_KIND
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import BY_KIND
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import Create, SetFinalizers
 

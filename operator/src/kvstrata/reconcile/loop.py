@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 
-from kvstrata.adapters.kube import KubeError
+from kvstrata.clients.kube import KubeError
 from kvstrata.model.refs import Key
 from kvstrata.objects.context import BuildContext
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 
-from kvstrata.adapters.kube import Kube
+from kvstrata.clients.kube import Kube
 from kvstrata.contract.messages.pod_state import ACK_AUDIENCE
 from kvstrata.model.pods import Pod
 from kvstrata.objects import names

@@ -11,9 +11,9 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from kvstrata.adapters.gate_client import GateClient, GateError, GateFailure
-from kvstrata.adapters.kube import Kube, KubeError
 from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.clients.gate import GateClient, GateError, GateFailure
+from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.messages.probe import Probed, ProbeRequest
 from kvstrata.model.probe import NoProbe, ProbeReport

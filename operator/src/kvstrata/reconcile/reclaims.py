@@ -16,9 +16,9 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime
 
-from kvstrata.adapters.kube import KubeError
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients.kube import KubeError
 from kvstrata.contract.messages.erase_report import Erased
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.model.erasure.facts import NOTHING, JobState

@@ -9,8 +9,8 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import OWN_RESOURCES, SECRET, Resource, child_resources
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import OWN_RESOURCES, SECRET, Resource, child_resources
 from kvstrata.model.refs import Key
 from kvstrata.objects import labels
 

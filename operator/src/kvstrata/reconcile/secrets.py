@@ -12,10 +12,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from kvstrata.adapters import pki
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import SECRET
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.clients import pki
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import SECRET
 from kvstrata.contract.messages.pod_state import OPERATOR_COMMON_NAME
 from kvstrata.contract.policy.data_key import DATA_KEY_BYTES
 from kvstrata.contract.policy.keyspace import DOMAIN_KEY_BYTES, is_epoch

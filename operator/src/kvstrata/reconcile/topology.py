@@ -16,14 +16,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.redis_nodes import REFUSED, NodeAccess, RedisNodes, Sent
-from kvstrata.adapters.redis_probe import RedisReason
-from kvstrata.adapters.resources import POD, SECRET
-from kvstrata.adapters.slot_mover import SlotMover
-from kvstrata.adapters.slot_moves import MoveReport
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.reasons import TierReason
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.redis.nodes import REFUSED, NodeAccess, RedisNodes, Sent
+from kvstrata.clients.redis.probe import RedisReason
+from kvstrata.clients.redis.slot_mover import SlotMover
+from kvstrata.clients.redis.slot_moves import MoveReport
+from kvstrata.clients.resources import POD, SECRET
 from kvstrata.model.pods import BackendReport, ClusterReport, Loss
 from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod
 from kvstrata.model.refs import Key

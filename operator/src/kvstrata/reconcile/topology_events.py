@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from kvstrata.adapters.redis_nodes import IDENTITY_CHANGED, NOT_SENT, REFUSED, Sent
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients.redis.nodes import IDENTITY_CHANGED, NOT_SENT, REFUSED, Sent
 from kvstrata.model.redis.cluster import SLOTS, Cluster, Goal
 from kvstrata.plan.redis.cluster import holds_anything, was_formed
 from kvstrata.plan.redis.topology import Step, StepReason, Verdict, failovers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstrata.adapters.slot_moves import Tally, Told
+from kvstrata.clients.redis.slot_moves import Tally, Told
 from kvstrata.plan.redis.topology import MoveOrder
 
 from . import metrics

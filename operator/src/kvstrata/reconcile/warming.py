@@ -15,10 +15,10 @@ from datetime import timedelta
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from kvstrata.adapters.gate_client import GateClient, GateError
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import CONFIG_MAP
 from kvstrata.api.prefixpool import PrefixPool
+from kvstrata.clients.gate import GateClient, GateError
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import CONFIG_MAP
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.messages.pools import WarmOutcome, WarmRequest

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import BY_KIND, SECRET, SERVICE_MONITOR
 from kvstrata.api.reasons import DomainReason
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import BY_KIND, SECRET, SERVICE_MONITOR
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle
 from kvstrata.model.pods import CommittedBundle
 from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import SECRET
 from kvstrata.api.cachedomain import KeyManagement
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import SECRET
 from kvstrata.objects import labels, names
 
 from . import CustodyError

@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import SECRET
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import SECRET
 from kvstrata.model.keyholders import HoldersNote
 from kvstrata.model.keys import LetGo, Release
 from kvstrata.objects import labels

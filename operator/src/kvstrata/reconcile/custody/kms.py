@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TypeVar
 
-from kvstrata.adapters.transit import AT_ONCE, KmsError, KmsFailure, Service, TransitClient
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.clients.transit import AT_ONCE, KmsError, KmsFailure, Service, TransitClient
 from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.receipt.facts import Word
 from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from kvstrata.adapters.kube import KubeError
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.clients.kube import KubeError
 from kvstrata.contract.receipt.facts import Word
 from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.contract.receipt.vocabulary import Party

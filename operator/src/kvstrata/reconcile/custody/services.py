@@ -13,11 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import CONFIG_MAP
-from kvstrata.adapters.transit import AT_ONCE, Tokens, TransitClient
-from kvstrata.adapters.transit_tokens import KubernetesLogin
 from kvstrata.api.cachedomain import KeyManagement
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import CONFIG_MAP
+from kvstrata.clients.transit import AT_ONCE, Tokens, TransitClient
+from kvstrata.clients.transit_tokens import KubernetesLogin
 from kvstrata.model.kmsservices import AllowedService
 
 from . import CustodyError

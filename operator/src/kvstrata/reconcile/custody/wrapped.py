@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import SECRET
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import SECRET
 from kvstrata.contract.policy.keyspace import is_epoch
 from kvstrata.objects import labels, names
 from kvstrata.reconcile.secrets import decode

@@ -8,10 +8,10 @@ from collections.abc import Collection
 from functools import partial
 from types import TracebackType
 
-from kvstrata.adapters.kube import KubeError
-from kvstrata.adapters.resources import BY_KIND
 from kvstrata.api.base import Resource
 from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.clients.kube import KubeError
+from kvstrata.clients.resources import BY_KIND
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import CarryOutErasure, EndErasure, ErasureOrder
 from kvstrata.plan.erasure.policy_deletion import FINALIZER

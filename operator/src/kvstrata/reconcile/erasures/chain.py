@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import CONFIG_MAP, SECRET
-from kvstrata.adapters.signing import SigningError, SigningKeys, generate, is_signed
 from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import CONFIG_MAP, SECRET
+from kvstrata.clients.signing import SigningError, SigningKeys, generate, is_signed
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.record import Link, ReceiptError, check_signatures, read_link
 from kvstrata.objects import labels, names

@@ -19,8 +19,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from kvstrata.adapters.kube import KubeError
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients.kube import KubeError
 from kvstrata.contract import ContractError
 from kvstrata.model.erasure.evidence import found_again, tiers_at_hand, unreachable_at
 from kvstrata.model.erasure.facts import Fact, ReceiptWritten, Verdict

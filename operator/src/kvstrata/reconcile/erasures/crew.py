@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from kvstrata.adapters.gate_client import GateClient
-from kvstrata.adapters.kube import Kube
+from kvstrata.clients.gate import GateClient
+from kvstrata.clients.kube import Kube
 from kvstrata.objects.context import BuildContext
 from kvstrata.reconcile.clock import utc_now
 from kvstrata.reconcile.events import Events

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import JOB, NETWORK_POLICY, POD, SECRET, Resource
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import JOB, NETWORK_POLICY, POD, SECRET, Resource
 from kvstrata.model.erasure.facts import JobState
 from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import SECRET
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import SECRET
 from kvstrata.contract import ContractError
 from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.objects import labels

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Protocol
 
-from kvstrata.adapters.kube import Kube, KubeError
-from kvstrata.adapters.resources import SECRET
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import SECRET
 from kvstrata.contract.receipt.facts import Word
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
 from kvstrata.model.erasure.facts import KeyDestroyed, KeyNotDestroyed, KeyRemoved, Rolled

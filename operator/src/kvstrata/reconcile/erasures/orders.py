@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvstrata.adapters.kube import KubeError
-from kvstrata.adapters.resources import BY_KIND
 from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients.kube import KubeError
+from kvstrata.clients.resources import BY_KIND
 from kvstrata.model.erasure.facts import Fact, JobState, ReceiptWritten, Rolled
 from kvstrata.model.erasure.record import ErasureOrder, ErasureRecord
 from kvstrata.model.pods import Pod

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Protocol, TypeVar
 
-from kvstrata.adapters.gate_client import GateError
-from kvstrata.adapters.kube import Kube, KubeError
+from kvstrata.clients.gate import GateError
+from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
 from kvstrata.contract.messages.erase import Erased, EraseRequest, Verified, VerifyRequest

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 
-from kvstrata.adapters.resources import BY_KIND
 from kvstrata.api.cacheinvalidation import CacheInvalidation
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.clients.resources import BY_KIND
 from kvstrata.model.erasure.facts import Fact, Rolled
 from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.model.refs import Key

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from kvstrata.adapters.kube import Kube
-from kvstrata.adapters.redis_probe import Access
-from kvstrata.adapters.resources import SECRET
-from kvstrata.adapters.tier_verifier import SLOT_MAP_CHANGED, NodeLook, TierLook, TierVerifier
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients.kube import Kube
+from kvstrata.clients.redis.probe import Access
+from kvstrata.clients.redis.verifier import SLOT_MAP_CHANGED, NodeLook, TierLook, TierVerifier
+from kvstrata.clients.resources import SECRET
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata.model.erasure.facts import Look

@@ -13,11 +13,19 @@ from typing import Any
 
 import redis.asyncio as redis
 
+from kvstrata.clients.redis.probe import (
+    TOTAL_TIMEOUT_S,
+    Access,
+    Failure,
+    RedisReason,
+    ask,
+    number,
+    parse_endpoint,
+    sentence_of,
+)
+from kvstrata.clients.redis.redis_trials import rights, trials
 from kvstrata.contract.store.redis_keys import probe_key
 from kvstrata.model.redis.external import ExternalReport, ServerFacts
-
-from .redis_probe import TOTAL_TIMEOUT_S, Access, Failure, RedisReason, ask, number, parse_endpoint, sentence_of
-from .redis_trials import rights, trials
 
 MAX_PRIMARIES = 1000
 AT_ONCE = 8

@@ -16,12 +16,11 @@ from typing import Any
 
 import redis.asyncio as redis
 
+from kvstrata.clients.redis.node_answers import NotAnAnswerError, parse_fields, parse_nodes
+from kvstrata.clients.redis.probe import Access, Failure, ask, parse_endpoint
+from kvstrata.clients.redis.tier_names import Names, Sorted
 from kvstrata.contract.canonical import digest
 from kvstrata.model.redis.cluster import SLOTS, Peer
-
-from .node_answers import NotAnAnswerError, parse_fields, parse_nodes
-from .redis_probe import Access, Failure, ask, parse_endpoint
-from .tier_names import Names, Sorted
 
 ATTEMPTS = 3
 AT_ONCE = 8

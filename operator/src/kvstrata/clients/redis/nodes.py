@@ -17,10 +17,9 @@ from typing import Any
 import redis.asyncio as redis
 from redis import exceptions
 
+from kvstrata.clients.redis.node_answers import NotAnAnswerError, parse_server
+from kvstrata.clients.redis.probe import NamedTLSConnection, RedisReason, authority, reason_of, sentence_of
 from kvstrata.model.redis.cluster import Cluster, Command, Server, ServerPod
-
-from .node_answers import NotAnAnswerError, parse_server
-from .redis_probe import NamedTLSConnection, RedisReason, authority, reason_of, sentence_of
 
 LOOK_TIMEOUT_S = 1.0
 """For all answers of a server to one look. Others are not healed faster than the slowest is waited for, and one that is

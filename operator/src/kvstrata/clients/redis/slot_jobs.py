@@ -12,10 +12,9 @@ from typing import Any
 
 from redis import exceptions
 
+from kvstrata.clients.redis.connection import ServerLine, Word
+from kvstrata.clients.redis.slot_moves import MoveFailedError, MoveReason, Tally, Told
 from kvstrata.model.redis.cluster import SlotRange
-
-from .server_line import ServerLine, Word
-from .slot_moves import MoveFailedError, MoveReason, Tally, Told
 
 POLL_S = 0.1
 HANGS_AFTER_S = 15.0

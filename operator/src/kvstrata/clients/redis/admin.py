@@ -19,12 +19,18 @@ import redis.asyncio as redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from kvstrata.clients.redis.probe import (
+    NamedTLSConnection,
+    RedisReason,
+    authority,
+    parse_endpoint,
+    reason_of,
+    sentence_of,
+)
 from kvstrata.model.redis.credentials import ServerCredentials
 from kvstrata.objects import names, paths
 from kvstrata.objects.redis.passwords import admission
 from kvstrata.plan.actions import ManagedServer
-
-from .redis_probe import NamedTLSConnection, RedisReason, authority, parse_endpoint, reason_of, sentence_of
 
 COMMAND_TIMEOUT_S = 2.0
 

@@ -12,13 +12,12 @@ from contextlib import AsyncExitStack
 
 from redis import exceptions
 
+from kvstrata.clients.redis.connection import Dial, MayNotWriteError, ServerAwayError, ServerLine
+from kvstrata.clients.redis.slot_jobs import move_at_once
+from kvstrata.clients.redis.slot_keys import Credentials, Ends, KeyMover, Pause
+from kvstrata.clients.redis.slot_moves import MoveFailedError, MoveReason, MoveReport, Tally, Told
 from kvstrata.model.redis.cluster import Cluster, Server
 from kvstrata.plan.redis.topology.steps import MoveOrder
-
-from .server_line import Dial, MayNotWriteError, ServerAwayError, ServerLine
-from .slot_jobs import move_at_once
-from .slot_keys import Credentials, Ends, KeyMover, Pause
-from .slot_moves import MoveFailedError, MoveReason, MoveReport, Tally, Told
 
 
 class SlotMover:

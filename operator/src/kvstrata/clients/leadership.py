@@ -8,8 +8,8 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from .kube import Kube
-from .lease import Lease
+from kvstrata.clients.kube import Kube
+from kvstrata.clients.lease import Lease
 
 log = logging.getLogger(__name__)
 

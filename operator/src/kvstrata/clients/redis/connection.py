@@ -12,7 +12,7 @@ from typing import Any
 import redis.asyncio as redis
 from redis import exceptions
 
-from .redis_probe import CONNECT_TIMEOUT_S
+from kvstrata.clients.redis.probe import CONNECT_TIMEOUT_S
 
 Word = str | bytes | int
 Dial = Callable[[str, int], redis.Connection]

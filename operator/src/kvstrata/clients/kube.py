@@ -17,8 +17,8 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from .credentials import Credentials, find_credentials
-from .resources import NAMESPACE, POD, TOKEN_REVIEW, Resource
+from kvstrata.clients.kube_auth import Credentials, find_credentials
+from kvstrata.clients.resources import NAMESPACE, POD, TOKEN_REVIEW, Resource
 
 REQUEST_TIMEOUT_S = 15.0
 LIST_PAGE = 500

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .transit import KmsError, KmsFailure, TransitClient, checked_path
+from kvstrata.clients.transit import KmsError, KmsFailure, TransitClient, checked_path
 
 READ_EVERY_S = 60.0
 """How long a token is used before its file is read again; who renews it writes it there."""

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from .kube import Kube, KubeError
-from .resources import LEASE
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import LEASE
 
 log = logging.getLogger(__name__)
 

@@ -19,11 +19,10 @@ from typing import Any
 
 from redis import exceptions
 
+from kvstrata.clients.redis.connection import ServerAwayError, ServerLine, Word
+from kvstrata.clients.redis.slot_moves import MoveFailedError, MoveReason, Tally, Told
+from kvstrata.clients.redis.slot_names import batches, by_bucket, sorted_out, state_of, whole_buckets, without_index
 from kvstrata.contract.store.redis_scripts import script
-
-from .server_line import ServerAwayError, ServerLine, Word
-from .slot_moves import MoveFailedError, MoveReason, Tally, Told
-from .slot_names import batches, by_bucket, sorted_out, state_of, whole_buckets, without_index
 
 BATCH_BYTES = 1 << 20
 """How much one MIGRATE moves, if it is not one key that is larger. The source serves nobody meanwhile, so this is what

@@ -1,0 +1,1 @@
+"""Clients of Redis servers: administration, probes, slot migration, verification."""
