@@ -1,8 +1,8 @@
 """The operator of a managed cluster without Kubernetes: its own loop, over pods that somebody else plays.
 
-What tends clusters is the product's (`kvstrata.reconcile.topology`). The API server is reduced to what that asks of it:
-pods, which are told here, Secrets, and evictions. What plans do with what it reports is done here, too: a shard without
-slots goes, and StatefulSets get fewer pods, when the rules say so.
+What tends clusters is the product's (`kvstrata.reconcile.redis.topology`). The API server is reduced to what that asks
+of it: pods, which are told here, Secrets, and evictions. What plans do with what it reports is done here, too: a shard
+without slots goes, and StatefulSets get fewer pods, when the rules say so.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from kvstrata.objects.redis.users import ADMIN_USER
 from kvstrata.plan.actions import TendCluster
 from kvstrata.plan.redis.topology import Step, step
 from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.redis.topology import Topologies
 from kvstrata.reconcile.store import Store
-from kvstrata.reconcile.topology import Topologies
 
 NAMESPACE, TIER = "team", "shared"
 PASSWORD, AUTHORITY = ("auth", "password"), ("authority", "ca.crt")

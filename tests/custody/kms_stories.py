@@ -14,9 +14,9 @@ import pytest
 from kvstrata.clients.transit_tokens import TokenFile
 from kvstrata.objects import names
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.custody.estates import Estate
-from kvstrata.reconcile.custody.kms import wrapping_key
-from kvstrata.reconcile.custody.wrapped import SHARDS, WrappedKey
+from kvstrata.reconcile.keys.kms_custody import wrapping_key
+from kvstrata.reconcile.keys.kms_domains_store import Estate
+from kvstrata.reconcile.keys.wrapped_keys import SHARDS, WrappedKey
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.support.key_pods import KeyPods
 from tests.support.objects import NAMESPACE, domain, model, policy, redis_tier

@@ -17,9 +17,9 @@ from kvstrata.clients.transit_tokens import TokenFile
 from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keys import Undestroyed
 from kvstrata.objects import names
-from kvstrata.reconcile.custody import CustodyError, KeyCustody
-from kvstrata.reconcile.custody.kms import KmsCustody, wrapping_key
-from kvstrata.reconcile.custody.wrapped import WrappedKey, WrappedKeys
+from kvstrata.reconcile.keys import CustodyError, KeyCustody
+from kvstrata.reconcile.keys.kms_custody import KmsCustody, wrapping_key
+from kvstrata.reconcile.keys.wrapped_keys import WrappedKey, WrappedKeys
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.support.memory_kube import MemoryKube
 from tests.support.worlds import Killed

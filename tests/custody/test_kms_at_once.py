@@ -12,9 +12,9 @@ import pytest
 
 from kvstrata.clients.transit import AT_ONCE, Drawn, KmsError, KmsFailure, TransitClient
 from kvstrata.clients.transit_tokens import TokenFile
-from kvstrata.reconcile.custody import CustodyError
-from kvstrata.reconcile.custody.kms import KmsCustody
-from kvstrata.reconcile.custody.wrapped import WrappedKeys
+from kvstrata.reconcile.keys import CustodyError
+from kvstrata.reconcile.keys.kms_custody import KmsCustody
+from kvstrata.reconcile.keys.wrapped_keys import WrappedKeys
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE

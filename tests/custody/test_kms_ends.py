@@ -13,9 +13,9 @@ from kvstrata.model.pods import Unreadable
 from kvstrata.model.refs import Key
 from kvstrata.plan.keys.data_keys import epochs_in_use
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.custody import CustodyError
-from kvstrata.reconcile.custody.kms import KmsCustody
-from kvstrata.reconcile.custody.wrapped import WrappedKey
+from kvstrata.reconcile.keys import CustodyError
+from kvstrata.reconcile.keys.kms_custody import KmsCustody
+from kvstrata.reconcile.keys.wrapped_keys import WrappedKey
 from tests.custody.bao_server import BaoServer
 from tests.custody.kms_stories import (
     PATIENCE_S,

@@ -14,9 +14,9 @@ from kvstrata.clients.kube import KubeError
 from kvstrata.contract.policy.data_key import key_id
 from kvstrata.objects import names
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.custody import CustodyError
-from kvstrata.reconcile.custody.estates import Estates
-from kvstrata.reconcile.custody.kms import KmsCustody
+from kvstrata.reconcile.keys import CustodyError
+from kvstrata.reconcile.keys.kms_custody import KmsCustody
+from kvstrata.reconcile.keys.kms_domains_store import Estates
 from tests.custody.bao_server import BaoServer
 from tests.custody.kms_stories import (
     OPERATORS,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvstrata.contract.policy.data_key import key_id
-from kvstrata.reconcile.custody.wrapped import WrappedKey
+from kvstrata.reconcile.keys.wrapped_keys import WrappedKey
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.custody.kms_stories import (
     PATIENCE_S,

@@ -17,8 +17,8 @@ from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.model.pods import Unreadable
 from kvstrata.model.refs import Key
 from kvstrata.objects import labels, names
-from kvstrata.reconcile.custody import CustodyError
-from kvstrata.reconcile.erasures.keep import COMPONENT
+from kvstrata.reconcile.erasure.record_store import COMPONENT
+from kvstrata.reconcile.keys import CustodyError
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.custody.kms_stories import (
     OPERATORS,

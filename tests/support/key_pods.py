@@ -12,7 +12,7 @@ from kvstrata.contract.policy.bundle import Bundle
 from kvstrata.contract.policy.cache_view import data_keys
 from kvstrata.contract.policy.data_key import KeyReference
 from kvstrata.objects import names
-from kvstrata.reconcile.keycourier import KeyCourier
+from kvstrata.reconcile.keys.delivery import KeyCourier
 
 from .objects import NAMESPACE, pod
 from .worlds import Simulation

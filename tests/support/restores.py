@@ -12,8 +12,8 @@ from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle
 from kvstrata.model.pods import Pod
-from kvstrata.reconcile.acks import AckListener
 from kvstrata.reconcile.bundles import read_bundle
+from kvstrata.reconcile.pod_states import AckListener
 from tests.support.memory_api.objects import MemoryApi
 from tests.support.objects import NAMESPACE, Raw
 from tests.support.worlds import MAX_STEPS, Simulation, finish

@@ -20,8 +20,8 @@ from kvstrata.objects import labels, names
 from kvstrata.objects.context import BuildContext
 from kvstrata.plan.actions import ManagedServer, TendServers, TurnSecret
 from kvstrata.plan.redis.credentials import Tending, missing_secrets, tend_credentials
-from kvstrata.reconcile.credentials import CredentialTender
 from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.redis.credentials import CredentialTender
 from kvstrata.reconcile.secrets import Keeper, decode
 from kvstrata.reconcile.store import Store
 from kvstrata_sidecar.adapter.params import TlsParams

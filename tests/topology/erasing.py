@@ -29,10 +29,10 @@ from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, USERS, users_acl
 from kvstrata.objects.tier_link import redis_link
 from kvstrata.plan.actions import TendCluster
 from kvstrata.plan.redis.topology.view import count
-from kvstrata.reconcile.erasures.crew import Crew
-from kvstrata.reconcile.erasures.jobs import Jobs
-from kvstrata.reconcile.erasures.tiers import Looks
-from kvstrata.reconcile.topology import Topologies
+from kvstrata.reconcile.erasure.deps import Crew
+from kvstrata.reconcile.erasure.jobs import Jobs
+from kvstrata.reconcile.erasure.tiers import Looks
+from kvstrata.reconcile.redis.topology import Topologies
 from kvstrata_sidecar.adapter.dial import dial
 from kvstrata_sidecar.adapter.params import Endpoint
 from kvstrata_sidecar.adapter.protocol import read_number

@@ -79,7 +79,7 @@ from kvstrata.contract.receipt.residue import Residue, ResidueItem
 from kvstrata.contract.receipt.vocabulary import KeyCustody, PodMedium, RevokedKind, Standing
 from kvstrata.model.erasure import facts as erasurefacts
 from kvstrata.model.erasure.record import ErasedPrefix, Erasure, ErasureOrder, ErasureRecord, LeftEpoch, SharedTier
-from kvstrata.reconcile.erasures import codec
+from kvstrata.reconcile.erasure import codec
 from tests.support import receipts
 
 

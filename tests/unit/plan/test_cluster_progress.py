@@ -11,8 +11,8 @@ from kvstrata.model.pods import ClusterReport, Loss
 from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import TendCluster
-from kvstrata.reconcile import topology
-from kvstrata.reconcile.topology import Topologies
+from kvstrata.reconcile.redis import topology
+from kvstrata.reconcile.redis.topology import Topologies
 from tests.support.objects import NAMESPACE, redis_tier
 from tests.support.worlds import Simulation
 from tests.topology import looks

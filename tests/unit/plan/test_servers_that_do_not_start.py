@@ -15,8 +15,8 @@ from kvstrata.model.redis.credentials import CredentialLook, TlsFacts
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
 from kvstrata.plan.actions import TendCluster, TendServers
-from kvstrata.reconcile import topology
-from kvstrata.reconcile.topology import Topologies
+from kvstrata.reconcile.redis import topology
+from kvstrata.reconcile.redis.topology import Topologies
 from tests.support.memory_keeper import MemoryKeeper
 from tests.support.objects import NAMESPACE, redis_tier, server_pod
 from tests.support.worlds import START, Simulation

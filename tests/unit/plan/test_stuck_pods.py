@@ -10,7 +10,7 @@ import pytest
 
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.plan.redis.serverpods import STUCK_AFTER_S
-from kvstrata.reconcile.topology import Topologies
+from kvstrata.reconcile.redis.topology import Topologies
 from tests.support.objects import redis_tier, server_pod
 from tests.support.worlds import START, Simulation
 from tests.topology import looks

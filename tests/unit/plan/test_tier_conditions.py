@@ -14,8 +14,8 @@ from kvstrata.model.refs import Key
 from kvstrata.objects import names
 from kvstrata.plan.actions import TendCluster
 from kvstrata.plan.redis.cluster import known_as
-from kvstrata.reconcile import topology
-from kvstrata.reconcile.topology import Topologies
+from kvstrata.reconcile.redis import topology
+from kvstrata.reconcile.redis.topology import Topologies
 from tests.support.objects import NAMESPACE, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 from tests.topology import looks

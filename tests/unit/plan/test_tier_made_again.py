@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvstrata.objects import names
+from kvstrata.reconcile.redis.topology import Topologies
 from kvstrata.reconcile.secrets import decode
-from kvstrata.reconcile.topology import Topologies
 from tests.support.objects import NAMESPACE, redis_tier
 from tests.support.worlds import Simulation
 

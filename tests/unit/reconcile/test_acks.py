@@ -14,7 +14,7 @@ from kvstrata.clients.kube import TokenIdentity
 from kvstrata.contract.messages.audit import Action
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.model.pods import Pod
-from kvstrata.reconcile.acks import AckListener
+from kvstrata.reconcile.pod_states import AckListener
 from tests.support.audit import lines
 from tests.support.objects import NAMESPACE, model, pod
 from tests.support.worlds import Simulation

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 from kvstrata.contract.messages.audit import Action, Event, Line
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
-from kvstrata.reconcile.erasures.chain import Chains
+from kvstrata.reconcile.erasure.receipt_chain import Chains
 from kvstrata.reconcile.secrets import AUTHORITY_SECRET, Keeper
 from tests.support.audit import lines
 from tests.support.memory_kube import MemoryKube

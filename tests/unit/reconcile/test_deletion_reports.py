@@ -7,8 +7,8 @@ import pytest
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.contract.messages.erase_report import Erased, Line, StopReason, encode_line, totals
 from kvstrata.model.erasure.facts import JobState
-from kvstrata.reconcile.erasures.jobreport import reason_of
-from kvstrata.reconcile.erasures.jobs import REPORT_PATIENCE, Jobs
+from kvstrata.reconcile.erasure.job_result import reason_of
+from kvstrata.reconcile.erasure.jobs import REPORT_PATIENCE, Jobs
 from tests.support.memory_kube import MemoryKube
 from tests.unit.reconcile.deletion_jobs import (
     CONTEXT,

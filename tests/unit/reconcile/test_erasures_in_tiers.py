@@ -8,8 +8,8 @@ from functools import partial
 
 from kvstrata.contract.receipt.residue import Claim, Residue
 from kvstrata.model.erasure.evidence import found_again
-from kvstrata.reconcile.erasures.course import RETRY_S
-from kvstrata.reconcile.erasures.keep import PREFIX, Keep
+from kvstrata.reconcile.erasure.record_store import PREFIX, Keep
+from kvstrata.reconcile.erasure.runner import RETRY_S
 from tests.support.objects import NAMESPACE, model
 from tests.support.worlds import finish
 from tests.unit.reconcile.erasing import KIND, OPERATOR_NAMESPACE, World

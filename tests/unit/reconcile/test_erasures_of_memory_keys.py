@@ -11,7 +11,7 @@ import pytest
 from kvstrata.contract.receipt.residue import Claim
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
 from kvstrata.plan.erasure.next_step import LOOK_AGAIN_S
-from kvstrata.reconcile.erasures.keys import KeyRevoker
+from kvstrata.reconcile.erasure.keys import KeyRevoker
 from tests.support.objects import domain, model, policy, redis_tier
 from tests.unit.plan.invalidations import at_rest
 from tests.unit.reconcile.erasing import World

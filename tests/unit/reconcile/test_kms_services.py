@@ -11,9 +11,9 @@ from kvstrata.api.cachedomain import KeyManagement
 from kvstrata.clients.transit import KmsError, KmsFailure, TransitClient
 from kvstrata.clients.transit_tokens import KubernetesLogin, TokenFile
 from kvstrata.model.kmsservices import AllowedService
-from kvstrata.reconcile.custody import CustodyError
-from kvstrata.reconcile.custody.estates import Estate
-from kvstrata.reconcile.custody.services import KmsServices, by_service_account
+from kvstrata.reconcile.keys import CustodyError
+from kvstrata.reconcile.keys.kms_domains_store import Estate
+from kvstrata.reconcile.keys.kms_services import KmsServices, by_service_account
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE
 from tests.tiers.certificates import Authority

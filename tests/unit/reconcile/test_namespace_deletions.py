@@ -10,7 +10,7 @@ from kvstrata.contract.receipt.claims import claims
 from kvstrata.contract.receipt.residue import Claim, Residue
 from kvstrata.contract.receipt.vocabulary import SubjectKind
 from kvstrata.model.namespace_end import Ending
-from kvstrata.reconcile.erasures.keep import PREFIX
+from kvstrata.reconcile.erasure.record_store import PREFIX
 from tests.support.objects import NAMESPACE
 from tests.unit.reconcile.deletions import (
     POLICY,

@@ -15,7 +15,7 @@ from kvstrata.model.probe import NoProbe, ProbeReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.questions import ProbePod, TellIsolation
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.probing import AT_ONCE, EVENT, Probing
+from kvstrata.reconcile.probe import AT_ONCE, EVENT, Probing
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod
 from tests.support.worlds import Simulation
 

@@ -19,8 +19,8 @@ from kvstrata.objects.erasure import receipts
 from kvstrata.objects.erasure.receipts import RECEIPT_DATA_KEY, build_receipt, read_receipt_objects
 from kvstrata.objects.secret import build_signing_key
 from kvstrata.plan.erasure.receipt_chain import ChainConflict, Receipted
-from kvstrata.reconcile.erasures.chain import Chains
-from kvstrata.reconcile.erasures.ports import ReceiptChains
+from kvstrata.reconcile.erasure.ports import ReceiptChains
+from kvstrata.reconcile.erasure.receipt_chain import Chains
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import NotLeadingError
 from tests.support.memory_kube import MemoryKube

@@ -23,12 +23,12 @@ from kvstrata.plan.redis import topology as rules
 from kvstrata.plan.redis.cluster import cluster_state
 from kvstrata.plan.redis.topology import Step, StepReason
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile import topology as module
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.redis import topology as module
+from kvstrata.reconcile.redis.topology import Topologies
+from kvstrata.reconcile.redis.topology_events import TopologyEvents
 from kvstrata.reconcile.store import Store
-from kvstrata.reconcile.topology import Topologies
-from kvstrata.reconcile.topology_events import TopologyEvents
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, redis_tier
 from tests.topology import looks

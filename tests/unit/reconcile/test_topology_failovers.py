@@ -15,10 +15,10 @@ from kvstrata.clients.redis.nodes import REFUSED, Sent
 from kvstrata.model.redis.cluster import Cluster, Command, ServerPod
 from kvstrata.plan.redis.cluster import cluster_state
 from kvstrata.plan.redis.topology import Step, StepReason
-from kvstrata.reconcile import topology as module
 from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.redis import topology as module
+from kvstrata.reconcile.redis.topology import Topologies
 from kvstrata.reconcile.store import Store
-from kvstrata.reconcile.topology import Topologies
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE
 from tests.topology import looks

@@ -13,10 +13,10 @@ from kvstrata.clients.redis.nodes import RedisNodes
 from kvstrata.clients.resources import SECRET
 from kvstrata.model.redis.cluster import Cluster, Goal, ServerPod
 from kvstrata.plan.actions import TendCluster
-from kvstrata.reconcile import topology
 from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.redis import topology
+from kvstrata.reconcile.redis.topology import Topologies
 from kvstrata.reconcile.store import Store
-from kvstrata.reconcile.topology import Topologies
 from tests.support.memory_kube import MemoryKube
 
 NAMESPACE, NAME = "team", "kvs-shared-redis-auth"

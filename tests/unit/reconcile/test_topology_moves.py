@@ -16,11 +16,11 @@ from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import Key
 from kvstrata.plan.redis.cluster import cluster_state
 from kvstrata.plan.redis.topology import MoveOrder
-from kvstrata.reconcile import topology as module
 from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.redis import topology as module
+from kvstrata.reconcile.redis.topology import Topologies
+from kvstrata.reconcile.redis.topology_moves import MoveCount
 from kvstrata.reconcile.store import Store
-from kvstrata.reconcile.topology import Topologies
-from kvstrata.reconcile.topology_moves import MoveCount
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE
 from tests.topology import looks

@@ -23,8 +23,8 @@ from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.model.pools import NoRendering, RenderReport
 from kvstrata.model.refs import Key
 from kvstrata.plan.questions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
-from kvstrata.reconcile import warming as module
-from kvstrata.reconcile.warming import Warming
+from kvstrata.reconcile import pools as module
+from kvstrata.reconcile.pools import Warming
 from tests.support.objects import NAMESPACE, config_map, cpu_tier, model, pod, pool
 from tests.support.worlds import Simulation
 

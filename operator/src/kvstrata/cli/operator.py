@@ -25,27 +25,27 @@ from kvstrata.handlers.lists import Lists
 from kvstrata.handlers.watch import Watches, build_settings, expected_watchers, live_watchers
 from kvstrata.objects.context import BuildContext
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.acks import AckListener
 from kvstrata.reconcile.clock import since_boot_s, utc_now
-from kvstrata.reconcile.custody.services import KmsServices, by_service_account
-from kvstrata.reconcile.erasures.board import Erasures
-from kvstrata.reconcile.erasures.crew import assemble
-from kvstrata.reconcile.erasures.jobs import Jobs
-from kvstrata.reconcile.keycourier import KeyCourier
+from kvstrata.reconcile.erasure.deps import assemble
+from kvstrata.reconcile.erasure.former_identities import Reclaims
+from kvstrata.reconcile.erasure.jobs import Jobs
+from kvstrata.reconcile.erasure.tasks import Erasures
 from kvstrata.reconcile.keyholders import KeyHolders
-from kvstrata.reconcile.kmsestates import KmsEstates
-from kvstrata.reconcile.kmskeys import KmsKeys
+from kvstrata.reconcile.keys.delivery import KeyCourier
+from kvstrata.reconcile.keys.kms_domains import KmsEstates
+from kvstrata.reconcile.keys.kms_services import KmsServices, by_service_account
+from kvstrata.reconcile.keys.kms_worker import KmsKeys
 from kvstrata.reconcile.loop import Loop
 from kvstrata.reconcile.memorykeys import MemoryKeys
-from kvstrata.reconcile.probing import Probing
+from kvstrata.reconcile.pod_states import AckListener
+from kvstrata.reconcile.pools import Warming
+from kvstrata.reconcile.probe import Probing
 from kvstrata.reconcile.queue import WorkQueue
-from kvstrata.reconcile.reclaims import Reclaims
 from kvstrata.reconcile.resync import Resync
 from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.secrets import Keeper
 from kvstrata.reconcile.server import build_app
 from kvstrata.reconcile.store import Store
-from kvstrata.reconcile.warming import Warming
 from kvstrata.reconcile.writer import NotLeadingError, Writer
 from kvstrata.settings import Settings, SettingsError
 

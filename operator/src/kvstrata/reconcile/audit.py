@@ -27,9 +27,9 @@ from kvstrata.model.pods import Pod
 from kvstrata.model.refs import Key
 from kvstrata.plan.actions import CommitBundle, Material
 from kvstrata.plan.bundle.restore import story_of
+from kvstrata.reconcile.domain_store import DomainStore
 
 from . import metrics
-from .domainstore import DomainStore
 
 log = logging.getLogger(LOGGER)
 own_log = logging.getLogger(__name__)

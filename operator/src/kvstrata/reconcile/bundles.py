@@ -16,8 +16,8 @@ from kvstrata.contract.policy.pools import PoolShard
 from kvstrata.model.pods import CommittedBundle
 from kvstrata.objects import labels, names
 from kvstrata.plan.actions import CommitBundle
+from kvstrata.reconcile.domain_store import DomainStore
 
-from .domainstore import DomainStore
 from .secrets import decode
 
 log = logging.getLogger(__name__)

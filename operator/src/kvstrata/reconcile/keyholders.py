@@ -30,10 +30,10 @@ from kvstrata.model.keys import LetGo, Release
 from kvstrata.model.pods import Pod
 from kvstrata.plan.erasure.gather import epoch_of
 from kvstrata.plan.keys.custody import in_force
+from kvstrata.reconcile.erasure.record_store import Keep
 
-from .custody import CustodyError
-from .custody.holders import HolderNotes, StoredNote
-from .erasures.keep import Keep
+from .keys import CustodyError
+from .keys.holders import HolderNotes, StoredNote
 from .memorykeys import MemoryKeys
 from .store import Store
 

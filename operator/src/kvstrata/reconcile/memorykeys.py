@@ -1,9 +1,9 @@
 """Data keys of namespaces whose custody is Memory: which there are, and what the rest of the operator sees of them.
 
-A process that begins to lead has none. What bundles name it asks pods for (`reconcile.keycourier`), and until every pod
-has answered the plans see those keys as if they were here: pods that have them go on. What no pod has, and every epoch
-of before whose key no bundle names, is lost: its scope gets another epoch, because an operator that is gone may have
-drawn a key for this one.
+A process that begins to lead has none. What bundles name it asks pods for (`reconcile.keys.delivery`), and until every
+pod has answered the plans see those keys as if they were here: pods that have them go on. What no pod has, and every
+epoch of before whose key no bundle names, is lost: its scope gets another epoch, because an operator that is gone may
+have drawn a key for this one.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kvstrata.model.refs import Key
 from kvstrata.plan.actions import KeepInMemory
 from kvstrata.plan.keys.custody import in_force, named_in_bundles
 from kvstrata.plan.keys.data_keys import epochs_with_a_future
+from kvstrata.reconcile.keys.key_ring import MemoryCustody
 
 from .audit import tell_memory
-from .custody.memory import MemoryCustody
 from .queue import WorkQueue
 from .store import Store
 

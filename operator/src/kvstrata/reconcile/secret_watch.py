@@ -13,9 +13,9 @@ from typing import Any
 
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import names
+from kvstrata.reconcile.domain_store import DomainStore
 
 from .bundles import bundle_of
-from .domainstore import DomainStore
 from .parse import owners, resource_version
 from .secrets import Keeper
 from .store import Store

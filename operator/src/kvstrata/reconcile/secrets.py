@@ -25,9 +25,9 @@ from kvstrata.objects import labels, names
 from kvstrata.objects.redis import passwords
 from kvstrata.objects.redis.users import ADMIN_USER, what_users_may
 from kvstrata.plan.actions import EnsureSecret, Material, Turn, TurnSecret
+from kvstrata.reconcile.domain_store import DomainStore
 
 from .audit import tell_secret, tell_turn
-from .domainstore import DomainStore
 from .parse import resource_version
 
 log = logging.getLogger(__name__)

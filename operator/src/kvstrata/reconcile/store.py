@@ -28,10 +28,10 @@ from kvstrata.plan.budgets.capacity import guaranteed_bytes
 from kvstrata.plan.budgets.waiting_line import Ask, Line
 from kvstrata.plan.ownership import controllers
 from kvstrata.plan.redis.backend import servers_held
+from kvstrata.reconcile.affected import concerned_by_object, concerned_by_pod, concerned_by_state
+from kvstrata.reconcile.domain_store import DomainStore
 
 from . import endings
-from .domainstore import DomainStore
-from .fanout import concerned_by_object, concerned_by_pod, concerned_by_state
 from .parse import OWN_KINDS, owners, parse_pod, read, resource_version, unreadable
 from .serverpods import parse_server_pod
 from .versions import Versions

@@ -48,16 +48,17 @@ from kvstrata.plan.questions import (
     TellIsolation,
     WarmPool,
 )
+from kvstrata.reconcile.affected import concerned_by_commit
+from kvstrata.reconcile.domain_store import DomainStore
+from kvstrata.reconcile.redis.backends import Backends
+from kvstrata.reconcile.redis.credentials import CredentialTender
+from kvstrata.reconcile.redis.topology import Topologies
 
 from . import metrics
 from .audit import tell_restore, tell_sharing, tell_status
-from .backends import Backends
 from .bundles import bundle_secret, read_bundle, shards_of, take
 from .clock import utc_now
-from .credentials import CredentialTender
-from .domainstore import DomainStore
 from .events import Events
-from .fanout import concerned_by_commit
 from .invalidations import count_lazy
 from .lifecycle import create, set_finalizers
 from .memorykeys import KeepsKeys
@@ -65,7 +66,6 @@ from .queue import WorkQueue
 from .reclaimed import Reclaimer, reclaim, tell_reclaimed
 from .secrets import Keeper
 from .store import Store
-from .topology import Topologies
 
 COMMIT_INTERVAL_S = 0.1
 """A bundle is committed at most ten times a second; edits in between are carried by the next commit."""

@@ -1,0 +1,81 @@
+"""Deletions from shared tiers: the protocol orders them for each primary, a Job does a whole tier and reports for each.
+
+That a deletion runs is written down before its Job is made: who leads next finds the Job by the same round. What Jobs
+report is counted since the keyspaces were revoked, over all of them; a fact has what its own Job added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+
+from kvstrata.contract.messages.erase_report import Erased, PrimaryEnd, totals
+from kvstrata.contract.receipt.facts import Amount
+from kvstrata.model.erasure.facts import NOTHING, Deletion, JobState
+from kvstrata.model.erasure.record import Erasure, TierNow
+from kvstrata.plan.erasure.orders import StartDeletion
+from kvstrata.reconcile.erasure.ports import DeletionRun
+
+NOT_MADE = "not-made"
+"""What stands for the uid of a Job in the fact that it is about to be made."""
+
+
+def running(erasure: Erasure) -> frozenset[tuple[str, int]]:
+    """Return tier and round of each Job that is not over as far as is known."""
+    return frozenset((one.tier, one.round) for one in erasure.of(Deletion) if one.state is JobState.RUNNING)
+
+
+def begun(
+    erasure: Erasure, orders: Iterable[StartDeletion], tiers: Mapping[str, TierNow], now: datetime
+) -> Iterator[Deletion]:
+    """Yield that deletions begin: one Job for each tier of which a primary is to be emptied, if none runs there."""
+    busy = {tier for tier, _ in running(erasure)}
+    for tier in sorted({order.tier for order in orders} - busy):
+        primaries = tiers[tier].primaries
+        round = 1 + max((one.round for one in erasure.of(Deletion) if one.tier == tier), default=0)
+        for node in primaries:
+            yield Deletion(tier, node, round, NOT_MADE, JobState.RUNNING, now, len(primaries))
+
+
+def over(erasure: Erasure, tier: str, round: int, run: DeletionRun, now: datetime) -> Iterator[Deletion]:
+    """Yield what became of a Job that is over, for each primary that it was to empty and each that it names."""
+    begun = {one.node: one for one in erasure.of(Deletion) if (one.tier, one.round) == (tier, round)}
+    if not begun:
+        return
+    began = min(one.began for one in begun.values())
+    if run.state is not JobState.DONE:
+        for _, one in sorted(begun.items()):
+            yield _failed(one, run, now, run.problem or "the deletion failed")
+        return
+    lines = [line for line in run.lines if isinstance(line, Erased)]
+    ends = {line.node: line for line in run.lines if isinstance(line, PrimaryEnd)}
+    for node in sorted(begun.keys() - ends.keys()):
+        yield _failed(begun[node], run, now, "its deletion says nothing of it: it has lost its slots")
+    for node, end in sorted(ends.items()):
+        before = [
+            one for one in erasure.of(Deletion) if (one.tier, one.node) == (tier, node) and one.state is JobState.DONE
+        ]
+        found, deleted, remaining = totals(lines, node)
+        # Where keyspaces live on no tombstone remembers what runs before deleted.
+        earlier = _sum(one.deleted for one in before) if erasure.order.prefix is None else NOTHING
+        yield Deletion(
+            tier, node, round, run.job, JobState.DONE, began, len(ends), now,
+            found=_less(found, earlier), deleted=_less(deleted, earlier), remaining=remaining,
+            replicas=end.replicas, replicas_in_step=end.replicas_in_step,
+        )  # fmt: skip
+
+
+def _failed(one: Deletion, run: DeletionRun, now: datetime, problem: str) -> Deletion:
+    return Deletion(
+        one.tier, one.node, one.round, run.job or NOT_MADE, JobState.FAILED, one.began, one.primaries, now,
+        problem=problem,
+    )  # fmt: skip
+
+
+def _sum(amounts: Iterable[Amount]) -> Amount:
+    listed = list(amounts)
+    return Amount(sum(one.keys for one in listed), sum(one.bytes for one in listed)) if listed else NOTHING
+
+
+def _less(amount: Amount, earlier: Amount) -> Amount:
+    return Amount(max(0, amount.keys - earlier.keys), max(0, amount.bytes - earlier.bytes))

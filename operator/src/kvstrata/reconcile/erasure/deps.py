@@ -1,0 +1,96 @@
+"""Everything and everybody that carries erasures out, for all of them together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from kvstrata.clients.gate import GateClient
+from kvstrata.clients.kube import Kube
+from kvstrata.objects.context import BuildContext
+from kvstrata.reconcile.clock import utc_now
+from kvstrata.reconcile.erasure.jobs import Jobs
+from kvstrata.reconcile.erasure.keys import AskHolders, KeyRevoker
+from kvstrata.reconcile.erasure.pods import Pods
+from kvstrata.reconcile.erasure.ports import DeletionJobs, ReceiptChains
+from kvstrata.reconcile.erasure.receipt_chain import Chains
+from kvstrata.reconcile.erasure.record_store import Keep
+from kvstrata.reconcile.erasure.tiers import Looks
+from kvstrata.reconcile.events import Events
+from kvstrata.reconcile.keys.kms_worker import KmsKeys
+from kvstrata.reconcile.memorykeys import MemoryKeys
+from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.secrets import Keeper
+from kvstrata.reconcile.store import Store
+from kvstrata.reconcile.writer import NotLeadingError
+
+AT_ONCE = 8
+"""Orders to pods, looks at tiers and questions to the API server that are under way at a time, of all erasures."""
+
+
+@dataclass(slots=True)
+class Crew:
+    """`operator` is whose word the operator's own looks are, `may_write` raises NotLeadingError when this process may
+    write no more, `now` is the wall clock in UTC and `monotonic` in seconds."""
+
+    kube: Kube
+    store: Store
+    queue: WorkQueue
+    events: Events
+    keep: Keep
+    keys: KeyRevoker
+    looks: Looks
+    pods: Pods
+    jobs: DeletionJobs
+    chains: ReceiptChains
+    operator: str
+    may_write: Callable[[], None]
+    now: Callable[[], datetime]
+    monotonic: Callable[[], float]
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    limit: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
+    named: dict[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
+    """By keyspace, names of chunks that pods are asked for: of erasures that failed, for one that tries again."""
+    issuing: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    """By namespace: receipts of one chain are written one after the other."""
+
+
+def assemble(
+    kube: Kube,
+    store: Store,
+    queue: WorkQueue,
+    keeper: Keeper,
+    gates: GateClient,
+    ctx: BuildContext,
+    leading: Callable[[], bool],
+    memory: MemoryKeys,
+    kms: KmsKeys,
+    ask_holders: AskHolders,
+    operator: str,
+) -> Crew:
+    """Return everybody who carries erasures out in one operator process, whose pod has the name `operator`."""
+
+    def may_write() -> None:
+        if not leading():
+            raise NotLeadingError("this process no longer leads and must not write")
+
+    return Crew(
+        kube=kube,
+        store=store,
+        queue=queue,
+        events=Events(kube),
+        keep=Keep(kube, ctx.operator_namespace),
+        keys=KeyRevoker(kube, store, queue, keeper, operator, utc_now, may_write, memory, kms, ask_holders),
+        looks=Looks(kube, operator, utc_now),
+        pods=Pods(kube, gates, utc_now),
+        jobs=Jobs(kube, ctx, utc_now, leading),
+        chains=Chains(kube, ctx.operator_namespace, utc_now, leading),
+        operator=operator,
+        may_write=may_write,
+        now=utc_now,
+        monotonic=time.monotonic,
+    )

@@ -1,0 +1,189 @@
+"""Deletions of former caches: Jobs, one tier after the other, and how they stand as facts.
+
+Observes: Jobs. Writes: Jobs, by the `DeletionJobs` of erasures. Runs again when: its model is planned, or a Job that
+runs is due for a look.
+
+Nobody waits for a deletion: the model is planned again when a round is over. A process may end anywhere. Which round
+runs is in the model's status before it is begun, and Jobs are named after the former cache, the tier and the round, so
+that whoever leads next finds what was begun, and a Job that is over with its report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import datetime
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients.kube import KubeError
+from kvstrata.contract.messages.erase_report import Erased
+from kvstrata.contract.receipt.facts import Amount
+from kvstrata.model.erasure.facts import NOTHING, JobState
+from kvstrata.model.reclaim import FormerCache, ReclaimReport
+from kvstrata.model.refs import Key
+from kvstrata.plan.actions import EndReclaim, ReclaimFormer, ReclaimQuestion, TellFormer
+from kvstrata.plan.kinds.model_rollback import keyspaces_in_force, reclaimable_tiers
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.background import RETRY_S, Background
+from kvstrata.reconcile.erasure.ports import DeletionJobs, DeletionRun, TierDeletion
+from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.store import Store
+from kvstrata.reconcile.writer import NotLeadingError
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 2
+"""How many former caches are deleted at a time, of whatever model: nobody waits for it."""
+
+KEYSPACES_OF_A_JOB = 20_000
+JOBS_OF_A_ROUND = 100
+"""Of one tier at most: 2,000,000 keyspaces."""
+
+RECLAIMED, FAILED = "reclaimed", "failed"
+"""What becomes of a round."""
+
+LOOK_EVERY_S = 5.0
+
+
+class Reclaims(Background):
+    """Has former caches deleted, whose orders are the slots.
+
+    `now` is the wall clock in UTC. `jobs` ask themselves whether this process leads.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        queue: WorkQueue,
+        jobs: DeletionJobs,
+        now: Callable[[], datetime],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        super().__init__(queue)
+        self._store, self._jobs, self._now, self._sleep = store, jobs, now, sleep
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+
+    def ask(self, namespace: str, question: ReclaimQuestion) -> None:
+        """Show what waits, or begin with a round unless the deletion is under way."""
+        match question:
+            case TellFormer():
+                self._show(namespace, question)
+            case ReclaimFormer():
+                failure = "a former cache was not deleted, which is tried again"
+                again = Key("CachedModel", namespace, question.cache.model)
+                self._begin(question.cache.order, self._reclaim(namespace, question), failure, again)
+
+    async def end(self, namespace: str, order: EndReclaim) -> None:
+        """Let a former cache be deleted no further, and forget its deletion. Raises KubeError and NotLeadingError.
+
+        Its Jobs are gone, or on their way out, when this returns.
+        """
+        await self._end(order.cache.order)
+        await self._jobs.remove(order.cache.order)
+        self._forget(namespace, lambda known: known.order == order.cache.order)
+
+    def _show(self, namespace: str, question: TellFormer) -> None:
+        if question.waiting:
+            metrics.FORMER_IDENTITIES.labels(namespace, question.model).set(question.waiting)
+            return
+        with contextlib.suppress(KeyError):
+            metrics.FORMER_IDENTITIES.remove(namespace, question.model)
+        if question.model not in self._store.domain(namespace).objects["CachedModel"]:
+            self._forget(namespace, lambda known: known.model == question.model)
+            _forget_counts(namespace, question.model)
+
+    async def _reclaim(self, namespace: str, question: ReclaimFormer) -> None:
+        cache = question.cache
+        facts = self._store.domain(namespace).reclaims
+        facts.pop((cache.order, question.round - 1), None)
+        async with self._at_once:
+            try:
+                report = await self._round(namespace, question)
+            except NotLeadingError:
+                return
+        if report is None:
+            return
+        facts[(cache.order, question.round)] = report
+        outcome = RECLAIMED if report.state is JobState.DONE else FAILED
+        metrics.RECLAIMS.labels(namespace, cache.model, outcome).inc()
+        log.info(
+            "a round of the deletion of a former cache is over",
+            extra={"model": cache.model, "identity": cache.identity, "outcome": outcome, "why": report.message},
+        )
+        self._queue.add(Key("CachedModel", namespace, cache.model))
+
+    async def _round(self, namespace: str, question: ReclaimFormer) -> ReclaimReport | None:
+        """Have every Job of a round run; return what came of it, None if the model is gone."""
+        cache, domain = question.cache, self._store.domain(namespace)
+        deleted = NOTHING
+        keyspaces = keyspaces_in_force(domain.bundles.values())
+        for tier in reclaimable_tiers(domain.objects["CacheTier"].values()):
+            told = f"its blocks are being deleted from CacheTier {tier.name}"
+            domain.reclaims[(cache.order, question.round)] = ReclaimReport(cache, JobState.RUNNING, self._now(), told)
+            self._queue.add(Key("CachedModel", namespace, cache.model))
+            for order in self._orders(namespace, question, tier, keyspaces):
+                run = await self._over(namespace, cache, order)
+                if run is None:
+                    return None
+                deleted = _sum(deleted, run)
+                if run.state is not JobState.DONE:
+                    message = f"CacheTier {tier.name}: {run.problem or 'the deletion failed'}"
+                    return ReclaimReport(cache, JobState.FAILED, self._now(), message, deleted)
+        return ReclaimReport(cache, JobState.DONE, self._now(), deleted=deleted)
+
+    def _orders(
+        self, namespace: str, question: ReclaimFormer, tier: CacheTier, keyspaces: tuple[str, ...]
+    ) -> Iterator[TierDeletion]:
+        """Yield the Jobs of a round for one tier. Each has a number of its own, for this round and no other."""
+        cache, domain = question.cache, self._store.world(namespace).domain_id or ""
+        parts = range(0, len(keyspaces), KEYSPACES_OF_A_JOB)
+        for number, start in enumerate(parts[:JOBS_OF_A_ROUND]):
+            yield TierDeletion(
+                cache.order, tier, (question.round - 1) * JOBS_OF_A_ROUND + number + 1, domain, 0,
+                keyspaces[start : start + KEYSPACES_OF_A_JOB], identities=(cache.identity,),
+            )  # fmt: skip
+
+    async def _over(self, namespace: str, cache: FormerCache, order: TierDeletion) -> DeletionRun | None:
+        """Have a Job run, and return what came of it when it is over; None if the model is gone."""
+        while self._is_there(namespace, cache):
+            try:
+                run = await self._jobs.look(order.erasure, order.tier.name, order.round)
+                if run is None or not run.begun:
+                    run = await self._jobs.start(order)
+            except KubeError as error:
+                log.warning("a deletion is waited for", extra={"model": cache.model, "error": str(error)})
+                await self._sleep(max(RETRY_S, error.retry_after_s or 0.0))
+                continue
+            except (LookupError, ValueError) as error:
+                return DeletionRun("", JobState.FAILED, problem=str(error))
+            if run.state is not JobState.RUNNING:
+                return run
+            await self._sleep(LOOK_EVERY_S)
+        return None
+
+    def _is_there(self, namespace: str, cache: FormerCache) -> bool:
+        found: CachedModel | None = self._store.domain(namespace).objects["CachedModel"].get(cache.model)
+        return found is not None and found.uid == cache.uid
+
+    def _forget(self, namespace: str, which: Callable[[FormerCache], bool]) -> None:
+        facts = self._store.domain(namespace).reclaims
+        for key in [key for key, report in facts.items() if which(report.cache)]:
+            del facts[key]
+
+
+def _sum(deleted: Amount, run: DeletionRun) -> Amount:
+    told = [line.deleted for line in run.lines if isinstance(line, Erased)]
+    return Amount(deleted.keys + sum(one.keys for one in told), deleted.bytes + sum(one.bytes for one in told))
+
+
+def _forget_counts(namespace: str, model: str) -> None:
+    """Show no counts of a model that is gone."""
+    for counter in (metrics.RECLAIMED_BLOCKS, metrics.RECLAIMED_BYTES):
+        with contextlib.suppress(KeyError):
+            counter.remove(namespace, model)
+    for outcome in (RECLAIMED, FAILED):
+        with contextlib.suppress(KeyError):
+            metrics.RECLAIMS.remove(namespace, model, outcome)

@@ -1,0 +1,194 @@
+"""Deletions as Jobs in the operator's namespace: created or found, looked at, removed.
+
+Observes: Jobs of erasures, and their pods. Writes: Jobs, and for each a Secret and a NetworkPolicy, which it owns.
+
+A Job's name follows from erasure, tier and round, so that it is created once. It is suspended until all that it needs
+is there: whoever dies in between leaves what the next one completes, or what goes with the Job.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import JOB, NETWORK_POLICY, POD, SECRET, Resource
+from kvstrata.model.erasure.facts import JobState
+from kvstrata.objects import labels, names
+from kvstrata.objects.context import BuildContext
+from kvstrata.objects.erasure.delete_job import (
+    CONTAINER,
+    build_deletion_job,
+    build_deletion_networkpolicy,
+    build_deletion_secret,
+    deletion_order,
+    needed_secrets,
+)
+from kvstrata.reconcile.erasure.job_result import (
+    STOPPED,
+    WHOLE,
+    ReportError,
+    crashed,
+    ended_of,
+    held_up,
+    judged,
+    lost,
+    over,
+    read_report,
+    readable,
+)
+from kvstrata.reconcile.erasure.ports import DeletionRun, TierDeletion
+from kvstrata.reconcile.secrets import decode
+from kvstrata.reconcile.writer import NotLeadingError
+
+log = logging.getLogger(__name__)
+
+MAX_REPORT_BYTES = 4 << 20
+"""Of a report, which has two lines for each primary, and of whatever else its container printed."""
+
+REPORT_PATIENCE = timedelta(seconds=120)
+"""How long after a pod's end its log is waited for: a kubelet that starts anew, or a connection to it that is lost."""
+
+RESUMES = 5
+"""How often a Job is resumed that its controller wrote at the same time."""
+
+
+class Jobs:
+    """Runs deletions. `may_write` is asked before every write; `now` is the wall clock in UTC."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        ctx: BuildContext,
+        now: Callable[[], datetime],
+        may_write: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._kube, self._ctx, self._now, self._may_write = kube, ctx, now, may_write
+
+    async def start(self, order: TierDeletion) -> DeletionRun:
+        """Have the Job of an order run; one that exists is left as it is, and if it did not begin, begins.
+
+        Raises KubeError; LookupError, which names the object, if a Secret by which the tier is reached or a key in it
+        is missing; ValueError for more keyspaces than one Job takes; NotLeadingError.
+        """
+        tier, name = order.tier, names.deletion_job(order.erasure, order.tier.name, order.round)
+        job = await self._kube.get(JOB, self._namespace, name)
+        if job is None or _is_suspended(job):
+            what = deletion_order(
+                tier, order.domain, order.revision, order.keyspaces, order.strays, order.identities, order.chunks
+            )
+            files = await self._files(tier)
+            if job is None:
+                built = build_deletion_job(self._ctx, tier, order.erasure, order.round, len(order.keyspaces))
+                job = await self._make(JOB, built)
+            if _is_suspended(job):
+                await self._make(SECRET, build_deletion_secret(job, what, files))
+                await self._make(NETWORK_POLICY, build_deletion_networkpolicy(job, tier))
+                job = await self._resume(job)
+                log.info("deletion begun", extra={"job": name, "tier": tier.name, "round": order.round})
+        return await self._run(job, order.erasure)
+
+    async def look(self, erasure: str, tier: str, round: int) -> DeletionRun | None:
+        """Return how a Job stands; None if there is none. Raises KubeError."""
+        job = await self._kube.get(JOB, self._namespace, names.deletion_job(erasure, tier, round))
+        return None if job is None else await self._run(job, erasure)
+
+    async def remove(self, erasure: str) -> None:
+        """Remove every Job of an erasure, with what it owns. Raises KubeError and NotLeadingError."""
+        async for job in self._kube.list(JOB, self._namespace, f"{labels.ERASURE}={erasure}"):
+            self._require_lead()
+            await self._kube.delete(JOB, self._namespace, job["metadata"]["name"], job["metadata"]["uid"])
+
+    @property
+    def _namespace(self) -> str:
+        return self._ctx.operator_namespace
+
+    async def _run(self, job: Mapping[str, Any], erasure: str) -> DeletionRun:
+        uid = job["metadata"]["uid"]
+        if _is_suspended(job):
+            problem = "it has not begun: something that it needs is missing"
+            return DeletionRun(uid, JobState.RUNNING, problem=problem, begun=False)
+        said, pod = over(job), await self._pod(uid, erasure)
+        if pod is None:
+            if said:
+                return DeletionRun(uid, JobState.FAILED, problem=f"its pod is gone, and its report with it; {said}")
+            return DeletionRun(uid, JobState.RUNNING, problem="its pod has not been created yet")
+        ended = ended_of(pod)
+        if ended is None:
+            problem = lost(pod) or said
+            if problem:
+                return DeletionRun(uid, JobState.FAILED, problem=problem)
+            return DeletionRun(uid, JobState.RUNNING, problem=held_up(pod))
+        name = pod["metadata"]["name"]
+        if ended.code not in (WHOLE, STOPPED):
+            return crashed(uid, name, ended)
+        try:
+            lines = read_report(await self._kube.container_log(self._namespace, name, CONTAINER, MAX_REPORT_BYTES))
+        except (KubeError, ReportError) as error:
+            problem = readable(f"the report of pod {name} cannot be read: {error}")
+            waits = self._now() < ended.at + REPORT_PATIENCE
+            return DeletionRun(uid, JobState.RUNNING if waits else JobState.FAILED, ended.at, problem=problem)
+        return judged(uid, ended, lines)
+
+    async def _pod(self, job: str, erasure: str) -> dict[str, Any] | None:
+        """Return the newest pod that the Job of this uid controls."""
+        own = [
+            pod
+            async for pod in self._kube.list(POD, self._namespace, f"{labels.ERASURE}={erasure}")
+            if any(owner["uid"] == job for owner in pod["metadata"].get("ownerReferences") or ())
+        ]
+        return max(own, key=lambda pod: (pod["metadata"]["creationTimestamp"], pod["metadata"]["name"]), default=None)
+
+    async def _files(self, tier: CacheTier) -> dict[str, bytes]:
+        """Return copies of what the tier is reached with, by file name. Raises LookupError for what is missing."""
+        files = {}
+        for file, (secret, key) in needed_secrets(tier).items():
+            value = decode(await self._kube.get(SECRET, tier.namespace, secret) or {}).get(key)
+            if value is None:
+                raise LookupError(f"Secret {secret} of CacheTier {tier.name} does not exist or has no key {key}")
+            files[file] = value
+        return files
+
+    async def _make(self, resource: Resource, built: Mapping[str, Any]) -> dict[str, Any]:
+        """Create an object, or return what is there of this name: the one that an earlier attempt made."""
+        self._require_lead()
+        try:
+            return await self._kube.create(resource, self._namespace, built)
+        except KubeError as error:
+            if not error.is_conflict:
+                raise
+        if resource is not JOB:
+            return {}  # what is in it was written by who made this very Job
+        found = await self._kube.get(resource, self._namespace, built["metadata"]["name"])
+        if found is None:
+            raise KubeError(409, "Conflict", f"Job {built['metadata']['name']} was removed at this moment")
+        return found
+
+    async def _resume(self, job: Mapping[str, Any]) -> dict[str, Any]:
+        name, uid = job["metadata"]["name"], job["metadata"]["uid"]
+        attempts = 0
+        while True:
+            found = await self._kube.get(JOB, self._namespace, name)
+            if found is None or found["metadata"]["uid"] != uid:
+                raise KubeError(409, "Conflict", f"Job {name} was removed at this moment")
+            if not _is_suspended(found):
+                return found
+            self._require_lead()
+            begun = {**found, "spec": {**found["spec"], "suspend": False}}
+            try:
+                return await self._kube.replace(JOB, self._namespace, begun)
+            except KubeError as error:
+                attempts += 1
+                if not error.is_conflict or attempts == RESUMES:
+                    raise
+
+    def _require_lead(self) -> None:
+        if not self._may_write():
+            raise NotLeadingError("a deletion would be ordered by a process that lost the Lease")
+
+
+def _is_suspended(job: Mapping[str, Any]) -> bool:
+    return bool(job["spec"].get("suspend"))

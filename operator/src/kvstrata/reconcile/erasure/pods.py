@@ -1,0 +1,128 @@
+"""What is asked of pods: to erase what they hold, and whether they still find what they could have read before."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Protocol, TypeVar
+
+from kvstrata.clients.gate import GateError
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.contract import ContractError
+from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
+from kvstrata.contract.messages.erase import Erased, EraseRequest, Verified, VerifyRequest
+from kvstrata.contract.messages.erase_2 import MAX_ERASED_KEYSPACES, ErasedTier, EraseOutcome
+from kvstrata.contract.messages.pod_state import gate_server_name
+from kvstrata.contract.receipt.facts import Copies
+from kvstrata.model.erasure.facts import EngineKept, EngineReset, FilesErased, PodErased, PodProbed
+from kvstrata.model.pods import Pod
+from kvstrata.plan.erasure.gather import OWN_MEMORY
+from kvstrata.plan.erasure.orders import AskPodToErase, AskPodToVerify, ResetEngine
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.audit import tell_refused
+from kvstrata.reconcile.pod_tokens import PodTokens
+
+T = TypeVar("T")
+
+WAIT_S = 30.0
+"""How long a pod may wait for readers and writers before it says who holds what is left."""
+
+
+class Gates(Protocol):
+    """The gates of pods, as `adapters.gate_client.GateClient` is."""
+
+    async def erase(self, pod_ip: str, server_name: str, request: EraseRequest) -> tuple[Erased, str]:
+        """Have a pod erase."""
+
+    async def verify(self, pod_ip: str, server_name: str, request: VerifyRequest) -> tuple[Verified, str]:
+        """Ask what a pod finds."""
+
+    async def reset(self, pod_ip: str, server_name: str, request: ResetRequest) -> tuple[EngineSaid, str]:
+        """Have a pod's engine empty its prefix cache."""
+
+
+class PodError(Exception):
+    """A pod did not do what was asked, or what it said is not believed. The message holds no keyspace."""
+
+
+class Pods:
+    """Asks pods. `now` is the wall clock in UTC."""
+
+    def __init__(self, kube: Kube, gates: Gates, now: Callable[[], datetime]) -> None:
+        self._gates, self._tokens, self._now = gates, PodTokens(kube), now
+
+    async def erase(self, namespace: str, pod: Pod, order: AskPodToErase) -> PodErased | FilesErased:
+        """Have a pod erase the tiers that are named. Raises PodError as long as anything of it is left."""
+        if len(order.keyspaces) > MAX_ERASED_KEYSPACES:
+            raise PodError(f"pods erase {MAX_ERASED_KEYSPACES} keyspaces at a time, and it is {len(order.keyspaces)}")
+        named = () if OWN_MEMORY in order.tiers else order.tiers
+        request = EraseRequest(order.keyspaces, named, WAIT_S)
+        asked = self._gates.erase(pod.ip or "", gate_server_name(pod.model, namespace), request)
+        said = await self._believed(namespace, pod, asked)
+        if said.outcome is not EraseOutcome.COMPLETE:
+            raise PodError(f"pod {pod.name} has not erased everything: {'; '.join(said.held_by[:3]) or said.outcome}")
+        rows = {tier.tier: tier for tier in said.tiers}
+        if missing := sorted(set(order.tiers) - rows.keys()):
+            raise PodError(f"pod {pod.name} says nothing of its tier {missing[0] or 'of memory'}")
+        copies = {name: _copies(rows[name]) for name in order.tiers}
+        if order.heir_of:
+            return FilesErased(order.heir_of, order.tiers[0], pod.uid, self._now(), copies[order.tiers[0]])
+        return PodErased(order.uid, order.round, said.gate_boot, said.cache_boot, self._now(), copies)
+
+    async def verify(
+        self, namespace: str, pod: Pod, order: AskPodToVerify, named: Mapping[str, Iterable[str]]
+    ) -> PodProbed:
+        """Ask a pod for blocks of each keyspace: for those of the chunks that are named, else for those that it
+        remembers having erased. Raises PodError if it cannot look."""
+        boots: set[tuple[str, str]] = set()
+        known = asked = missed = 0
+        for keyspace in order.keyspaces:
+            chunks = b"".join(bytes.fromhex(chunk) for chunk in named.get(keyspace, ()))
+            request = VerifyRequest(keyspace, chunks or None)
+            question = self._gates.verify(pod.ip or "", gate_server_name(pod.model, namespace), request)
+            said = await self._believed(namespace, pod, question)
+            if said.in_force or said.found.in_force:
+                raise PodError(f"pod {pod.name} has a policy in force that was revoked")
+            boots.add((said.gate_boot, said.found.boot))
+            there = max((max(tier.found, tier.kept or 0) for tier in said.found.tiers), default=0)
+            known += max(said.asked, len(tuple(named.get(keyspace, ()))))
+            asked += said.asked
+            missed += said.asked - there
+        if len(boots) != 1:
+            raise PodError(f"pod {pod.name} started anew while it was asked")
+        ((gate_boot, cache_boot),) = boots
+        return PodProbed(order.uid, order.round, gate_boot, cache_boot, self._now(), known, asked, missed)
+
+    async def reset(self, namespace: str, pod: Pod, order: ResetEngine) -> EngineReset | EngineKept:
+        """Have a pod's engine empty its prefix cache, or be told that it cannot. Raises PodError to be tried again."""
+        asked = self._gates.reset(pod.ip or "", gate_server_name(pod.model, namespace), ResetRequest(WAIT_S))
+        said = await self._believed(namespace, pod, asked)
+        match said.outcome:
+            case ResetOutcome.RESET:
+                return EngineReset(order.uid, self._now())
+            case ResetOutcome.CANNOT:
+                return EngineKept(order.uid, self._now())
+            case ResetOutcome.BUSY:
+                raise PodError(f"the engine of pod {pod.name} has not emptied its prefix cache: requests hold blocks")
+        raise PodError(f"the engine of pod {pod.name} does not answer")
+
+    async def _believed(self, namespace: str, pod: Pod, asked: Awaitable[tuple[T, str]]) -> T:
+        """Return a pod's answer if its token is that of the pod. Raises PodError."""
+        try:
+            answer, token = await asked
+            doubt = await self._tokens.doubt(namespace, pod, token)
+        except GateError as error:
+            metrics.GATE_ERRORS.labels(str(error.reason)).inc()
+            raise PodError(f"pod {pod.name} did not answer: {error.reason}") from error
+        except ContractError as error:
+            raise PodError(f"pod {pod.name} could not be asked") from error
+        except KubeError as error:
+            raise PodError(f"the token of pod {pod.name} could not be reviewed: {error.reason}") from error
+        if doubt is not None:
+            tell_refused(namespace, pod, doubt)
+            raise PodError(f"the answer of pod {pod.name} is not believed: {doubt}")
+        return answer
+
+
+def _copies(tier: ErasedTier) -> Copies:
+    return Copies(tier.found.blocks, tier.deleted.blocks, tier.remaining.blocks, tier.deleted.bytes)

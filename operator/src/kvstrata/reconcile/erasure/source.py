@@ -1,0 +1,127 @@
+"""What ordered an erasure, and what it tells: an invalidation, or a policy that is deleted and can have none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.clients.resources import BY_KIND
+from kvstrata.model.erasure.facts import Fact, Rolled
+from kvstrata.model.erasure.record import ErasureRecord
+from kvstrata.model.refs import Key
+from kvstrata.plan.actions import CarryOutErasure
+from kvstrata.plan.erasure import gather
+from kvstrata.plan.erasure import gather_deleted_policy as departed
+from kvstrata.plan.erasure.policy_deletion import ABANDON, ERASES, FINALIZER
+from kvstrata.reconcile.erasure.deps import Crew
+
+REMOVED = "the object that ordered it was removed"
+FAILED = "the object that ordered it had failed before it was known what was kept"
+
+
+class Source:
+    """The object of an order, as it is at each moment."""
+
+    def __init__(self, crew: Crew, namespace: str, order: CarryOutErasure) -> None:
+        self._crew, self._namespace, self._order = crew, namespace, order
+        self._unattended: datetime | None = None
+
+    @property
+    def key(self) -> Key:
+        """What is planned when there is news of the erasure."""
+        return Key(self._order.kind, self._namespace, self._order.name)
+
+    @property
+    def found(self) -> CacheInvalidation | TenantCachePolicy | None:
+        """The object; None if it is gone, or another one has its name."""
+        objects = self._crew.store.domain(self._namespace).objects[self._order.kind]
+        found: CacheInvalidation | TenantCachePolicy | None = objects.get(self._order.name)
+        return found if found is not None and found.uid == self._order.uid else None
+
+    @property
+    def abandoned(self) -> str:
+        """For what reason the erasure is given up: a person's, on the order or on the policy whose deletion it is, or
+        that the order was taken away or has ended. Empty if it is not."""
+        world, found = self._crew.store.world(self._namespace), self.found
+        if found is None:
+            return "" if self.key in world.unreadable else REMOVED
+        policy = world.policies.get(world.policy_names.get(found.metadata.annotations.get(ERASES, ""), ""))
+        told = [one.metadata.annotations.get(ABANDON, "").strip() for one in (found, policy) if one is not None]
+        return next(filter(None, told), FAILED if _has_finished(found) else "")
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody orders it any more: the object is gone, or says itself that it has ended."""
+        found = self.found
+        if found is None:
+            return self.key not in self._crew.store.world(self._namespace).unreadable
+        return _has_finished(found)
+
+    def unattended(self) -> datetime | None:
+        """Return since when the namespace is seen to go: its domain went, and the order is deleted, too. None if it is
+        not."""
+        found = self.found
+        going = found is not None and found.metadata.deleting
+        if not (going and self._crew.store.world(self._namespace).domain is None):
+            self._unattended = None
+        elif self._unattended is None:
+            self._unattended = self._crew.now()
+        return self._unattended
+
+    def begin(self) -> ErasureRecord | None:
+        """Return what is to be kept before anything is done; None while that cannot be said.
+
+        Keys that are still to come are waited for, so that they end with what was under them, unless it is given up.
+        """
+        world, found = self._crew.store.world(self._namespace), self.found
+        record: ErasureRecord | None = None
+        match found:
+            case CacheInvalidation():
+                record = gather.begin(world, found)
+            case TenantCachePolicy():
+                record = departed.begin(world, found, self._crew.now())
+        waits = record is not None and gather.lacks_keys(world, record) and not self.abandoned
+        return None if waits else record
+
+    async def hold(self) -> None:
+        """Keep an invalidation until its erasure is over: what it says is what people look at. Policies are held
+        before anything is cached under them."""
+        found = self.found
+        if not isinstance(found, CacheInvalidation) or found.metadata.deleting:
+            return
+        if FINALIZER in found.metadata.finalizers:
+            return
+        self._crew.may_write()
+        resource, metadata = BY_KIND[found.INFO.kind], found.metadata
+        written = await self._crew.kube.set_finalizers(
+            resource, found.namespace, found.name, (*metadata.finalizers, FINALIZER), metadata.resource_version
+        )
+        self._crew.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
+
+    def news(self, record: ErasureRecord) -> Iterable[Fact]:
+        """Return what the world tells that is not in the record."""
+        found = self.found
+        if found is None:
+            return ()
+        if record.erasure.only(Rolled) is None and (rolled := self._rolled(record)) is not None:
+            # What pods said is looked at against it, so it is the only news.
+            return (rolled,)
+        return tuple(self._words(record, found))
+
+    def _words(self, record: ErasureRecord, found: CacheInvalidation | TenantCachePolicy) -> Iterator[Fact]:
+        world, now = self._crew.store.world(self._namespace), self._crew.now()
+        awaiting = found.status.awaiting if isinstance(found, CacheInvalidation) else ()
+        yield from gather.words(world, record, awaiting, now)
+        yield from gather.tiers_lost(world, record.erasure, now)
+
+    def _rolled(self, record: ErasureRecord) -> Rolled | None:
+        world, found = self._crew.store.world(self._namespace), self.found
+        if isinstance(found, CacheInvalidation):
+            return gather.rolled(world, found, record)
+        return departed.rolled(world, record, self._crew.now())
+
+
+def _has_finished(found: CacheInvalidation | TenantCachePolicy) -> bool:
+    return isinstance(found, CacheInvalidation) and found.finished

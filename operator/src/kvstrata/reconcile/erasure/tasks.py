@@ -1,0 +1,181 @@
+"""All erasures of one operator process: each has a task of its own while this process leads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+from functools import partial
+from types import TracebackType
+
+from kvstrata.api.base import Resource
+from kvstrata.api.cacheinvalidation import CacheInvalidation
+from kvstrata.clients.kube import KubeError
+from kvstrata.clients.resources import BY_KIND
+from kvstrata.model.refs import Key
+from kvstrata.plan.actions import CarryOutErasure, EndErasure, ErasureOrder
+from kvstrata.plan.erasure.policy_deletion import FINALIZER
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.erasure.deps import Crew
+from kvstrata.reconcile.erasure.runner import RETRY_S, Course
+from kvstrata.reconcile.writer import NotLeadingError
+
+log = logging.getLogger(__name__)
+
+
+class Erasures:
+    """Carries out erasures. Use it as a context manager, within one event loop.
+
+    It is given its orders by plans, which may repeat them at will.
+    """
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._courses: dict[str, Course] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: dict[str, asyncio.Task[None]] = {}
+
+    async def __aenter__(self) -> Erasures:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tasks = [*self._tasks.values(), *self._ending.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        metrics.ERASURES_OPEN.set(0)
+
+    @property
+    def open(self) -> int:
+        """How many erasures somebody is at."""
+        return len(self._tasks)
+
+    def take(self, namespace: str, order: ErasureOrder) -> None:
+        """Begin with an order, or wake who is at it."""
+        match order:
+            case CarryOutErasure():
+                self._carry_out(namespace, order)
+            case EndErasure():
+                self._end(namespace, order)
+
+    async def recall(self, watched: Collection[str] = ()) -> None:
+        """Go on with every erasure that is kept, of these namespaces or, without any, of all.
+
+        Plans know of all of them when this returns, and not before, so nothing is planned until then. They name those
+        whose order is there; of others the receipt is still owed.
+        """
+        while True:
+            try:
+                kept = [record async for record in self._crew.keep.records()]
+            except KubeError as error:
+                log.warning("erasures that are kept could not be listed", extra={"error": str(error)})
+                await self._crew.sleep(RETRY_S)
+            else:
+                break
+        for record in kept:
+            if watched and record.namespace not in watched:
+                continue
+            subject = record.erasure.order.subject
+            order = CarryOutErasure(str(subject.kind), record.invalidation, subject.uid)
+            self._carry_out(record.namespace, order).recall(record)
+
+    def _carry_out(self, namespace: str, order: CarryOutErasure) -> Course:
+        course = self._courses.get(order.uid)
+        if course is not None:
+            course.wake()
+            return course
+        course = self._courses[order.uid] = Course(self._crew, namespace, order)
+        self._tasks[order.uid] = asyncio.create_task(self._follow(course), name=f"erasure {course.name}")
+        metrics.ERASURES_OPEN.set(len(self._tasks))
+        return course
+
+    async def _follow(self, course: Course) -> None:
+        """Follow one erasure to its end; what fails by a defect goes on from what is kept."""
+        while True:
+            try:
+                await course.run(partial(self._jobs_but, course.uid))
+                break
+            except NotLeadingError:
+                return
+            except Exception:
+                log.exception("an erasure failed; this is a defect", extra={"erasure": course.name})
+                metrics.FAILURES.labels(course.order.kind, "Bug").inc()
+                await self._crew.sleep(RETRY_S)
+                course = self._courses[course.uid] = Course(self._crew, course.namespace, course.order)
+        self._tasks.pop(course.uid, None)
+        metrics.ERASURES_OPEN.set(len(self._tasks))
+        if course.record is None:
+            self._courses.pop(course.uid, None)
+            return
+        end = EndErasure(course.order.kind, course.order.name, course.uid)
+        if self._object(course.namespace, end) is None:
+            # Nobody is left to tell, and no plan orders the end.
+            self._end(course.namespace, end)
+
+    def _jobs_but(self, uid: str) -> int:
+        return sum(course.jobs_running for course in self._courses.values() if course.uid != uid)
+
+    def _end(self, namespace: str, order: EndErasure) -> None:
+        if order.uid not in self._ending:
+            self._ending[order.uid] = asyncio.create_task(self._ended(namespace, order))
+
+    async def _ended(self, namespace: str, order: EndErasure) -> None:
+        """Remove what was made for an erasure, then what is kept of it, then what holds its object."""
+        await self._stop(order.uid)
+        try:
+            self._crew.may_write()
+            await self._crew.jobs.remove(order.uid)
+            self._crew.may_write()
+            await self._crew.keep.remove(order.uid)
+            await self._release(namespace, order)
+        except NotLeadingError:
+            return
+        except KubeError as error:
+            log.warning("an erasure's end waits", extra={"order": order.name, "error": str(error)})
+            if self._object(namespace, order) is None:
+                await self._crew.sleep(RETRY_S)
+                del self._ending[order.uid]
+                self._end(namespace, order)
+                return
+        else:
+            self._courses.pop(order.uid, None)
+            domain = self._crew.store.domain(namespace)
+            domain.erasures.pop(order.uid, None)
+            domain.forget_ending()
+        del self._ending[order.uid]
+
+    async def _stop(self, uid: str) -> None:
+        """Have nobody go on with an erasure that ends: what is kept would be made anew."""
+        task = self._tasks.pop(uid, None)
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self._courses.pop(uid, None)
+        metrics.ERASURES_OPEN.set(len(self._tasks))
+
+    async def _release(self, namespace: str, order: EndErasure) -> None:
+        found = self._object(namespace, order)
+        if not isinstance(found, CacheInvalidation) or FINALIZER not in found.metadata.finalizers:
+            return
+        self._crew.may_write()
+        resource = BY_KIND[found.INFO.kind]
+        rest = tuple(one for one in found.metadata.finalizers if one != FINALIZER)
+        try:
+            written = await self._crew.kube.set_finalizers(
+                resource, namespace, found.name, rest, found.metadata.resource_version
+            )
+        except KubeError as error:
+            if not error.is_not_found:
+                raise
+            return
+        if not found.metadata.deleting:
+            self._crew.store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
+            self._crew.queue.add(Key(found.INFO.kind, namespace, found.name))
+
+    def _object(self, namespace: str, order: EndErasure) -> Resource | None:
+        """Return what ordered an erasure, as long as it is there."""
+        found: Resource | None = self._crew.store.domain(namespace).objects[order.kind].get(order.name)
+        return found if found is not None and found.uid == order.uid else None

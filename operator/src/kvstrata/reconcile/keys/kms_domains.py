@@ -1,0 +1,317 @@
+"""Who is to be asked about keys that a service wraps, also when the CacheDomain that named it is gone.
+
+Observes: CacheDomains, and what is noted of those that were (`custody.estates`). Writes: that note, before a domain's
+first key is made and when the way to its service has changed; the domain's Secrets of wrapped keys go with it when the
+service has nothing of the domain any more. Runs again when: a while has passed.
+
+A domain counts as gone when the API server lists the CacheDomains of its namespace without it and the watch has it no
+more either, or when the API server says that the namespace is ending; not because nothing answered to its name. One
+that is there again by its id goes on. As long as an erasure or an invalidation is under way, or a status names an
+epoch, its note stays: somebody will ask what became of its key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from functools import partial
+
+from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import BY_KIND
+from kvstrata.contract import ContractError
+from kvstrata.contract.receipt.vocabulary import KeyCustody
+from kvstrata.model.keys import Destruction
+from kvstrata.model.refs import Key
+from kvstrata.model.world import World
+from kvstrata.objects import names
+from kvstrata.plan.keys.custody import in_force
+from kvstrata.plan.keys.data_keys import HOLDERS, epochs_in_use
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.erasure.record_store import Keep
+from kvstrata.reconcile.keys import CustodyError
+from kvstrata.reconcile.keys.kms_custody import KmsCustody
+from kvstrata.reconcile.keys.kms_domains_store import Estate, Estates, Noted
+from kvstrata.reconcile.keys.kms_services import KmsServices
+from kvstrata.reconcile.keys.wrapped_keys import WrappedKey, WrappedKeys, domains_with_keys
+from kvstrata.reconcile.store import Store
+
+log = logging.getLogger(__name__)
+
+_NAMING = HOLDERS | {"CacheInvalidation"}
+"""Kinds whose status names epochs, also former ones."""
+
+SETTLE_S = 15.0
+"""Between two looks for domains that are gone."""
+
+STRAYS_EVERY = 40
+"""At every how many of these looks all Secrets of wrapped keys are listed."""
+
+
+class KmsEstates:
+    """Custodies of one operator process. `namespace` is the operator's, `operator` is whose word a revocation is,
+    `now` the wall clock in UTC, `leading` whether this process may write."""
+
+    def __init__(
+        self,
+        kube: Kube,
+        namespace: str,
+        store: Store,
+        services: KmsServices,
+        operator: str,
+        now: Callable[[], datetime],
+        leading: Callable[[], bool],
+    ) -> None:
+        self._kube, self._namespace, self._store, self._services = kube, namespace, store, services
+        self._operator, self._now, self._leading = operator, now, leading
+        self._estates, self._keep = Estates(kube, namespace), Keep(kube, namespace)
+        self._empty = set[str]()
+        """Domains of which nothing was found at the last look."""
+        self._over: dict[str, dict[str, WrappedKey]] = {}
+        """By domain, notes of keys whose end the service confirmed to this process."""
+        self._looks, self._strays = 0, frozenset[str]()
+        """How often was looked, and domains of which there were keys the last time and no note."""
+
+    async def of_namespace(self, namespace: str) -> KmsCustody:
+        """Return the custody that the CacheDomain of a namespace names, once it is noted. Raises CustodyError."""
+        estate = await self._estate_of(namespace)
+        custody = await self._custody(estate)
+        if not await self._estates.has(estate):
+            # Of a way that leads elsewhere a note would be of no use, and the last one may still lead there.
+            await custody.leads_there()
+            self._require_leading()
+            await self._estates.note(estate)
+        return custody
+
+    async def of_domain(self, namespace: str, domain_id: str) -> KmsCustody | None:
+        """Return the custody of a domain that is or was in a namespace; None if nothing is stored of it.
+
+        Raises CustodyError.
+        """
+        estate = await self._estates.of(domain_id)
+        if estate is not None and estate.namespace != namespace:
+            raise CustodyError("the domain was never in this namespace")
+        domain = self._domain_of(namespace)
+        if domain is not None and domain.status.domain_id == domain_id:
+            return await self._custody(await self._estate_of(namespace))
+        if estate is None:
+            held = await WrappedKeys(self._kube, self._namespace, domain_id).held()
+            if held.unreadable or any(record.wrapped for record in held.records.values()):
+                raise CustodyError("there are wrapped keys of the domain, and nothing says which service has the rest")
+            return None
+        return await self._custody(estate)
+
+    async def run(self) -> None:
+        """Settle what domains leave until cancelled."""
+        while True:
+            try:
+                await self.settle()
+            except Exception as error:
+                _report(error)
+            await asyncio.sleep(SETTLE_S)
+
+    async def settle(self) -> None:
+        """Have services delete what they have of domains that are gone; who fails is asked again next time."""
+        with_keys = await self._with_keys()
+        try:
+            noted = await self._estates.all()
+        except CustodyError as error:
+            log.info("what domains left could not be looked at", extra={"error": str(error)})
+            return
+        if noted.unreadable:
+            log.warning("nobody can read which service has keys", extra={"secrets": noted.unreadable})
+        waiting = len(noted.unreadable)
+        for estate in noted.estates:
+            about = {"namespace": estate.namespace, "domain": estate.domain}
+            was_empty = estate.domain in self._empty
+            self._empty.discard(estate.domain)
+            try:
+                if await self._is_gone(estate):
+                    waiting += not await self._ended(estate, was_empty)
+                    continue
+                if estate.ending:
+                    await self._go_on(estate)
+                if self._is_there(estate):
+                    await self._renew(estate.namespace)
+            except (CustodyError, KubeError) as error:
+                waiting += 1
+                problem = {"problem": str(error)}
+                log.warning("keys of a domain that may be gone are still in their service", extra=about | problem)
+            except Exception as error:
+                waiting += 1
+                _report(error)
+        await self._note_missing(noted)
+        metrics.KMS_ESTATES_OPEN.set(waiting + self._without_note(with_keys, noted))
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._services.close()
+
+    async def _ended(self, estate: Estate, was_empty: bool) -> bool:
+        """End all keys of a domain; return whether the service has none any more. `was_empty` is whether nothing was
+        found at the look before, which makes this the last one if it finds nothing either."""
+        self._require_leading()
+        await self._estates.begin_end(estate)
+        custody = await self._custody(estate)
+        left = await custody.end_all(lambda: self._asked(estate), self._over.setdefault(estate.domain, {}))
+        tell_unended(estate.namespace, left.unended.values())
+        if left.unreadable:
+            about = {"namespace": estate.namespace, "secrets": left.unreadable}
+            log.warning("nobody can read what keys a service has", extra=about)
+        if left:
+            return not (left.unended or left.unreadable)
+        if not was_empty:
+            # What was being drawn when the end began ends by whoever drew it, who needs the client for that.
+            self._empty.add(estate.domain)
+            return True
+        await self._estates.remove(estate.domain)
+        await self._services.forget(estate)
+        self._over.pop(estate.domain, None)
+        log.info("a service has no key of a domain that is gone", extra={"namespace": estate.namespace})
+        return True
+
+    async def _go_on(self, estate: Estate) -> None:
+        """Have keys drawn again of a domain that was restored with its id. What has ended by then has."""
+        self._require_leading()
+        await self._estates.reopen(estate)
+        self._over.pop(estate.domain, None)
+        about = {"namespace": estate.namespace, "domain": estate.domain}
+        log.warning("a CacheDomain is there again: its keys are not ended any further", extra=about)
+
+    def _is_there(self, estate: Estate) -> bool:
+        domain = self._store.world(estate.namespace).domain
+        return domain is not None and domain.status.domain_id == estate.domain and domain.spec.kms is not None
+
+    async def _renew(self, namespace: str) -> None:
+        """Note the way to the service of a domain that is there if it is another one, as soon as it leads there."""
+        try:
+            await self.of_namespace(namespace)
+        except CustodyError as error:
+            about = {"namespace": namespace, "problem": str(error)}
+            log.info("what is noted of a domain's service is not what its CacheDomain says", extra=about)
+
+    async def _note_missing(self, noted: Noted) -> None:
+        """Note the ways of domains that are there and of which nothing is noted, although they may have keys."""
+        known = {estate.domain for estate in noted.estates}
+        for namespace in self._store.namespaces:
+            domain = self._store.world(namespace).domain
+            if domain is None or domain.spec.kms is None or in_force(domain) is not KeyCustody.KMS:
+                continue
+            if domain.status.domain_id is not None and domain.status.domain_id not in known:
+                await self._renew(namespace)
+
+    async def _with_keys(self) -> frozenset[str] | None:
+        """Return the ids of all domains of which there are Secrets of wrapped keys, None if it is not known now."""
+        found: frozenset[str] | None = None
+        if self._looks % STRAYS_EVERY == 0:
+            try:
+                found = await domains_with_keys(self._kube, self._namespace)
+            except CustodyError as error:
+                log.info("keys without a note could not be looked for", extra={"error": str(error)})
+                return None
+        self._looks += 1
+        return found
+
+    def _without_note(self, with_keys: frozenset[str] | None, noted: Noted) -> int:
+        """Return of how many domains that are not there nothing says which service has their keys.
+
+        `with_keys` were listed before what is noted: that is written before the first key, and removed after the last.
+        """
+        known = {estate.domain for estate in noted.estates}
+        known |= {domain for domain in with_keys or () if names.kms_estate(domain) in noted.unreadable}
+        if with_keys is not None:
+            there = (self._store.world(namespace).domain_id for namespace in self._store.namespaces)
+            self._strays = with_keys - known - {*there}
+            if self._strays:
+                told = {"domains": sorted(self._strays)}
+                log.warning("there are wrapped keys, and nothing says which service has the rest", extra=told)
+        self._strays -= known
+        return len(self._strays)
+
+    async def _is_gone(self, estate: Estate) -> bool:
+        try:
+            found = [raw async for raw in self._kube.list(BY_KIND["CacheDomain"], estate.namespace)]
+        except KubeError as error:
+            if error.is_refusal and await self._kube.is_ending(estate.namespace):
+                # With a namespace goes the right to read in it.
+                return True
+            raise
+        ids = [(raw["metadata"]["uid"], (raw.get("status") or {}).get("domainID")) for raw in found]
+        if any(estate.uid == uid or estate.domain == domain for uid, domain in ids):
+            return False
+        seen = self._store.world(estate.namespace).domains.values()
+        if any(estate.uid == one.uid or estate.domain == one.status.domain_id for one in seen):
+            raise CustodyError(
+                "the API server lists the CacheDomain no more, and its watch has not said that it is gone"
+            )
+        return True
+
+    async def _asked(self, estate: Estate) -> frozenset[str] | None:
+        """Return the epochs about which erasures and invalidations ask that are not over, and that statuses name which
+        may be erased; None if one of these cannot be read."""
+        before = self._named(estate.namespace)
+        try:
+            records = [one async for one in self._keep.records(whole=True) if one.domain == estate.domain]
+        except ContractError:
+            return None
+        # An erasure's record is there before the status that names its epochs changes.
+        named = self._named(estate.namespace)
+        if before is None or named is None:
+            return None
+        return frozenset(left.old for record in records for left in record.epochs) | before | named
+
+    def _named(self, namespace: str) -> frozenset[str] | None:
+        world = self._store.world(namespace)
+        if any(key.kind in _NAMING for key in world.unreadable):
+            return None
+        orders = [one for one in world.invalidations.values() if not one.finished]
+        rolled = (scope.old_epoch for one in orders for scope in one.status.scopes or ())
+        return frozenset(epochs_in_use(world) | {epoch for epoch in rolled if epoch})
+
+    async def _estate_of(self, namespace: str) -> Estate:
+        domain = self._domain_of(namespace)
+        if domain is None or domain.status.domain_id is None:
+            raise CustodyError("there is no CacheDomain that says where the key management service is")
+        if domain.spec.kms is None:
+            raise CustodyError("spec.kms of the CacheDomain is gone, and its keys are wrapped by a service")
+        authority = await self._services.authority(namespace, domain.spec.kms)
+        return Estate(domain.status.domain_id, namespace, domain.uid, domain.spec.kms, authority)
+
+    def _domain_of(self, namespace: str) -> CacheDomain | None:
+        """Return the CacheDomain, None if there is none. Raises CustodyError if nobody could read the one there is."""
+        world = self._store.world(namespace)
+        if world.domain is None and is_unreadable(world):
+            raise CustodyError("the CacheDomain cannot be read, so it is not known where its keys are")
+        return world.domain
+
+    async def _custody(self, estate: Estate) -> KmsCustody:
+        client = await self._services.client(estate)
+        stored = WrappedKeys(self._kube, self._namespace, estate.domain)
+        domain = estate.domain
+        why_not = partial(self._estates.why_not, domain)
+        return KmsCustody(client, stored, domain, self._now, self._operator, why_not)
+
+    def _require_leading(self) -> None:
+        if not self._leading():
+            raise CustodyError("this process no longer leads")
+
+
+def is_unreadable(world: World) -> bool:
+    """Return whether a namespace has a CacheDomain that nobody can read."""
+    return Key("CacheDomain", world.namespace, DOMAIN_NAME) in world.unreadable
+
+
+def tell_unended(namespace: str, ends: Iterable[Destruction]) -> None:
+    """Tell operators of keys that their service has not ended, and why."""
+    for end in ends:
+        if end.why_not is not None:
+            told = {"namespace": namespace, "why": str(end.why_not)}
+            log.warning("the service has not ended a data key that nobody needs", extra=told)
+            metrics.KEYS_NOT_ENDED.labels(str(end.why_not)).inc()
+
+
+def _report(error: Exception) -> None:
+    log.error("what a domain left could not be settled; this is a defect", exc_info=error)
+    metrics.FAILURES.labels("CacheDomain", "Bug").inc()

@@ -1,0 +1,117 @@
+"""Ways to key management services, as CacheDomains name them and as whoever runs the operator allows.
+
+The operator shows a token of its own to a service. So it does that in no place that a namespace chose by itself, be it
+another address, or another authentication method of a service that several use: its owner could take the token, and
+be the operator elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from kvstrata.api.cachedomain import KeyManagement
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import CONFIG_MAP
+from kvstrata.clients.transit import AT_ONCE, Tokens, TransitClient
+from kvstrata.clients.transit_tokens import KubernetesLogin
+from kvstrata.model.kmsservices import AllowedService
+from kvstrata.reconcile.keys import CustodyError
+from kvstrata.reconcile.keys.kms_domains_store import Estate
+
+_Whose = tuple[str, str]
+"""A namespace, and the id of its domain: who claims another's id does not get that one's client."""
+
+Login = Callable[[KeyManagement], Tokens]
+"""How the operator proves to a service who it is."""
+
+
+def by_service_account(token_file: Path) -> Login:
+    """Log in with the service account's token in this file, which the kubelet renews."""
+
+    def login(kms: KeyManagement) -> Tokens:
+        return KubernetesLogin(kms.role, token_file, method=kms.effective_auth_mount)
+
+    return login
+
+
+class KmsServices:
+    """Clients of services, one for each domain, kept for as long as what is said of them stays the same."""
+
+    def __init__(self, kube: Kube, allowed: Iterable[AllowedService], login: Login) -> None:
+        self._kube, self._allowed, self._login = kube, tuple(allowed), login
+        self._clients: dict[_Whose, tuple[tuple[KeyManagement, bytes], TransitClient]] = {}
+        self._changing: defaultdict[_Whose, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(AT_ONCE))
+        """By address, whose turn it is to ask: a service minds how many ask, not for which namespace."""
+        self._closed = False
+
+    async def client(self, estate: Estate) -> TransitClient:
+        """Return the client by which a domain's keys are asked for. Raises CustodyError if there can be none.
+
+        One that it replaces is closed: those who use it are told so by a KmsError, and ask again.
+        """
+        self._require_allowed(estate.kms)
+        whose, about = (estate.namespace, estate.domain), (estate.kms, estate.authority)
+        async with self._changing[whose]:
+            known = self._clients.get(whose)
+            if known is not None and known[0] == about:
+                return known[1]
+            if self._closed:
+                raise CustodyError("the operator is ending")
+            client = self._made(estate)
+            self._clients[whose] = (about, client)
+            if known is not None:
+                await known[1].close()
+            return client
+
+    def _made(self, estate: Estate) -> TransitClient:
+        kms = estate.kms
+        try:
+            return TransitClient(
+                kms.address,
+                estate.authority,
+                self._login(kms),
+                mount=kms.mount or "transit",
+                namespace=kms.namespace or "",
+                turns=self._turns[kms.address],
+            )
+        except (ValueError, ssl.SSLError) as error:
+            raise CustodyError(f"the way to {kms.address} cannot be made: {error}") from error
+
+    async def close(self) -> None:
+        """Close every connection, for good."""
+        self._closed, clients = True, [client for _, client in self._clients.values()]
+        self._clients.clear()
+        for client in clients:
+            await client.close()
+
+    async def forget(self, estate: Estate) -> None:
+        """Close the connections of a domain that is over."""
+        whose = (estate.namespace, estate.domain)
+        if (known := self._clients.pop(whose, None)) is not None:
+            await known[1].close()
+        self._changing.pop(whose, None)
+
+    async def authority(self, namespace: str, kms: KeyManagement) -> bytes:
+        """Return the certificate authority that a CacheDomain names. Raises CustodyError."""
+        self._require_allowed(kms)
+        ref = kms.authority_config_map_ref
+        try:
+            found = await self._kube.get(CONFIG_MAP, namespace, ref.name)
+        except KubeError as error:
+            raise CustodyError(f"ConfigMap {ref.name} cannot be read: {error.status} {error.reason}") from error
+        value = ((found or {}).get("data") or {}).get(ref.key)
+        if not isinstance(value, str) or not value.isascii():
+            raise CustodyError(f"ConfigMap {ref.name} does not exist, or has no certificate authority as {ref.key}")
+        return value.encode()
+
+    def _require_allowed(self, kms: KeyManagement) -> None:
+        if not any(one.allows(kms) for one in self._allowed):
+            raise CustodyError(
+                f"whoever runs the operator has not allowed {kms.address} with namespace {kms.namespace or 'none'}, "
+                f"authMount {kms.effective_auth_mount} and role {kms.role}: it is to be in kms.addresses of the chart"
+            )

@@ -1,0 +1,380 @@
+"""Data keys that a key management service wraps: drawn, unwrapped and ended beside the loop, which does not wait.
+
+Keys that were unwrapped are held in memory like those of custody Memory, and brought to pods by the same courier. What
+Secrets have is worth nothing without the service. A process that begins to lead has everything unwrapped; until that
+is done the plans see what bundles name, so that pods go on. A key whose record is there and that the service does not
+unwrap any more is lost, and so is one that a bundle names and of which there is no record.
+
+What was to end when a former process did is found in the Secrets: records of epochs that no status names. Their keys
+are unwrapped like the others, so that the plans see them and end them when nobody can need them any more. What a
+deleted domain leaves is ended by `reconcile.keys.kms_domains`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.receipt.facts import Word
+from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
+from kvstrata.contract.receipt.vocabulary import Party
+from kvstrata.model.keys import Destruction, Revocation, Undestroyed
+from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.plan.actions import KeepInMemory
+from kvstrata.plan.keys.custody import in_force, named_in_bundles
+from kvstrata.plan.keys.data_keys import epochs_in_use, epochs_with_a_future
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.audit import tell_memory
+from kvstrata.reconcile.keys import CustodyError
+from kvstrata.reconcile.keys.kms_custody import UNRECORDED, KmsCustody, OneKeyError
+from kvstrata.reconcile.keys.kms_domains import KmsEstates, is_unreadable, tell_unended
+from kvstrata.reconcile.keys.wrapped_keys import by_shard
+from kvstrata.reconcile.memorykeys import MemoryKeys
+from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.store import Store
+
+log = logging.getLogger(__name__)
+
+RETRY_S = (1.0, 2.0, 5.0, 15.0, 30.0)
+"""From a service that did not do it to the next attempt."""
+
+
+@dataclass(slots=True)
+class _Work:
+    """What a namespace's service is to be asked."""
+
+    draw: set[str] = field(default_factory=set)
+    unlock: set[str] = field(default_factory=set)
+    strays: set[str] = field(default_factory=set)
+    """Epochs that no status names, whose keys are there as far as records say."""
+    spent: set[str] = field(default_factory=set)
+    revoked: set[str] = field(default_factory=set)
+    """Epochs whose keys a former process revoked; it may have died before the service deleted what wrapped them."""
+    ended: set[str] = field(default_factory=set)
+    """Epochs whose keys were given up: an answer that was under way brings none of them back. Those that no status
+    names are forgotten at the next turn, because they are not asked for again."""
+    unlisted: bool = False
+    """Whether nobody has looked yet what a former process left."""
+    stuck: str = ""
+    """The portion whose keys could not be had last: the others have their turn before it."""
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def left(self) -> bool:
+        """Whether anything is to be asked."""
+        return self.unlisted or any((self.draw, self.unlock, self.strays, self.spent, self.revoked))
+
+    def clear(self) -> None:
+        """Ask for nothing any more."""
+        self.unlisted = False
+        for wanted in (self.draw, self.unlock, self.strays, self.spent, self.revoked):
+            wanted.clear()
+
+
+class KmsKeys:
+    """The keys of one operator process that services wrap, and for everybody else those of `memory`.
+
+    `operator` is whose word a revocation is, `now` the wall clock in UTC, `leading` whether this process may write.
+    Use it as a context manager, within one event loop: it ends what is under way.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        queue: WorkQueue,
+        memory: MemoryKeys,
+        estates: KmsEstates,
+        operator: str,
+        now: Callable[[], datetime],
+        leading: Callable[[], bool],
+    ) -> None:
+        self._store, self._queue, self._memory, self._estates = store, queue, memory, estates
+        self._operator, self._now, self._leading = operator, now, leading
+        self._work: dict[str, _Work] = {}
+        self._settling: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> KmsKeys:
+        self._settling = asyncio.create_task(self._estates.run(), name="keys of deleted domains")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = [task for task in (self._settling, *(work.task for work in self._work.values())) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._estates.close()
+
+    def begin(self) -> None:
+        """Have everything unwrapped that is in use. Call it when the world is known, and before anything is planned.
+
+        Where the CacheDomain cannot be read, that waits until it can.
+        """
+        for namespace in self._store.namespaces:
+            world, domain = self._store.world(namespace), self._store.domain(namespace)
+            if world.domain is None and not (is_unreadable(world) and named_in_bundles(world)):
+                continue
+            if world.domain is not None and in_force(world.domain) is not Kind.KMS:
+                continue
+            used = epochs_in_use(world)
+            if world.domain is not None:
+                self._memory.custody(namespace)
+                domain.data_keys, domain.keys_awaited = dict(named_in_bundles(world)), frozenset(used)
+            work = self._work.setdefault(namespace, _Work())
+            work.unlock |= used
+            work.unlisted = True
+            self._wake(namespace)
+
+    async def keep(self, namespace: str, order: KeepInMemory) -> None:
+        """Have keys drawn for epochs, and ended that nobody needs any more; nobody waits for the service."""
+        domain = self._store.world(namespace).domain
+        if domain is None or in_force(domain) is not Kind.KMS:
+            await self._memory.keep(namespace, order)
+            return
+        work = self._work.setdefault(namespace, _Work())
+        news = {*order.epochs} - work.unlock - work.draw
+        work.draw |= news
+        work.spent |= {*order.spent}
+        if news:
+            work.woken.set()
+        self._wake(namespace)
+
+    async def revoke(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Revocation]:
+        """Take wrapped keys of the domain with this id out of their Secrets, and give these keys to nobody any more.
+
+        Raises CustodyError.
+        """
+        wanted = tuple(epochs)
+        await self._give_up(namespace, wanted)
+        custody = await self._estates.of_domain(namespace, domain)
+        if custody is None:
+            # What is noted nowhere is given to nobody.
+            word = Word(Party.OPERATOR, self._operator, format_timestamp(self._now()))
+            return {epoch: Revocation(Kind.KMS, word) for epoch in wanted}
+        words = await custody.revoke(wanted)
+        if kept := sum(word.removed is None for word in words.values()):
+            raise CustodyError(
+                f"{kept} data keys are in Secrets still, or this version cannot read what is said of them"
+            )
+        return words
+
+    async def destroy(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Destruction]:
+        """Have the service delete what wrapped these keys, and return its word. Raises CustodyError."""
+        wanted = tuple(epochs)
+        custody = await self._estates.of_domain(namespace, domain)
+        if custody is None:
+            unknown = Destruction(Kind.KMS, None, Undestroyed.CUSTODY_CANNOT_KNOW, (UNRECORDED,))
+            return dict.fromkeys(wanted, unknown)
+        return await custody.destroy(wanted)
+
+    async def _give_up(self, namespace: str, epochs: Iterable[str]) -> None:
+        gone, work = frozenset(epochs), self._work.setdefault(namespace, _Work())
+        for wanted in (work.draw, work.unlock, work.strays):
+            wanted -= gone
+        work.ended |= gone
+        await self._memory.revoke(namespace, gone)
+
+    def _wake(self, namespace: str) -> None:
+        work = self._work[namespace]
+        if work.task is None or work.task.done():
+            work.task = asyncio.create_task(self._until_done(namespace, work), name=f"keys of {namespace}")
+
+    async def _until_done(self, namespace: str, work: _Work) -> None:
+        failures = 0
+        while work.left:
+            work.woken.clear()
+            try:
+                if not self._cut_down(namespace, work):
+                    break
+                await self._turn(namespace, work)
+                self._tell(namespace, "")
+                if not (work.spent or work.revoked):
+                    failures = 0
+                    continue
+            except CustodyError as error:
+                self._tell(namespace, str(error))
+            except Exception:
+                log.exception("data keys could not be kept; this is a defect", extra={"namespace": namespace})
+                metrics.FAILURES.labels("CacheDomain", "Bug").inc()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RETRY_S[min(failures, len(RETRY_S) - 1)]):
+                    await work.woken.wait()
+            failures += 1
+
+    def _cut_down(self, namespace: str, work: _Work) -> bool:
+        """Drop what is wanted no more since the last turn; return whether the service is to be asked at all."""
+        world, domain = self._store.world(namespace), self._store.domain(namespace)
+        elsewhere = world.domain is not None and in_force(world.domain) is not Kind.KMS
+        if elsewhere or (world.domain is None and not is_unreadable(world)):
+            # What a deleted domain leaves is ended by itself, and who has another one draws other epochs.
+            domain.keys_awaited -= work.draw | work.unlock
+            work.clear()
+            self._tell(namespace, "")
+            return False
+        if world.domain is None:
+            return True
+        used = epochs_in_use(world)
+        late = (work.draw | work.unlock) - used
+        work.strays |= late
+        domain.keys_awaited -= late
+        work.draw &= used
+        work.unlock &= used
+        work.ended &= used
+        work.spent -= used
+        return True
+
+    async def _turn(self, namespace: str, work: _Work) -> None:
+        """Ask for everything once. Raises the first CustodyError, after everything else had its turn."""
+        custody, failures = await self._estates.of_namespace(namespace), []
+        for part in (self._take, self._take_strays, self._end):
+            try:
+                await part(namespace, custody, work)
+            except CustodyError as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
+
+    async def _take(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
+        """Have what is wanted drawn and unwrapped, and hold it, Secret by Secret: the first have theirs before the last
+        are asked for, and one that cannot be had stands in nobody's way for long."""
+        portions, failures = by_shard(work.draw | work.unlock), []
+        for shard in sorted(portions, key=lambda shard: (shard <= work.stuck, shard)):
+            work.stuck = shard
+            try:
+                await self._take_some(namespace, custody, work, frozenset(portions[shard]))
+            except OneKeyError as error:
+                failures.append(error)
+        work.stuck = ""
+        if failures:
+            raise failures[0]
+
+    async def _take_some(self, namespace: str, custody: KmsCustody, work: _Work, portion: frozenset[str]) -> None:
+        failure: CustodyError | None = None
+        if fresh := portion & work.draw:
+            self._require_leading()
+            if not self._is_of(namespace, custody):
+                return
+            try:
+                await custody.draw(fresh)
+            except CustodyError as error:
+                failure = error
+        opened = await custody.open(portion)
+        recorded = await custody.recorded(opened.none)
+        if not self._is_of(namespace, custody):
+            # Another CacheDomain has taken its place meanwhile: its epochs get keys of their own.
+            return
+        unsure = portion - opened.found.keys() - opened.none
+        if failure is not None:
+            unsure |= fresh - recorded
+        wanted = portion - unsure
+        missing = wanted & opened.none
+        domain = self._store.domain(namespace)
+        lost = (recorded | frozenset(domain.data_keys)) & missing & epochs_with_a_future(self._store.world(namespace))
+        self._hold(namespace, work, opened.found, missing)
+        domain.keys_awaited -= wanted
+        domain.keys_lost |= lost
+        work.draw -= wanted
+        work.unlock -= wanted
+        if lost:
+            log.warning("nobody has data keys any more", extra={"namespace": namespace, "keys": len(lost)})
+        self._queue_keys(namespace, everything=bool(lost))
+        if failure := failure or opened.failure:
+            raise failure
+
+    def _hold(
+        self, namespace: str, work: _Work, found: Mapping[str, bytes], missing: Iterable[str] = frozenset()
+    ) -> None:
+        domain, ring = self._store.domain(namespace), self._memory.custody(namespace)
+        for epoch, secret in found.items():
+            if epoch not in work.ended:
+                ring.take(epoch, secret)
+        gone = frozenset(missing)
+        kept = {epoch: key for epoch, key in domain.data_keys.items() if epoch not in gone}
+        tell_memory(namespace, made=len(found.keys() - domain.data_keys), removed=0)
+        domain.data_keys = {**kept, **ring.ids(found)}
+
+    async def _take_strays(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
+        """Have the plans see keys that only records tell of, so that they end. One that does not open is left alone."""
+        if work.unlisted:
+            listed = await custody.all()
+            used = epochs_in_use(self._store.world(namespace))
+            if not self._is_of(namespace, custody):
+                return
+            for epoch, revoked in listed.items():
+                if epoch not in used | work.ended:
+                    (work.revoked if revoked else work.strays).add(epoch)
+            work.unlisted = False
+        if not work.strays:
+            return
+        opened = await custody.open(frozenset(work.strays))
+        if not self._is_of(namespace, custody):
+            return
+        self._hold(namespace, work, opened.found)
+        if isinstance(opened.failure, OneKeyError):
+            log.warning("unused data keys stay wrapped", extra={"namespace": namespace, "why": str(opened.failure)})
+            work.strays.clear()
+        work.strays -= opened.found.keys() | opened.none
+        self._queue_keys(namespace, everything=False)
+        if work.strays and opened.failure is not None:
+            raise opened.failure
+
+    async def _end(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
+        """Have the service delete what wrapped keys that nobody needs, and forget them unless an erasure asks again.
+
+        What the service still has is asked for again; where it cannot know, the record stays as a note.
+        """
+        spent = frozenset(work.spent)
+        asked = spent | work.revoked
+        if not asked or not self._is_of(namespace, custody):
+            return
+        self._require_leading()
+        await custody.revoke(spent)
+        ended = await custody.end(asked)
+        open_ones = {
+            one.old for erasure in self._store.domain(namespace).erasures.values() for one in erasure.record.epochs
+        }
+        known = {epoch: end for epoch, end in ended.ends.items() if end.why_not is not Undestroyed.STILL_THERE}
+        await custody.forget(
+            epoch for epoch in spent - open_ones if epoch in known and known[epoch].confirmed is not None
+        )
+        tell_unended(namespace, ended.ends.values())
+        work.spent -= known.keys()
+        work.revoked -= known.keys()
+        if done := spent & known.keys():
+            await self._give_up(namespace, done)
+            tell_memory(namespace, made=0, removed=len(done))
+            self._queue_keys(namespace, everything=False)
+        if ended.failure is not None:
+            raise ended.failure
+
+    def _is_of(self, namespace: str, custody: KmsCustody) -> bool:
+        """Return whether a custody is that of the CacheDomain that is there now."""
+        domain = self._store.world(namespace).domain
+        return domain is not None and domain.status.domain_id == custody.domain
+
+    def _require_leading(self) -> None:
+        if not self._leading():
+            raise CustodyError("this process no longer leads")
+
+    def _tell(self, namespace: str, problem: str) -> None:
+        domain = self._store.domain(namespace)
+        if domain.keys_problem != problem:
+            domain.keys_problem = problem
+            if problem:
+                log.warning("the custody of data keys is away", extra={"namespace": namespace, "problem": problem})
+            self._queue.add(Key("CacheDomain", namespace, "default"))
+
+    def _queue_keys(self, namespace: str, *, everything: bool) -> None:
+        if everything:
+            for key in self._store.all_keys():
+                if key.namespace == namespace:
+                    self._queue.add(key)
+            return
+        self._queue.add(Key("CacheDomain", namespace, "default"))
+        for model in self._store.domain(namespace).objects["CachedModel"]:
+            self._queue.add(Key(BUNDLE, namespace, model))

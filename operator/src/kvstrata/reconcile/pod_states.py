@@ -1,0 +1,173 @@
+"""Acknowledgements: one long poll a pod, and no word believed that Kubernetes did not bind to that pod."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from kvstrata.clients.gate import GateClient, GateError
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import SECRET
+from kvstrata.contract import ContractError
+from kvstrata.contract.canonical import digest_bytes
+from kvstrata.contract.messages.pod_state import PodState, gate_server_name
+from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root
+from kvstrata.model.pods import Pod, VerifiedState
+from kvstrata.objects import names
+from kvstrata.plan.bundle.restore import contradicts
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.audit import tell_refused
+from kvstrata.reconcile.clock import utc_now
+from kvstrata.reconcile.pod_tokens import PodTokens
+from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.secrets import decode
+from kvstrata.reconcile.store import Store
+
+log = logging.getLogger(__name__)
+
+LONG_POLL_S = 20.0
+MIN_PAUSE_S = 0.02
+RETRY_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+FIRST_ROUND_S = 3.0
+COUNTS_PODS = ("CachedModel", "CacheDomain")
+GATHER_S = 0.05
+"""How long what only counts pods waits for more of them: all pods of a model answer a commit at about the same time."""
+
+
+class AckListener:
+    """Keeps a long poll open to the gate of every live pod while this process leads."""
+
+    def __init__(
+        self, kube: Kube, gates: GateClient, store: Store, queue: WorkQueue, jitter: Callable[[], float] = random.random
+    ) -> None:
+        self._kube, self._gates, self._store, self._queue, self._jitter = kube, gates, store, queue, jitter
+        self._polls: dict[str, asyncio.Task[None]] = {}
+        self._answered: set[str] = set()
+        self._tokens = PodTokens(kube)
+
+    async def run(self) -> None:
+        """Follow the pods in the store until cancelled."""
+        try:
+            while True:
+                self._follow()
+                await asyncio.sleep(0.2)
+        finally:
+            for task in self._polls.values():
+                task.cancel()
+
+    async def first_round(self) -> None:
+        """Wait until every live pod has answered once, at most FIRST_ROUND_S seconds.
+
+        Otherwise an operator that has just started would take silence for a missing acknowledgement, and rewrite the
+        status of every policy twice.
+        """
+        deadline = time.monotonic() + FIRST_ROUND_S
+        while time.monotonic() < deadline:
+            self._follow()
+            if all(uid in self._answered for uid in self._polls):
+                return
+            await asyncio.sleep(0.02)
+
+    def _follow(self) -> None:
+        wanted: dict[str, tuple[str, Pod]] = {}
+        for namespace in self._store.namespaces:
+            for pods in self._store.domain(namespace).pods.values():
+                wanted |= {pod.uid: (namespace, pod) for pod in pods.values() if pod.live and pod.ip}
+        for uid in self._polls.keys() - wanted.keys():
+            self._polls.pop(uid).cancel()
+            self._answered.discard(uid)
+        for uid, (namespace, pod) in wanted.items():
+            running = self._polls.get(uid)
+            if running is None or running.done():
+                self._polls[uid] = asyncio.create_task(self._poll(namespace, pod), name=f"acks of {pod.name}")
+
+    async def _poll(self, namespace: str, pod: Pod) -> None:
+        server_name = gate_server_name(pod.model, namespace)
+        failures = 0
+        while True:
+            known = self._store.domain(namespace).states.get(pod.uid)
+            after = known.state.acked if known else 0
+            try:
+                wait_s = LONG_POLL_S if known and not failures else 0.0
+                state, token = await self._gates.state(pod.ip or "", server_name, after, wait_s)
+                refusal = await self._doubt(namespace, pod, state, token)
+                if refusal is None:
+                    await self.hear(namespace, pod, state)
+            except GateError as error:
+                metrics.GATE_ERRORS.labels(str(error.reason)).inc()
+                refusal = None
+                failures += 1
+                self._store.lose_contact(namespace, pod.uid)
+                log.debug("a gate did not answer", extra={"pod": pod.name, "reason": str(error.reason)})
+            except KubeError as error:
+                failures += 1
+                refusal = None
+                log.warning("a pod's word could not be checked", extra={"pod": pod.name, "error": str(error)})
+            else:
+                if refusal is None:
+                    failures = 0
+                    # A gate that always has news must not occupy the operator.
+                    await asyncio.sleep(MIN_PAUSE_S)
+                    continue
+                failures += 1
+                self._store.lose_contact(namespace, pod.uid)
+                tell_refused(namespace, pod, refusal)
+                log.warning("an acknowledgement was refused", extra={"pod": pod.name, "reason": refusal})
+            delay_s = RETRY_S[min(failures, len(RETRY_S)) - 1]
+            await asyncio.sleep(delay_s * (0.75 + 0.5 * self._jitter()))
+
+    async def hear(self, namespace: str, pod: Pod, state: PodState) -> None:
+        """Take a word that is known to be the pod's own. Raises KubeError if the API server is asked and fails."""
+        contradicted = await self._contradicted(namespace, pod, state)
+        self._answered.add(pod.uid)
+        self._measure(namespace, pod, state)
+        for key in self._store.observe_state(
+            pod, namespace, VerifiedState(state, utc_now(), contradicted=contradicted)
+        ):
+            self._queue.add(key, GATHER_S if key.kind in COUNTS_PODS else 0.0)
+
+    def _measure(self, namespace: str, pod: Pod, state: PodState) -> None:
+        """Take the time from the last commit to this acknowledgement, if it is the first that covers it."""
+        domain = self._store.domain(namespace)
+        revision, committed_at = domain.committed_at.get(pod.model, (0, 0.0))
+        before = domain.states.get(pod.uid)
+        if before and before.state.acked < revision <= state.acked:
+            metrics.ACK_LATENCY.observe(time.monotonic() - committed_at)
+
+    async def _contradicted(self, namespace: str, pod: Pod, state: PodState) -> bool:
+        """Return whether the API server holds less than the pod, now that the pod has spoken.
+
+        It is asked only if what this process knows does not explain the pod: a commit whose answer is still to come
+        does not either.
+        """
+        domain = self._store.domain(namespace)
+        model, committed = domain.objects["CachedModel"].get(pod.model), domain.bundles.get(pod.model)
+        if model is None:
+            return False
+        root = committed.bundle.root if committed is not None else None
+        # Without a domain it is to be written anew, and has no bytes yet.
+        known = digest_bytes(root.encode()) if root is not None and root.domain else state.root
+        if not contradicts(state, model.uid, root, known):
+            before = domain.states.get(pod.uid)
+            # Bundles may have overtaken it since, but not in its history.
+            return before is not None and before.contradicted and _serves_under(before.state) == _serves_under(state)
+        stored = await self._kube.get(SECRET, namespace, names.bundle_root(pod.model))
+        data = decode(stored).get(ROOT_DATA_KEY, b"") if stored is not None else b""
+        try:
+            found = Root.decode(data) if stored is not None else None
+        except ContractError:
+            return False  # It is damaged, and is written anew above what is known.
+        return contradicts(state, model.uid, found, digest_bytes(data))
+
+    async def _doubt(self, namespace: str, pod: Pod, state: PodState, token: str) -> str | None:
+        """Return why a state is not believed, or None."""
+        if (state.pod_uid, state.namespace, state.model) != (pod.uid, namespace, pod.model):
+            return "WrongPod"
+        return await self._tokens.doubt(namespace, pod, token)
+
+
+def _serves_under(state: PodState) -> tuple[int, int, str]:
+    return state.revision, state.term, state.root

@@ -1,0 +1,239 @@
+"""What is asked for prefix pools: ConfigMaps of the API server; of gates renderings, warm-ups, and what tiers hold.
+
+Nobody waits for an answer: it becomes a fact, and its pool is planned again. A pod is asked about one prefix after the
+other, of whichever pool, because it renders one at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Coroutine, Hashable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, TypeVar
+from weakref import WeakValueDictionary
+
+from kvstrata.api.prefixpool import PrefixPool
+from kvstrata.clients.gate import GateClient, GateError
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import CONFIG_MAP
+from kvstrata.contract import ContractError
+from kvstrata.contract.messages.pod_state import gate_server_name
+from kvstrata.contract.messages.pools import WarmOutcome, WarmRequest
+from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.model.pods import Pod
+from kvstrata.model.pools import HoldingReport, NoRendering, RenderReport, SourceReport, WarmReport
+from kvstrata.model.refs import Key
+from kvstrata.plan.pools.rendering import RENDER_AGAIN_S
+from kvstrata.plan.questions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.audit import tell_refused
+from kvstrata.reconcile.background import RETRY_S, Background
+from kvstrata.reconcile.clock import utc_now
+from kvstrata.reconcile.domain_store import DomainStore
+from kvstrata.reconcile.pod_tokens import PodTokens
+from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.store import Store
+
+log = logging.getLogger(__name__)
+
+UNHEARD_OF = (404, 413)
+"""What gates answer that do not know the path, or take no body on this port."""
+
+FORGET_AFTER = timedelta(seconds=2 * RENDER_AGAIN_S)
+"""What nobody asks again is of a prefix that no pool has any more."""
+
+
+_GO_ON = (WarmOutcome.STORED, WarmOutcome.INCOMPLETE)
+"""Outcomes after which the next prefix is worth a try."""
+
+T = TypeVar("T")
+K = TypeVar("K")
+R = TypeVar("R", RenderReport, WarmReport, HoldingReport)
+
+
+@dataclass(frozen=True, slots=True)
+class _Warmup:
+    """The slot of a warm-up: of one version in one pod there is one at a time."""
+
+    namespace: str
+    model: str
+    pod_uid: str
+    pool: str
+    scope: str
+
+
+class _NoAnswerError(Exception):
+    def __init__(self, problem: NoRendering) -> None:
+        super().__init__(str(problem))
+        self.problem = problem
+
+
+class Warming(Background):
+    """Asks for pools."""
+
+    def __init__(self, kube: Kube, gates: GateClient, store: Store, queue: WorkQueue) -> None:
+        super().__init__(queue)
+        self._kube, self._gates, self._store = kube, gates, store
+        self._tokens = PodTokens(kube)
+        self._busy: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By the UIDs of pods that are being asked."""
+
+    def ask(self, namespace: str, question: PoolQuestion) -> None:
+        """Begin with a question, unless it is being asked."""
+        match question:
+            case ReadSource():
+                self._ask((namespace, question), self._read(namespace, question))
+            case RenderPool():
+                slot = (namespace, question.pod.uid, question.asker, question.pool)
+                again = Key(question.asker, namespace, question.pool)
+                self._ask(slot, self._render_all(namespace, question, again), again)
+            case WarmPool():
+                self._warm(namespace, question)
+            case InspectPool():
+                again = Key(PrefixPool.INFO.kind, namespace, question.pool)
+                self._ask((namespace, question), self._inspect(namespace, question), again)
+
+    def _warm(self, namespace: str, question: WarmPool) -> None:
+        """Begin with a warm-up if the pods of its model are not at as many as they may be; else ask the pool again."""
+        again = Key(PrefixPool.INFO.kind, namespace, question.pool)
+        of_model = _Warmup(namespace, question.pod.model, question.pod.uid, question.pool, question.scope)
+        running = [slot for slot in self._tasks if isinstance(slot, _Warmup) and slot.model == of_model.model]
+        if of_model in running or len([slot for slot in running if slot.namespace == namespace]) < question.at_once:
+            self._ask(of_model, self._warm_all(namespace, question), again)
+        else:
+            self._queue.add(again, RETRY_S)
+
+    def _ask(self, slot: Hashable, work: Coroutine[Any, Any, None], *again: Key) -> None:
+        self._begin(slot, work, "a question for a pool failed, and is asked again", *again)
+
+    async def _read(self, namespace: str, where: ReadSource) -> None:
+        named = f"ConfigMap {where.name} in namespace {namespace}"
+        text, problem = None, ""
+        try:
+            found = await self._kube.get(CONFIG_MAP, namespace, where.name)
+        except KubeError as error:
+            log.warning("a ConfigMap could not be read", extra={"config_map": where.name, "error": str(error)})
+            self._queue_readers(namespace, where, RETRY_S)
+            return
+        if found is None:
+            problem = f"{named} does not exist"
+        else:
+            text = (found.get("data") or {}).get(where.key)
+            problem = "" if text is not None else f"{named} has no key {where.key} with text"
+        sources = self._store.domain(namespace).sources
+        sources[where.name, where.key] = SourceReport(text, problem, utc_now())
+        for gone in sources.keys() - self._named(namespace):
+            del sources[gone]
+        self._queue_readers(namespace, where)
+
+    def _named(self, namespace: str) -> set[tuple[str, str]]:
+        """Return every key of a ConfigMap that a pool names."""
+        pools: dict[str, PrefixPool] = self._store.domain(namespace).objects["PrefixPool"]
+        return {
+            (ref.name, ref.key)
+            for pool in pools.values()
+            for prefix in pool.spec.prefixes
+            if (ref := prefix.config_map_key_ref) is not None
+        }
+
+    def _queue_readers(self, namespace: str, where: ReadSource, after_s: float = 0.0) -> None:
+        pools: dict[str, PrefixPool] = self._store.domain(namespace).objects["PrefixPool"]
+        for pool in pools.values():
+            refs = (prefix.config_map_key_ref for prefix in pool.spec.prefixes)
+            if any(ref is not None and (ref.name, ref.key) == (where.name, where.key) for ref in refs):
+                self._queue.add(Key("PrefixPool", namespace, pool.name), after_s)
+
+    async def _render_all(self, namespace: str, question: RenderPool, again: Key) -> None:
+        busy = self._busy.setdefault(question.pod.uid, asyncio.Lock())
+        for prefix in question.prefixes:
+            async with busy:
+                report = await self._render(namespace, question.pod, prefix)
+            domain = self._store.domain(namespace)
+            if question.pod.name not in domain.pods[question.pod.model]:
+                return
+            domain.renders[question.pod.uid][prefix.digest] = _shared(domain, prefix.digest, report)
+        _forget(self._store.domain(namespace).renders[question.pod.uid])
+        self._queue.add(again)
+
+    async def _render(self, namespace: str, pod: Pod, prefix: PrefixSource) -> RenderReport:
+        server_name = gate_server_name(pod.model, namespace)
+        try:
+            rendered = await self._believed(namespace, pod, self._gates.render(pod.ip or "", server_name, prefix))
+        except _NoAnswerError as error:
+            return RenderReport(None, error.problem, utc_now())
+        return RenderReport(rendered, None, utc_now())
+
+    async def _warm_all(self, namespace: str, question: WarmPool) -> None:
+        """Have prefixes computed until one cannot be, and look what there is then."""
+        pod, server_name = question.pod, gate_server_name(question.pod.model, namespace)
+        for prefix in question.prefixes:
+            request = WarmRequest(question.pool_uid, question.scope, question.manifest, prefix)
+            asked = self._gates.warm(pod.ip or "", server_name, request, question.timeout_s)
+            outcome: WarmOutcome | None = None
+            with contextlib.suppress(_NoAnswerError):
+                outcome = (await self._believed(namespace, pod, asked)).outcome
+            domain = self._store.domain(namespace)
+            if pod.name not in domain.pods[pod.model]:
+                break
+            known = domain.warmed[pod.uid]
+            slot = (question.scope, prefix.digest)
+            known[slot] = WarmReport.after(known.get(slot), outcome, utc_now())
+            if outcome not in _GO_ON:
+                break
+        _forget(self._store.domain(namespace).warmed.get(pod.uid, {}))
+        await self._inspect(namespace, InspectPool(question.pool, question.pool_uid, pod))
+
+    async def _inspect(self, namespace: str, question: InspectPool) -> None:
+        pod, report = question.pod, None
+        server_name = gate_server_name(pod.model, namespace)
+        with contextlib.suppress(_NoAnswerError):
+            report = await self._believed(
+                namespace, pod, self._gates.pool(pod.ip or "", server_name, question.pool_uid)
+            )
+        domain = self._store.domain(namespace)
+        if pod.name in domain.pods[pod.model]:
+            domain.holdings[pod.uid][question.pool_uid] = HoldingReport(report, utc_now())
+            _forget(domain.holdings[pod.uid])
+        self._queue.add(Key("PrefixPool", namespace, question.pool))
+
+    async def _believed(self, namespace: str, pod: Pod, asked: Awaitable[tuple[T, str]]) -> T:
+        """Return a pod's answer if its token is that of the pod. Raises _NoAnswerError."""
+        try:
+            answer, token = await asked
+            doubt = await self._tokens.doubt(namespace, pod, token)
+        except GateError as error:
+            metrics.GATE_ERRORS.labels(str(error.reason)).inc()
+            log.info("a pod did not work for a pool", extra={"pod": pod.name, "reason": str(error.reason)})
+            too_old = error.status in UNHEARD_OF
+            raise _NoAnswerError(NoRendering.TOO_OLD if too_old else NoRendering.UNANSWERED) from error
+        except ContractError as error:
+            raise _NoAnswerError(NoRendering.OVERSIZE) from error
+        except KubeError as error:
+            log.warning("a token could not be reviewed", extra={"pod": pod.name, "error": str(error)})
+            raise _NoAnswerError(NoRendering.UNANSWERED) from error
+        if doubt is not None:
+            tell_refused(namespace, pod, doubt)
+            log.warning("an answer about a pool was refused", extra={"pod": pod.name, "reason": doubt})
+            raise _NoAnswerError(NoRendering.UNANSWERED)
+        return answer
+
+
+def _forget(reports: dict[K, R]) -> None:
+    """Drop what nobody asked for in a long time."""
+    for old in [name for name, report in reports.items() if utc_now() - report.at > FORGET_AFTER]:
+        del reports[old]
+
+
+def _shared(domain: DomainStore, digest: str, report: RenderReport) -> RenderReport:
+    """Return the report with the hashes of whoever said the same before: pods are many, and manifests large."""
+    made = report.rendered
+    if made is None:
+        return report
+    for reports in domain.renders.values():
+        known = reports.get(digest)
+        if known is not None and known.rendered is not None and known.rendered.hashes == made.hashes:
+            return replace(report, rendered=replace(made, hashes=known.rendered.hashes))
+    return report

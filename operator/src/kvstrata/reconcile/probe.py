@@ -1,0 +1,107 @@
+"""Probes of isolation: pods are asked, a few at a time, and what they found becomes a fact.
+
+Nobody waits for an answer: the model is planned again when it is there. A probe writes nothing to the API server but
+the event that tells of a failure, and that only while this process leads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.clients.gate import GateClient, GateError, GateFailure
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.contract.messages.pod_state import gate_server_name
+from kvstrata.contract.messages.probe import Probed, ProbeRequest
+from kvstrata.model.probe import NoProbe, ProbeReport
+from kvstrata.model.refs import Key
+from kvstrata.plan.isolation import failure_message, failure_stands
+from kvstrata.plan.questions import IsolationQuestion, ProbePod, TellIsolation
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.audit import tell_refused
+from kvstrata.reconcile.background import Background
+from kvstrata.reconcile.clock import utc_now
+from kvstrata.reconcile.events import Events
+from kvstrata.reconcile.pod_tokens import PodTokens
+from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.store import Store
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 4
+"""How many pods are probed at a time, of whatever model: all are due when an operator starts."""
+
+EVENT = "IsolationBroken"
+
+
+class Probing(Background):
+    """Has pods probed, whose UIDs are the slots. `leading` says whether this process may still write."""
+
+    def __init__(
+        self, kube: Kube, gates: GateClient, store: Store, queue: WorkQueue, leading: Callable[[], bool]
+    ) -> None:
+        super().__init__(queue)
+        self._gates, self._store, self._leading = gates, store, leading
+        self._tokens, self._events = PodTokens(kube), Events(kube)
+        self._at_once = asyncio.Semaphore(AT_ONCE)
+
+    def ask(self, namespace: str, question: IsolationQuestion) -> None:
+        """Begin with a probe, unless the pod is being probed."""
+        match question:
+            case TellIsolation():
+                self._show(namespace, question)
+            case ProbePod():
+                failure = "a probe of isolation failed, and is asked again"
+                again = Key("CachedModel", namespace, question.model)
+                self._begin(question.pod.uid, self._probe(namespace, question), failure, again)
+
+    def _show(self, namespace: str, question: TellIsolation) -> None:
+        if question.failed:
+            metrics.ISOLATION_BROKEN.labels(namespace, question.model).set(1)
+            return
+        with contextlib.suppress(KeyError):
+            metrics.ISOLATION_BROKEN.remove(namespace, question.model)
+
+    async def _probe(self, namespace: str, question: ProbePod) -> None:
+        async with self._at_once:
+            answer = await self._answer(namespace, question)
+        domain, pod = self._store.domain(namespace), question.pod
+        metrics.PROBES.labels(namespace, question.model, str(getattr(answer, "outcome", answer))).inc()
+        if pod.name not in domain.pods[question.model]:
+            return  # It went while it was asked.
+        known = domain.probes.get(pod.uid)
+        domain.probes[pod.uid] = ProbeReport.after(known, answer, question.keyspaces, utc_now())
+        if isinstance(answer, Probed) and answer.outcome.failed:
+            await self._tell(namespace, question, answer)
+        self._queue.add(Key("CachedModel", namespace, question.model))
+
+    async def _tell(self, namespace: str, question: ProbePod, answer: Probed) -> None:
+        """Tell a failure at once, and to people, unless they know."""
+        message = failure_message(question.pod.name, answer)
+        log.error("isolation is broken", extra={"model": question.model, "found": message})
+        model: CachedModel | None = self._store.domain(namespace).objects["CachedModel"].get(question.model)
+        if model is not None and not failure_stands(model) and self._leading():
+            await self._events.tell(model, EVENT, message, warning=True)
+
+    async def _answer(self, namespace: str, question: ProbePod) -> Probed | NoProbe:
+        """Return what a pod found, if its token is that of the pod."""
+        pod, server_name = question.pod, gate_server_name(question.model, namespace)
+        request = ProbeRequest(question.revision, question.readers)
+        try:
+            answer, token = await self._gates.probe(pod.ip or "", server_name, request)
+            doubt = await self._tokens.doubt(namespace, pod, token)
+        except GateError as error:
+            metrics.GATE_ERRORS.labels(str(error.reason)).inc()
+            log.info("a pod was not probed", extra={"pod": pod.name, "reason": str(error.reason)})
+            return NoProbe.TOO_OLD if error.reason is GateFailure.UNSUPPORTED else NoProbe.UNANSWERED
+        except KubeError as error:
+            log.warning("a token could not be reviewed", extra={"pod": pod.name, "error": str(error)})
+            return NoProbe.UNANSWERED
+        if doubt is not None:
+            tell_refused(namespace, pod, doubt)
+            log.warning("a probe's answer was refused", extra={"pod": pod.name, "reason": doubt})
+            return NoProbe.UNANSWERED
+        return answer

@@ -1,0 +1,1 @@
+"""Workers for Redis tiers: probes of servers, credentials, managed clusters."""

@@ -1,0 +1,164 @@
+"""The servers of shared tiers: asked now and then how they are, beside everything else; answers go into the store."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kvstrata.api.cachetier import CacheTier, Medium
+from kvstrata.api.conditions import ConditionType
+from kvstrata.api.reasons import TierReason
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.redis.external import check_external
+from kvstrata.clients.redis.probe import Access, RedisReason, probe_redis
+from kvstrata.clients.resources import SECRET
+from kvstrata.model.pods import BackendReport
+from kvstrata.model.redis.cluster import SLOTS
+from kvstrata.model.refs import Key
+from kvstrata.plan.actions import ProbeBackend
+from kvstrata.plan.redis.external import missing
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.clock import utc_now
+from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.secrets import decode
+from kvstrata.reconcile.store import Store
+
+MAX_CONNECTIONS = 32
+"""Connections to external servers at the same time, of all tiers together: those that hang hold theirs for seconds."""
+
+
+class Backends:
+    """Asks tiers' servers for one operator process: one question at a time for each tier."""
+
+    def __init__(self, kube: Kube, store: Store, queue: WorkQueue) -> None:
+        self._kube, self._store, self._queue = kube, store, queue
+        self._probes: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._connections = asyncio.Semaphore(MAX_CONNECTIONS)
+
+    def begin(self, namespace: str, order: ProbeBackend) -> None:
+        """Begin to ask a tier's server, unless it is being asked."""
+        slot = (namespace, order.tier)
+        running = self._probes.get(slot)
+        if running is None or running.done():
+            self._probes[slot] = asyncio.create_task(self.ask(namespace, order), name=f"probe {order.tier}")
+
+    async def ask(self, namespace: str, order: ProbeBackend) -> None:
+        """Ask a tier's server, note what it said, and queue the tier. What stands in the way is an answer, too."""
+        try:
+            password = await self._secret_value(namespace, order.password_secret)
+            authority = await self._secret_value(namespace, order.authority_secret)
+            text = password.decode() if password else None
+        except (KubeError, LookupError) as error:
+            report = _unasked(order, TierReason.SECRET_NOT_FOUND, str(error))
+        except UnicodeDecodeError:
+            where = order.password_secret or ("", "")
+            sentence = f"the key {where[1]} of Secret {where[0]} is not UTF-8 text"
+            report = _unasked(order, TierReason.SECRET_UNREADABLE, sentence)
+        else:
+            ask = self._figures if order.domain is None else self._checks
+            report = await ask(order, Access(text, authority, order.username))
+        if not self._is_asked(namespace, order.tier):
+            return
+        self._store.domain(namespace).backends[order.tier] = report
+        self._count(namespace, order, report)
+        self._queue.add(Key("CacheTier", namespace, order.tier))
+
+    async def _figures(self, order: ProbeBackend, access: Access) -> BackendReport:
+        """Return how full a managed server is, if it answers."""
+        answer = await probe_redis(
+            order.endpoint, access.password, access.ca_pem, order.server_name, username=access.username
+        )
+        return _report(
+            order,
+            answer.reachable,
+            str(answer.reason),
+            answer.message,
+            used_bytes=answer.used_memory_bytes,
+            max_bytes=answer.maxmemory_bytes,
+            evicts=answer.maxmemory_policy not in ("", "noeviction"),
+            version=answer.version,
+            software=answer.software,
+        )
+
+    async def _checks(self, order: ProbeBackend, access: Access) -> BackendReport:
+        """Return everything that has to hold of external servers, and their figures together."""
+        checked = await check_external(
+            order.endpoint,
+            order.server_name,
+            access,
+            order.domain or "",
+            cluster=order.cluster,
+            limit=self._connections,
+        )
+        answering = checked.answering
+        if not answering:
+            first = checked.servers[0]
+            return _report(order, False, first.reason, first.message, external=checked)
+        whole = len(answering) == len(checked.servers) and all(one.version for one in answering)
+        bounds = [one.max_bytes for one in answering]
+        return _report(
+            order,
+            True,
+            str(RedisReason.REACHABLE),
+            answering[0].message,
+            used_bytes=sum(one.used_bytes for one in answering),
+            max_bytes=sum(bounds) if all(bounds) else 0,
+            evicts=any(one.eviction not in ("", "noeviction") for one in answering),
+            version=answering[0].version if whole else "",
+            software=checked.servers[0].software,
+            external=checked,
+        )
+
+    def forget_unasked(self, namespace: str, tier: str) -> None:
+        """Forget what the server of a tier said that is gone, or has none that the operator asks."""
+        if not self._is_asked(namespace, tier):
+            self._store.domain(namespace).backends.pop(tier, None)
+            for gauge in (metrics.BACKEND_UP, metrics.BACKEND_SUITABLE, metrics.SLOTS_UNCOVERED):
+                gauge.remove(namespace, tier)
+
+    def _count(self, namespace: str, order: ProbeBackend, report: BackendReport) -> None:
+        """Show what was answered; of servers that did not answer, what their last answer was stays."""
+        where = (namespace, order.tier)
+        metrics.BACKEND_UP.labels(*where).set(1 if report.reachable else 0)
+        tier = self._store.domain(namespace).objects["CacheTier"].get(order.tier)
+        if tier is None or order.domain is None or report.external is None or not report.reachable:
+            return
+        unsuitable = missing(tier, report, order.domain)
+        metrics.BACKEND_SUITABLE.labels(*where).set(0 if unsuitable else 1)
+        if report.external.mapped:
+            metrics.SLOTS_UNCOVERED.labels(*where).set(SLOTS - report.external.answered)
+
+    async def _secret_value(self, namespace: str, where: tuple[str, str] | None) -> bytes | None:
+        if where is None:
+            return None
+        raw = await self._kube.get(SECRET, namespace, where[0])
+        value = decode(raw).get(where[1]) if raw else None
+        if value is None:
+            raise LookupError(f"Secret {where[0]} does not exist or has no key {where[1]}")
+        return value
+
+    def _is_asked(self, namespace: str, tier: str) -> bool:
+        """Whether a tier exists and has a server that the operator asks."""
+        found: CacheTier | None = self._store.domain(namespace).objects["CacheTier"].get(tier)
+        if found is None or found.metadata.deleting or found.status.is_true(ConditionType.STALLED):
+            return False
+        return found.spec.medium is Medium.REDIS
+
+
+def _unasked(order: ProbeBackend, reason: TierReason, message: str) -> BackendReport:
+    return _report(order, False, reason, message)
+
+
+def _report(order: ProbeBackend, reachable: bool, reason: str, message: str, **figures: Any) -> BackendReport:
+    return BackendReport(
+        endpoint=order.endpoint,
+        username=order.username,
+        reachable=reachable,
+        reason=reason,
+        message=message,
+        at=utc_now(),
+        password_secret=order.password_secret,
+        authority_secret=order.authority_secret,
+        cluster=order.cluster,
+        **figures,
+    )

@@ -1,0 +1,129 @@
+"""Passwords and certificates of managed servers: told and looked at beside everything else; answers go into the store.
+
+Passwords are read from their Secret when they are needed and kept by nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.reasons import TierReason
+from kvstrata.clients import pki
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.redis.admin import CERTIFICATE_FILES, Admin, Admission, Entry, tend
+from kvstrata.clients.resources import SECRET
+from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials, TlsFacts
+from kvstrata.model.refs import Key
+from kvstrata.objects import names
+from kvstrata.objects.redis import passwords
+from kvstrata.objects.redis.users import ADMIN_USER, MARKER_PREFIX, REPLICATION_USER, user_words
+from kvstrata.plan.actions import ManagedServer, Order, TendServers
+from kvstrata.reconcile.clock import utc_now
+from kvstrata.reconcile.queue import WorkQueue
+from kvstrata.reconcile.secrets import Keeper, decode
+from kvstrata.reconcile.store import Store
+
+log = logging.getLogger(__name__)
+
+Values = Mapping[str, bytes]
+
+
+class CredentialTender:
+    """Tends the servers of managed tiers for one operator process: one round at a time for each tier.
+
+    `leading` says whether this process may still give orders. `files` are where servers have their certificate,
+    `now` is the wall clock in UTC.
+    """
+
+    def __init__(
+        self,
+        kube: Kube,
+        store: Store,
+        queue: WorkQueue,
+        keeper: Keeper,
+        leading: Callable[[], bool],
+        *,
+        files: Mapping[str, str] = CERTIFICATE_FILES,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._kube, self._store, self._queue, self._keeper = kube, store, queue, keeper
+        self._leading, self._files, self._now = leading, files, now
+        self._rounds: dict[tuple[str, str], asyncio.Task[None]] = {}
+
+    def begin(self, namespace: str, order: TendServers) -> None:
+        """Begin a round for a tier, unless one is under way: its look asks for what is left to do."""
+        slot = (namespace, order.tier)
+        running = self._rounds.get(slot)
+        if running is None or running.done():
+            self._rounds[slot] = asyncio.create_task(self.tend(namespace, order), name=f"credentials {order.tier}")
+
+    async def tend(self, namespace: str, order: TendServers) -> None:
+        """Give the orders, look at every server, note what was seen, and queue the tier."""
+        tls: TlsFacts | None = None
+        unread = ""
+        try:
+            users = await self._values(namespace, order.users_secret)
+            certificate = await self._values(namespace, order.tls_secret) if order.tls_secret else None
+            if certificate is not None and order.foreign_tls:
+                tls = pki.describe(certificate, self._keeper.authority.certificate_pem, self._now())
+        except (KubeError, LookupError) as error:
+            unread = str(error)
+            looks = [ServerCredentials(one.name, TierReason.SECRET_NOT_FOUND, unread) for one in order.servers]
+        else:
+            told = (self._one(one, order, users, certificate) for one in order.servers)
+            looks = list(await asyncio.gather(*told))
+        if not self._is_managed(namespace, order.tier):
+            return
+        look = CredentialLook(
+            {one.server: one for one in looks}, self._now(), tls, told=bool(order.orders), unread=unread
+        )
+        self._store.domain(namespace).credentials[order.tier] = look
+        self._queue.add(Key(CacheTier.INFO.kind, namespace, order.tier))
+
+    def forget_unmanaged(self, namespace: str, tier: str) -> None:
+        """Forget what was seen of a tier that is gone or has no servers of the operator's."""
+        if not self._is_managed(namespace, tier):
+            self._store.domain(namespace).credentials.pop(tier, None)
+
+    async def _one(
+        self, server: ManagedServer, order: TendServers, users: Values, certificate: Values | None
+    ) -> ServerCredentials:
+        words = user_words(users.get(names.ACL_FILE_KEY, b""))
+        marker = next((user for user in words if user.startswith(MARKER_PREFIX)), "")
+        admission = Admission(words, marker)
+        authority = certificate.get(names.AUTHORITY_KEY, b"") if certificate is not None else None
+        entry = Entry(ADMIN_USER, passwords.to_try(users, ADMIN_USER), authority)
+        orders = order.orders.get(server.name, ()) if self._leading() else ()
+        for one in orders:
+            log.info("server told", extra={"tier": order.tier, "server": server.name, "order": str(one)})
+        calls = [self._call(one, admission, users) for one in orders]
+        seen = await tend(server, entry, admission, calls, follows=order.follows)
+        if orders and not seen.answered:
+            log.warning("server not told", extra={"tier": order.tier, "reason": seen.reason, "error": seen.message})
+        return seen
+
+    def _call(self, order: Order, admission: Admission, users: Values) -> Callable[[Admin], Awaitable[None]]:
+        match order:
+            case Order.SET_USERS:
+                return lambda server: server.set_users(admission)
+            case Order.FOLLOW:
+                password = users.get(names.REPLICATION_PASSWORD_KEY, b"").decode("ascii", "replace")
+                return lambda server: server.follow(REPLICATION_USER, password)
+            case Order.LOAD_CERTIFICATE:
+                return lambda server: server.load_certificate(self._files)
+
+    async def _values(self, namespace: str, name: str) -> dict[str, bytes]:
+        raw = await self._kube.get(SECRET, namespace, name)
+        if raw is None:
+            raise LookupError(f"Secret {name} does not exist")
+        return decode(raw)
+
+    def _is_managed(self, namespace: str, tier: str) -> bool:
+        found: CacheTier | None = self._store.domain(namespace).objects["CacheTier"].get(tier)
+        if found is None or found.metadata.deleting or found.spec.redis is None:
+            return False
+        return found.spec.redis.managed is not None

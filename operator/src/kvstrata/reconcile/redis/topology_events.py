@@ -1,0 +1,186 @@
+"""What happens to a managed cluster, told in Events and counted.
+
+Steps are told when they were carried out, all else by comparing looks: servers fail over by themselves, and a migration
+is over when nothing is left to move. A process that begins to look knows nothing of before, and tells what is new from
+then on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.clients.redis.nodes import IDENTITY_CHANGED, NOT_SENT, REFUSED, Sent
+from kvstrata.model.redis.cluster import SLOTS, Cluster, Goal
+from kvstrata.plan.redis.cluster import holds_anything, was_formed
+from kvstrata.plan.redis.topology import Step, StepReason, Verdict, failovers
+from kvstrata.plan.redis.topology.view import count
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.events import Events
+
+log = logging.getLogger(__name__)
+
+OPERATOR, PLANNED, SERVERS = "operator", "planned", "servers"
+"""Who had a replica take over: the operator without a vote, the operator before a replacement, the servers."""
+
+ORDER_HOLDS_S = 20.0
+"""How long an order to take over may still be why it happened: servers give it up after five seconds."""
+
+_NOT_DONE = (REFUSED, IDENTITY_CHANGED, NOT_SENT)
+
+_GAUGES = (
+    metrics.BACKEND_UP,
+    metrics.SLOTS_UNCOVERED,
+    metrics.REPLICAS_MISSING,
+    metrics.SLOTS_TO_MOVE,
+    metrics.PODS_TO_REPLACE,
+)
+_COUNTERS = (
+    metrics.SLOTS_LOST,
+    metrics.SLOTS_MOVED,
+    metrics.MOVE_DROPPED,
+    metrics.FORMATIONS,
+    metrics.REPLACEMENTS,
+)
+
+
+class TopologyEvents:
+    """Tells of one cluster. `tier` returns the object that Events are about, None if it is gone."""
+
+    def __init__(self, events: Events, namespace: str, name: str, tier: Callable[[], CacheTier | None]) -> None:
+        self._events, self._where, self._tier = events, (namespace, name), tier
+        self._before: Cluster | None = None
+        self._moving: bool | None = None
+        self._replacing: bool | None = None
+        self._to_move = 0
+        self._served = self._is_being_formed = False
+        self._ordered: dict[str, tuple[str, float]] = {}
+        """By node id, who ordered it to take over, and when."""
+        for counter in _COUNTERS:
+            counter.labels(*self._where)  # A rate needs a zero to begin with.
+        for by in (OPERATOR, PLANNED, SERVERS):
+            metrics.FAILOVERS.labels(*self._where, by)
+
+    async def looked(self, cluster: Cluster, goal: Goal, verdict: Verdict) -> None:
+        """Tell what a look shows that the one before did not."""
+        metrics.BACKEND_UP.labels(*self._where).set(1 if cluster.servers else 0)
+        metrics.SLOTS_UNCOVERED.labels(*self._where).set(verdict.uncovered)
+        metrics.REPLICAS_MISSING.labels(*self._where).set(verdict.replicas_missing)
+        metrics.PODS_TO_REPLACE.labels(*self._where).set(verdict.pods_to_replace)
+        self._served = self._served and not verdict.empty
+        if not cluster.servers:
+            return
+        before, self._before = self._before, cluster
+        if before is not None:
+            await self._tell_failovers(before, cluster, goal)
+        if verdict.slots_covered:
+            self._served = True
+            if self._is_being_formed:
+                await self._tell_formed("all slots are given out, which was begun before")
+            # Else it cannot be seen what is to move, or it waits for a repair.
+            self._to_move = verdict.slots_to_move
+            self.moved(0)
+            await self._tell_work(verdict)
+
+    def moved(self, slots: int) -> None:
+        """Show that so many of the slots have moved that were to at the last look."""
+        metrics.SLOTS_TO_MOVE.labels(*self._where).set(max(0, self._to_move - slots))
+
+    def unasked(self) -> None:
+        """Show that no server could be asked, as without the Secret to ask with."""
+        metrics.BACKEND_UP.labels(*self._where).set(0)
+
+    async def done(self, step: Step) -> None:
+        """Tell of a step that was carried out."""
+        lost = SLOTS if self.forms_again(step) else self.lost_with(step)
+        if step.reason is StepReason.SLOTS_LOST and not lost:
+            self._is_being_formed = True
+        if step.remove_pod is not None:
+            metrics.REPLACEMENTS.labels(*self._where).inc()
+        if lost:
+            metrics.SLOTS_LOST.labels(*self._where).inc(lost)
+        if step.reason is StepReason.FORMING:
+            everything = "all servers lost what they held: the cluster is formed anew, empty"
+            await self._tell_formed(everything if lost else step.message, lost)
+        elif lost:
+            await self._tell("SlotsLost", step.message, lost)
+        elif step.remove_pod is not None:
+            await self._tell("Replaced", step.message)
+
+    def lost_with(self, step: Step) -> int:
+        """Return how many slots a step gives to a server without what they held.
+
+        Slots of a pod that is deleted are lost only when nobody takes them over from it, and are given away then. Those
+        that a formation which was cut off had not given yet held nothing.
+        """
+        tier = self._tier()
+        held = self._served or (tier is not None and holds_anything(tier))
+        return count(step.lost) if step.remove_pod is None and held else 0
+
+    def sent(self, step: Step) -> None:
+        """Note who is about to be told to take over, so that it is not taken for the servers' own failover."""
+        by = PLANNED if step.reason is StepReason.FAILING_OVER else OPERATOR
+        for command in step.commands:
+            if command.words[:2] == ("CLUSTER", "FAILOVER"):
+                self._ordered[command.node_id] = by, self._before.at_s if self._before is not None else 0.0
+
+    def not_done(self, sent: Iterable[Sent]) -> None:
+        """Note what servers refused or never read: who takes over later was not told to by that."""
+        for one in sent:
+            if one.failure in _NOT_DONE and one.command.words[:2] == ("CLUSTER", "FAILOVER"):
+                self._ordered.pop(one.command.node_id, None)
+
+    def forms_again(self, step: Step) -> bool:
+        """Whether a step gives all slots to empty servers of a cluster that has served before."""
+        tier = self._tier()
+        return step.reason is StepReason.FORMING and tier is not None and was_formed(tier)
+
+    def leave(self) -> None:
+        """Show no more how a cluster is that this process looks at no longer."""
+        for gauge in _GAUGES:
+            gauge.remove(*self._where)
+
+    def forget(self) -> None:
+        """Show nothing any more of a cluster that is nobody's, nor count what happened to it."""
+        self.leave()
+        for counter in _COUNTERS:
+            counter.remove(*self._where)
+        for by in (OPERATOR, PLANNED, SERVERS):
+            metrics.FAILOVERS.remove(*self._where, by)
+        for reason in StepReason:
+            metrics.TOPOLOGY_STEPS.remove(*self._where, str(reason))
+
+    async def _tell_formed(self, message: str, lost: int = 0) -> None:
+        self._is_being_formed = False
+        metrics.FORMATIONS.labels(*self._where).inc()
+        await self._tell("EverythingLost" if lost else "Formed", message, lost)
+
+    async def _tell_failovers(self, before: Cluster, cluster: Cluster, goal: Goal) -> None:
+        for one in failovers(before, cluster, goal):
+            by, at_s = self._ordered.pop(one.node_id, (SERVERS, 0.0))
+            if cluster.at_s - at_s > ORDER_HOLDS_S:
+                by = SERVERS
+            metrics.FAILOVERS.labels(*self._where, by).inc()
+            await self._tell("FailedOver", one.message, warning=by != PLANNED)
+
+    async def _tell_work(self, verdict: Verdict) -> None:
+        """Tell when moving slots and replacing pods begin, and when they are over."""
+        moving, replacing = verdict.slots_to_move > 0, verdict.pods_to_replace > 0
+        if moving != self._moving and (moving or self._moving):
+            begun = f"{verdict.slots_to_move} slots are to go to another shard"
+            await self._tell(
+                "MigrationStarted" if moving else "MigrationEnded",
+                begun if moving else "all slots are where they belong",
+            )
+        if replacing != self._replacing and (replacing or self._replacing):
+            begun = f"{verdict.pods_to_replace} pods are of a former template, and are replaced one by one"
+            ended = "all pods are of the newest template"
+            await self._tell("ReplacementStarted" if replacing else "ReplacementEnded", begun if replacing else ended)
+        self._moving, self._replacing = moving, replacing
+
+    async def _tell(self, reason: str, message: str, lost: int = 0, *, warning: bool = False) -> None:
+        log.info("told of a cluster", extra={"tier": "/".join(self._where), "event": reason, "told": message})
+        tier = self._tier()
+        if tier is not None:
+            await self._events.tell(tier, reason, message, warning=warning or lost > 0)
