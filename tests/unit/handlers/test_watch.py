@@ -10,11 +10,11 @@ import kopf
 import pytest
 
 from kvstrata.clients.resources import OWN_RESOURCES, SECRET, Resource, child_resources
-from kvstrata.handlers.watch import Watches, build_settings, expected_watchers
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.secrets import Keeper
 from kvstrata.reconcile.store import Store
+from kvstrata.reconcile.watch import Watches, build_settings, expected_watchers
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, model, policy
 from tests.support.worlds import Simulation

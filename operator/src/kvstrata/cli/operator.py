@@ -21,8 +21,6 @@ from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.leadership import Leadership
 from kvstrata.clients.resources import OWN_RESOURCES, SERVICE_MONITOR
-from kvstrata.handlers.lists import Lists
-from kvstrata.handlers.watch import Watches, build_settings, expected_watchers, live_watchers
 from kvstrata.objects.context import BuildContext
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.clock import since_boot_s, utc_now
@@ -35,6 +33,7 @@ from kvstrata.reconcile.keys.delivery import KeyCourier
 from kvstrata.reconcile.keys.kms_domains import KmsEstates
 from kvstrata.reconcile.keys.kms_services import KmsServices, by_service_account
 from kvstrata.reconcile.keys.kms_worker import KmsKeys
+from kvstrata.reconcile.lists import Lists
 from kvstrata.reconcile.loop import Loop
 from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.pod_states import AckListener
@@ -46,6 +45,7 @@ from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.secrets import Keeper
 from kvstrata.reconcile.server import build_app
 from kvstrata.reconcile.store import Store
+from kvstrata.reconcile.watch import Watches, build_settings, expected_watchers, live_watchers
 from kvstrata.reconcile.writer import NotLeadingError, Writer
 from kvstrata.settings import Settings, SettingsError
 

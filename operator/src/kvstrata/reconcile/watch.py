@@ -15,11 +15,10 @@ import kopf
 from kvstrata.clients.resources import OWN_RESOURCES, SECRET, child_resources
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import labels
+from kvstrata.reconcile.lists import Lists
+from kvstrata.reconcile.nothing_stored import NoDiffBase, NoProgress
 from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.store import Store
-
-from .lists import Lists
-from .nothing_stored import NoDiffBase, NoProgress
 
 WATCHER_TASK_PREFIX = "watcher for "
 """kopf's name for the tasks that watch; there is one for each resource and namespace while they live."""
