@@ -25,7 +25,7 @@ from kvstrata.contract.policy.bundle import Entry
 from kvstrata.contract.policy.data_key import DataKey
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes
-from kvstrata_sidecar.gate.enginecalls import WholeAnswer, judged, request_bytes
+from kvstrata_sidecar.gate.control.engine_calls import WholeAnswer, judged, request_bytes
 from tests.dataplane.conftest import StartServer, file_tier, tier
 from tests.dataplane.engine_pairs import EnginePairs
 from tests.dataplane.engine_process import CHUNK_TOKENS, MODEL, EngineProcess, engine_python

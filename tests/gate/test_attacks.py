@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from kvstrata_sidecar.gate import strictjson
-from kvstrata_sidecar.gate.errors import Refusal
+from kvstrata_sidecar.gate.http.errors import Refusal
+from kvstrata_sidecar.gate.proxy import strict_json as strictjson
 
 from .world import ACME, World, post, until
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstrata_sidecar.gate import bodies, strictjson
-from kvstrata_sidecar.gate.errors import Reason, Refusal
+from kvstrata_sidecar.gate.http.errors import Reason, Refusal
+from kvstrata_sidecar.gate.proxy import bodies
+from kvstrata_sidecar.gate.proxy import strict_json as strictjson
 
 SALT = "0123456789abcdef0123456789abcdef"
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Bundle, Root, Rules
-from kvstrata_sidecar.gate.fencing import Freshness, PolicyVolume
-from kvstrata_sidecar.gate.grants import decide
+from kvstrata_sidecar.gate.policy.freshness import Freshness, PolicyVolume
+from kvstrata_sidecar.gate.policy.grants import decide
 
 from .stand_ins import plain_answer
 from .world import BUNDLE, KEYS, World, entry, keyspace, post, until

@@ -9,7 +9,7 @@ import pytest
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.messages.pod_state import PodState
-from kvstrata_sidecar.gate.control import entity_tag
+from kvstrata_sidecar.gate.control.service import entity_tag
 
 TIER = TierState("disk", "NVMe", "closed", unseen=2)
 STATE = PodState("pod-0", "uid", "demo", "chat", "i", "g", "c", 1, 2, 2, True, 10, True, tiers=(TIER,))

@@ -21,7 +21,7 @@ from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
 from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes
-from kvstrata_sidecar.gate.enforcement import InFlight
+from kvstrata_sidecar.gate.policy.enforcement import InFlight
 
 from . import pki
 from .test_rendering import posted, say

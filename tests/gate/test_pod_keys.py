@@ -23,7 +23,7 @@ from kvstrata.contract.messages.pod_state import PodState, gate_server_name
 from kvstrata.contract.policy.bundle import Entry
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey, KeyReference, key_id
 from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes
-from kvstrata_sidecar.gate.keyfiles import KeyFiles
+from kvstrata_sidecar.gate.policy.volume import KeyFiles
 
 from . import pki
 from .test_control import poll

@@ -16,9 +16,9 @@ from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Bundle, Entry, Root, 
 from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, POLICY_FILE, CacheView
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
 from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes, shard_name
-from kvstrata_sidecar.gate.fencing import PolicyVolume
-from kvstrata_sidecar.gate.grants import decide
-from kvstrata_sidecar.gate.manifestfiles import ManifestFiles
+from kvstrata_sidecar.gate.policy.freshness import PolicyVolume
+from kvstrata_sidecar.gate.policy.grants import decide
+from kvstrata_sidecar.gate.policy.manifestfiles import ManifestFiles
 
 from .test_real_adapter import runtime
 from .world import BUNDLE, KEYS, World, chat, entry, keyspace, post, until

@@ -16,7 +16,7 @@ from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
 from e2e.cluster.control_plane import ControlPlane
-from kvstrata_sidecar.gate.kubeapi import ApiError
+from kvstrata_sidecar.gate.policy.kube_api import ApiError
 
 from .world import ACME, BUNDLE, KEYS, World, entry, keyspace, post, until
 

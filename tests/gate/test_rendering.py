@@ -16,7 +16,7 @@ from kvstrata.contract.messages.adapter import TOKEN_BYTES
 from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER, gate_server_name
 from kvstrata.contract.messages.pools import MAX_REQUEST_BYTES, RENDER_PATH, Rendered, RenderRefusal, RenderRequest
 from kvstrata.contract.messages.prefix import PrefixSource
-from kvstrata_sidecar.gate import warming
+from kvstrata_sidecar.gate.control import render as warming
 from kvstrata_sidecar.warm import render as rendering
 
 from . import pki

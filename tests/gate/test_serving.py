@@ -8,7 +8,7 @@ import json
 import re
 
 from kvstrata.contract.policy.bundle import Rules
-from kvstrata_sidecar.gate.http1 import ServerConnection
+from kvstrata_sidecar.gate.http.server import ServerConnection
 
 from .pki import client_context
 from .stand_ins import EngineRequest, plain_answer

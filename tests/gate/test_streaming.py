@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from kvstrata_sidecar.gate.upstream import Call, EnginePool, Receiver
+from kvstrata_sidecar.gate.http.engine_client import Call, EnginePool, Receiver
 
 from .stand_ins import EngineRequest, chunk, event, plain_answer, stream_head
 from .world import World, chat, post, until

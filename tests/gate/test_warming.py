@@ -14,8 +14,8 @@ from kvstrata.contract.messages.pools import POOL_PATH, WARM_PATH, PoolReport, W
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
-from kvstrata_sidecar.gate import warmer
-from kvstrata_sidecar.gate import warming as rendering_service
+from kvstrata_sidecar.gate.control import render as rendering_service
+from kvstrata_sidecar.gate.control import warm as warmer
 from kvstrata_sidecar.warm import render as rendering
 
 from . import pki

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kvstrata.contract.messages.adapter import AdapterAck, apply_request, decode_answer
 from kvstrata.contract.policy.data_key import DataKey
-from kvstrata_sidecar.gate.keyfiles import KeyFiles
+from kvstrata_sidecar.gate.policy.volume import KeyFiles
 from tests.tiers.gate_stand_in import GateStandIn
 
 

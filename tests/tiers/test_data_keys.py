@@ -14,7 +14,7 @@ from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
 from kvstrata_sidecar.adapter import datakeys
 from kvstrata_sidecar.adapter.datakeys import DataKeys
 from kvstrata_sidecar.adapter.sealer_gcm import GcmSealer, NoKeyError, SealedOpening
-from kvstrata_sidecar.gate.keyfiles import KeyFiles
+from kvstrata_sidecar.gate.policy.volume import KeyFiles
 from tests.dataplane import memory_scan
 from tests.tiers.data_keys import FIRST, SECOND, held
 from tests.tiers.gate_stand_in import KEYSPACE_A

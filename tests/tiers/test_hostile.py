@@ -31,7 +31,7 @@ from kvstrata_sidecar.adapter.sealer import PlainSealer
 from kvstrata_sidecar.adapter.sealer_gcm import GcmSealer
 from kvstrata_sidecar.adapter.tasks import Task, TaskTable
 from kvstrata_sidecar.adapter.tier import Tier
-from kvstrata_sidecar.gate.keyfiles import KeyFiles
+from kvstrata_sidecar.gate.policy.volume import KeyFiles
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A
 from tests.tiers.lying_server import Lie, LyingServer, World, moved
 from tests.tiers.pool_gate import POOL

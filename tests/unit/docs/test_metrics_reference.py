@@ -12,7 +12,7 @@ from kvstrata.contract.messages.adapter import AdapterState
 from kvstrata.reconcile import metrics as operator_metrics
 from kvstrata_sidecar.adapter import metrics as cache_metrics
 from kvstrata_sidecar.adapter.enforcement import Refusal
-from kvstrata_sidecar.gate.errors import Reason
+from kvstrata_sidecar.gate.http.errors import Reason
 from kvstrata_sidecar.gate.metrics import Metrics
 
 REPOSITORY = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from kvstrata.api import KINDS
-from kvstrata_sidecar.gate.auth import KEYS_DATA_KEY, KeyRing
+from kvstrata_sidecar.gate.policy.api_keys import KEYS_DATA_KEY, KeyRing
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 GUIDES = sorted((REPOSITORY / "docs/guides").glob("*.md"))

@@ -17,7 +17,7 @@ from kvstrata.objects.pod import engine
 from kvstrata.objects.pod.pod import pod_template
 from kvstrata_sidecar.adapter.memory.params import MemoryParams
 from kvstrata_sidecar.adapter.params import AdapterParams
-from kvstrata_sidecar.gate.drain import DRAINED_FILE, DRAINING_FILE
+from kvstrata_sidecar.gate.http.drain import DRAINED_FILE, DRAINING_FILE
 from kvstrata_sidecar.gate.settings import load
 from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, cpu_tier, model, redis_tier, tier
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .errors import Reason, Refusal
-from .messages import Connection, Limits, Request
+from kvstrata_sidecar.gate.http.errors import Reason, Refusal
+from kvstrata_sidecar.gate.http.messages import Connection, Limits, Request
 
 LIMITS = Limits(body_bytes=0, head_s=5.0, body_s=5.0, idle_s=5.0, stalled_write_s=5.0)
 """Of a port without authentication that kubelet must always get through to: nobody keeps a connection for long."""

@@ -19,32 +19,33 @@ from kvstrata.contract.messages.key_delivery import KEYS_BACK_PATH, KEYS_PATH
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.messages.pools import POOL_PATH, RENDER_PATH, WARM_PATH
 from kvstrata.contract.messages.probe import PROBE_PATH
+from kvstrata_sidecar.gate import health, log
+from kvstrata_sidecar.gate.adapter_link import AdapterLink
+from kvstrata_sidecar.gate.control import service as control
+from kvstrata_sidecar.gate.control.engine_reset import EngineResetter
+from kvstrata_sidecar.gate.control.erase import PodEraser
+from kvstrata_sidecar.gate.control.keys import PodKeys
+from kvstrata_sidecar.gate.control.poolwait import PoolWait
+from kvstrata_sidecar.gate.control.probe import Prober
+from kvstrata_sidecar.gate.control.render import Warming
+from kvstrata_sidecar.gate.control.service import ControlService
+from kvstrata_sidecar.gate.control.warm import Warmer
+from kvstrata_sidecar.gate.http.drain import POLL_S, Drain
+from kvstrata_sidecar.gate.http.engine_client import EnginePool
+from kvstrata_sidecar.gate.http.messages import Limits
+from kvstrata_sidecar.gate.http.server import HttpServer
+from kvstrata_sidecar.gate.http.tls import ServerTls
+from kvstrata_sidecar.gate.policy.api_keys import KeyRing, Keys
+from kvstrata_sidecar.gate.policy.bundle_watch import BundleWatch, KeyWatch
+from kvstrata_sidecar.gate.policy.enforcement import Enforcement
+from kvstrata_sidecar.gate.policy.freshness import Freshness, PolicyVolume
+from kvstrata_sidecar.gate.policy.kube_api import KubeApi, in_cluster_tls
+from kvstrata_sidecar.gate.proxy.service import TenantService, random_salt
 
-from . import control, health, log
 from .audit import Audit, write_whole
-from .auth import KeyRing, Keys
-from .bundle_watch import BundleWatch, KeyWatch
-from .control import ControlService
-from .drain import POLL_S, Drain
-from .enforcement import Enforcement
-from .enginereset import EngineResetter
-from .erasing import PodEraser
-from .fencing import Freshness, PolicyVolume
 from .health import HealthService
-from .http1 import HttpServer
-from .kubeapi import KubeApi, in_cluster_tls
-from .link import AdapterLink
-from .messages import Limits
 from .metrics import Metrics
-from .podkeys import PodKeys
-from .poolwait import PoolWait
-from .probing import Prober
-from .proxy import TenantService, random_salt
 from .settings import Settings, SettingsError, load
-from .tlsfiles import ServerTls
-from .upstream import EnginePool
-from .warmer import Warmer
-from .warming import Warming
 
 _ENGINE_POLL_S = 1.0
 _CERTIFICATE_POLL_S = 10.0

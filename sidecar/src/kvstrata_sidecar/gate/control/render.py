@@ -16,15 +16,15 @@ from datetime import UTC, datetime
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.pools import Rendered, RenderRefusal, RenderRequest
 from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata_sidecar.gate import log
+from kvstrata_sidecar.gate.adapter_link import AdapterLink
+from kvstrata_sidecar.gate.control.engine_calls import EngineCalls
+from kvstrata_sidecar.gate.http.engine_client import EnginePool
+from kvstrata_sidecar.gate.http.errors import Reason, Refusal
+from kvstrata_sidecar.gate.policy.enforcement import Enforcement
+from kvstrata_sidecar.gate.proxy import bodies
 from kvstrata_sidecar.warm.boundary import whole_chunks
 from kvstrata_sidecar.warm.render import Draft, EngineAwayError, RefusedError, render, tokens_of
-
-from . import bodies, log
-from .enforcement import Enforcement
-from .enginecalls import EngineCalls
-from .errors import Reason, Refusal
-from .link import AdapterLink
-from .upstream import EnginePool
 
 KEPT = 256
 """How many renderings are remembered: those of four pools with as many prefixes as one may have."""

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.holding import PoolHolding
 from kvstrata.contract.policy.pools import PoolShard, PoolVersion
-
-from .enforcement import Enforcement
-from .link import AdapterLink
+from kvstrata_sidecar.gate.adapter_link import AdapterLink
+from kvstrata_sidecar.gate.policy.enforcement import Enforcement
 
 MEMORY = "CPU"
 """The medium of the cache server's own memory."""

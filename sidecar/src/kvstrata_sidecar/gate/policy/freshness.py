@@ -23,10 +23,9 @@ from kvstrata.contract.policy.cache_view import (
     data_keys,
     manifests,
 )
-
-from . import log
-from .keyfiles import KeyFiles
-from .manifestfiles import ManifestFiles
+from kvstrata_sidecar.gate import log
+from kvstrata_sidecar.gate.policy.manifestfiles import ManifestFiles
+from kvstrata_sidecar.gate.policy.volume import KeyFiles
 
 
 def boottime_ns() -> int:

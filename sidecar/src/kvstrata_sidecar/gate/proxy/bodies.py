@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstrata.contract.messages.template import refused_argument
-
-from . import content
-from .errors import Reason, bad_request
+from kvstrata_sidecar.gate.http.errors import Reason, bad_request
+from kvstrata_sidecar.gate.proxy import content
 
 Json = dict[str, Any]
 

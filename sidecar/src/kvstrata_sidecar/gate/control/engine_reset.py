@@ -12,12 +12,11 @@ import asyncio
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
 from kvstrata_sidecar.connector.reset import ENGINE_RESET_PATH, PREEMPT
+from kvstrata_sidecar.gate import log
+from kvstrata_sidecar.gate.control.engine_calls import WholeAnswer, judged, request_bytes
+from kvstrata_sidecar.gate.http.engine_client import EnginePool
+from kvstrata_sidecar.gate.http.errors import Reason, bad_request
 from kvstrata_sidecar.warm.render import EngineAwayError, RefusedError
-
-from . import log
-from .enginecalls import WholeAnswer, judged, request_bytes
-from .errors import Reason, bad_request
-from .upstream import EnginePool
 
 LOOK_S = 0.25
 """How long until it is tried again, for as long as the operator waits."""

@@ -21,11 +21,10 @@ from kvstrata.contract.messages.audit import Action
 from kvstrata.contract.messages.key_delivery import CONTENT_TYPE, overwrite
 from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER, OPERATOR_COMMON_NAME, STATE_PATH, PodState
 from kvstrata.contract.messages.pools import MAX_REQUEST_BYTES
-
-from . import log
-from .audit import Audit
-from .errors import Reason, Refusal, bad_request
-from .messages import Connection, Limits, Request
+from kvstrata_sidecar.gate import log
+from kvstrata_sidecar.gate.audit import Audit
+from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
+from kvstrata_sidecar.gate.http.messages import Connection, Limits, Request
 
 MAX_WAIT_S = 120.0
 LIMITS = Limits(body_bytes=MAX_REQUEST_BYTES, buffered_bytes=16 * MAX_REQUEST_BYTES)

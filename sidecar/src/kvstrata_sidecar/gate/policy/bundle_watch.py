@@ -19,13 +19,12 @@ from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.audit import Action
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Entry, Root, ShardRef, decode_shard
 from kvstrata.contract.policy.pools import PoolRef, PoolShard, shard_name
-
-from . import log
-from .audit import Audit
-from .auth import KEYS_DATA_KEY, KeyRing, Keys, MalformedKeysError
-from .enforcement import Enforcement
-from .fencing import Freshness
-from .kubeapi import ApiError, KubeApi
+from kvstrata_sidecar.gate import log
+from kvstrata_sidecar.gate.audit import Audit
+from kvstrata_sidecar.gate.policy.api_keys import KEYS_DATA_KEY, KeyRing, Keys, MalformedKeysError
+from kvstrata_sidecar.gate.policy.enforcement import Enforcement
+from kvstrata_sidecar.gate.policy.freshness import Freshness
+from kvstrata_sidecar.gate.policy.kube_api import ApiError, KubeApi
 
 _READ_ERRORS = (OSError, TimeoutError, EOFError, ApiError, ContractError, ValueError)
 _WATCH_S = 300

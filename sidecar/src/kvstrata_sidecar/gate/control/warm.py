@@ -18,17 +18,16 @@ from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.pools import PoolReport, PoolVersionState, Rendered, Warmed, WarmOutcome, WarmRequest
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolVersion
+from kvstrata_sidecar.gate import log
+from kvstrata_sidecar.gate.adapter_link import AdapterLink
+from kvstrata_sidecar.gate.control.engine_calls import WholeAnswer, judged, request_bytes
+from kvstrata_sidecar.gate.control.render import Warming
+from kvstrata_sidecar.gate.http.engine_client import EnginePool
+from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
+from kvstrata_sidecar.gate.policy.enforcement import Enforcement
+from kvstrata_sidecar.gate.policy.grants import PoolSubject, warming_version
 from kvstrata_sidecar.warm.boundary import is_a_beginning
 from kvstrata_sidecar.warm.render import EngineAwayError, RefusedError
-
-from . import log
-from .enforcement import Enforcement
-from .enginecalls import WholeAnswer, judged, request_bytes
-from .errors import Reason, Refusal, bad_request
-from .grants import PoolSubject, warming_version
-from .link import AdapterLink
-from .upstream import EnginePool
-from .warming import Warming
 
 STORED_WITHIN_S = 15.0
 """How long tiers may take to store what was computed: longer than any of their deadlines."""

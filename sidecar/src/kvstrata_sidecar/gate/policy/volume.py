@@ -22,8 +22,7 @@ from kvstrata.contract.policy.data_key import (
     key_id,
     parse_file_name,
 )
-
-from .wholefiles import write_whole
+from kvstrata_sidecar.gate.policy.wholefiles import write_whole
 
 
 class KeyFiles:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from .errors import Reason, Refusal
-from .messages import Limits
+from kvstrata_sidecar.gate.http.errors import Reason, Refusal
+from kvstrata_sidecar.gate.http.messages import Limits
 
 
 class Buffered:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .errors import Reason, bad_request
+from kvstrata_sidecar.gate.http.errors import Reason, bad_request
 
 Json = dict[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from pathlib import Path
 
-from . import log
+from kvstrata_sidecar.gate import log
 
 CERTIFICATE = "tls.crt"
 PRIVATE_KEY = "tls.key"

@@ -13,10 +13,9 @@ from collections.abc import Callable, Collection
 from typing import Protocol
 
 from kvstrata.contract.policy.bundle import Bundle
-
-from . import log
-from .fencing import Freshness, PolicyVolume
-from .grants import PoolSubject, still_granted
+from kvstrata_sidecar.gate import log
+from kvstrata_sidecar.gate.policy.freshness import Freshness, PolicyVolume
+from kvstrata_sidecar.gate.policy.grants import PoolSubject, still_granted
 
 _NEVER = float("inf")
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-from .errors import Reason, Refusal, bad_request
+from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
 
 MAX_DEPTH = 64
 MAX_CONTAINERS = 20_000

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 
 from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY
-
-from .wholefiles import write_whole
+from kvstrata_sidecar.gate.policy.wholefiles import write_whole
 
 
 class ManifestFiles:

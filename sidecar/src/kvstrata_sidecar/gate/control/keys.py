@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.key_delivery import KeysHeld, KeysWanted, overwrite, pack_keys, unpack_keys
-
-from . import log
-from .enforcement import Enforcement
-from .errors import Reason, bad_request
-from .fencing import PolicyVolume
+from kvstrata_sidecar.gate import log
+from kvstrata_sidecar.gate.http.errors import Reason, bad_request
+from kvstrata_sidecar.gate.policy.enforcement import Enforcement
+from kvstrata_sidecar.gate.policy.freshness import PolicyVolume
 
 
 class PodKeys:

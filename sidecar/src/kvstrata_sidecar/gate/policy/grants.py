@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from kvstrata.contract.policy.bundle import Bundle
 from kvstrata.contract.policy.pools import PoolVersion
-
-from .errors import Reason, Refusal
+from kvstrata_sidecar.gate.http.errors import Reason, Refusal
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,16 +29,15 @@ from kvstrata.contract.messages.probe import (
     outcome_of,
 )
 from kvstrata.contract.policy.bundle import Bundle
+from kvstrata_sidecar.gate import log
+from kvstrata_sidecar.gate.adapter_link import AdapterLink
+from kvstrata_sidecar.gate.control.engine_calls import EngineCalls, WholeAnswer, judged, request_bytes
+from kvstrata_sidecar.gate.control.probe_cast import Cast, cast
+from kvstrata_sidecar.gate.http.engine_client import EnginePool
+from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
+from kvstrata_sidecar.gate.policy.enforcement import Enforcement
+from kvstrata_sidecar.gate.policy.grants import decide
 from kvstrata_sidecar.warm.render import EngineAwayError, RefusedError
-
-from . import log
-from .enforcement import Enforcement
-from .enginecalls import EngineCalls, WholeAnswer, judged, request_bytes
-from .errors import Reason, Refusal, bad_request
-from .grants import decide
-from .link import AdapterLink
-from .probecast import Cast, cast
-from .upstream import EnginePool
 
 STORED_WITHIN_S = 15.0
 """How long tiers may take to store the chunk; longer than any of their deadlines."""

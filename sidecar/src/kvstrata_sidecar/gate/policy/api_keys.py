@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .errors import Reason, Refusal, bad_request
+from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
 
 KEYS_DATA_KEY = "keys.json"
 MAX_KEY_BYTES = 512

@@ -16,12 +16,11 @@ from kvstrata.contract.messages.audit import Action
 from kvstrata.contract.messages.erase import Erased, EraseRequest, LeftKeys, Verified, VerifyRequest
 from kvstrata.contract.messages.erase_2 import AdapterErased, EraseOutcome, EraseQuestion, VerifyQuestion
 from kvstrata.contract.policy.cache_view import data_keys
-
-from . import log
-from .audit import Audit
-from .enforcement import Enforcement
-from .errors import Reason, Refusal, bad_request
-from .link import AdapterLink
+from kvstrata_sidecar.gate import log
+from kvstrata_sidecar.gate.adapter_link import AdapterLink
+from kvstrata_sidecar.gate.audit import Audit
+from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
+from kvstrata_sidecar.gate.policy.enforcement import Enforcement
 
 LOOK_S = 0.25
 """How long until what is left is looked at again, for as long as the operator waits."""

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from . import log
+from kvstrata_sidecar.gate import log
 
 DRAINING_FILE = "draining"
 DRAINED_FILE = "drained"

@@ -13,17 +13,17 @@ import orjson
 
 from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.audit import NO_SCOPE, Action
-
-from . import bodies, strictjson
-from .audit import Audit
-from .auth import Keys, credential, unauthenticated
-from .enforcement import Enforcement
-from .errors import Reason, Refusal
-from .grants import decide
-from .messages import STATUS_LINES, Connection, Request
-from .metrics import NOBODY, Metrics, TenantMetrics
-from .upstream import Call, EnginePool
-from .usage import DocumentUsage, EventUsage
+from kvstrata_sidecar.gate.audit import Audit
+from kvstrata_sidecar.gate.http.engine_client import Call, EnginePool
+from kvstrata_sidecar.gate.http.errors import Reason, Refusal
+from kvstrata_sidecar.gate.http.messages import STATUS_LINES, Connection, Request
+from kvstrata_sidecar.gate.metrics import NOBODY, Metrics, TenantMetrics
+from kvstrata_sidecar.gate.policy.api_keys import Keys, credential, unauthenticated
+from kvstrata_sidecar.gate.policy.enforcement import Enforcement
+from kvstrata_sidecar.gate.policy.grants import decide
+from kvstrata_sidecar.gate.proxy import bodies
+from kvstrata_sidecar.gate.proxy import strict_json as strictjson
+from kvstrata_sidecar.gate.proxy.usage import DocumentUsage, EventUsage
 
 _EVENT_STREAM = b"text/event-stream"
 _MAX_ERROR_BYTES = 256 * 1024

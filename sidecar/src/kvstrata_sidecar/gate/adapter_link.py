@@ -30,9 +30,8 @@ from kvstrata.contract.messages.adapter import (
 from kvstrata.contract.messages.erase_2 import AdapterErased, AdapterVerified, EraseQuestion, VerifyQuestion
 from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion
 from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten
-
-from . import log
-from .enforcement import Enforcement
+from kvstrata_sidecar.gate import log
+from kvstrata_sidecar.gate.policy.enforcement import Enforcement
 
 PURGE_TIMEOUT_S = 30.0
 """How long an answer to a purge may take: the adapter gives up after 10 s, and is asked again."""

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .errors import Refusal
+from kvstrata_sidecar.gate.http.errors import Refusal
 
 STATUS_LINES = {
     code: f"HTTP/1.1 {code} {phrase}\r\n".encode()

@@ -1,0 +1,1 @@
+"""Requests of the operator: state, erasure, keys, probes, warming."""

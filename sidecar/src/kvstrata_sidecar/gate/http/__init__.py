@@ -1,0 +1,1 @@
+"""HTTP server and client of the gate, TLS, draining."""

@@ -1,0 +1,1 @@
+"""The policy in force: watched bundles, API keys, grants, freshness."""

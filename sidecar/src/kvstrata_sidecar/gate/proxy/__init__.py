@@ -1,0 +1,1 @@
+"""Requests of callers on their way to the engine."""
