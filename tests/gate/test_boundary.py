@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvstrata.contract.messages.pools import MAX_PREFIX_TOKENS, RenderRefusal
 from kvstrata.contract.messages.prefix import PrefixSource
-from kvstrata_sidecar.warm.boundary import (
+from kvstrata_sidecar.gate.rendering.boundary import (
     MARGIN_TOKENS,
     Beginning,
     common_length,
@@ -22,8 +22,8 @@ from kvstrata_sidecar.warm.boundary import (
     is_a_beginning,
     whole_chunks,
 )
-from kvstrata_sidecar.warm.dates import dated, written_as
-from kvstrata_sidecar.warm.render import Draft, RefusedError, Tokenized, render
+from kvstrata_sidecar.gate.rendering.dates import dated, written_as
+from kvstrata_sidecar.gate.rendering.render import Draft, RefusedError, Tokenized, render
 
 from .tokenizers import Merges
 

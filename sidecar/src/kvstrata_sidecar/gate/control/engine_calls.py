@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from kvstrata_sidecar.gate.http.engine_client import Call, EnginePool
-from kvstrata_sidecar.warm.render import EngineAwayError, RefusedError, Tokenized
+from kvstrata_sidecar.gate.rendering.render import EngineAwayError, RefusedError, Tokenized
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 TOKENIZE_TIMEOUT_S = 60.0

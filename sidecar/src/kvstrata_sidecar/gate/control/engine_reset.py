@@ -16,7 +16,7 @@ from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.control.engine_calls import WholeAnswer, judged, request_bytes
 from kvstrata_sidecar.gate.http.engine_client import EnginePool
 from kvstrata_sidecar.gate.http.errors import Reason, bad_request
-from kvstrata_sidecar.warm.render import EngineAwayError, RefusedError
+from kvstrata_sidecar.gate.rendering.render import EngineAwayError, RefusedError
 
 LOOK_S = 0.25
 """How long until it is tried again, for as long as the operator waits."""

@@ -37,7 +37,7 @@ from kvstrata_sidecar.gate.http.engine_client import EnginePool
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement
 from kvstrata_sidecar.gate.policy.grants import decide
-from kvstrata_sidecar.warm.render import EngineAwayError, RefusedError
+from kvstrata_sidecar.gate.rendering.render import EngineAwayError, RefusedError
 
 STORED_WITHIN_S = 15.0
 """How long tiers may take to store the chunk; longer than any of their deadlines."""

@@ -23,8 +23,8 @@ from kvstrata_sidecar.gate.http.engine_client import EnginePool
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement
 from kvstrata_sidecar.gate.proxy import bodies
-from kvstrata_sidecar.warm.boundary import whole_chunks
-from kvstrata_sidecar.warm.render import Draft, EngineAwayError, RefusedError, render, tokens_of
+from kvstrata_sidecar.gate.rendering.boundary import whole_chunks
+from kvstrata_sidecar.gate.rendering.render import Draft, EngineAwayError, RefusedError, render, tokens_of
 
 KEPT = 256
 """How many renderings are remembered: those of four pools with as many prefixes as one may have."""

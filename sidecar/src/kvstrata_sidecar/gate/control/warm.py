@@ -26,8 +26,8 @@ from kvstrata_sidecar.gate.http.engine_client import EnginePool
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal, bad_request
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement
 from kvstrata_sidecar.gate.policy.grants import PoolSubject, warming_version
-from kvstrata_sidecar.warm.boundary import is_a_beginning
-from kvstrata_sidecar.warm.render import EngineAwayError, RefusedError
+from kvstrata_sidecar.gate.rendering.boundary import is_a_beginning
+from kvstrata_sidecar.gate.rendering.render import EngineAwayError, RefusedError
 
 STORED_WITHIN_S = 15.0
 """How long tiers may take to store what was computed: longer than any of their deadlines."""

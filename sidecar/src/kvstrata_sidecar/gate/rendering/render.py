@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 from kvstrata.contract.messages.pools import MAX_PREFIX_TOKENS, RenderRefusal
 from kvstrata.contract.messages.prefix import PrefixSource
-
-from .boundary import Beginning, continued_chats, continued_texts
-from .dates import dated
+from kvstrata_sidecar.gate.rendering.boundary import Beginning, continued_chats, continued_texts
+from kvstrata_sidecar.gate.rendering.dates import dated
 
 PAUSE_S = 1.1
 """Between two renderings that must be the same: templates that write the time write seconds."""
