@@ -32,9 +32,10 @@ from lmcache.v1.multiprocess.rpc import get_rpc_spec
 from lmcache.v1.multiprocess.transfer_context.worker_transfer import LMCacheDrivenTransferContext
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from kvstrata_sidecar.connector.connection import Line
+
 from .absent import chunk_size_promised, keeps_promise
 from .failures import Patience, absorb, chunk_tokens, logger, wait_for_server, within
-from .line import Line
 
 
 class GuardedConnector(LMCacheMPConnector):  # type: ignore[misc]

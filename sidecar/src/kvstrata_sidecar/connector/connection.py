@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from .failures import logger
+from kvstrata_sidecar.connector.failures import logger
 
 PING = "ping"
 PREPARE_STORE = "prepare_store"
