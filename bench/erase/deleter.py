@@ -23,9 +23,9 @@ from kvstrata.clients.redis.verifier import TierLook, TierVerifier
 from kvstrata.contract.messages.erase_report import Erased, Line
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.wire import Command
-from kvstrata_sidecar.erase.deletion import Deletion
-from kvstrata_sidecar.erase.order import Order
-from kvstrata_sidecar.erase.servers import Primary, Servers
+from kvstrata_sidecar.delete_job.delete import Deletion
+from kvstrata_sidecar.delete_job.order import Order
+from kvstrata_sidecar.delete_job.servers import Primary, Servers
 
 CONTROL_EVERY = 8
 """After how many exchanges one is a PING, which tells what waiting alone takes."""

@@ -22,11 +22,11 @@ from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.protocol import call, read_text, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.wire import Command
-from kvstrata_sidecar.erase.chunks import ChunkDeletion
-from kvstrata_sidecar.erase.deletion import Deletion
-from kvstrata_sidecar.erase.order import Order
-from kvstrata_sidecar.erase.reclaim import Reclaim
-from kvstrata_sidecar.erase.servers import Primary, Servers
+from kvstrata_sidecar.delete_job.chunks import ChunkDeletion
+from kvstrata_sidecar.delete_job.delete import Deletion
+from kvstrata_sidecar.delete_job.order import Order
+from kvstrata_sidecar.delete_job.reclaim import Reclaim
+from kvstrata_sidecar.delete_job.servers import Primary, Servers
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,7 +119,7 @@ def start_program(path: Path, asked: dict[str, Any]) -> subprocess.Popen[bytes]:
     """Start the program that a Job runs."""
     path.write_text(json.dumps(asked))
     environment = os.environ | {"PYTHONPATH": f"{ROOT}/operator/src:{ROOT}/sidecar/src"}
-    command = [sys.executable, "-m", "kvstrata_sidecar.erase", str(path)]
+    command = [sys.executable, "-m", "kvstrata_sidecar.delete_job", str(path)]
     return subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

@@ -17,8 +17,8 @@ from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, user_rules
 from kvstrata_sidecar.adapter.protocol import call, read_text, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.wire import Command
-from kvstrata_sidecar.erase.order import Order
-from kvstrata_sidecar.erase.servers import Primary, Servers
+from kvstrata_sidecar.delete_job.order import Order
+from kvstrata_sidecar.delete_job.servers import Primary, Servers
 from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import (
     KEEP_MS,

@@ -16,7 +16,7 @@ from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter import slots
 from kvstrata_sidecar.adapter.resp import Connection
-from kvstrata_sidecar.erase.servers import Layout, Servers
+from kvstrata_sidecar.delete_job.servers import Layout, Servers
 from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import (
     VALUE,

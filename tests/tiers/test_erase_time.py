@@ -17,9 +17,9 @@ from kvstrata.contract.store.redis_keys import bucket_prefix
 from kvstrata_sidecar.adapter.protocol import call, read_numbers, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.wire import Command
-from kvstrata_sidecar.erase.deletion import TOMBSTONE_KEEP_MS
-from kvstrata_sidecar.erase.pace import COMMANDS_SEEN, FIRST_AT_ONCE, GOAL_S
-from kvstrata_sidecar.erase.servers import Primary, Servers
+from kvstrata_sidecar.delete_job.delete import TOMBSTONE_KEEP_MS
+from kvstrata_sidecar.delete_job.pace import COMMANDS_SEEN, FIRST_AT_ONCE, GOAL_S
+from kvstrata_sidecar.delete_job.servers import Primary, Servers
 from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import VALUE, erase, look, name_of, order, put, reserve, summed
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A

@@ -17,8 +17,8 @@ from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.protocol import call, read_numbers, state_key
 from kvstrata_sidecar.adapter.resp import Connection
 from kvstrata_sidecar.adapter.runtime import acquire, release
-from kvstrata_sidecar.erase.order import Order
-from kvstrata_sidecar.erase.servers import Layout, Servers
+from kvstrata_sidecar.delete_job.order import Order
+from kvstrata_sidecar.delete_job.servers import Layout, Servers
 from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import (
     VALUE,

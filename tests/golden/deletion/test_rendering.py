@@ -26,7 +26,7 @@ from kvstrata.objects.erasure.delete_job import (
     deletion_order,
     needed_secrets,
 )
-from kvstrata_sidecar.erase.order import MAX_STRAYS, Order
+from kvstrata_sidecar.delete_job.order import MAX_STRAYS, Order
 from tests.golden.objects.cases import CONTEXT, DOMAIN_ID, read
 
 HERE = Path(__file__).parent

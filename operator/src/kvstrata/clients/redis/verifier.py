@@ -1,9 +1,9 @@
 """Looks whether anything of given keyspaces is left in a tier: on every server, replicas too, by the names there.
 
-It is the operator's own look, after somebody else deleted (`kvstrata_sidecar.erase`), as the only user that may list
-names. It changes nothing. Servers of a cluster are asked for the names in the slots of the keyspaces, 17 of each; all
-others, and those that have too much in one slot, are walked through. All of it counts only under one map of slots: what
-each server says of itself before has to be what it says afterwards, or else all of it is done again.
+It is the operator's own look, after somebody else deleted (`kvstrata_sidecar.delete_job`), as the only user that may
+list names. It changes nothing. Servers of a cluster are asked for the names in the slots of the keyspaces, 17 of each;
+all others, and those that have too much in one slot, are walked through. All of it counts only under one map of slots:
+what each server says of itself before has to be what it says afterwards, or else all of it is done again.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def build_deletion_job(ctx: BuildContext, tier: CacheTier, erasure: str, round: 
         "name": CONTAINER,
         "image": ctx.sidecar_image,
         "imagePullPolicy": ctx.image_pull_policy,
-        "command": ["python3", "-m", "kvstrata_sidecar.erase", f"{paths.DELETION}/{ORDER_FILE}"],
+        "command": ["python3", "-m", "kvstrata_sidecar.delete_job", f"{paths.DELETION}/{ORDER_FILE}"],
         "env": environment({"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": paths.PLUGIN_SOURCE}),
         "resources": amounts({"cpu": "50m", "memory": binary(memory)}, {"memory": binary(2 * memory)}),
         "securityContext": SECURITY,

@@ -23,7 +23,7 @@ from kvstrata.objects.erasure.delete_job import CONTAINER
 from kvstrata.reconcile.erasure.ports import DeletionRun
 
 WHOLE, MALFORMED, STOPPED = 0, 2, 3
-"""Exit codes of the program, as `kvstrata_sidecar.erase` documents them."""
+"""Exit codes of the program, as `kvstrata_sidecar.delete_job` documents them."""
 
 OUT_OF_MEMORY = "OOMKilled"
 MAX_PROBLEM = 512

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvstrata.contract.messages.erase_report import StopReason
-
-from .servers import Primary, Servers, StoppedError
+from kvstrata_sidecar.delete_job.servers import Primary, Servers, StoppedError
 
 PATIENCE_S = 30.0
 POLL_S = 0.1

@@ -24,11 +24,10 @@ from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_of, bucket_prefix, parse_block_key, parse_member
 from kvstrata_sidecar.adapter.protocol import call, read_list, read_number, read_numbers, state_key
 from kvstrata_sidecar.adapter.wire import Command, FramingError, Reply
-
-from .order import Order
-from .pace import Pace
-from .replicas import await_replicas
-from .servers import Servers, StoppedError
+from kvstrata_sidecar.delete_job.order import Order
+from kvstrata_sidecar.delete_job.pace import Pace
+from kvstrata_sidecar.delete_job.replicas import await_replicas
+from kvstrata_sidecar.delete_job.servers import Servers, StoppedError
 
 WALK_COUNT = 512
 """Entries of an index that a server goes over in one command."""

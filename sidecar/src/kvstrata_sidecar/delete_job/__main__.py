@@ -1,4 +1,4 @@
-"""`python -m kvstrata_sidecar.erase ORDER`: deletes what a file of JSON orders, and reports on standard output.
+"""`python -m kvstrata_sidecar.delete_job ORDER`: deletes what a file of JSON orders, and reports on standard output.
 
 Exit code 0 when it is whole, 3 when it stopped for a reason that the last line names (another run goes on from there),
 2 for an order that cannot be read.
@@ -12,12 +12,11 @@ import time
 from pathlib import Path
 
 from kvstrata.contract.messages.erase_report import End, Line, Outcome, encode_line
-
-from .chunks import ChunkDeletion
-from .deletion import Deletion
-from .order import Order
-from .reclaim import Reclaim
-from .servers import Servers, StoppedError
+from kvstrata_sidecar.delete_job.chunks import ChunkDeletion
+from kvstrata_sidecar.delete_job.delete import Deletion
+from kvstrata_sidecar.delete_job.order import Order
+from kvstrata_sidecar.delete_job.reclaim import Reclaim
+from kvstrata_sidecar.delete_job.servers import Servers, StoppedError
 
 WHOLE, MALFORMED, STOPPED = 0, 2, 3
 

@@ -17,10 +17,9 @@ from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, 
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata_sidecar.adapter.protocol import call, read_numbers
 from kvstrata_sidecar.adapter.wire import Command
-
-from .order import Order
-from .pace import LONGEST_PAUSE_S, Pace
-from .servers import Primary, Servers, StoppedError
+from kvstrata_sidecar.delete_job.order import Order
+from kvstrata_sidecar.delete_job.pace import LONGEST_PAUSE_S, Pace
+from kvstrata_sidecar.delete_job.servers import Primary, Servers, StoppedError
 
 BUCKETS_AT_ONCE = 8
 """Whose sizes are asked for in one exchange: a server carries all of its commands out before it serves others."""

@@ -26,11 +26,10 @@ from kvstrata_sidecar.adapter.protocol import call, read_number, read_numbers
 from kvstrata_sidecar.adapter.rooms import Rooms
 from kvstrata_sidecar.adapter.scope import view
 from kvstrata_sidecar.adapter.wire import Command
-
-from .order import Order
-from .pace import LEAST_AT_ONCE, Pace
-from .replicas import await_replicas
-from .servers import Primary, Servers, StoppedError
+from kvstrata_sidecar.delete_job.order import Order
+from kvstrata_sidecar.delete_job.pace import LEAST_AT_ONCE, Pace
+from kvstrata_sidecar.delete_job.replicas import await_replicas
+from kvstrata_sidecar.delete_job.servers import Primary, Servers, StoppedError
 
 TOMBSTONE_KEEP_MS = 7 * 86_400_000
 """How long a writer may have been frozen and still find the tombstone. What one leaves that wakes later can be read by
