@@ -24,10 +24,10 @@ import glide_sync
 from bench.adapter.answers import serve, timed
 from bench.adapter.policy import DOMAIN, IDENTITY, MAIN, Policy
 from kvstrata_sidecar.adapter.params import AdapterParams
-from kvstrata_sidecar.adapter.pod_tier import Block
+from kvstrata_sidecar.adapter.redis.tier import Tier
 from kvstrata_sidecar.adapter.runtime import acquire
-from kvstrata_sidecar.adapter.tasks import Task
-from kvstrata_sidecar.adapter.tier import Tier
+from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.tasks import Task
 
 TIMEOUT_S = 60.0
 RANK = 0x01000100

@@ -21,7 +21,7 @@ from bench.erase.fill import Filling
 from bench.machine import Busyness
 from bench.result import OTHER_LOAD, Figure, Result, percentile
 from e2e.cluster.progress import ClusterError, Progress
-from kvstrata_sidecar.adapter.slots import SLOTS
+from kvstrata_sidecar.adapter.redis.client.slots import SLOTS
 from tests.tiers.gate_stand_in import DOMAIN
 from tests.tiers.redis_cluster import RedisCluster
 

@@ -22,7 +22,7 @@ from kvstrata.clients.redis.probe import Access
 from kvstrata.clients.redis.verifier import TierLook, TierVerifier
 from kvstrata.contract.messages.erase_report import Erased, Line
 from kvstrata_sidecar.adapter.params import TierParams
-from kvstrata_sidecar.adapter.wire import Command
+from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.delete_job.delete import Deletion
 from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.servers import Primary, Servers

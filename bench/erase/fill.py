@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
-from kvstrata_sidecar.adapter.slots import slot_of
+from kvstrata_sidecar.adapter.redis.client.slots import slot_of
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
 
 ENTRIES_AT_ONCE = 500

@@ -21,10 +21,10 @@ from e2e.cluster.progress import ClusterError
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.store.block_value import value_bytes
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
-from kvstrata_sidecar.adapter.pod_tier import Block
+from kvstrata_sidecar.adapter.redis.tier import Tier
 from kvstrata_sidecar.adapter.runtime import Runtime, acquire, release
-from kvstrata_sidecar.adapter.tasks import Task
-from kvstrata_sidecar.adapter.tier import Tier
+from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.tasks import Task
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, GateStandIn
 
 TIER = "shared"

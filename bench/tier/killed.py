@@ -24,8 +24,8 @@ from e2e.cluster.progress import Progress
 from kvstrata.model.redis.cluster import ServerPod
 from kvstrata.objects.redis.cluster import NODE_TIMEOUT_MS
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
-from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.runtime import acquire, release
+from kvstrata_sidecar.adapter.tier.interface import Block
 from tests.support.redis_binary import redis_server
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block

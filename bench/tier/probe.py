@@ -16,7 +16,7 @@ import redis
 
 from bench.adapter.answers import serve
 from bench.result import percentile
-from kvstrata_sidecar.adapter.slots import slot_of
+from kvstrata_sidecar.adapter.redis.client.slots import slot_of
 
 ROUND_S = 0.005
 """From one round of questions to the next: two hundred answers a second of each server."""

@@ -14,8 +14,8 @@ from typing import Any
 
 from bench.adapter.answers import serve
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
-from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.runtime import acquire
+from kvstrata_sidecar.adapter.tier.interface import Block
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, GateStandIn
 from tests.tiers.tier_driver import Driver
 

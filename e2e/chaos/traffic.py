@@ -10,8 +10,8 @@ from pathlib import Path
 
 from kvstrata.objects.redis.users import DATA_USER
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams, TlsParams
-from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.runtime import acquire, release
+from kvstrata_sidecar.adapter.tier.interface import Block
 from tests.tiers.certificates import Certificates
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block

@@ -27,7 +27,7 @@ from kvstrata_sidecar.adapter.files.tier import FileTier
 from kvstrata_sidecar.adapter.hashing import Hasher
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, FileTierParams, TierParams
 from kvstrata_sidecar.adapter.runtime import Runtime
-from kvstrata_sidecar.adapter.tasks import Task
+from kvstrata_sidecar.adapter.tier.tasks import Task
 from kvstrata_sidecar.connector.reset import ENGINE_RESET_PATH
 from tests.apiserver.kubelet import NODE, wait
 from tests.files.file_driver import aligned, files_in

@@ -13,7 +13,7 @@ import pytest
 from e2e.cluster.control_plane import ControlPlane
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.store.redis_keys import parse_block_key
-from kvstrata_sidecar.adapter.resp import Connection
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from tests.api.apiserver import ApiServer, RefusedError
 from tests.apiserver.conftest import REPOSITORY, install_crds
 from tests.apiserver.kubelet import Kubelet, wait

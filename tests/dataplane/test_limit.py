@@ -14,7 +14,7 @@ import pytest
 
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
-from kvstrata_sidecar.adapter.protocol import WRITE_WINDOW_MS
+from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS
 from kvstrata_sidecar.adapter.runtime import acquire, release
 from tests.dataplane.conftest import StartServer, tier
 from tests.dataplane.lmcache_server import LMCacheServer

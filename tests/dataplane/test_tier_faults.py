@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.store.redis_keys import bucket_prefix
-from kvstrata_sidecar.adapter.slots import slot_of
+from kvstrata_sidecar.adapter.redis.client.slots import slot_of
 from tests.dataplane.conftest import StartServer, tier
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.tiers.faulty_proxy import Fault, FaultyProxy

@@ -19,11 +19,11 @@ from typing import Any
 from kvstrata.contract.policy.budget import TierBudget
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.enforcement import Enforcement, boottime_ns
 from kvstrata_sidecar.adapter.files.tier import FileTier
 from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
-from kvstrata_sidecar.adapter.spans import Spans
-from kvstrata_sidecar.adapter.tasks import Task
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, boottime_ns
+from kvstrata_sidecar.adapter.tier.buffers import Spans
+from kvstrata_sidecar.adapter.tier.tasks import Task
 from tests.files.file_driver import BLOCK_BYTES, FILE_BYTES, aligned, block
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B
 

@@ -20,9 +20,9 @@ from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.files.tier import FileTier
 from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
-from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.runtime import acquire
-from kvstrata_sidecar.adapter.tasks import Task
+from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.tasks import Task
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
 from tests.tiers.memory_server import Server
 from tests.tiers.memory_stand_in import BLOCK_BYTES, Key

@@ -14,9 +14,9 @@ from kvstrata.contract.store.block_file import ROOT, file_bytes, file_name, key_
 from kvstrata_sidecar.adapter.files.disk import Disk
 from kvstrata_sidecar.adapter.files.tier import FileTier
 from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
-from kvstrata_sidecar.adapter.pod_tier import Block
 from kvstrata_sidecar.adapter.runtime import acquire, release
-from kvstrata_sidecar.adapter.tasks import StoreOutcome, Task
+from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome, Task
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, GateStandIn
 
 BLOCK_BYTES = 64 * 1024

@@ -22,7 +22,7 @@ from kvstrata.contract.messages.erase_2 import (
     EraseQuestion,
     VerifyQuestion,
 )
-from kvstrata_sidecar.adapter import erasing
+from kvstrata_sidecar.adapter import erase as erasing
 from kvstrata_sidecar.adapter.files import erasing as file_erasing
 from tests.dataplane.memory_scan import in_file
 from tests.files.file_driver import (

@@ -14,10 +14,10 @@ import pytest
 
 from kvstrata.contract.store.block_file import PAGE_BYTES
 from kvstrata_sidecar.adapter.files.disk import Disk
-from kvstrata_sidecar.adapter.files.pages import address_of
-from kvstrata_sidecar.adapter.memory.pool import Pool
-from kvstrata_sidecar.adapter.spans import Spans
-from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from kvstrata_sidecar.adapter.files.file_format import address_of
+from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
+from kvstrata_sidecar.adapter.tier.buffers import Spans
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.files.file_driver import BLOCK_BYTES, FileDriver, aligned, block, blocks, file_of, files_in
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.memory_stand_in import LOCKED, SUCCESS, Manager, MemoryObject

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.policy.budget import TierBudget
-from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.files.file_driver import (
     BLOCK_BYTES,
     FILE_BYTES,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import queue
 
 from kvstrata.contract.policy.budget import TierBudget
-from kvstrata_sidecar.adapter.pod_tier import Block
-from kvstrata_sidecar.adapter.tasks import Task
+from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.tasks import Task
 from tests.files.file_driver import BLOCK_BYTES, FileDriver, aligned, block
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN, GateStandIn
 

@@ -19,8 +19,8 @@ from kvstrata.contract.store.block_file import (
     parse_file_name,
 )
 from kvstrata.contract.store.redis_keys import parse_block_key
-from kvstrata_sidecar.adapter.datakeys import DataKeys
-from kvstrata_sidecar.adapter.files.pages import GcmPages, Pages, PlainPages, Verdict
+from kvstrata_sidecar.adapter.files.file_format import GcmPages, Pages, PlainPages, Verdict
+from kvstrata_sidecar.adapter.policy.data_keys import DataKeys
 from tests.files.file_driver import aligned
 from tests.tiers.data_keys import FIRST, OTHER, SECOND, held
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B

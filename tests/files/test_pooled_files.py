@@ -11,7 +11,7 @@ import pytest
 
 from kvstrata.contract.policy.data_key import DataKey
 from kvstrata.contract.policy.pools import PoolVersion, pack_hashes
-from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.files.file_driver import BLOCK_BYTES, FileDriver, blocks, file_of, files_in
 from tests.tiers.data_keys import FIRST, OTHER
 from tests.tiers.gate_stand_in import GateStandIn

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata_sidecar.adapter.files.pages import address_of
+from kvstrata_sidecar.adapter.files.file_format import address_of
 from tests.files.file_driver import BLOCK_BYTES, FileDriver, aligned, block, blocks, files_in
 from tests.files.file_systems import FileSystem, mounted, run, slow_group
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn

@@ -12,11 +12,11 @@ from kvstrata.contract.policy.budget import TierBudget
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.block_file import key_of, keyspace_of
-from kvstrata_sidecar.adapter.files.policy import LOOK_S, Policy
+from kvstrata_sidecar.adapter.files.bounds_in_force import LOOK_S, Policy
+from kvstrata_sidecar.adapter.files.file_index import Shelf
 from kvstrata_sidecar.adapter.files.reservation import Reservation
-from kvstrata_sidecar.adapter.files.room import MOST_AT_ONCE
-from kvstrata_sidecar.adapter.files.shelf import Shelf
-from kvstrata_sidecar.adapter.memory.choice import Cause
+from kvstrata_sidecar.adapter.files.space import MOST_AT_ONCE
+from kvstrata_sidecar.adapter.index.victims import Cause
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
 
 CAPACITY_BYTES = 40

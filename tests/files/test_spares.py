@@ -10,7 +10,8 @@ import pytest
 
 from kvstrata.contract.policy.budget import TierBudget
 from kvstrata.contract.store.block_file import ROOT
-from kvstrata_sidecar.adapter.files import disk, keeper
+from kvstrata_sidecar.adapter.files import disk
+from kvstrata_sidecar.adapter.files import housekeeping as keeper
 from tests.files.file_driver import BLOCK_BYTES, FILE_BYTES, FileDriver, block, blocks, file_of, files_in, on_disk_bytes
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from kvstrata_sidecar.adapter.dial import dial
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
-from kvstrata_sidecar.adapter.protocol import WRITE_WINDOW_MS
-from kvstrata_sidecar.adapter.resp import Connection
+from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.dial import dial
 from kvstrata_sidecar.adapter.runtime import acquire, release
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, GateStandIn

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
-from kvstrata_sidecar.adapter.datakeys import DataKeys
+from kvstrata_sidecar.adapter.policy.data_keys import DataKeys
 from kvstrata_sidecar.gate.policy.volume import KeyFiles
 from tests.tiers.gate_stand_in import KEYSPACE_A
 

@@ -19,9 +19,9 @@ from kvstrata.contract.messages.erase_report import End, Erased, Line, PrimaryEn
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_of, bucket_prefix, member_of
 from kvstrata_sidecar.adapter.params import TierParams
-from kvstrata_sidecar.adapter.protocol import call, read_text, state_key
-from kvstrata_sidecar.adapter.resp import Connection
-from kvstrata_sidecar.adapter.wire import Command
+from kvstrata_sidecar.adapter.redis.client.commands import call, read_text, state_key
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.delete_job.chunks import ChunkDeletion
 from kvstrata_sidecar.delete_job.delete import Deletion
 from kvstrata_sidecar.delete_job.order import Order

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvstrata.contract.store.redis_scripts import script
-from kvstrata_sidecar.adapter.slots import SLOTS, slot_of
+from kvstrata_sidecar.adapter.redis.client.slots import SLOTS, slot_of
 from tests.tiers.hostile_server import HostileServer
 
 SCRIPTS = {script(name).sha: name for name in ("reserve", "commit", "abandon", "touch", "discard")}

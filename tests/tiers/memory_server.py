@@ -10,12 +10,12 @@ from typing import Any
 
 from kvstrata.contract.policy.bundle import Rules, TierBudget
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.memory.governor import Governor
+from kvstrata_sidecar.adapter.memory.evictor import Governor
 from kvstrata_sidecar.adapter.memory.lending import PolicyLending
+from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.memory.loans import Loans
 from kvstrata_sidecar.adapter.memory.notes import Note
-from kvstrata_sidecar.adapter.memory.pool import Pool
-from kvstrata_sidecar.adapter.pools import NOTHING_READABLE, Readable
+from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
 from tests.tiers.memory_stand_in import (
     LOCKED,
     MISSING,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kvstrata.contract.store.redis_keys import parse_block_key
-from kvstrata_sidecar.adapter.pod_tier import Block
-from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.tiers.pool_gate import reader_space
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored

@@ -10,7 +10,7 @@ from typing import Any
 import redis
 
 from e2e.cluster.ports import free_port
-from kvstrata_sidecar.adapter.slots import SLOTS, slot_of
+from kvstrata_sidecar.adapter.redis.client.slots import SLOTS, slot_of
 from tests.tiers.redis_process import RedisProcess
 
 NODE_TIMEOUT_MS = 3000

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping
 from kvstrata.contract.policy.bundle import Rules, TierBudget
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.block_value import value_bytes
-from kvstrata_sidecar.adapter.enforcement import Enforcement, boottime_ns
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
-from kvstrata_sidecar.adapter.pod_tier import Block
-from kvstrata_sidecar.adapter.tasks import Task
-from kvstrata_sidecar.adapter.tier import Tier
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, boottime_ns
+from kvstrata_sidecar.adapter.redis.tier import Tier
+from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.tasks import Task
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
 from tests.tiers.redis_process import RedisProcess
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstrata_sidecar.adapter.pod_tier import Block
-from kvstrata_sidecar.adapter.tasks import Task, TaskKind
+from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.tasks import Task, TaskKind
 
 
 @dataclass

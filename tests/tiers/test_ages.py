@@ -6,9 +6,9 @@ from collections.abc import Hashable
 
 import pytest
 
-from kvstrata_sidecar.adapter.ages import Ages
-from kvstrata_sidecar.adapter.foresight import Foresight
-from kvstrata_sidecar.adapter.protocol import Place
+from kvstrata_sidecar.adapter.policy.ages import Ages
+from kvstrata_sidecar.adapter.redis.budget.foresight import Foresight
+from kvstrata_sidecar.adapter.redis.client.commands import Place
 
 
 class Clock:

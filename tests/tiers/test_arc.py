@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.store.redis_keys import BlockKey
-from kvstrata_sidecar.adapter.protocol import FOR_EVER_MS, Bounds, Place, Terms, call, reserve, state_key
-from kvstrata_sidecar.adapter.resp import Connection
+from kvstrata_sidecar.adapter.redis.client.commands import FOR_EVER_MS, Bounds, Place, Terms, call, reserve, state_key
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from tests.support.redis_binary import needs_redis
 from tests.tiers.arc_model import Arc
 from tests.tiers.books import Books

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstrata_sidecar.adapter.breaker import Breaker, BreakerState
+from kvstrata_sidecar.adapter.tier.breaker import Breaker, BreakerState
 
 
 class Clock:

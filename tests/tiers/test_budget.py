@@ -12,10 +12,10 @@ import pytest
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
 from kvstrata.objects.redis.users import users_acl
-from kvstrata_sidecar.adapter.protocol import Bounds, Transport, call, read_numbers, read_text, state_key
-from kvstrata_sidecar.adapter.resp import Connection
-from kvstrata_sidecar.adapter.tasks import StoreOutcome
-from kvstrata_sidecar.adapter.wire import TransportError
+from kvstrata_sidecar.adapter.redis.client.commands import Bounds, Transport, call, read_numbers, read_text, state_key
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.resp import TransportError
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn

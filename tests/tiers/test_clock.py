@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.store.redis_keys import claim_key
-from kvstrata_sidecar.adapter import protocol
+from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, GateStandIn

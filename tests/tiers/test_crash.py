@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from kvstrata.contract.policy.bundle import TierBudget
-from kvstrata_sidecar.adapter import protocol
-from kvstrata_sidecar.adapter.protocol import Terms
-from kvstrata_sidecar.adapter.sealer import PlainSealer
+from kvstrata_sidecar.adapter.redis.client import commands as protocol
+from kvstrata_sidecar.adapter.redis.client.commands import Terms
+from kvstrata_sidecar.adapter.tier.sealer import PlainSealer
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn

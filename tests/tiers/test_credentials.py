@@ -18,9 +18,9 @@ from kvstrata.model.redis.credentials import Stage
 from kvstrata.objects import names
 from kvstrata.plan.actions import ManagedServer, TendServers, TurnSecret
 from kvstrata.plan.redis.credentials import Tending
-from kvstrata_sidecar.adapter.dial import dial
 from kvstrata_sidecar.adapter.params import Endpoint
-from kvstrata_sidecar.adapter.resp import AccessError
+from kvstrata_sidecar.adapter.redis.client.connection import AccessError
+from kvstrata_sidecar.adapter.redis.client.dial import dial
 from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
 from tests.tiers.managed_server import LONG_AGO, TLS, USERS, Managed

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
-from kvstrata_sidecar.adapter import datakeys
-from kvstrata_sidecar.adapter.datakeys import DataKeys
-from kvstrata_sidecar.adapter.sealer_gcm import GcmSealer, NoKeyError, SealedOpening
+from kvstrata_sidecar.adapter.policy import data_keys as datakeys
+from kvstrata_sidecar.adapter.policy.data_keys import DataKeys
+from kvstrata_sidecar.adapter.tier.encryption import GcmSealer, NoKeyError, SealedOpening
 from kvstrata_sidecar.gate.policy.volume import KeyFiles
 from tests.dataplane import memory_scan
 from tests.tiers.data_keys import FIRST, SECOND, held

@@ -29,7 +29,7 @@ from kvstrata.reconcile.erasure.job_result import reason_of
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.erasure.ports import DeletionRun, TierDeletion
 from kvstrata_sidecar.adapter.params import TlsParams
-from kvstrata_sidecar.adapter.resp import Connection
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from tests.support.job_pod import start_container
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE, redis_tier

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from kvstrata.contract.policy.data_key import DataKey
 from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES, pack_header, unpack_header
 from kvstrata_sidecar.adapter.params import TierParams
-from kvstrata_sidecar.adapter.sealer_gcm import GcmSealer
-from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from kvstrata_sidecar.adapter.tier.encryption import GcmSealer
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.data_keys import FIRST, OTHER, SECOND, held

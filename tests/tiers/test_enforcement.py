@@ -12,7 +12,7 @@ import pytest
 from kvstrata.contract import ContractError
 from kvstrata.contract.policy.bundle import Rules, TierBudget
 from kvstrata.contract.policy.cache_view import FRESHNESS_FORMAT, CacheView
-from kvstrata_sidecar.adapter.enforcement import NANOSECONDS, Enforcement, FreshnessFile, Permit, Refusal
+from kvstrata_sidecar.adapter.policy.enforcement import NANOSECONDS, Enforcement, FreshnessFile, Permit, Refusal
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B
 
 STALE_AFTER_S = 300

@@ -24,9 +24,9 @@ from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_prefix, ledger_key, revoked_key, rooms_key
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, user_rules
-from kvstrata_sidecar.adapter.protocol import call, state_key
-from kvstrata_sidecar.adapter.resp import Connection
-from kvstrata_sidecar.adapter.wire import Command
+from kvstrata_sidecar.adapter.redis.client.commands import call, state_key
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.servers import Primary, Servers
 from tests.support.redis_binary import needs_redis

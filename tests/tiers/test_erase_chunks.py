@@ -14,9 +14,9 @@ from kvstrata.contract.messages.erase_report import Outcome, StopReason
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import BUCKETS, BlockKey, bucket_prefix, revoked_key
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, user_rules
-from kvstrata_sidecar.adapter.protocol import call, read_text, state_key
-from kvstrata_sidecar.adapter.resp import Connection
-from kvstrata_sidecar.adapter.wire import Command
+from kvstrata_sidecar.adapter.redis.client.commands import call, read_text, state_key
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.servers import Primary, Servers
 from tests.support.redis_binary import needs_redis

@@ -14,8 +14,8 @@ from kvstrata.clients.redis.verifier import SLOT_MAP_CHANGED, SLOTS_MOVING, Prob
 from kvstrata.contract.messages.erase_report import Erased, Outcome, StopReason
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_prefix
-from kvstrata_sidecar.adapter import slots
-from kvstrata_sidecar.adapter.resp import Connection
+from kvstrata_sidecar.adapter.redis.client import slots
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.delete_job.servers import Layout, Servers
 from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import (

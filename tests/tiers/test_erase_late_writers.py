@@ -9,7 +9,7 @@ import pytest
 
 from kvstrata.contract.messages.erase_report import Outcome
 from kvstrata.contract.receipt.facts import Amount
-from kvstrata_sidecar.adapter.resp import Connection
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import VALUE, erase, look, name_of, order, reserve, write
 from tests.tiers.faulty_proxy import FaultyProxy, Trigger

@@ -14,9 +14,9 @@ from kvstrata.contract.messages.erase_report import Erased, Outcome
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store import redis_scripts as scripts
 from kvstrata.contract.store.redis_keys import bucket_prefix
-from kvstrata_sidecar.adapter.protocol import call, read_numbers, state_key
-from kvstrata_sidecar.adapter.resp import Connection
-from kvstrata_sidecar.adapter.wire import Command
+from kvstrata_sidecar.adapter.redis.client.commands import call, read_numbers, state_key
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.delete_job.delete import TOMBSTONE_KEEP_MS
 from kvstrata_sidecar.delete_job.pace import COMMANDS_SEEN, FIRST_AT_ONCE, GOAL_S
 from kvstrata_sidecar.delete_job.servers import Primary, Servers

@@ -10,9 +10,9 @@ from bench.erase.fill import Filling
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
-from kvstrata_sidecar.adapter.protocol import call, read_list, state_key
-from kvstrata_sidecar.adapter.resp import Connection
-from kvstrata_sidecar.adapter.slots import SLOTS
+from kvstrata_sidecar.adapter.redis.client.commands import call, read_list, state_key
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.slots import SLOTS
 from tests.support.redis_binary import needs_redis
 from tests.tiers.eraser import erase, look, order
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, GateStandIn

@@ -6,7 +6,7 @@ import time
 
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.store.redis_keys import claim_key
-from kvstrata_sidecar.adapter.protocol import Terms
+from kvstrata_sidecar.adapter.redis.client.commands import Terms
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, GateStandIn

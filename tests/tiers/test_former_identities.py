@@ -14,8 +14,8 @@ from kvstrata.contract.messages.erase_report import Erased, Outcome, StopReason
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, parse_block_key, revoked_key
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
-from kvstrata_sidecar.adapter.protocol import call, read_numbers, state_key
-from kvstrata_sidecar.adapter.resp import Connection
+from kvstrata_sidecar.adapter.redis.client.commands import call, read_numbers, state_key
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.runtime import acquire, release
 from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.servers import Layout, Servers

@@ -11,8 +11,8 @@ from kvstrata.contract.messages.adapter import apply_request
 from kvstrata.contract.policy.bundle import Rules, TierBudget
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.redis_keys import rooms_key
-from kvstrata_sidecar.adapter.protocol import call, read_numbers
-from kvstrata_sidecar.adapter.scope import Share
+from kvstrata_sidecar.adapter.redis.budget.scope_state import Share
+from kvstrata_sidecar.adapter.redis.client.commands import call, read_numbers
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, STALE_AFTER_S, GateStandIn

@@ -24,13 +24,13 @@ from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import CacheView, PoolView
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
 from kvstrata.contract.store.redis_keys import BlockKey
-from kvstrata_sidecar.adapter.enforcement import Enforcement, boottime_ns
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
-from kvstrata_sidecar.adapter.pools import Readable
-from kvstrata_sidecar.adapter.sealer import PlainSealer
-from kvstrata_sidecar.adapter.sealer_gcm import GcmSealer
-from kvstrata_sidecar.adapter.tasks import Task, TaskTable
-from kvstrata_sidecar.adapter.tier import Tier
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, boottime_ns
+from kvstrata_sidecar.adapter.policy.pools import Readable
+from kvstrata_sidecar.adapter.redis.tier import Tier
+from kvstrata_sidecar.adapter.tier.encryption import GcmSealer
+from kvstrata_sidecar.adapter.tier.sealer import PlainSealer
+from kvstrata_sidecar.adapter.tier.tasks import Task, TaskTable
 from kvstrata_sidecar.gate.policy.volume import KeyFiles
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A
 from tests.tiers.lying_server import Lie, LyingServer, World, moved
@@ -269,7 +269,7 @@ def test_a_redirection_without_end_ends(kind: bytes, place: int) -> None:
 
 def test_a_lie_that_is_let_through_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests can fail: with a transport that takes any value, they do."""
-    monkeypatch.setattr("kvstrata_sidecar.adapter.sealer.PlainOpening.header_holds", lambda _: True)
+    monkeypatch.setattr("kvstrata_sidecar.adapter.tier.sealer.PlainOpening.header_holds", lambda _: True)
     other = Lie(
         lambda right, arguments, _: right.replace(bytes([3]) * 8, b"x" * 8) if arguments[0] == b"GET" else right
     )
@@ -312,7 +312,7 @@ def test_an_answer_that_comes_too_early_is_seen(monkeypatch: pytest.MonkeyPatch)
             task.touching = touching
 
     monkeypatch.setattr(TaskTable, "_answer_if_over", too_early)
-    monkeypatch.setattr("kvstrata_sidecar.adapter.workers.Worker.abort", lambda *_: None)
+    monkeypatch.setattr("kvstrata_sidecar.adapter.tier.workers.Worker.abort", lambda *_: None)
     with pytest.raises(AssertionError, match="touched after the answer"):
         play([SLOWLY] * 400, ["load", "lookup", "lookup"], servers=1, encrypted=False)
 

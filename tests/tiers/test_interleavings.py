@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.store.redis_keys import BUCKETS, BlockKey, bucket_prefix, ledger_key
-from kvstrata_sidecar.adapter.dial import dial
-from kvstrata_sidecar.adapter.ledger import Demand, Ledgers
 from kvstrata_sidecar.adapter.params import Endpoint
-from kvstrata_sidecar.adapter.protocol import FOR_EVER_MS, Bounds, Place, Terms, call, reserve, state_key
-from kvstrata_sidecar.adapter.resp import Connection, Reply
+from kvstrata_sidecar.adapter.redis.budget.leases import Demand, Ledgers
+from kvstrata_sidecar.adapter.redis.client.commands import FOR_EVER_MS, Bounds, Place, Terms, call, reserve, state_key
+from kvstrata_sidecar.adapter.redis.client.connection import Connection, Reply
+from kvstrata_sidecar.adapter.redis.client.dial import dial
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import pytest
 
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
-from kvstrata_sidecar.adapter.pod_tier import Block
+from kvstrata_sidecar.adapter.tier.interface import Block
 from tests.tiers.gate_stand_in import GateStandIn
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import Driver

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kvstrata_sidecar.adapter.enforcement import Refusal
-from kvstrata_sidecar.adapter.lanes import Lane
-from kvstrata_sidecar.adapter.part import Gain, Part
-from kvstrata_sidecar.adapter.tasks import Task, TaskKind
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.tier.part import Gain, Part
+from kvstrata_sidecar.adapter.tier.queues import Lane
+from kvstrata_sidecar.adapter.tier.tasks import Task, TaskKind
 
 
 @dataclass(eq=False)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from kvstrata.contract.store.redis_keys import rooms_claim_key, rooms_key
-from kvstrata_sidecar.adapter.protocol import call
-from kvstrata_sidecar.adapter.rooms import LEFT_GRACE_MS, STALE_MS
+from kvstrata_sidecar.adapter.redis.budget.capacity_shares import LEFT_GRACE_MS, STALE_MS
+from kvstrata_sidecar.adapter.redis.client.commands import call
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN

@@ -14,7 +14,7 @@ from kvstrata.contract.store.redis_keys import KEY_PREFIX
 from kvstrata.objects import sizing
 from kvstrata.objects.redis.cluster import HAND_OVER_PATIENCE_S
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, REPLICATION_USER
-from kvstrata_sidecar.adapter.slots import slot_of
+from kvstrata_sidecar.adapter.redis.client.slots import slot_of
 from tests.support.redis_binary import needs_redis
 from tests.tiers.managed_pod import PASSWORDS, SHORT_WAIT_S, ManagedPod, ManagedPods
 from tests.tiers.redis_cluster import until

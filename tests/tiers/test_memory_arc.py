@@ -7,10 +7,10 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstrata_sidecar.adapter.memory.book import Book
-from kvstrata_sidecar.adapter.memory.bounds import Bounds
-from kvstrata_sidecar.adapter.memory.choice import Cause, Situation, choose
-from kvstrata_sidecar.adapter.memory.order import Arc as Lists
+from kvstrata_sidecar.adapter.index.bounds import Bounds
+from kvstrata_sidecar.adapter.index.eviction_order import Arc as Lists
+from kvstrata_sidecar.adapter.index.scope_index import Book
+from kvstrata_sidecar.adapter.index.victims import Cause, Situation, choose
 from tests.tiers.arc_model import Arc
 
 A, B = "a" * 32, "b" * 32

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from kvstrata.contract.policy.bundle import Rules, TierBudget
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.memory.book import Book
-from kvstrata_sidecar.adapter.memory.bounds import Bounds, bounds_of, scaled_guarantees
-from kvstrata_sidecar.adapter.memory.choice import Cause, Choice, Situation, choose, next_expiry_s
+from kvstrata_sidecar.adapter.index.bounds import Bounds, bounds_of, scaled_guarantees
+from kvstrata_sidecar.adapter.index.scope_index import Book
+from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Situation, choose, next_expiry_s
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 

@@ -10,8 +10,10 @@ import pytest
 
 from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.policy.bundle import TierBudget
-from kvstrata_sidecar.adapter.memory import choice, intake, notes
-from kvstrata_sidecar.adapter.memory import governor as governing
+from kvstrata_sidecar.adapter.index import victims as choice
+from kvstrata_sidecar.adapter.memory import events as intake
+from kvstrata_sidecar.adapter.memory import evictor as governing
+from kvstrata_sidecar.adapter.memory import notes
 from tests.tiers.memory_server import TIER, A, B, C, Server, keys_of
 from tests.tiers.memory_stand_in import (
     BLOCK_BYTES,

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract.policy.bundle import TierBudget
-from kvstrata_sidecar.adapter.memory import cleaner
-from kvstrata_sidecar.adapter.memory.ahead import Fill, next_victims
-from kvstrata_sidecar.adapter.memory.book import Book
-from kvstrata_sidecar.adapter.memory.bounds import Bounds
-from kvstrata_sidecar.adapter.memory.choice import Cause, Situation, choose
-from kvstrata_sidecar.adapter.memory.words import Words
+from kvstrata_sidecar.adapter.index.ahead import Fill, next_victims
+from kvstrata_sidecar.adapter.index.bounds import Bounds
+from kvstrata_sidecar.adapter.index.scope_index import Book
+from kvstrata_sidecar.adapter.index.victims import Cause, Situation, choose
+from kvstrata_sidecar.adapter.memory import write_back as cleaner
+from kvstrata_sidecar.adapter.memory.presence import Words
 from tests.tiers.memory_server import TIER, A, B, Server, keys_of, until
 from tests.tiers.memory_stand_in import BLOCK_BYTES, Key, marker
 from tests.tiers.slower_tier import SlowerTier

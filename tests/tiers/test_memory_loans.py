@@ -12,7 +12,7 @@ from contextlib import closing
 import pytest
 
 from kvstrata.contract.policy.bundle import TierBudget
-from kvstrata_sidecar.adapter.pools import NOTHING_READABLE, Readable
+from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
 from tests.tiers.memory_readers import CHUNKS, P, content, found, from_the_pool
 from tests.tiers.memory_server import TIER, A, B, C, Server, keys_of
 from tests.tiers.memory_stand_in import BLOCK_BYTES, READ_TTL_S, SUCCESS, Key, marker

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata_sidecar.adapter.memory.pool import Pool
+from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.memory.scrub import Scrubber, joined
 from tests.tiers.memory_server import A, B, Server, keys_of, until
 from tests.tiers.memory_stand_in import (

@@ -15,9 +15,9 @@ from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.erase_2 import Amount, Check, ErasedTier
 from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata_sidecar.adapter.memory import erase as purging
 from kvstrata_sidecar.adapter.memory import erasing as memory_erasing
-from kvstrata_sidecar.adapter.memory import governor as governing
-from kvstrata_sidecar.adapter.memory import purge as purging
+from kvstrata_sidecar.adapter.memory import evictor as governing
 from tests.tiers.memory_server import BOOT, TIER, A, B, Server, keys_of
 from tests.tiers.memory_stand_in import (
     BLOCK_BYTES,

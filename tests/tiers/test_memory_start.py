@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata_sidecar.adapter.memory import pin
+from kvstrata_sidecar.adapter.memory import lmcache_version as pin
 from kvstrata_sidecar.adapter.memory.params import MemoryParams
 from kvstrata_sidecar.adapter.params import AdapterParams
 

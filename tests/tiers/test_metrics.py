@@ -19,9 +19,9 @@ from kvstrata.contract.messages.adapter import (
 )
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.store.redis_keys import bucket_prefix
-from kvstrata_sidecar.adapter.counts import MAX_SCOPES, NOBODY, OTHER, Counters
-from kvstrata_sidecar.adapter.enforcement import Refusal
 from kvstrata_sidecar.adapter.metrics import page
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.tier.counts import MAX_SCOPES, NOBODY, OTHER, Counters
 from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_process import RedisProcess

@@ -11,11 +11,11 @@ import pytest
 from kvstrata.contract.policy.data_key import DataKey
 from kvstrata.contract.store.block_value import HEADER_BYTES, unpack_header, value_bytes
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
-from kvstrata_sidecar.adapter import protocol
-from kvstrata_sidecar.adapter.plaintext import CLOSED_MS, Plaintext
-from kvstrata_sidecar.adapter.protocol import Place, Terms, call, reserve, state_key
-from kvstrata_sidecar.adapter.resp import Connection
-from kvstrata_sidecar.adapter.wire import Reply
+from kvstrata_sidecar.adapter.redis.client import commands as protocol
+from kvstrata_sidecar.adapter.redis.client.commands import Place, Terms, call, reserve, state_key
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.resp import Reply
+from kvstrata_sidecar.adapter.redis.sweep.plaintext import CLOSED_MS, Plaintext
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn

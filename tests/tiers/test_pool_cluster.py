@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.tiers.pool_blocks import PATIENT, READERS, blocks, load_right, scoped, store
 from tests.tiers.pool_gate import POOL, PoolGate, content, reader, reader_space
 from tests.tiers.redis_cluster import RedisCluster, until

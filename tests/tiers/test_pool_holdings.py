@@ -17,9 +17,9 @@ from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion, PoolTi
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import CacheView, PoolView
 from kvstrata.contract.policy.pools import MAX_CHUNKS
-from kvstrata_sidecar.adapter.holdings import counted_groups, holding_of
-from kvstrata_sidecar.adapter.pod_tier import Block
-from kvstrata_sidecar.adapter.pools import Readable
+from kvstrata_sidecar.adapter.policy.pools import Readable
+from kvstrata_sidecar.adapter.pool_report import counted_groups, holding_of
+from kvstrata_sidecar.adapter.tier.interface import Block
 from tests.tiers.gate_stand_in import GateStandIn
 from tests.tiers.pool_gate import POOL, PoolGate, content, reader_space
 from tests.tiers.redis_process import RedisProcess

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstrata.contract.store.redis_keys import BlockKey, parse_block_key, revoked_key
-from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
 from tests.tiers.pool_blocks import CHUNKS, PATIENT, blocks, fill, load_right, places, store, values

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata_sidecar.adapter.cluster_transport import ClusterTransport
-from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.tiers.books import Books
 from tests.tiers.data_keys import FIRST, OTHER, SECOND
 from tests.tiers.faulty_proxy import FaultyProxy

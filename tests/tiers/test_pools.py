@@ -15,12 +15,12 @@ from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, CacheView, PoolView
 from kvstrata.contract.policy.pools import pack_hashes
-from kvstrata_sidecar.adapter.enforcement import NANOSECONDS, Enforcement, Permit, Refusal
-from kvstrata_sidecar.adapter.memory.book import Book
-from kvstrata_sidecar.adapter.memory.bounds import Bounds
-from kvstrata_sidecar.adapter.memory.choice import Cause, Situation, choose
-from kvstrata_sidecar.adapter.pools import MAX_CANDIDATES, Manifests, Readable
-from kvstrata_sidecar.adapter.shares import Shares, Whereabouts
+from kvstrata_sidecar.adapter.index.bounds import Bounds
+from kvstrata_sidecar.adapter.index.scope_index import Book
+from kvstrata_sidecar.adapter.index.victims import Cause, Situation, choose
+from kvstrata_sidecar.adapter.policy.enforcement import NANOSECONDS, Enforcement, Permit, Refusal
+from kvstrata_sidecar.adapter.policy.pools import MAX_CANDIDATES, Manifests, Readable
+from kvstrata_sidecar.adapter.redis.shares import Shares, Whereabouts
 from tests.tiers.gate_stand_in import DOMAIN
 
 READER, OTHER, NEW, OLD, WARMING = "a" * 32, "b" * 32, "c" * 32, "d" * 32, "e" * 32

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata_sidecar.adapter.protocol import Bounds, Transport
-from kvstrata_sidecar.adapter.reclaim import parts
-from kvstrata_sidecar.adapter.wire import TransportError
+from kvstrata_sidecar.adapter.redis.budget.reclaim import parts
+from kvstrata_sidecar.adapter.redis.client.commands import Bounds, Transport
+from kvstrata_sidecar.adapter.redis.client.resp import TransportError
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.redis_process import RedisProcess

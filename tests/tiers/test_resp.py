@@ -13,7 +13,7 @@ import pytest
 
 from kvstrata.contract.store.block_value import HEADER_BYTES, Header, pack_header
 from kvstrata_sidecar.adapter.params import TlsParams
-from kvstrata_sidecar.adapter.resp import (
+from kvstrata_sidecar.adapter.redis.client.connection import (
     AccessError,
     Command,
     Connection,
@@ -24,7 +24,7 @@ from kvstrata_sidecar.adapter.resp import (
     ReplyError,
     TransportError,
 )
-from kvstrata_sidecar.adapter.sealer import PlainSealer
+from kvstrata_sidecar.adapter.tier.sealer import PlainSealer
 from tests.tiers.certificates import SERVER_NAME, issue
 from tests.tiers.hostile_server import Answer, HostileServer, says
 from tests.tiers.redis_process import RedisProcess

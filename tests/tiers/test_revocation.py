@@ -9,9 +9,9 @@ import pytest
 
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, claim_key, revoked_key
-from kvstrata_sidecar.adapter.protocol import call, read_number, read_numbers, state_key
-from kvstrata_sidecar.adapter.resp import Connection
-from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from kvstrata_sidecar.adapter.redis.client.commands import call, read_number, read_numbers, state_key
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn

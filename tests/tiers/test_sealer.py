@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES, Header, pack_header, unpack_header, value_bytes
-from kvstrata_sidecar.adapter.enforcement import Refusal
-from kvstrata_sidecar.adapter.sealer import Opening, PlainSealer
-from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.tier.sealer import Opening, PlainSealer
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn

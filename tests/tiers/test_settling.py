@@ -10,9 +10,9 @@ import pytest
 
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.store.redis_keys import bucket_prefix
-from kvstrata_sidecar.adapter import audit
-from kvstrata_sidecar.adapter.protocol import Bounds
-from kvstrata_sidecar.adapter.settling import Settling
+from kvstrata_sidecar.adapter.redis.client.commands import Bounds
+from kvstrata_sidecar.adapter.redis.sweep import audit
+from kvstrata_sidecar.adapter.redis.sweep.inbox import Settling
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn

@@ -7,9 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_key
-from kvstrata_sidecar.adapter.cluster import Topology
-from kvstrata_sidecar.adapter.slots import SLOTS, Address, Redirection, SlotMap, read_slots, redirection, slot_of
-from kvstrata_sidecar.adapter.wire import FramingError, NodeAwayError, Reply, ReplyError
+from kvstrata_sidecar.adapter.redis.client.nodes import Topology
+from kvstrata_sidecar.adapter.redis.client.resp import FramingError, NodeAwayError, Reply, ReplyError
+from kvstrata_sidecar.adapter.redis.client.slots import (
+    SLOTS,
+    Address,
+    Redirection,
+    SlotMap,
+    read_slots,
+    redirection,
+    slot_of,
+)
 
 ASKED = Address("10.0.0.1", 6379)
 

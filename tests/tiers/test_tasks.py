@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata_sidecar.adapter.tasks import StoreOutcome, Task, TaskKind, TaskTable
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome, Task, TaskKind, TaskTable
 
 
 class Recorder(list[Task]):

@@ -13,7 +13,7 @@ from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.store.redis_keys import BlockKey, parse_block_key
 from kvstrata_sidecar.adapter.params import AdapterParams
 from kvstrata_sidecar.adapter.runtime import acquire, release
-from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.tiers.gate_stand_in import (
     DOMAIN,
     IDENTITY,

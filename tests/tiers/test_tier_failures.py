@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.store.block_value import Header, pack_header
-from kvstrata_sidecar.adapter.cluster_transport import ClusterTransport
 from kvstrata_sidecar.adapter.params import Endpoint
-from kvstrata_sidecar.adapter.tasks import StoreOutcome
+from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
 from tests.tiers.gate_stand_in import (
     KEYSPACE_A,
     GateStandIn,

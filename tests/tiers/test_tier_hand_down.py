@@ -8,8 +8,8 @@ import time
 import pytest
 
 from kvstrata.contract.policy.bundle import TierBudget
-from kvstrata_sidecar.adapter.pod_tier import Block
-from kvstrata_sidecar.adapter.tasks import Task
+from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.tasks import Task
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN, GateStandIn
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block, stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata_sidecar.adapter.wire import CRLF, MAX_DEPTH, Command, Reply, command, parse, spelled_out
+from kvstrata_sidecar.adapter.redis.client.resp import CRLF, MAX_DEPTH, Command, Reply, command, parse, spelled_out
 
 replies: st.SearchStrategy[Reply] = st.recursive(
     st.one_of(st.none(), st.integers(0, 10**15), st.binary(max_size=40)),

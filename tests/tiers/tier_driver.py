@@ -9,10 +9,10 @@ from typing import Any
 from kvstrata.contract.store.block_value import value_bytes
 from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
-from kvstrata_sidecar.adapter.pod_tier import Block
+from kvstrata_sidecar.adapter.redis.tier import Tier
 from kvstrata_sidecar.adapter.runtime import Runtime
-from kvstrata_sidecar.adapter.tasks import StoreOutcome, Task
-from kvstrata_sidecar.adapter.tier import Tier
+from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome, Task
 from tests.tiers.redis_process import RedisProcess
 
 BLOCK_BYTES = 64 * 1024

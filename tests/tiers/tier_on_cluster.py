@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstrata.contract.store.redis_keys import bucket_prefix
-from kvstrata_sidecar.adapter.slots import SLOTS, slot_of
+from kvstrata_sidecar.adapter.redis.client.slots import SLOTS, slot_of
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.redis_cluster import ClusterNode, RedisCluster, until
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block

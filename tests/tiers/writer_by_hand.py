@@ -6,11 +6,11 @@ import time
 from collections.abc import Sequence
 
 from kvstrata.contract.store.redis_keys import BlockKey
-from kvstrata_sidecar.adapter import protocol
-from kvstrata_sidecar.adapter.ledger import Demand, Ledgers
-from kvstrata_sidecar.adapter.protocol import Place, Terms
-from kvstrata_sidecar.adapter.resp import Connection
-from kvstrata_sidecar.adapter.sealer import PlainSealer
+from kvstrata_sidecar.adapter.redis.budget.leases import Demand, Ledgers
+from kvstrata_sidecar.adapter.redis.client import commands as protocol
+from kvstrata_sidecar.adapter.redis.client.commands import Place, Terms
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.tier.sealer import PlainSealer
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A
 from tests.tiers.tier_driver import BLOCK_BYTES, VALUE_BYTES
 

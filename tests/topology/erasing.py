@@ -33,11 +33,11 @@ from kvstrata.reconcile.erasure.deps import Crew
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.erasure.tiers import Looks
 from kvstrata.reconcile.redis.topology import Topologies
-from kvstrata_sidecar.adapter.dial import dial
 from kvstrata_sidecar.adapter.params import Endpoint
-from kvstrata_sidecar.adapter.protocol import read_number
-from kvstrata_sidecar.adapter.resp import Connection
-from kvstrata_sidecar.adapter.wire import Command
+from kvstrata_sidecar.adapter.redis.client.commands import read_number
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.dial import dial
+from kvstrata_sidecar.adapter.redis.client.resp import Command
 from tests.support.job_pod import start_container
 from tests.support.objects import NAMESPACE
 from tests.support.worlds import CONTEXT, Simulation

@@ -17,7 +17,7 @@ from kvstrata.clients.redis.slot_names import bucket_of, part_of, whole_buckets
 from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod
 from kvstrata.plan.redis.topology import Step, step
 from kvstrata.plan.redis.topology.steps import MoveOrder
-from kvstrata_sidecar.adapter.slots import slot_of
+from kvstrata_sidecar.adapter.redis.client.slots import slot_of
 from tests.topology.rig import NODE_TIMEOUT_MS, Rig
 
 

@@ -13,7 +13,7 @@ from kvstrata.clients.redis.slot_moves import MoveReason, Tally
 from kvstrata.clients.redis.slot_names import bucket_of, part_of
 from kvstrata.contract.store.redis_scripts import script
 from kvstrata.objects.redis.users import user_rules
-from kvstrata_sidecar.adapter.slots import slot_of
+from kvstrata_sidecar.adapter.redis.client.slots import slot_of
 from tests.tiers.server_kinds import KINDS, REDIS_7, REDIS_8, VALKEY_9, ServerKind
 from tests.topology.mover_rig import MoverRig, total
 

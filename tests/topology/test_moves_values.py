@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from kvstrata_sidecar.adapter.slots import slot_of
+from kvstrata_sidecar.adapter.redis.client.slots import slot_of
 from tests.tiers.server_kinds import REDIS_7, VALKEY_9, ServerKind
 from tests.topology.mover_rig import MoverRig
 from tests.topology.rig import Patience

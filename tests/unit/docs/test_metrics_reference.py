@@ -11,7 +11,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from kvstrata.contract.messages.adapter import AdapterState
 from kvstrata.reconcile import metrics as operator_metrics
 from kvstrata_sidecar.adapter import metrics as cache_metrics
-from kvstrata_sidecar.adapter.enforcement import Refusal
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.gate.http.errors import Reason
 from kvstrata_sidecar.gate.metrics import Metrics
 

@@ -11,8 +11,7 @@ from itertools import chain
 from typing import Protocol
 
 from kvstrata.contract.messages.adapter import MAX_LINE_BYTES, AdapterState, ScopeUsage, TierState
-
-from .counts import MAX_SCOPES, Histogram
+from kvstrata_sidecar.adapter.tier.counts import MAX_SCOPES, Histogram
 
 Row = tuple[Mapping[str, str], float]
 

@@ -23,12 +23,13 @@ from lmcache.lmcache_native import Bitmap
 from lmcache.v1.distributed.internal_api import L2StoreResult
 from lmcache.v1.distributed.l2_adapters.base import AdapterUsage, L2AdapterInterface
 
+from kvstrata_sidecar.adapter.redis.tier import Tier
+from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
+from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome, Task, TaskKind
+
 from .files.tier import FileTier
 from .params import AdapterParams, FileTierParams, TierParams
-from .pod_tier import Block, PodTier
 from .runtime import acquire, release
-from .tasks import StoreOutcome, Task, TaskKind
-from .tier import Tier
 
 logger = logging.getLogger(__name__)
 

@@ -24,18 +24,18 @@ from kvstrata.contract.messages.erase_2 import AdapterErased, AdapterVerified, E
 from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion
 from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten
 from kvstrata.contract.policy.cache_view import FRESHNESS_FILE
+from kvstrata_sidecar.adapter.erase import Erasing
+from kvstrata_sidecar.adapter.gate_link import PolicyLink
+from kvstrata_sidecar.adapter.memory.evictor import Governor
+from kvstrata_sidecar.adapter.memory.warmup import Warmer
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, FreshnessFile
+from kvstrata_sidecar.adapter.pool_report import Lacking, Names, Sizes, holding_of
+from kvstrata_sidecar.adapter.tier.buffers import Spans
+from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
 
-from .enforcement import Enforcement, FreshnessFile
-from .erasing import Erasing
 from .hashing import Hasher
-from .holdings import Lacking, Names, Sizes, holding_of
-from .link import PolicyLink
-from .memory.governor import Governor
-from .memory.warmer import Warmer
 from .metrics import page
 from .params import AdapterParams
-from .pod_tier import Block, PodTier
-from .spans import Spans
 
 
 def no_names(keyspace: str, chunk_hashes: Sequence[bytes]) -> None:

@@ -22,8 +22,8 @@ from typing import NamedTuple
 from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, PrimaryEnd, StopReason
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import bucket_of, bucket_prefix, parse_block_key, parse_member
-from kvstrata_sidecar.adapter.protocol import call, read_list, read_number, read_numbers, state_key
-from kvstrata_sidecar.adapter.wire import Command, FramingError, Reply
+from kvstrata_sidecar.adapter.redis.client.commands import call, read_list, read_number, read_numbers, state_key
+from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply
 from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.pace import Pace
 from kvstrata_sidecar.delete_job.replicas import await_replicas

@@ -22,10 +22,10 @@ from typing import NamedTuple, TypeVar
 from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, PrimaryEnd, StopReason, keyspace_digest
 from kvstrata.contract.receipt.facts import Amount
 from kvstrata.contract.store.redis_keys import BUCKETS, claim_key, ledger_key, revoked_key, rooms_key
-from kvstrata_sidecar.adapter.protocol import call, read_number, read_numbers
-from kvstrata_sidecar.adapter.rooms import Rooms
-from kvstrata_sidecar.adapter.scope import view
-from kvstrata_sidecar.adapter.wire import Command
+from kvstrata_sidecar.adapter.redis.budget.capacity_shares import Rooms
+from kvstrata_sidecar.adapter.redis.budget.scope_state import view
+from kvstrata_sidecar.adapter.redis.client.commands import call, read_number, read_numbers
+from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.pace import LEAST_AT_ONCE, Pace
 from kvstrata_sidecar.delete_job.replicas import await_replicas

@@ -10,7 +10,7 @@ from typing import Any
 from kvstrata.contract.policy.keyspace import is_keyspace
 from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata_sidecar.adapter.params import TierParams
-from kvstrata_sidecar.adapter.protocol import WRITE_WINDOW_MS
+from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS
 
 _DOMAIN = re.compile(r"[0-9a-f]{16}")
 _IDENTITY = re.compile(r"[0-9a-f]{16}")

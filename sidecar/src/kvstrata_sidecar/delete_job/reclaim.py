@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from kvstrata.contract.messages.erase_report import End, Erased, Line, Outcome, StopReason
 from kvstrata.contract.receipt.facts import Amount
-from kvstrata_sidecar.adapter.protocol import call, read_numbers
-from kvstrata_sidecar.adapter.wire import Command
+from kvstrata_sidecar.adapter.redis.client.commands import call, read_numbers
+from kvstrata_sidecar.adapter.redis.client.resp import Command
 from kvstrata_sidecar.delete_job.order import Order
 from kvstrata_sidecar.delete_job.pace import LONGEST_PAUSE_S, Pace
 from kvstrata_sidecar.delete_job.servers import Primary, Servers, StoppedError

@@ -14,13 +14,12 @@ from typing import Any
 from kvstrata.contract.canonical import digest
 from kvstrata.contract.messages.erase_report import StopReason
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
-from kvstrata_sidecar.adapter.dial import dial
 from kvstrata_sidecar.adapter.params import Endpoint, TierParams
-from kvstrata_sidecar.adapter.protocol import read_text, state_key
-from kvstrata_sidecar.adapter.resp import Connection
-from kvstrata_sidecar.adapter.slots import SLOTS, Address, read_slots, slot_of
-from kvstrata_sidecar.adapter.values import Read, Write
-from kvstrata_sidecar.adapter.wire import (
+from kvstrata_sidecar.adapter.redis.client.block_io import Read, Write
+from kvstrata_sidecar.adapter.redis.client.commands import read_text, state_key
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.dial import dial
+from kvstrata_sidecar.adapter.redis.client.resp import (
     FOREIGN_KEY,
     AccessError,
     Command,
@@ -29,6 +28,7 @@ from kvstrata_sidecar.adapter.wire import (
     ReplyError,
     TransportError,
 )
+from kvstrata_sidecar.adapter.redis.client.slots import SLOTS, Address, read_slots, slot_of
 
 REDIRECTIONS = frozenset({"MOVED", "ASK", "TRYAGAIN"})
 

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from kvstrata.contract.messages.erase_2 import Amount, Check, ErasedTier
 from kvstrata.contract.store.block_file import keyspace_of, parts_of
+from kvstrata_sidecar.adapter.files.erase import WAIT_S, Purged, Purger
+from kvstrata_sidecar.adapter.files.exchanges import Files
 
 from .faults import DiskError
-from .parts import Files
-from .purge import WAIT_S, Purged, Purger
 
 MEDIUM = "NVMe"
 WITHIN_S = 3.0

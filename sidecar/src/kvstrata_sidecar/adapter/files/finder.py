@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvstrata.contract.store.block_file import key_of, parts_of
-from kvstrata_sidecar.adapter.counts import Counters
-from kvstrata_sidecar.adapter.enforcement import Enforcement, Refusal
-from kvstrata_sidecar.adapter.hot import Hot, most_of_each
-from kvstrata_sidecar.adapter.pod_tier import Block
-
-from .shelf import Shelf
+from kvstrata_sidecar.adapter.files.file_index import Shelf
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.tier.hot import Hot, most_of_each
+from kvstrata_sidecar.adapter.tier.interface import Block
 
 Found = tuple[int, bytes]
 """A block's number in its request, and the key of the file that answers for it."""

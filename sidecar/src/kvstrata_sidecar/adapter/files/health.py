@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstrata_sidecar.adapter.breaker import Breaker
-from kvstrata_sidecar.adapter.enforcement import Refusal
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.tier.breaker import Breaker
 
 from .faults import DiskError, Fault
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvstrata_sidecar.adapter.memory.choice import Cause
+from kvstrata_sidecar.adapter.index.victims import Cause
 
 from .spares import Spare
 

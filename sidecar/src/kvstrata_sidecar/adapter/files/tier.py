@@ -11,27 +11,27 @@ from dataclasses import replace
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import SCOPE_DIGITS, PurgeAnswer, ScopeUsage, TierState
 from kvstrata.contract.messages.erase_2 import ErasedTier
-from kvstrata_sidecar.adapter.counts import Counters, Histogram
-from kvstrata_sidecar.adapter.enforcement import Enforcement, Refusal
-from kvstrata_sidecar.adapter.hot import Hot
+from kvstrata_sidecar.adapter.files.bounds_in_force import Policy
+from kvstrata_sidecar.adapter.files.directories import Folder, PlacedDisk, Reaper, ReaperThread
+from kvstrata_sidecar.adapter.files.erase import Purger
+from kvstrata_sidecar.adapter.files.exchanges import DiscardPart, Files, Lent, LoadPart, RemovePart, StorePart, divide
+from kvstrata_sidecar.adapter.files.file_format import Pages, pages_for
+from kvstrata_sidecar.adapter.files.file_index import Shelf
+from kvstrata_sidecar.adapter.files.housekeeping import Keeper
+from kvstrata_sidecar.adapter.files.threads import CLOSE_TIMEOUT_S, FileCrew
 from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
-from kvstrata_sidecar.adapter.pod_tier import Block
-from kvstrata_sidecar.adapter.spans import Spans
-from kvstrata_sidecar.adapter.tasks import Key, StoreOutcome, Task, TaskKind, TaskTable
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.tier.buffers import Spans
+from kvstrata_sidecar.adapter.tier.counts import Counters, Histogram
+from kvstrata_sidecar.adapter.tier.hot import Hot
+from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.tasks import Key, StoreOutcome, Task, TaskKind, TaskTable
 
 from .clock import Clocks
-from .crew import CLOSE_TIMEOUT_S, FileCrew
 from .disk import Disk
 from .erasing import MEDIUM, FileEraser
 from .finder import Finder, Found
 from .health import Health
-from .keeper import Keeper
-from .pages import Pages, pages_for
-from .parts import DiscardPart, Files, Lent, LoadPart, RemovePart, StorePart, divide
-from .places import Folder, PlacedDisk, Reaper, ReaperThread
-from .policy import Policy
-from .purge import Purger
-from .shelf import Shelf
 
 PURGE_TIMEOUT_S = 8.0
 

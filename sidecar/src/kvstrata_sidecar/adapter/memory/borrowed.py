@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
-from kvstrata_sidecar.adapter.spans import address_of
+from kvstrata_sidecar.adapter.tier.buffers import address_of
 
 MAX_EXPECTED = 65_536
 """Blocks of which it is remembered; beyond, the eldest are kept like any other block."""

@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from kvstrata.contract.messages.erase_2 import Amount, Check, ErasedTier
-
-from .pool import Pool
-from .purge import Purges
+from kvstrata_sidecar.adapter.memory.erase import Purges
+from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 
 MEDIUM = "CPU"
 WITHIN_S = 2.0

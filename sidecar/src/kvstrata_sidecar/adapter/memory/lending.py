@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from kvstrata_sidecar.adapter.counts import Counters
-from kvstrata_sidecar.adapter.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.tier.counts import Counters
 
 
 class PolicyLending:

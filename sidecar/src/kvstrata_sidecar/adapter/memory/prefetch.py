@@ -9,9 +9,9 @@ from typing import Any
 
 from lmcache.v1.distributed.api import GroupedObjectKeys, ObjectKey, PrefetchLockMode, PrefetchTaskSpec
 
-from kvstrata_sidecar.adapter.holdings import counted_groups
+from kvstrata_sidecar.adapter.memory.lmcache_keys import ranks_of
+from kvstrata_sidecar.adapter.pool_report import counted_groups
 
-from .chunks import ranks_of
 from .warm_choice import Chunk
 
 ALIGNED_BYTES = 4096

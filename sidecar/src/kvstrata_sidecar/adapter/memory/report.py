@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvstrata.contract.messages.adapter import MAX_USAGE_ROWS, SCOPE_DIGITS, ScopeUsage
-from kvstrata_sidecar.adapter.counts import Counters
-
-from .book import Book
-from .bounds import Bounds
-from .pool import Pool
+from kvstrata_sidecar.adapter.index.bounds import Bounds
+from kvstrata_sidecar.adapter.index.scope_index import Book
+from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
+from kvstrata_sidecar.adapter.tier.counts import Counters
 
 
 def by_scope(counters: Counters) -> dict[tuple[str, str], int]:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstrata_sidecar.adapter.hot import Heat, Hot
+from kvstrata_sidecar.adapter.tier.hot import Heat, Hot
 
 
 class Chunk(NamedTuple):

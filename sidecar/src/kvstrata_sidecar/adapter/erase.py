@@ -1,0 +1,177 @@
+"""Erasure of keyspaces from what is this pod's alone, and the look whether a lookup still finds anything.
+
+Nothing is believed that was not looked at: after deleting, each tier looks into its tables or its directory again, and
+says which looks it made (`contract.messages.erase`). What is stored under such a keyspace afterwards, by an engine that
+had begun, is deleted by the policy as soon as it is seen, and an erasure that is asked for again sees it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.messages.erase_2 import (
+    AdapterErased,
+    AdapterVerified,
+    ErasedTier,
+    EraseOutcome,
+    EraseQuestion,
+    VerifiedTier,
+    VerifyQuestion,
+)
+from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
+from kvstrata_sidecar.adapter.memory.erasing import MEDIUM, MemoryEraser
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
+from kvstrata_sidecar.adapter.pool_report import Names
+from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
+
+MAX_KNOWN = 64
+"""Chunks that are remembered of each erased keyspace."""
+
+MAX_KEYSPACES = 4096
+"""Erased keyspaces of which chunks are remembered; the oldest are forgotten first."""
+
+
+class Known:
+    """Chunks that erased keyspaces had, to be looked for afterwards. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chunks: dict[str, dict[bytes, None]] = {}
+
+    def saw(self, keyspace: str, chunk_hash: bytes) -> None:
+        """Remember a chunk, if there is room."""
+        if len(chunk_hash) != CHUNK_HASH_BYTES:
+            return
+        with self._lock:
+            if keyspace not in self._chunks and len(self._chunks) >= MAX_KEYSPACES:
+                del self._chunks[next(iter(self._chunks))]
+            chunks = self._chunks.setdefault(keyspace, {})
+            if len(chunks) < MAX_KNOWN:
+                chunks[chunk_hash] = None
+
+    def of(self, keyspace: str) -> list[bytes]:
+        """Return the chunks that are remembered."""
+        with self._lock:
+            return list(self._chunks.get(keyspace, ()))
+
+
+class Erasing:
+    """Erases, and looks. `memory` returns who erases from the server's own memory, None while nobody governs it;
+    `tiers` returns the others; `names` gives the keys of chunks' parts.
+    """
+
+    def __init__(
+        self,
+        boot: str,
+        enforcement: Enforcement,
+        memory: Callable[[], MemoryEraser | None],
+        tiers: Callable[[], Sequence[PodTier]],
+        names: Callable[[], Names],
+    ) -> None:
+        self._boot = boot
+        self._enforcement = enforcement
+        self._memory = memory
+        self._tiers = tiers
+        self._names = names
+        self._known = Known()
+
+    def erase(self, question: EraseQuestion) -> AdapterErased:
+        """Erase what the question names, and return what is left of it. It takes seconds at most."""
+        view = self._enforcement.view
+        if view is None:
+            return AdapterErased(self._boot, 0, 0, EraseOutcome.NOT_ENFORCED)
+        if not view.keyspaces.keys().isdisjoint(question.keyspaces):
+            return AdapterErased(self._boot, view.revision, view.term, EraseOutcome.IN_FORCE)
+        rows, elsewhere = self._erase(question)
+        # Asked after the tiers: whatever they did has used its keys.
+        said = AdapterErased(
+            self._boot,
+            view.revision,
+            view.term,
+            EraseOutcome.REMAINING,
+            self._enforcement.under_way(question.keyspaces),
+            self._enforcement.keys.left(question.keyspaces),
+            tuple(rows),
+            tuple(elsewhere),
+        )
+        if not said.nothing_left:
+            return said
+        return AdapterErased(
+            said.boot, said.revision, said.term, EraseOutcome.COMPLETE, tiers=said.tiers, elsewhere=said.elsewhere
+        )
+
+    def verify(self, question: VerifyQuestion) -> AdapterVerified:
+        """Return which blocks a lookup finds. Raises ContractError while there is no policy."""
+        view = self._enforcement.view
+        if view is None:
+            raise ContractError("there is no policy yet")
+        keyspace, chunks = question.keyspace, self._chunks(question)
+        in_force = keyspace in view.keyspaces
+        parts = self._names()(keyspace, chunks)
+        if parts is None:
+            return AdapterVerified(self._boot, view.revision, view.term, False, in_force, len(chunks))
+        keys = [key for own in parts for key in own]
+        blocks = [Block(key, keyspace, key.kv_rank, key.object_group_id, key.chunk_hash) for key in keys]
+        rows = [self._found(keyspace, tier, blocks) for tier in self._tiers()]
+        if (memory := self._memory()) is not None:
+            kept = memory.kept(keys)
+            rows.append(VerifiedTier(memory.tier, MEDIUM, len(keys), memory.found(keys), kept=kept))
+        return AdapterVerified(self._boot, view.revision, view.term, True, in_force, len(chunks), tuple(rows))
+
+    def forget(self, question: ForgetQuestion) -> Forgotten:
+        """Delete chunks of a keyspace from every tier, and nothing else. Raises ContractError while no engine said how
+        its blocks look.
+        """
+        chunks = _names_in(question.chunks)
+        parts = self._names()(question.keyspace, chunks)
+        if parts is None:
+            raise ContractError("no engine told yet how its blocks look")
+        keys = [key for own in parts for key in own]
+        blocks = [Block(key, question.keyspace, key.kv_rank, key.object_group_id, key.chunk_hash) for key in keys]
+        memory, deleted, in_use = self._memory(), 0, 0
+        # First the memory: from there blocks may be on their way to slower tiers.
+        if memory is not None:
+            deleted, in_use = memory.forget(keys)
+        deleted += sum(len(tier.delete(blocks)) for tier in self._tiers())
+        return Forgotten(self._boot, deleted, in_use)
+
+    def _erase(self, question: EraseQuestion) -> tuple[list[ErasedTier], list[str]]:
+        keyspaces, wanted = question.keyspaces, question.tiers
+        rows, elsewhere, here = list[ErasedTier](), list[str](), set[str]()
+        # First the memory: from there blocks may be on their way to the files.
+        memory = self._memory()
+        if memory is None:
+            rows.append(ErasedTier("", MEDIUM, problem="this cache server's own memory is not governed"))
+        elif not wanted or memory.tier in wanted:
+            here.add(memory.tier)
+            rows.append(memory.erase(keyspaces, self._known.saw))
+        for tier in self._tiers():
+            name = tier.state().name
+            if wanted and name not in wanted:
+                continue
+            here.add(name)
+            row = tier.erase(keyspaces, self._known.saw)
+            if row is None:
+                elsewhere.append(name)
+            else:
+                rows.append(row)
+        return rows, [*elsewhere, *(name for name in wanted if name not in here)]
+
+    def _chunks(self, question: VerifyQuestion) -> list[bytes]:
+        if question.chunks is None:
+            return self._known.of(question.keyspace)
+        return _names_in(question.chunks)
+
+    def _found(self, keyspace: str, tier: PodTier, blocks: Sequence[Block]) -> VerifiedTier:
+        state = tier.state()
+        refusal: Any = self._enforcement.refusal(keyspace, tier=state.name)
+        found = sum(size > 0 for size in tier.sizes(blocks))
+        return VerifiedTier(state.name, state.medium, len(blocks), found, str(refusal or ""), tier.kept(blocks))
+
+
+def _names_in(chunks: bytes) -> list[bytes]:
+    return [chunks[at : at + CHUNK_HASH_BYTES] for at in range(0, len(chunks), CHUNK_HASH_BYTES)]

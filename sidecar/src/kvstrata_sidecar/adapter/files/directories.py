@@ -1,0 +1,193 @@
+"""Places in a folder that the pods of a node share: each cache server has one for itself, and inherits a predecessor's.
+
+`<folder>/kvs1/<domain>/<tier>/<model>/<number>` is a directory of block files like any other. A start takes the lowest
+number whose lock nobody holds, so the pod that follows another one on the node finds its blocks. Places that nobody has
+any more are emptied of what is too old by the pods that live.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvstrata.contract.store.block_file import ROOT, is_keyspace_directory
+from kvstrata_sidecar.adapter.files.disk import DIRECTORY_MODE, Disk
+from kvstrata_sidecar.adapter.files.faults import DiskError, Fault, told
+
+logger = logging.getLogger(__name__)
+
+MOST_PLACES = 64
+"""How many cache servers of one model on one node find a place."""
+
+DIRECTORIES_AT_ONCE = 256
+"""Directories of keyspaces that a reaping looks into before it pauses for `PAUSE_S`: others use the disk."""
+
+PAUSE_S = 0.05
+INTERVAL_S = 600.0
+UNKNOWN_LIFE_S = 24 * 3600.0
+"""How long blocks are kept in a place that nobody has, where the policy names no retention for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The part of a shared folder that is one tier's, and in it the model whose places are taken."""
+
+    path: Path
+    domain: str
+    tier: str
+    model: str
+
+    @property
+    def of_tier(self) -> Path:
+        """Where the tier's places are, all models'."""
+        return self.path / ROOT / self.domain / self.tier
+
+    def place(self, number: int) -> Path:
+        """Return a place of the model."""
+        return self.of_tier / self.model / str(number)
+
+
+class PlacedDisk(Disk):
+    """A directory in a shared folder, which `open` chooses."""
+
+    def __init__(self, folder: Folder, *, direct: bool = True) -> None:
+        super().__init__(folder.path, direct=direct)
+        self._folder = folder
+
+    def open(self) -> None:
+        """Take the first free place, made if need be. Raises DiskError, BUSY if all are taken."""
+        with told("open the folder"):
+            # Only what is below the folder is made: the folder itself is a disk's, and may not be mounted yet.
+            os.close(os.open(self._folder.path, os.O_RDONLY | os.O_DIRECTORY))
+        for number in range(MOST_PLACES):
+            self.path = self._folder.place(number)
+            with told("make a place in the folder"):
+                _make(self._folder.path, self.path)
+            try:
+                super().open()
+            except DiskError as error:
+                if error.fault is not Fault.BUSY:
+                    raise
+            else:
+                return
+        raise DiskError(Fault.BUSY, f"{MOST_PLACES} cache servers of this model have a place in the folder already")
+
+
+class Reaper:
+    """Removes what is too old in places that nobody has, of the pod's tier: its models' and others'.
+
+    `retention_s` returns how long a keyspace's blocks may live as far as this pod's policy says. Where that is None, it
+    is `unknown_s`. `clock` is the wall clock.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        retention_s: Callable[[str], float | None],
+        *,
+        unknown_s: float = UNKNOWN_LIFE_S,
+        clock: Callable[[], float] = time.time,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._folder = folder
+        self._retention_s = retention_s
+        self._unknown_s = unknown_s
+        self._clock = clock
+        self._pause = pause
+
+    def reap(self, goes_on: Callable[[], bool] = lambda: True) -> int:
+        """Look through all free places while `goes_on` says so; return how many files went.
+
+        Raises DiskError for places that cannot be listed. One that cannot be looked through hides no other.
+        """
+        removed = 0
+        for path in self._places():
+            if not goes_on():
+                break
+            try:
+                removed += self._look_through(path, goes_on)
+            except DiskError as error:
+                if error.fault is not Fault.BUSY:
+                    logger.warning("A place that nobody has could not be looked through: %s: %s", path, error)
+        return removed
+
+    def _look_through(self, path: Path, goes_on: Callable[[], bool]) -> int:
+        place = Disk(path)
+        # With its lock, nobody can take it meanwhile.
+        place.open()
+        try:
+            return self._empty(place, path / ROOT, goes_on)
+        finally:
+            place.close()
+
+    def _empty(self, place: Disk, blocks: Path, goes_on: Callable[[], bool]) -> int:
+        removed = 0
+        with told("look through a place"):
+            keyspaces = [name for name in os.listdir(blocks) if is_keyspace_directory(name)]
+        for number, keyspace in enumerate(keyspaces, 1):
+            if not goes_on():
+                break
+            if number % DIRECTORIES_AT_ONCE == 0:
+                self._pause(PAUSE_S)
+            life_s = self._retention_s(keyspace)
+            oldest_s = self._clock() - (self._unknown_s if life_s is None else life_s)
+            with told("look through a place"):
+                for name in place.names(keyspace):
+                    with suppress(FileNotFoundError):
+                        about = os.stat(blocks / keyspace / name, follow_symlinks=False)
+                        # A file that was not finished is nobody's: its writer is dead.
+                        if stat.S_ISREG(about.st_mode) and (about.st_mtime <= oldest_s or name.startswith(".")):
+                            removed += place.unlink(keyspace, name)
+            place.forget(keyspace)
+        return removed
+
+    def _places(self) -> Iterator[Path]:
+        with told("list places"):
+            for model in _names(self._folder.of_tier):
+                for number in _names(self._folder.of_tier / model):
+                    if number.isdecimal():
+                        yield self._folder.of_tier / model / number
+
+
+class ReaperThread(threading.Thread):
+    """Reaps from time to time until `close`; a thread of its own, because a folder of other pods may be large."""
+
+    def __init__(self, name: str, reaper: Reaper, *, interval_s: float = INTERVAL_S) -> None:
+        super().__init__(name=name, daemon=True)
+        self._reaper = reaper
+        self._interval_s = interval_s
+        self._closed = threading.Event()
+        self.removed = 0
+
+    def run(self) -> None:
+        """Reap, wait, and again; what fails is tried again then."""
+        while not self._closed.wait(self._interval_s):
+            try:
+                self.removed += self._reaper.reap(lambda: not self._closed.is_set())
+            except DiskError as error:
+                logger.warning("Places that nobody has could not be looked through: %s", error)
+
+    def close(self) -> None:
+        """End after the file that is being removed."""
+        self._closed.set()
+
+
+def _make(root: Path, path: Path) -> None:
+    """Make the directories from `root` to `path`."""
+    for number in range(len(path.relative_to(root).parts)):
+        with suppress(FileExistsError):
+            os.mkdir(root.joinpath(*path.relative_to(root).parts[: number + 1]), DIRECTORY_MODE)
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return sorted(entry.name for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False))
+    except FileNotFoundError:
+        return []

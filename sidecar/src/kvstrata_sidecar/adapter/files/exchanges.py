@@ -1,0 +1,397 @@
+"""What workers do with files: store, load, remove."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvstrata.contract.store.block_file import block_name, file_bytes, file_name, keyspace_of
+from kvstrata_sidecar.adapter.files.clock import Clocks
+from kvstrata_sidecar.adapter.files.disk import Disk
+from kvstrata_sidecar.adapter.files.faults import DiskError, Fault, TooLateError
+from kvstrata_sidecar.adapter.files.file_format import Pages, Verdict
+from kvstrata_sidecar.adapter.files.file_index import Shelf
+from kvstrata_sidecar.adapter.files.health import Health
+from kvstrata_sidecar.adapter.files.reservation import Reservation, Victim
+from kvstrata_sidecar.adapter.files.spares import SPARES, Spare
+from kvstrata_sidecar.adapter.index.victims import Cause
+from kvstrata_sidecar.adapter.policy.ages import Ages
+from kvstrata_sidecar.adapter.policy.enforcement import LoadedFrom, Refusal, nobody_asks
+from kvstrata_sidecar.adapter.tier.buffers import Spans, address_of
+from kvstrata_sidecar.adapter.tier.counts import EVICTION, HIT, Counters
+from kvstrata_sidecar.adapter.tier.part import Gain, Part
+from kvstrata_sidecar.adapter.tier.tasks import Key, Task
+
+CLAIM_TIMEOUT_S = 5.0
+"""How long a store waits for others to remove what has to go before its own file may be written."""
+
+BATCH_BLOCKS = 16
+BATCH_BYTES = 8 << 20
+"""How much one part carries at most, if it is more than a block: what a worker is given in the meantime waits."""
+
+STALL_S = 1.0
+"""An operation that has lasted as long, when the task that it is for is over, is one of a disk that hangs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What everything that works on one directory has in common. `encrypted` is whether its files are,
+    `loaded_from` is told of each block that was loaded.
+    """
+
+    domain: str
+    disk: Disk
+    shelf: Shelf
+    health: Health
+    clocks: Clocks
+    counters: Counters
+    ages: Ages
+    spans: Spans
+    encrypted: bool
+    loaded_from: LoadedFrom = nobody_asks
+
+    def name(self, key: bytes) -> str:
+        """Return the name of a block's file."""
+        return file_name(key, encrypted=self.encrypted)
+
+    def remove(self, keys: Iterable[bytes]) -> None:
+        """Remove the files of blocks that were taken out of the index; what cannot be removed is left for later."""
+        for key in keys:
+            try:
+                self.disk.unlink(keyspace_of(key), self.name(key))
+            except DiskError as error:
+                self.health.failed(error)
+                self.shelf.stranded(key)
+            else:
+                self.shelf.gone(key)
+
+    def evict(self, victims: Mapping[bytes, Victim], spare_bytes: int = 0) -> None:
+        """Remove blocks that had to go, and count them. Files of `spare_bytes` that only made room become spares."""
+        for key, victim in victims.items():
+            keyspace = keyspace_of(key)
+            scope = keyspace if self.shelf.bounds(keyspace) is not None else ""
+            if victim.cause is Cause.RETENTION:
+                self.counters.add("expired", 1, scope)
+            else:
+                self.counters.add("evicted", 1, scope)
+                self.counters.add("evicted_bytes", victim.size_bytes, scope)
+                self.counters.age(EVICTION, self.clocks.now_s() - victim.computed_s)
+            if victim.size_bytes == spare_bytes and victim.cause is not Cause.RETENTION:
+                self._spare(key)
+            else:
+                self.remove((key,))
+
+    def discard(self, spares: Iterable[Spare]) -> bool:
+        """Remove spares; return whether there were any and all are gone now."""
+        done = [self._discard(spare) for spare in spares]
+        return bool(done) and all(done)
+
+    def _discard(self, spare: Spare) -> bool:
+        try:
+            self.disk.unlink(SPARES, spare.name)
+        except DiskError as error:
+            self.health.failed(error)
+            self.shelf.spare_gone(spare, removed=False)
+            return False
+        self.shelf.spare_gone(spare)
+        return True
+
+    def _spare(self, key: bytes) -> None:
+        name = f".{secrets.token_hex(8)}"
+        try:
+            there = self.disk.spare(keyspace_of(key), self.name(key), name)
+        except DiskError as error:
+            self.health.failed(error)
+            self.shelf.stranded(key)
+        else:
+            if there:
+                self.shelf.spared(key, name)
+            else:
+                self.shelf.gone(key)
+
+    @contextmanager
+    def lent(self, view: memoryview) -> Iterator[None]:
+        """Have LMCache's memory kept back while the disk may touch it."""
+        address = address_of(view)
+        number = None if address is None else self.spans.hold(address, len(view))
+        try:
+            yield
+        finally:
+            if number is not None:
+                self.spans.release(number)
+
+
+class Hands:
+    """One worker's: its pages, and since when it has been busy with what it does."""
+
+    def __init__(self, files: Files, pages: Pages) -> None:
+        self.files = files
+        self.pages = pages
+        self._since_s = 0.0
+
+    def renew(self) -> None:
+        """Begin something else."""
+        self._since_s = self.files.clocks.now_s()
+
+    def abort(self, why: str = "") -> None:
+        """Cut off nothing, because a disk knows no such thing; blame it if it has taken its time."""
+        if why and self.files.clocks.now_s() - self._since_s >= STALL_S:
+            self.files.health.stalled(why)
+
+    def close(self) -> None:
+        """Overwrite what is left of blocks in memory of ours."""
+        self.pages.wipe()
+
+
+class Lent(NamedTuple):
+    """A block and the memory of LMCache that it is read from or into; `position` is its place in the request."""
+
+    position: int
+    key: Key
+    block: bytes
+    view: memoryview
+
+
+def divide(lent: Mapping[str, Sequence[Lent]], count: int, workers: int) -> list[tuple[str, list[Lent]]]:
+    """Divide `count` blocks into parts, each of one keyspace, such that all workers have something to do."""
+    share = min(BATCH_BLOCKS, -(-count // workers))
+    batches: list[tuple[str, list[Lent]]] = []
+    for keyspace, blocks in lent.items():
+        size, batch = 0, list[Lent]()
+        for block in blocks:
+            if batch and (len(batch) == share or size + len(block.view) > BATCH_BYTES):
+                batches.append((keyspace, batch))
+                size, batch = 0, []
+            batch.append(block)
+            size += len(block.view)
+        batches.append((keyspace, batch))
+    return batches
+
+
+@dataclass(slots=True, eq=False)
+class BlocksPart(Part[Hands]):
+    """What loads and stores have in common: blocks on a keyspace's behalf, kept under it or, to load, under pools'."""
+
+    task: Task | None
+    keyspace: str
+    blocks: Sequence[Lent]
+    files: Files
+    size: int = field(init=False, default=0)
+    left: int = field(init=False, default=0)
+    pools: tuple[str, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        self.pools = tuple({keyspace_of(one.block) for one in self.blocks} - {self.keyspace})
+        self.size = sum(len(one.view) for one in self.blocks)
+        self.left = len(self.blocks)
+
+    def refused(self, refusal: Refusal) -> None:
+        """Count the blocks of which nothing else is known."""
+        self.files.counters.refuse(refusal, self.left, self.keyspace)
+
+    @property
+    def over_already(self) -> bool:
+        """Whether nobody waits for it any more: then no further block is begun and none gets its name."""
+        return self.task is not None and (self.task.cancelled or self.task.answered)
+
+
+@dataclass(slots=True, eq=False)
+class LoadPart(BlocksPart):
+    """Read files into LMCache's memory."""
+
+    urgent: bool = True
+
+    def run(self, hands: Hands, gain: Gain) -> None:
+        """Read those that are there in full."""
+        files = self.files
+        counts: Counter[str] = Counter()
+        for one in self.blocks:
+            if self.over_already:
+                return
+            hands.renew()
+            self.left -= 1
+            kept = keyspace_of(one.block)
+            refusal = hands.pages.refusal(kept)
+            if refusal is not None:
+                files.counters.refuse(refusal, 1, kept)
+            elif self._load(hands, one, kept):
+                size = len(one.view)
+                gain.hits.append(one.position)
+                gain.carried(one.key, size)
+                counts.update(loaded=1, loaded_bytes=size)
+                files.loaded_from(one.key, kept, one.view)
+                if kept != self.keyspace:
+                    counts.update(pool_hits=1, pool_bytes=size)
+            else:
+                files.counters.add("load_misses")
+        for name, amount in counts.items():
+            files.counters.add(name, amount, self.keyspace)
+
+    def _load(self, hands: Hands, one: Lent, keyspace: str) -> bool:
+        files, pages = self.files, hands.pages
+        kept = files.shelf.begin_read(one.block)
+        if kept is None:
+            return False
+        verdict = Verdict.FOREIGN
+        try:
+            with files.lent(one.view):
+                if self.over_already:  # asked once the memory is held: from then on it is kept back
+                    return False
+                try:
+                    whole = files.disk.read(keyspace, files.name(one.block), pages.room(one.view))
+                    if self.over_already:
+                        return False
+                    verdict = Verdict.DAMAGED
+                    if whole:
+                        verdict = pages.open(keyspace, block_name(files.domain, one.block), one.view)
+                finally:
+                    pages.wipe()
+            files.health.read()
+        except DiskError as error:
+            verdict = Verdict.DAMAGED
+            files.health.failed(error)
+            if error.fault is not Fault.MISSING:
+                files.counters.add("errors")
+        finally:
+            files.shelf.end_read(one.block)
+        if verdict is Verdict.GOOD:
+            age_s = max(0.0, files.clocks.now_s() - kept.computed_s)
+            files.ages.inherit(one.key, age_s)
+            files.counters.age(HIT, age_s)
+            return True
+        if verdict is Verdict.DAMAGED:
+            files.counters.add("unreadable")
+            if files.shelf.drop(one.block):
+                files.remove([one.block])
+        return False
+
+
+@dataclass(slots=True, eq=False)
+class StorePart(BlocksPart):
+    """Write files from LMCache's memory."""
+
+    urgent: bool = False
+
+    def run(self, hands: Hands, gain: Gain) -> None:
+        """Write those that are not there and that policy, budget and disk have room for."""
+        refusal = hands.pages.refusal(self.keyspace, seals=True)
+        if refusal is not None:
+            self.refused(refusal)
+            return
+        counters = self.files.counters
+        for one in self.blocks:
+            if self.over_already:
+                break
+            hands.renew()
+            self.left -= 1
+            stored = self.files.health.refusal(storing=True) or self._store(hands, one)
+            if stored is True or stored is None:
+                gain.hits.append(one.position)
+            if stored is True:
+                gain.carried(one.key, len(one.view))
+            elif stored is None:
+                counters.add("stores_present")
+            elif isinstance(stored, Refusal):
+                counters.refuse(stored, 1, self.keyspace)
+        if gain.sizes:
+            counters.add("stored", len(gain.sizes), self.keyspace)
+            counters.add("stored_bytes", sum(gain.sizes), self.keyspace)
+
+    def _store(self, hands: Hands, one: Lent) -> Refusal | bool | None:
+        """Store one block: True if it is there now, None if it was, False if the disk failed, or why not."""
+        files = self.files
+        admitted = files.shelf.admit(one.block, file_bytes(len(one.view)), files.ages.age_s(one.key))
+        if not isinstance(admitted, Reservation):
+            return admitted
+        try:
+            files.evict(admitted.victims, admitted.size_bytes)
+            if not self._claim(admitted):
+                files.shelf.cancel(admitted)
+                return Refusal.TIER_FULL
+            self._write(hands, one, admitted)
+        except BaseException as error:
+            if admitted.spare is not None:
+                with suppress(DiskError):
+                    files.disk.unlink(SPARES, admitted.spare.name)
+            files.shelf.cancel(admitted)
+            if isinstance(error, TooLateError):
+                return Refusal.LATE
+            if not isinstance(error, DiskError):
+                raise
+            refusal = files.health.failed(error)
+            if refusal is None:
+                files.counters.add("errors")
+            return refusal or False
+        files.shelf.commit(admitted)
+        files.health.wrote()
+        return True
+
+    def _claim(self, admitted: Reservation) -> bool:
+        """Wait for room on the disk, and make it of spares that are too small or too large; whether it is there."""
+        files = self.files
+        give_up_at_s = files.clocks.now_s() + CLAIM_TIMEOUT_S
+        while not files.shelf.claim(admitted, max(0.0, give_up_at_s - files.clocks.now_s())):
+            if not files.discard(files.shelf.take_spares(but_bytes=admitted.size_bytes)):
+                return False
+        return True
+
+    def _write(self, hands: Hands, one: Lent, admitted: Reservation) -> None:
+        files, pages, clocks = self.files, hands.pages, self.files.clocks
+        try:
+            with files.lent(one.view):
+                if self.over_already:  # asked once the memory is held: from then on it is kept back
+                    raise TooLateError
+                files.disk.write(
+                    self.keyspace,
+                    files.name(one.block),
+                    secrets.token_hex(8),
+                    pages.seal(self.keyspace, block_name(files.domain, one.block), one.view),
+                    clocks.to_wall(admitted.computed_s),
+                    clocks.to_wall(clocks.now_s()),
+                    lambda: not self.over_already,
+                    None if admitted.spare is None else admitted.spare.name,
+                )
+        finally:
+            pages.wipe()
+
+
+@dataclass(slots=True, eq=False)
+class RemovePart(Part[Hands]):
+    """Remove blocks of one keyspace; `done` is set when it is over and `removed` names those that were there."""
+
+    keyspace: str
+    blocks: Sequence[bytes]
+    files: Files
+    task: Task | None = None
+    urgent: bool = True
+    removed: list[bytes] = field(default_factory=list)
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, hands: Hands, gain: Gain) -> None:  # noqa: ARG002
+        """Remove them."""
+        self.removed = self.files.shelf.take_unused(self.blocks)
+        self.files.remove(self.removed)
+
+    def refused(self, refusal: Refusal) -> None:
+        """Count the blocks."""
+        self.files.counters.refuse(refusal, len(self.blocks), self.keyspace)
+
+    def over(self, error: Exception | None) -> None:  # noqa: ARG002
+        """Release whoever waits."""
+        self.done.set()
+
+
+@dataclass(slots=True, eq=False)
+class DiscardPart(RemovePart):
+    """Remove a reader's own copies of what a pool has; nobody waits for it."""
+
+    def run(self, hands: Hands, gain: Gain) -> None:
+        """Remove them."""
+        RemovePart.run(self, hands, gain)
+        if self.removed:
+            self.files.counters.add("copies_discarded", len(self.removed), self.keyspace)

@@ -1,0 +1,271 @@
+"""The thread that keeps a tier's directory: opens and reads it, removes what is over, probes a disk that failed.
+
+It is the only one besides the workers that touches the disk, so a disk that hangs holds up nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import islice
+
+from kvstrata.contract.store.block_file import PAGE_BYTES, keyspace_of, parse_file_name, parts_of
+from kvstrata_sidecar.adapter.files.disk import Found
+from kvstrata_sidecar.adapter.files.exchanges import Files
+from kvstrata_sidecar.adapter.files.faults import DiskError, Fault
+from kvstrata_sidecar.adapter.files.spares import SPARE_S
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
+
+logger = logging.getLogger(__name__)
+
+TURN_S = 1.0
+"""The longest until expired blocks are removed and the free space is looked at."""
+
+SLICE = 500
+"""Files of a scan that are entered at once: lookups wait for the index meanwhile."""
+
+FORMER_AT_ONCE = 500
+"""Files of other identities that go in a turn: a turn takes place once a second at least."""
+
+SCOPES_AT_ONCE = 64
+STRANDED_AT_ONCE = 256
+
+REMEMBER_S = 60.0
+NOTE_USES_S = 600.0
+RECOVER_AGAIN_S = 30.0
+
+FORMER_LIFE_S = 24 * 3600.0
+"""How long, from this process' start on, blocks are kept that a model computed which is not served here any more: a
+model that is rolled back finds them again."""
+
+USED_UP_SHARE = 0.9
+"""From which share of the room on blocks are said to be short of it: a little is freed ahead at each choice."""
+
+FUTURE_S = 60.0
+"""How much later than now a file may say that its block was computed."""
+
+
+class Keeper(threading.Thread):
+    """Keeps one directory from `start` until `close`. `capacity_bytes` is what blocks may take, `floor_percent` how
+    much of the file system has to stay free, `identity` the one whose blocks are read here."""
+
+    def __init__(
+        self,
+        name: str,
+        files: Files,
+        enforcement: Enforcement,
+        *,
+        identity: str,
+        capacity_bytes: int,
+        floor_percent: int,
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self._files = files
+        self._identity = identity
+        self._enforcement = enforcement
+        self._capacity_bytes = capacity_bytes
+        self._floor_percent = floor_percent
+        self._wake = threading.Event()
+        self._closed = False
+        self._opened = False
+        self._remember_at_s = 0.0
+        self._note_uses_at_s = files.clocks.now_s() + NOTE_USES_S
+        self._recover_at_s = 0.0
+        self._emptied: set[str] = set()
+        self._former: list[bytes] = []
+        self._former_go_at_s = files.clocks.now_s() + FORMER_LIFE_S
+        self.floor_reached = False
+
+    def wake(self) -> None:
+        """Look at everything now."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """End after what is under way."""
+        self._closed = True
+        self._wake.set()
+
+    def run(self) -> None:
+        """Take turns until closed."""
+        while not self._closed:
+            try:
+                self.turn()
+            except DiskError as error:
+                self._files.health.failed(error)
+            except Exception:
+                logger.exception("The files of a tier could not be looked after; it is tried again")
+            self._wake.wait(self._pause_s())
+            self._wake.clear()
+        with suppress(DiskError):
+            self.note_uses()
+        if self._opened and self._files.health.breaker.closed:
+            self._files.discard(self._files.shelf.take_spares())
+        self._files.disk.close()
+
+    def turn(self) -> None:
+        """Do what is due now. Raises DiskError."""
+        files = self._files
+        files.shelf.follow(self._enforcement.view)
+        if self._opened and not files.disk.still_there():
+            self._lose()
+        if files.health.breaker.begin_probe():
+            self._probe()
+        if not self._opened or not files.health.breaker.closed:
+            return
+        if files.health.recovering and files.clocks.now_s() >= self._recover_at_s:
+            self._recover()
+        self._measure()
+        while not self._closed and (victims := files.shelf.due(SCOPES_AT_ONCE)):
+            self._emptied |= {keyspace_of(key) for key in victims}
+            files.evict(victims)
+        if self._former and files.clocks.now_s() >= self._former_go_at_s:
+            self._remove_former()
+        files.remove(files.shelf.take_stranded(STRANDED_AT_ONCE))
+        files.discard(files.shelf.take_spares(idle_s=SPARE_S))
+        self._forget_directories()
+        if files.clocks.now_s() >= self._note_uses_at_s:
+            self._note_uses_at_s = files.clocks.now_s() + NOTE_USES_S
+            self.note_uses()
+
+    def note_uses(self) -> None:
+        """Write down which blocks were used, so that the order of eviction outlives the process. Raises DiskError."""
+        files, now_s = self._files, self._files.clocks.now_s()
+        for key, computed_s in files.shelf.take_touched():
+            to_wall = files.clocks.to_wall
+            files.disk.used(keyspace_of(key), files.name(key), to_wall(computed_s), to_wall(now_s))
+
+    def _pause_s(self) -> float:
+        health, shelf = self._files.health, self._files.shelf
+        moments = [TURN_S, health.breaker.probe_in_s()]
+        if self._opened:
+            moments.append(shelf.next_due_in_s())
+        return min(moment for moment in moments if moment is not None)
+
+    def _probe(self) -> None:
+        """Open the directory if it is not, or see whether the disk works; tell the breaker."""
+        files = self._files
+        try:
+            if self._opened:
+                files.disk.probe()
+            else:
+                self._open()
+        except DiskError as error:
+            if error.fault in (Fault.FULL, Fault.READ_ONLY) and self._opened:
+                # It answers; that it takes nothing is no reason not to read.
+                files.health.failed(error)
+                files.health.breaker.probe_succeeded()
+                return
+            files.health.breaker.probe_failed(str(error))
+        else:
+            files.health.breaker.probe_succeeded()
+
+    def _open(self) -> None:
+        files = self._files
+        files.disk.open()
+        files.clocks.start(files.disk.remembered_clock())
+        files.health.recovering = True
+        self._opened = True
+
+    def _lose(self) -> None:
+        """Forget all: the directory was removed, or another one is in its place."""
+        self._opened = False
+        self._files.disk.close()
+        self._files.shelf.empty()
+        self._files.health.recovering = True
+        self._files.health.stalled("the tier's directory was removed or replaced")
+
+    def _recover(self) -> None:
+        """Enter what is there and remove what is no block, a slice at a time; then let blocks be stored."""
+        files = self._files
+        uses: list[tuple[float, bytes]] = []
+        former: list[bytes] = []
+        unremoved: DiskError | None = None
+        scan = files.disk.scan()
+        while found := list(islice(scan, SLICE)):
+            if self._closed:
+                return
+            files.shelf.follow(self._enforcement.view)
+            entered = []
+            for one in found:
+                key = self._key_of(one)
+                if key is None:
+                    unremoved = self._discard(one) or unremoved
+                    continue
+                entered.append((key, one.size_bytes, files.clocks.from_wall(one.computed_s)))
+                uses.append((one.used_s, key))
+                if parts_of(key)[0] != self._identity:
+                    former.append(key)
+            files.shelf.found(entered)
+            files.counters.add("files_found", len(entered))
+        self._former = former
+        uses.sort()
+        for batch in _slices([key for _, key in uses]):
+            files.shelf.put_in_order(batch)
+        # Those used meanwhile were used last.
+        files.shelf.put_in_order([key for key, _ in files.shelf.take_touched()])
+        self._measure()
+        if unremoved is not None:
+            # Its bytes are on nobody's account: it is looked for again before anything is stored.
+            self._recover_at_s = files.clocks.now_s() + RECOVER_AGAIN_S
+            raise unremoved
+        files.counters.add("orphan_scans")
+        files.health.recovering = False
+
+    def _remove_former(self) -> None:
+        """Remove some files of other identities: one batch a turn, so that what else is due is not held up."""
+        batch, self._former = self._former[:FORMER_AT_ONCE], self._former[FORMER_AT_ONCE:]
+        taken = self._files.shelf.take_unused(batch)
+        self._files.counters.add("former_removed", len(taken))
+        self._emptied |= {keyspace_of(key) for key in taken}
+        self._files.remove(taken)
+
+    def _discard(self, found: Found) -> DiskError | None:
+        """Remove a file that is no block; return why it could not be removed, if so."""
+        self._files.counters.add("orphan_files")
+        try:
+            self._files.disk.unlink(found.keyspace, found.name)
+        except DiskError as error:
+            return error
+        self._files.counters.add("files_removed")
+        return None
+
+    def _key_of(self, found: Found) -> bytes | None:
+        """Return the block of a file, None for a file that nobody should find here."""
+        parsed = parse_file_name(found.keyspace, found.name)
+        wall_s = self._files.clocks.to_wall(self._files.clocks.now_s())
+        if (
+            parsed is None
+            or parsed[1] is not self._files.encrypted
+            or found.size_bytes <= 0
+            or found.size_bytes % PAGE_BYTES
+            or found.computed_s > wall_s + FUTURE_S
+        ):
+            return None
+        return parsed[0]
+
+    def _measure(self) -> None:
+        """Let blocks take what the file system can spare, and keep the clock."""
+        files = self._files
+        free_bytes, all_bytes = files.disk.room()
+        room_bytes = files.shelf.used_bytes + free_bytes - all_bytes * self._floor_percent / 100
+        used_up = files.shelf.used_bytes >= room_bytes * USED_UP_SHARE
+        self.floor_reached = room_bytes < self._capacity_bytes and used_up
+        files.shelf.set_room(room_bytes)
+        now_s = files.clocks.now_s()
+        if now_s >= self._remember_at_s:
+            self._remember_at_s = now_s + REMEMBER_S
+            files.disk.remember_clock(files.clocks.to_wall(now_s))
+
+    def _forget_directories(self) -> None:
+        """Remove directories of keyspaces that have no blocks any more; a store makes its own anew."""
+        emptied, self._emptied = self._emptied, set()
+        for keyspace in emptied:
+            if not self._files.shelf.condemned((keyspace,)):
+                self._files.disk.forget(keyspace)
+
+
+def _slices(keys: list[bytes]) -> Iterator[list[bytes]]:
+    for start in range(0, len(keys), SLICE):
+        yield keys[start : start + SLICE]

@@ -1,0 +1,142 @@
+"""The room of one directory: what its blocks take, what those that come will take, and which have to go for them.
+
+Some of what is on the disk is no block any more: files that are being removed, and spares. It counts until it is gone.
+Not safe to share between threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Hashable
+
+from kvstrata_sidecar.adapter.files.bounds_in_force import Policy
+from kvstrata_sidecar.adapter.files.reservation import Reservation, Tally
+from kvstrata_sidecar.adapter.files.spares import Spares
+from kvstrata_sidecar.adapter.index.bounds import Bounds
+from kvstrata_sidecar.adapter.index.scope_index import Book
+from kvstrata_sidecar.adapter.index.victims import Choice, Situation, choose
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+
+MARGIN_PERCENT = 1
+"""How much more room is made than a block needs, so that not every store to a full tier has to choose."""
+
+MARGIN_BLOCKS = 128
+"""In how many blocks of the usual size, at most: lookups wait while they are chosen."""
+
+MOST_AT_ONCE = 512
+"""Blocks that are chosen at once, however many have to go."""
+
+
+class Room:
+    """Counts for the blocks of `book`, under `policy`.
+
+    Attributes:
+        used_bytes: what all blocks take.
+        reserved: blocks that come, by key.
+        staged: what these will take.
+        written: what those of them take that are being written.
+        left: what files take that are being removed.
+        spares: files to be written over.
+    """
+
+    def __init__(self, policy: Policy, book: Book, *, capacity_bytes: int, max_blocks: int) -> None:
+        self._policy = policy
+        self._book = book
+        self._capacity_bytes = capacity_bytes
+        self._max_blocks = max_blocks
+        self._room_bytes = float(capacity_bytes)
+        self.used_bytes = 0
+        self.reserved: dict[bytes, Reservation] = {}
+        self.staged = Tally()
+        self.written = Tally()
+        self.left = Tally()
+        self.spares = Spares()
+        policy.set_room(self._room_bytes)
+
+    @property
+    def taken_bytes(self) -> int:
+        """What blocks take on the disk, those included that are being removed, and spares."""
+        return self.used_bytes + self.left.all_bytes + self.spares.all_bytes
+
+    @property
+    def crowded(self) -> bool:
+        """Whether about as many blocks are there as may be, so that room is made for each that comes."""
+        return len(self._book) >= self._max_blocks * (1 - 2 * MARGIN_PERCENT / 100)
+
+    @property
+    def spare_names(self) -> set[str]:
+        """The names of spares, of those too that are being written over."""
+        return self.spares.names.union(one.spare.name for one in self.reserved.values() if one.spare is not None)
+
+    def set_bytes(self, room_bytes: float) -> None:
+        """Let all blocks together take this much, however large the capacity."""
+        self._room_bytes = max(0.0, min(float(self._capacity_bytes), room_bytes))
+        self._policy.set_room(self._room_bytes)
+
+    def empty(self) -> None:
+        """Learn that nothing is on the disk any more."""
+        self.used_bytes, self.left, self.spares = 0, Tally(), Spares()
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Count a block that comes."""
+        self.reserved[reservation.key] = reservation
+        self.staged.add(reservation.keyspace, reservation.size_bytes)
+
+    def begin_write(self, reservation: Reservation) -> None:
+        """Count a block that is being written, over a spare if there is one of its size."""
+        reservation.writing = True
+        reservation.spare = self.spares.take(reservation.size_bytes)
+        self.written.add(reservation.keyspace, reservation.size_bytes)
+
+    def end(self, reservation: Reservation) -> None:
+        """Count a block no more among those that come."""
+        del self.reserved[reservation.key]
+        self.staged.add(reservation.keyspace, -reservation.size_bytes)
+        if reservation.writing:
+            self.written.add(reservation.keyspace, -reservation.size_bytes)
+
+    def need_bytes(self) -> float:
+        """Return how much is above the room with what is about to be written."""
+        need_bytes = self.used_bytes + self.staged.all_bytes - self._room_bytes
+        crowd = len(self._book) + len(self.reserved) - self._max_blocks
+        return max(need_bytes, 1.0) if crowd > 0 else need_bytes
+
+    def choose(self, keyspaces: list[str], readers: Container[Hashable], now_s: float) -> Choice:
+        """Choose what has to go of these keyspaces, and of all for want of room; `readers` has the blocks in use."""
+        need_bytes = self.need_bytes()
+        if need_bytes > 0:
+            share_bytes = min(self.used_bytes, self._room_bytes) * MARGIN_PERCENT / 100
+            need_bytes += min(share_bytes, MARGIN_BLOCKS * self.used_bytes / max(1, len(self._book)))
+            # First whoever is in no policy.
+            freed_bytes = 0
+            for keyspace, scope in self._book.scopes():
+                if freed_bytes < need_bytes and keyspace not in self._policy.bounds and keyspace not in keyspaces:
+                    keyspaces = [*keyspaces, keyspace]
+                    freed_bytes += scope.used_bytes
+        bounds, guarantees, staged = self._policy.bounds, self._policy.guarantees, self.staged.by_keyspace
+        locked = readers.__contains__
+        situation = Situation(bounds, guarantees, staged, locked, now_s, need_bytes, most=MOST_AT_ONCE)
+        return choose(self._book, situation, keyspaces)
+
+    def unfit(self, choice: Choice, keyspace: str, bound: Bounds) -> Refusal | None:
+        """Return why what was reserved last does not fit even when all that was chosen is gone."""
+        own = [kept for key in choice.victims if (kept := self._book.find(key)) and kept.keyspace == keyspace]
+        scope = self._book.scope(keyspace)
+        held_bytes = (scope.used_bytes if scope else 0) - sum(kept.size_bytes for kept in own)
+        if bound.limit_bytes is not None and held_bytes + self.staged.by_keyspace[keyspace] > bound.limit_bytes:
+            return Refusal.OVER_BUDGET
+        left_bytes = self.used_bytes - choice.victim_bytes + self.staged.all_bytes
+        left_blocks = len(self._book) - len(choice.victims) + len(self.reserved)
+        return Refusal.TIER_FULL if left_bytes > self._room_bytes or left_blocks > self._max_blocks else None
+
+    def fits_on_disk(self, reservation: Reservation) -> bool:
+        """Whether its file may be written now: all bounds hold with it and with what has yet to be removed."""
+        keyspace, size_bytes = reservation.keyspace, reservation.size_bytes
+        more_bytes = 0 if self.spares.has(size_bytes) else size_bytes
+        if self.taken_bytes + self.written.all_bytes + more_bytes > self._capacity_bytes:
+            return False
+        bound = self._policy.bounds.get(keyspace)
+        if bound is None or bound.limit_bytes is None:
+            return True
+        scope = self._book.scope(keyspace)
+        own_bytes = (scope.used_bytes if scope else 0) + self.left.by_keyspace[keyspace]
+        return own_bytes + self.written.by_keyspace[keyspace] + size_bytes <= bound.limit_bytes

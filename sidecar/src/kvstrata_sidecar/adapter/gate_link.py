@@ -1,0 +1,194 @@
+"""The gate's line into the cache server: a unix socket.
+
+It takes `apply`, `state`, `metrics`, `hash`, `pool`, `purge`, `erase`, `verify` and `forget`; see
+kvstrata.contract.link for the messages. An `apply` reads policy.json, puts it in force, and is acknowledged only when
+the I/O on the keyspaces that it dropped has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.messages.adapter import (
+    MAX_LINE_BYTES,
+    SOCKET_NAME,
+    AdapterAck,
+    AdapterState,
+    ChunkHashes,
+    PurgeAnswer,
+    decode_request,
+    error_answer,
+    metrics_answer,
+)
+from kvstrata.contract.messages.erase_2 import AdapterErased, AdapterVerified, EraseQuestion, VerifyQuestion
+from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion
+from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, POLICY_FILE, CacheView
+from kvstrata.contract.policy.data_key import KEYS_DIRECTORY
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
+from kvstrata_sidecar.adapter.policy.pools import Manifests
+
+logger = logging.getLogger(__name__)
+
+DRAIN_GRACE_S = 0.5
+"""How long I/O on a dropped keyspace may go on before it is aborted."""
+
+DRAIN_TIMEOUT_S = 10.0
+"""How long to wait for aborted I/O before the apply is answered with an error; the gate asks again."""
+
+
+class Server(Protocol):
+    """What the link asks of the rest of the process."""
+
+    def state(self) -> AdapterState:
+        """Return what is held now."""
+
+    def metrics(self) -> str:
+        """Return the process' metrics as a page."""
+
+    def hash(self, tokens: bytes) -> ChunkHashes:
+        """Return the names of the whole chunks of tokens. Raises ContractError while nobody can tell them."""
+
+    def pool(self, question: PoolQuestion) -> PoolHolding:
+        """Return what tiers hold of a pool. Raises ContractError if it is none of the policy's."""
+
+    def purge(self, keyspaces: Sequence[str]) -> PurgeAnswer:
+        """Erase keyspaces from the server's memory and files. Raises ContractError if it cannot be told to be done."""
+
+    def erase(self, question: EraseQuestion) -> AdapterErased:
+        """Erase keyspaces that left the policy, and say what is left and who holds it."""
+
+    def verify(self, question: VerifyQuestion) -> AdapterVerified:
+        """Say which blocks lookups find. Raises ContractError while there is no policy."""
+
+    def forget(self, question: ForgetQuestion) -> Forgotten:
+        """Delete chunks of a keyspace. Raises ContractError while their blocks cannot be named."""
+
+    def policy_applied(self) -> None:
+        """Hear that another view is in force."""
+
+
+class PolicyLink:
+    """Serves the socket in `link_dir` from threads of its own, until `close`.
+
+    `boot` names this start of the cache server, `server` answers what is not about the policy itself. Raises OSError
+    when the socket cannot be created: without it no policy can ever be enforced.
+    """
+
+    def __init__(
+        self,
+        link_dir: Path,
+        policy_dir: Path,
+        enforcement: Enforcement,
+        boot: str,
+        server: Server,
+    ) -> None:
+        self._path = link_dir / SOCKET_NAME
+        self._policy_file = policy_dir / POLICY_FILE
+        self._keys_dir = policy_dir / KEYS_DIRECTORY
+        self._manifests = Manifests(policy_dir / MANIFESTS_DIRECTORY)
+        self._enforcement = enforcement
+        self._boot = boot
+        self._server = server
+        self._connections: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(self._path))
+        os.chmod(self._path, 0o600)
+        self._listener.listen(8)
+        self._thread = threading.Thread(target=self._accept, name="kvs-link", daemon=True)
+        self._thread.start()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the gate can reach this process."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Stop serving and remove the socket."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._path.unlink(missing_ok=True)
+
+    def answer(self, line: bytes) -> bytes:
+        """Return the line that answers the gate's `line`."""
+        try:
+            request = decode_request(line)
+            if request["op"] == "state":
+                return self._server.state().encode()
+            if request["op"] == "metrics":
+                return metrics_answer(self._server.metrics())
+            if request["op"] == "hash":
+                return self._server.hash(request["tokens"]).encode()
+            if request["op"] == "pool":
+                return self._server.pool(request["question"]).encode()
+            if request["op"] == "erase":
+                return self._server.erase(request["question"]).encode()
+            if request["op"] == "verify":
+                return self._server.verify(request["question"]).encode()
+            if request["op"] == "forget":
+                return self._server.forget(request["question"]).encode()
+            if request["op"] == "purge":
+                return self._server.purge(request["keyspaces"]).encode()
+            return self._apply(request["revision"], request["term"]).encode()
+        except ContractError as error:
+            logger.warning("The gate's request was refused: %s", error)
+            return error_answer(str(error))
+
+    def _apply(self, revision: int, term: int) -> AdapterAck:
+        """Enforce what policy.json holds and acknowledge what was asked for.
+
+        The file may be newer, because the gate goes on writing. Its next request says so; until then the answer claims
+        less than what is enforced.
+        """
+        try:
+            view = CacheView.decode(self._policy_file.read_bytes())
+        except OSError as error:
+            raise ContractError(f"policy.json cannot be read: {error.strerror}") from error
+        if view.revision < revision or view.term < term:
+            raise ContractError(f"policy.json holds revision {view.revision} of term {view.term}, which is older")
+        self._enforcement.apply(view, self._manifests.of(view))
+        self._enforcement.take_keys(self._keys_dir)
+        self._server.policy_applied()
+        if not self._enforcement.settle(grace_s=DRAIN_GRACE_S, timeout_s=DRAIN_TIMEOUT_S):
+            raise ContractError("I/O on removed keyspaces has not ended yet")
+        self._enforcement.drop_keys()
+        return AdapterAck(revision, term, self._boot)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._serve, args=(connection,), name="kvs-link-gate", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.add(connection)
+        try:
+            with connection, connection.makefile("rb") as lines:
+                while line := lines.readline(MAX_LINE_BYTES):
+                    if not line.endswith(b"\n"):
+                        return
+                    connection.sendall(self.answer(line))
+        except OSError:
+            return
+        finally:
+            with self._lock:
+                self._connections.discard(connection)

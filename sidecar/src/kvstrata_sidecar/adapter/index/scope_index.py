@@ -1,0 +1,183 @@
+"""Which blocks are in the memory, by keyspace, in order of eviction and of age. Pure; the governor keeps it up."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from kvstrata_sidecar.adapter.index.eviction_order import Arc, Order, Recency
+
+COMPACT_ABOVE = 64
+"""Stale entries that an order of age may hold on top of as many as it has blocks."""
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """One block: its size with padding, when its tokens were computed (on the governor's clock), when it was used.
+
+    `used` counts uses of all blocks, so that two keyspaces' blocks can be compared.
+    """
+
+    keyspace: str
+    size_bytes: int
+    computed_s: float
+    used: int
+
+
+@dataclass(slots=True)
+class Scope:
+    """One keyspace's blocks."""
+
+    order: Order
+    blocks: dict[Hashable, Kept] = field(default_factory=dict)
+    used_bytes: int = 0
+    _by_age: list[tuple[float, int, Hashable, Kept]] = field(default_factory=list)
+
+    def add(self, key: Hashable, kept: Kept) -> None:
+        """Enter a block that came just now."""
+        self.blocks[key] = kept
+        self.order.add(key)
+        self.used_bytes += kept.size_bytes
+        heapq.heappush(self._by_age, (kept.computed_s, kept.used, key, kept))
+        if len(self._by_age) > 2 * len(self.blocks) + COMPACT_ABOVE:
+            self._by_age = [entry for entry in self._by_age if self.blocks.get(entry[2]) is entry[3]]
+            heapq.heapify(self._by_age)
+
+    def drop(self, key: Hashable, evicted_s: float | None = None) -> None:
+        """Strike a block out; `evicted_s` is when it had to make room, None if it went for another reason."""
+        self.used_bytes -= self.blocks.pop(key).size_bytes
+        if evicted_s is None:
+            self.order.drop(key)
+        else:
+            self.order.evicted(key, evicted_s)
+
+    def victims(self) -> Iterator[tuple[Hashable, Kept]]:
+        """Return all blocks in the order in which they have to make room."""
+        return ((key, self.blocks[key]) for key in self.order.victims())
+
+    def computed_before(self, moment_s: float, most: int | None = None) -> list[Hashable]:
+        """Return the blocks that were computed at `moment_s` or earlier, the eldest first; `most` of them at most."""
+        self._forget_stale()
+        if not self._by_age or self._by_age[0][0] > moment_s:
+            return []
+        if most is not None:
+            return self._eldest_before(moment_s, most)
+        old = [entry for entry in self._by_age if entry[0] <= moment_s and self.blocks.get(entry[2]) is entry[3]]
+        return [entry[2] for entry in sorted(old, key=lambda entry: entry[:2])]
+
+    def _eldest_before(self, moment_s: float, most: int) -> list[Hashable]:
+        taken: list[tuple[float, int, Hashable, Kept]] = []
+        while self._by_age and self._by_age[0][0] <= moment_s and len(taken) < most:
+            entry = heapq.heappop(self._by_age)
+            if self.blocks.get(entry[2]) is entry[3]:
+                taken.append(entry)
+        for entry in taken:
+            heapq.heappush(self._by_age, entry)
+        return [entry[2] for entry in taken]
+
+    def eldest_s(self) -> float | None:
+        """Return when the eldest block was computed; None without any."""
+        self._forget_stale()
+        return self._by_age[0][0] if self._by_age else None
+
+    def least_used(self) -> int | None:
+        """Return when the least recently used block was used; None without any."""
+        return min((self.blocks[key].used for key in self.order.eldest()), default=None)
+
+    def _forget_stale(self) -> None:
+        while self._by_age and self.blocks.get(self._by_age[0][2]) is not self._by_age[0][3]:
+            heapq.heappop(self._by_age)
+
+
+class Book:
+    """All blocks. Not safe to change from two threads; `find` and `scopes` may be read from any.
+
+    With `arc` each scope's blocks make room in ARC's order, otherwise the least recently used first.
+    """
+
+    def __init__(self, *, arc: bool = False) -> None:
+        self._order: Callable[[], Order] = Arc if arc else Recency
+        self._scopes: dict[str, Scope] = {}
+        self._blocks: dict[Hashable, Kept] = {}
+        self._unsettled: set[str] = set()
+        self._uses = 0
+
+    def add(self, key: Hashable, keyspace: str, size_bytes: int, computed_s: float) -> None:
+        """Enter a block that is in the memory now; one that is entered already starts anew."""
+        self.remove(key)
+        self._uses += 1
+        kept = Kept(keyspace, size_bytes, computed_s, self._uses)
+        self._blocks[key] = kept
+        scope = self._scopes.get(keyspace)
+        if scope is None:
+            scope = self._scopes[keyspace] = Scope(self._order())
+        scope.add(key, kept)
+        self._unsettled.add(keyspace)
+
+    def touch(self, key: Hashable) -> None:
+        """Make a block the most recently used; one that is not there is left alone."""
+        kept = self._blocks.get(key)
+        if kept is not None:
+            self._uses += 1
+            kept.used = self._uses
+            self._scopes[kept.keyspace].order.use(key)
+
+    def renew(self, key: Hashable) -> None:
+        """Make a block the most recently used, without that being another use; one that is not there is left alone."""
+        kept = self._blocks.get(key)
+        if kept is not None:
+            self._uses += 1
+            kept.used = self._uses
+            self._scopes[kept.keyspace].order.renew(key)
+
+    def remove(self, key: Hashable, evicted_s: float | None = None) -> Kept | None:
+        """Strike a block out and return it, None if it was not there; `evicted_s` is when it had to make room."""
+        kept = self._blocks.pop(key, None)
+        if kept is not None:
+            scope = self._scopes[kept.keyspace]
+            scope.drop(key, evicted_s)
+            if not scope.blocks:
+                del self._scopes[kept.keyspace]
+        return kept
+
+    def settle(self) -> None:
+        """Note that room has been made for all that came so far."""
+        for keyspace in self._unsettled:
+            scope = self._scopes.get(keyspace)
+            if scope is not None:
+                scope.order.settle()
+        self._unsettled.clear()
+
+    def forget(self, keyspaces: Iterable[str], before_s: float = float("inf")) -> None:
+        """Forget the names of evicted blocks that these keyspaces' orders remember from before a moment."""
+        for keyspace in keyspaces:
+            scope = self._scopes.get(keyspace)
+            if scope is not None:
+                scope.order.forget(before_s)
+
+    def find(self, key: Hashable) -> Kept | None:
+        """Return a block's entry."""
+        return self._blocks.get(key)
+
+    def scope(self, keyspace: str) -> Scope | None:
+        """Return a keyspace's blocks, None without any."""
+        return self._scopes.get(keyspace)
+
+    def keyspaces(self) -> list[str]:
+        """Return all keyspaces that have blocks."""
+        return list(self._scopes)
+
+    def scopes(self) -> list[tuple[str, Scope]]:
+        """Return all keyspaces that have blocks."""
+        return list(self._scopes.items())
+
+    def keys(self) -> list[Hashable]:
+        """Return all blocks' keys."""
+        return list(self._blocks)
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self.keys())

@@ -1,0 +1,399 @@
+"""The thread that keeps LMCache's memory within the policy.
+
+LMCache's listener runs under the lock that all its work waits for, so it only notes what happened and wakes the thread.
+The thread enters it into the book, chooses what has to go, and has LMCache delete it. What is in use is looked at again
+when its reader lets go, and once a second, because LMCache's locks of readers that died expire without a word.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.messages.adapter import PurgeAnswer, ScopeUsage, TierState
+from kvstrata_sidecar.adapter.index.ahead import Fill
+from kvstrata_sidecar.adapter.index.deadlines import Agenda
+from kvstrata_sidecar.adapter.index.scope_index import Book
+from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Situation, choose, next_expiry_s
+from kvstrata_sidecar.adapter.memory.borrowed import Borrowed
+from kvstrata_sidecar.adapter.memory.bounds_in_force import InForce
+from kvstrata_sidecar.adapter.memory.erase import Purges
+from kvstrata_sidecar.adapter.memory.erasing import MemoryEraser
+from kvstrata_sidecar.adapter.memory.events import Intake
+from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
+from kvstrata_sidecar.adapter.memory.notes import Note, Notes
+from kvstrata_sidecar.adapter.memory.passage import GRACE_S, Passage
+from kvstrata_sidecar.adapter.memory.report import by_scope, drift_bytes, usage_rows
+from kvstrata_sidecar.adapter.memory.turns import Turns
+from kvstrata_sidecar.adapter.memory.write_back import EVICTIONS, Cleaner
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
+from kvstrata_sidecar.adapter.tier.counts import EVICTION, HIT, NOBODY, Counters, Histogram
+from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
+
+LOOK_S = 1.0
+"""How soon what was in use is looked at again: LMCache's locks of readers that died expire without a word."""
+
+FORGET_SHARE = 30
+"""In how many looks every scope's names of evicted blocks are gone through."""
+
+PURGE_TIMEOUT_S = 10.0
+"""How long a purge may take to overwrite what it deleted before the gate is told to ask again."""
+
+MARGIN_PERCENT = 1
+"""How much more of the memory is freed than its mark asks for, so that not every block needs a choice of its own."""
+
+FAILED_ALLOCATION_PERCENT = 10
+"""The same, when LMCache found no memory for a batch of blocks."""
+
+
+class Governor:
+    """Keeps one pool within the policy in force. `start` and `close` it; the rest may be called from any thread.
+
+    `tier` names the CPU tier, None without one, `eviction` the order in which a scope's blocks make room. `residue`
+    says why copies may be left elsewhere, or is empty. `gone` is told of every block that has left the memory.
+    `passes_on` says whether another tier admits a block that was written here; LMCache's listener tells `passage`.
+    `lower` returns these tiers from fast to slow: what leaves is handed down to them.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        enforcement: Enforcement,
+        *,
+        tier: str | None,
+        high_watermark_percent: int,
+        eviction: str = "LRU",
+        residue: str = "",
+        gone: Callable[[Hashable], None] = lambda _: None,
+        passes_on: Callable[[Any], bool] = lambda _: False,
+        lower: Callable[[], Sequence[PodTier]] = tuple,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._enforcement = enforcement
+        self._tier = tier
+        self._high_share = high_watermark_percent / 100
+        self._residue = residue
+        self._clock = clock
+        self._arc = eviction == "ARC"
+        self._book = Book(arc=self._arc)
+        self._purges = Purges(pool)
+        self.eraser = MemoryEraser(pool, self._purges, self._forget_keyspaces, tier=tier, residue=residue)
+        self._counts: Counter[str] = Counter()
+        self._evictions = Counters()
+        self.traffic = Counters()
+        self.borrowed = Borrowed(self._keeps)
+        self.passage = Passage(passes_on, clock)
+        self._cleaner = Cleaner(pool, self._book, self.traffic, lower=lower, spared=self._is_spared, clock=clock)
+        self._tell_gone = gone
+        self._notes = Notes()
+        self._intake = Intake(
+            pool, self._book, self._notes, gone=self._gone, promoted=self._count_promoted,
+            used=partial(self._evictions.age, HIT), clock=clock,
+        )  # fmt: skip
+        self._allocation_failed = False
+        self._agenda = Agenda()
+        self._to_forget: list[str] = []
+        self._policy = InForce(enforcement, tier, self._purges)
+        self._locked: dict[str, int] = {}
+        self._look_at_s = clock()
+        self._unfinished = False
+        self._turn_lock = threading.Lock()
+        self._turns = Turns("kvs-memory", self.turn, clock)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the policy is being enforced and freed memory comes back."""
+        return self._turns.healthy and self._pool.scrubber.healthy
+
+    def start(self) -> None:
+        """Begin to enforce."""
+        self._turns.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._turns.close()
+
+    def note(self, what: Note, keys: Sequence[Any]) -> None:
+        """Note an event; called by LMCache under its lock, so nothing else happens here."""
+        if what is Note.RESERVED and not keys:
+            # LMCache tells of no keys only when it had no memory for any.
+            self._allocation_failed = True
+        else:
+            self._notes.add(what, tuple(keys))
+        self._turns.wake()
+
+    def loaded(self, keys: Sequence[Any]) -> None:
+        """Note that a tier's load was done; called by LMCache under its lock, while who asked has the blocks locked."""
+        came = list(keys)
+        for key, pool in self.borrowed.arrived(keys, self._pool.address):
+            own = self._pool.loans.adopt(key, pool) if self._pool.loans is not None else None
+            if own is not None:
+                self._intake.inherit_age(own, self._intake.age_s(key))
+                came.append(own)
+        self.note(Note.LOADED, came)
+
+    def policy_changed(self) -> None:
+        """Look at the view in force now rather than within a second."""
+        self._policy.watch()
+        self._turns.wake()
+
+    def inherit_age(self, key: Hashable, age_s: float) -> None:
+        """Say how long ago the tokens of a block were computed that is being loaded; see `Intake`."""
+        self._intake.inherit_age(key, age_s)
+
+    def heard(self, tier: PodTier, keys: Iterable[Hashable]) -> None:
+        """Learn that a slower tier has blocks now."""
+        if not tier.per_pod:  # others know at any time what they have
+            self._cleaner.words.heard(tier, keys)
+
+    def age_s(self, key: Hashable) -> float:
+        """Return how long ago a block's tokens were computed, 0 for one of which nothing is known."""
+        return self._intake.age_s(key)
+
+    def in_use(self, key: Hashable) -> bool:
+        """Whether a block is there and somebody reads it now."""
+        return self._pool.in_use(key)
+
+    def sizes(self, blocks: Sequence[Block]) -> list[int]:
+        """Return how many bytes each block takes here, 0 for one that no reader can find."""
+        entries = (self._pool.entry(block.key) for block in blocks)
+        return [self._pool.size(entry) if entry is not None else 0 for entry in entries]
+
+    def held_bytes(self, keyspace: str) -> int:
+        """Return what a keyspace's blocks take here."""
+        scope = self._book.scope(keyspace)
+        return scope.used_bytes if scope is not None else 0
+
+    @property
+    def tier(self) -> str | None:
+        """The name of the CPU tier, None without one."""
+        return self._tier
+
+    def lendable(self, key: Any) -> bool:
+        """Whether a block of a pool may be lent anew: otherwise readers that overlap would keep what has to go."""
+        bound = self._policy.bounds.get(key.cache_salt)
+        if bound is None or bound.denied or self._purges.is_doomed(key):
+            return False
+        return bound.retention_s is None or self._intake.age_s(key) < bound.retention_s
+
+    def purge(self, keyspaces: Sequence[str], boot: str) -> PurgeAnswer:
+        """Delete and overwrite all that these keyspaces hold now; what is in use goes when it is let go.
+
+        Raises ContractError if overwriting takes too long; the gate asks again.
+        """
+        self._purges.doom(set(keyspaces))
+        self._purges.advance()
+        self._forget_keyspaces(keyspaces)
+        gone_bytes, gone_blocks, waiting_bytes, waiting_blocks = self._purges.sums(keyspaces)
+        if not self._pool.settle(PURGE_TIMEOUT_S):
+            raise ContractError("the memory of purged blocks has not been overwritten yet")
+        return PurgeAnswer(boot, gone_bytes, gone_blocks, waiting_bytes, waiting_blocks, self._residue)
+
+    def usage(self) -> tuple[tuple[ScopeUsage, ...], int]:
+        """Return the largest scopes' use, and how many scopes were left out."""
+        return usage_rows(self._book, self._policy.bounds, self._tier or "")
+
+    def states(self) -> tuple[TierState, ...]:
+        """Return the CPU tier as the gate is told of it; nothing without one."""
+        if self._tier is None:
+            return ()
+        healthy = self.healthy
+        detail = "" if healthy else "the policy of the memory cannot be enforced; see the cache server's log"
+        return (TierState(self._tier, "CPU", "closed" if healthy else "open", detail),)
+
+    def evictions(self) -> dict[tuple[str, str], int]:
+        """Return how many blocks had to go, by scope and cause; scopes of no policy together."""
+        return by_scope(self._evictions)
+
+    def ages(self) -> dict[str, Histogram]:
+        """Return how old blocks were when they were used, and when they had to make room."""
+        return self._evictions.ages()
+
+    def drift_bytes(self) -> int:
+        """Return what LMCache says is in use beyond the blocks that are counted or being written, below 0 if less."""
+        return drift_bytes(self._pool, self._book)
+
+    def came_and_lent(self) -> dict[tuple[str, str], int]:
+        """Return what came from other tiers to stay and what was lent, by scope and name of the count."""
+        return by_scope(self.traffic)
+
+    def counters(self) -> dict[str, int]:
+        """Return counts since the start, and some figures: see docs/guides/memory.md."""
+        return (
+            dict(self._counts)
+            | self.traffic.snapshot()
+            | {
+                "enforced": int(self.healthy),
+                "slowest_ms": round(self._turns.slowest_s * 1000),
+                "locked_bytes": sum(list(self._locked.values())),
+                "overwritten_bytes": self._pool.scrubber.overwritten_bytes,
+                "loans": len(self._pool.loans or ()),
+            }
+        )
+
+    def turn(self) -> float:
+        """Enter what happened, let go what has to go; return after how many seconds to look again at the latest."""
+        with self._turn_lock:
+            now_s = self._clock()
+            # A turn that failed has struck out what was to be looked at.
+            everything, self._unfinished = self._unfinished, True
+            # First what is doomed: the book learns of it in this very turn, so no other block goes in its stead.
+            self._purges.advance()
+            changed = self._intake.read_notes(now_s) | self._intake.compare(now_s)
+            changed |= self._take_view() | self._agenda.due(now_s)
+            if everything:
+                self._agenda.clear()
+                self._locked.clear()
+            self.passage.forget(now_s)
+            if now_s >= self._look_at_s:
+                self._look_at_s = now_s + LOOK_S
+                self._reclaim_abandoned()
+                self._pool.return_loans()
+                self._forget_names(now_s)
+            choice = self._choose(now_s, None if everything else changed)
+            changed |= self._evict(choice)
+            self._book.settle()
+            for keyspace in self._book.keyspaces() if everything else changed:
+                self._look_again(keyspace, choice, now_s)
+            self._unfinished = False
+            if now_s >= self._cleaner.due_s:
+                self._hand_down(now_s)
+            if self._intake.comparing:
+                return 0.0
+            next_s = self._agenda.next_s()
+            moments_s = [self._look_at_s, *([] if next_s is None else [next_s])]
+            if changed and self._cleaner.has_work:
+                moments_s.append(self._cleaner.due_s)
+            return max(0.0, min(moments_s) - now_s)
+
+    def _look_again(self, keyspace: str, choice: Choice, now_s: float) -> None:
+        """Plan when a scope that was just looked at has to be looked at again."""
+        scope, bound = self._book.scope(keyspace), self._policy.bounds.get(keyspace)
+        locked_bytes = choice.locked.get(keyspace, 0)
+        self._locked.pop(keyspace, None)
+        if locked_bytes:
+            self._locked[keyspace] = locked_bytes
+        again_s = now_s + LOOK_S
+        moment_s = None if scope is None or bound is None else next_expiry_s(scope, bound, now_s, again_s)
+        if locked_bytes or keyspace in choice.failed:
+            if self.passage:
+                # LMCache says when a reader lets go, but not when it takes nothing up.
+                again_s = now_s + GRACE_S
+            moment_s = again_s if moment_s is None else min(moment_s, again_s)
+        self._agenda.plan(keyspace, moment_s)
+
+    def _take_view(self) -> set[str]:
+        """Put the view in force into effect; return the keyspaces for which it is another."""
+        differ = self._policy.take()
+        if differ is None:
+            return set()
+        self._evictions.retain(self._policy.bounds)
+        self.traffic.retain(self._policy.bounds)
+        return differ
+
+    def _forget_names(self, now_s: float) -> None:
+        """Keep no name of an evicted block for much longer than the block could have been kept; a share at a time."""
+        if not self._to_forget:
+            self._to_forget = list(self._policy.bounds) if self._arc else []
+        share = len(self._policy.bounds) // FORGET_SHARE + 1
+        for keyspace in self._to_forget[-share:]:
+            bound = self._policy.bounds.get(keyspace)
+            if bound is not None and bound.retention_s is not None:
+                self._book.forget((keyspace,), now_s - bound.retention_s)
+        del self._to_forget[-share:]
+
+    def _forget_keyspaces(self, keyspaces: Collection[str]) -> None:
+        with self._turn_lock:
+            self._book.forget(keyspaces)
+
+    def _reclaim_abandoned(self) -> None:
+        """Free what a writer reserved and never wrote: LMCache leaves that to eviction, and this is the only one.
+
+        Where a block of that name has come all the same, it would go along: then it is left until that one goes.
+        """
+        abandoned = [key for key in self._pool.abandoned() if self._pool.entry(key) is None]
+        if abandoned:
+            deleted, _ = self._pool.delete(abandoned)
+            self._counts["abandoned"] += len(deleted)
+
+    def _keeps(self, pool: str, chunk_hash: bytes) -> bool:
+        readable = self._enforcement.readable
+        # A pool that is gone is no pool any more, and keeps nothing.
+        return self._tier is not None and pool in readable.chunks and readable.admits(pool, chunk_hash, self._tier)
+
+    def _count_promoted(self, keyspace: str, size_bytes: int) -> None:
+        view = self._enforcement.view
+        scope = keyspace if view is not None and keyspace in view.keyspaces else NOBODY
+        self.traffic.add("promoted_blocks", 1, scope)
+        self.traffic.add("promoted_bytes", size_bytes, scope)
+
+    def _gone(self, key: Hashable) -> None:
+        self._cleaner.words.forget(key)
+        self._tell_gone(key)
+
+    def _is_spared(self, key: Hashable) -> bool:
+        """Whether a block is not to be handed down: it is in use, on its way already, or told to go."""
+        return self._pool.in_use(key) or self.passage.waits(key, self._clock()) or self._purges.is_doomed(key)
+
+    def _hand_down(self, now_s: float) -> None:
+        used_bytes, total_bytes = self._pool.usage()
+        room_bytes = total_bytes * self._high_share
+        fill = Fill(used_bytes, room_bytes, total_bytes)
+        self._cleaner.look(self._policy.bounds, self._policy.guarantees(room_bytes), fill, now_s)
+
+    def _choose(self, now_s: float, changed: set[str] | None) -> Choice:
+        used_bytes, total_bytes = self._pool.usage()
+        room_bytes = total_bytes * self._high_share
+        need_bytes = used_bytes - room_bytes
+        if self._allocation_failed:
+            self._allocation_failed = False
+            self._counts["allocation_failed"] += 1
+            need_bytes += total_bytes * FAILED_ALLOCATION_PERCENT / 100
+        elif need_bytes > 0:
+            need_bytes += total_bytes * MARGIN_PERCENT / 100
+        if changed is not None and not changed and need_bytes <= 0:
+            return Choice()
+        situation = Situation(
+            self._policy.bounds, self._policy.guarantees(room_bytes), self._pool.staged_bytes(), self._pool.in_use,
+            now_s, need_bytes,
+            self._enforcement.readable.chunks,
+            passing=lambda key: self.passage.waits(key, now_s),
+        )  # fmt: skip
+        return choose(self._book, situation, changed)
+
+    def _evict(self, choice: Choice) -> set[str]:
+        """Delete what was chosen; return the keyspaces of what could not be deleted."""
+        if not choice.victims:
+            return set()
+        removed: dict[Hashable, tuple[str, int]] = {}
+        others: list[Hashable] = []
+        for key, cause in choice.victims.items():
+            kept = self._book.find(key)
+            if kept is not None and cause is Cause.REMOVED:
+                removed[key] = (kept.keyspace, kept.size_bytes)
+            else:
+                others.append(key)
+        deleted = self._purges.delete(removed) | self._pool.delete(others)[0]
+        now_s = self._clock()
+        for key in deleted:
+            cause = choice.victims[key]
+            leaving = self._book.find(key) if cause in EVICTIONS else None
+            if leaving is not None:
+                self._cleaner.left(key, leaving, now_s)
+                self._evictions.age(EVICTION, now_s - leaving.computed_s)
+            kept = self._book.remove(key, now_s if cause in (Cause.LIMIT, Cause.ROOM) else None)
+            self._counts[f"evicted_{cause}"] += 1
+            if kept is not None:
+                scope = kept.keyspace if kept.keyspace in self._policy.bounds else NOBODY
+                self._evictions.add(str(cause), keyspace=scope)
+        for key in choice.victims.keys() - deleted:
+            kept = self._book.find(key)
+            if kept is not None:
+                choice.failed.add(kept.keyspace)
+        return choice.failed

@@ -1,0 +1,263 @@
+"""A new pod's memory is loaded with what pods used last, before requests come: from its own files first, then Redis.
+
+It begins when the engine registered how its blocks look, which is while it still prepares itself, and ends when the
+bytes are there, the time is over, the memory has no room left or no tier knows more. What is loaded comes by LMCache's
+own way, so policy, keys, ages and budgets hold as for any load. A batch is under way at a time. Loads that wait for a
+server that is away end by the tier's deadline; whoever waits for the warm-up waits no longer than its time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvstrata.contract.policy.cache_view import CacheView
+from kvstrata_sidecar.adapter.index.bounds import Bounds, bounds_of
+from kvstrata_sidecar.adapter.memory.params import Warmup
+from kvstrata_sidecar.adapter.memory.warm_choice import Chunk, Room, batches, share_out, whole_chunks
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
+from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.tier.hot import Hot
+from kvstrata_sidecar.adapter.tier.interface import PodTier
+
+logger = logging.getLogger(__name__)
+
+BATCH_BYTES = 64 << 20
+"""What is under way at a time at most: a request's own loads share workers with it."""
+
+BATCH_SHARE = 8
+"""The same, as a part of the budget: between batches policy and time are looked at."""
+
+SPARE_SHARE = 0.05
+"""How much of the memory, below its mark, is left to requests."""
+
+PATIENCE_S = 5.0
+"""How long a tier may be away before the warm-up goes on without it; one that counts its files is waited for."""
+
+PAUSE_S = 0.1
+
+
+class Parts(Protocol):
+    """One part of each chunk; see `prefetch.Part`."""
+
+    @property
+    def rank(self) -> int:
+        """LMCache's name of the rank."""
+
+    @property
+    def group(self) -> int:
+        """The group of layers."""
+
+    @property
+    def counted(self) -> bool:
+        """Whether a chunk is not there without it."""
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in memory."""
+
+
+class Loads(Protocol):
+    """LMCache's prefetching; see `prefetch.Prefetch`."""
+
+    def parts(self) -> Sequence[Any]:
+        """Return the parts that a chunk has, none before an engine registered."""
+
+    def keys(self, parts: Sequence[Any], chunks: Sequence[Chunk]) -> list[Any]:
+        """Return LMCache's keys of all parts of chunks, chunk by chunk."""
+
+    def begin(self, parts: Sequence[Any], chunks: Sequence[Chunk]) -> Any:
+        """Begin to load chunks."""
+
+    def over(self, handle: Any, timeout_s: float) -> bool:
+        """Wait until a load is over; whether that came true in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is asked of the server's memory, and told.
+
+    `size` returns how many bytes a block takes there, 0 if it is not there; `held` what a keyspace holds; `usage` the
+    bytes in use and all bytes; `in_order` puts blocks into the order of eviction as if they were used now, the first of
+    them last.
+    """
+
+    size: Callable[[Any], int]
+    held: Callable[[str], int]
+    usage: Callable[[], tuple[int, int]]
+    in_order: Callable[[Sequence[Any]], None]
+
+
+class Warmer:
+    """Warms memory up once, on a thread of its own, from `start` until it is done or closed.
+
+    `tier` is the CPU tier's name, `tiers` returns those behind it, from fast to slow. `counts` learns by scope what
+    was warmed.
+    """
+
+    def __init__(
+        self,
+        warmup: Warmup,
+        tier: str,
+        high_share: float,
+        enforcement: Enforcement,
+        tiers: Callable[[], Sequence[PodTier]],
+        memory: Memory,
+        loads: Loads,
+        counts: Counters,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._warmup = warmup
+        self._tier = tier
+        self._room_share = high_share - SPARE_SHARE
+        self._enforcement = enforcement
+        self._tiers = tiers
+        self._memory = memory
+        self._loads = loads
+        self._counts = counts
+        self._clock = clock
+        self._left_bytes = warmup.bytes
+        self._batch_bytes = min(BATCH_BYTES, warmup.bytes // BATCH_SHARE)
+        self._warmed: dict[Chunk, None] = {}
+        self._by_scope: Counter[str] = Counter()
+        self._began_s: float | None = None
+        self._ended_s: float | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvs-warm-up", daemon=True)
+
+    @property
+    def warming(self) -> bool:
+        """Whether it is worth waiting: from the start until it is done or its time is over."""
+        if self._ended_s is not None:
+            return False
+        return self._began_s is None or self._clock() < self._began_s + self._warmup.timeout_s
+
+    @property
+    def lasted_s(self) -> float:
+        """How long it took, or takes by now; 0 before the engine registered."""
+        if self._began_s is None:
+            return 0.0
+        return (self._clock() if self._ended_s is None else self._ended_s) - self._began_s
+
+    def start(self) -> None:
+        """Begin to wait for the engine."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Begin no further batch, and end the thread; a batch that is under way ends by itself."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join(PAUSE_S * 10)
+
+    def _run(self) -> None:
+        try:
+            self._warm_up()
+        except Exception:
+            logger.exception("The memory could not be warmed up; requests load what they need")
+        finally:
+            self._enforcement.warmed = frozenset()
+            self._ended_s = self._clock()
+
+    def _warm_up(self) -> None:
+        while not (parts := self._loads.parts()):
+            if self._closed.wait(PAUSE_S):
+                return
+        self._began_s = self._clock()
+        waiting = list(self._tiers())
+        while waiting and not self._is_over():
+            for tier in waiting:
+                if (hot := self._ask(tier)) is not None:
+                    waiting.remove(tier)
+                    self._warm_from(tier, parts, hot)
+                    break  # a faster one may tell by now
+            else:
+                waiting = [tier for tier in waiting if self._worth_waiting(tier)]
+                self._closed.wait(PAUSE_S)
+        keys = self._loads.keys(parts, list(self._warmed))
+        self._memory.in_order([key for key in keys if self._memory.size(key)])
+        logger.info(
+            "The memory was warmed up: %d chunks, %d bytes, in %.1f s",
+            len(self._warmed), self._warmup.bytes - self._left_bytes, self.lasted_s,
+        )  # fmt: skip
+
+    def _ask(self, tier: PodTier) -> list[Hot] | None:
+        view = self._enforcement.view
+        return None if view is None else tier.hottest(list(view.keyspaces))
+
+    def _worth_waiting(self, tier: PodTier) -> bool:
+        return tier.state().recovering or self._enforcement.view is None or self.lasted_s < PATIENCE_S
+
+    def _warm_from(self, tier: PodTier, parts: Sequence[Parts], hot: Iterable[Hot]) -> None:
+        """Load what `tier` was used for last, planning anew whenever the policy changes."""
+        chunk_bytes = sum(part.size_bytes for part in parts)
+        needed = {(part.rank, part.group) for part in parts if part.counted}
+        bounds = bounds_of(self._enforcement.view, self._tier)
+        left = whole_chunks((one for one in hot if _young(one, bounds)), needed)
+        while not self._is_over():
+            view = self._enforcement.view
+            left = [chunk for chunk in left if not self._there(parts, chunk)]
+            chosen = share_out(left, chunk_bytes, self._left_bytes, self._rooms(view))
+            if not chosen:
+                return
+            tried: set[Chunk] = set()
+            for batch in batches(chosen, chunk_bytes, self._batch_bytes):
+                if self._is_over() or self._enforcement.view is not view:
+                    break
+                self._load(parts, batch)
+                tried.update(batch)
+                if tier.state().breaker != "closed":
+                    return
+            left = [chunk for chunk in left if chunk not in tried]
+
+    def _load(self, parts: Sequence[Parts], chunks: Sequence[Chunk]) -> None:
+        """Load one batch and wait until it is over, which is by the tiers' deadlines."""
+        keys = self._loads.keys(parts, chunks)
+        before = {key for key in keys if self._memory.size(key)}
+        self._enforcement.warmed = frozenset(keys)
+        handle = self._loads.begin(parts, chunks)
+        while not self._loads.over(handle, 1.0):
+            if self._closed.is_set():
+                return
+        self._enforcement.warmed = frozenset()
+        for number, chunk in enumerate(chunks):
+            own = keys[number * len(parts) : (number + 1) * len(parts)]
+            sizes = [self._memory.size(key) for key in own if key not in before]
+            size_bytes, blocks = sum(sizes), sum(size > 0 for size in sizes)
+            if blocks:
+                self._warmed[chunk] = None
+                self._left_bytes -= size_bytes
+                self._by_scope[chunk.keyspace] += size_bytes
+                self._counts.add("warmed_blocks", blocks, chunk.keyspace)
+                self._counts.add("warmed_bytes", size_bytes, chunk.keyspace)
+
+    def _rooms(self, view: CacheView | None) -> dict[str, Room]:
+        """Return what scopes may take that may have anything in memory."""
+        rooms: dict[str, Room] = {}
+        for keyspace, bound in bounds_of(view, self._tier).items():
+            if self._enforcement.refusal(keyspace) is not None:
+                continue
+            # What came a moment ago may not be in the books yet.
+            held_bytes = max(self._memory.held(keyspace), self._by_scope[keyspace])
+            left_bytes = None if bound.limit_bytes is None else max(0, bound.limit_bytes - held_bytes)
+            rooms[keyspace] = Room(left_bytes, max(0, bound.guaranteed_bytes - held_bytes))
+        return rooms
+
+    def _there(self, parts: Sequence[Parts], chunk: Chunk) -> bool:
+        keys = self._loads.keys(parts, [chunk])
+        return all(self._memory.size(key) for key, part in zip(keys, parts, strict=True) if part.counted)
+
+    def _is_over(self) -> bool:
+        used_bytes, total_bytes = self._memory.usage()
+        full = used_bytes >= self._room_share * total_bytes
+        return self._closed.is_set() or not self.warming or self._left_bytes <= 0 or full
+
+
+def _young(one: Hot, bounds: dict[str, Bounds]) -> bool:
+    """Whether a block may stay in memory at its age."""
+    bound = bounds.get(one.keyspace)
+    return bound is not None and (bound.retention_s is None or one.age_s < bound.retention_s)

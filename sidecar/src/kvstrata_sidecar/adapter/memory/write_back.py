@@ -1,0 +1,205 @@
+"""Hands blocks down to the next slower tier before they leave the memory.
+
+A new block goes to all tiers when it is written, so the next slower tier mostly has what leaves. It has not what was
+loaded from a tier behind it, and what came while it was away, full or busy. Such blocks are copied ahead of eviction,
+which never waits for that: what was not copied in time goes all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from kvstrata_sidecar.adapter.index.ahead import Fill, next_victims
+from kvstrata_sidecar.adapter.index.bounds import Bounds
+from kvstrata_sidecar.adapter.index.scope_index import Book, Kept
+from kvstrata_sidecar.adapter.index.victims import Cause
+from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool, Reserved
+from kvstrata_sidecar.adapter.memory.presence import Words
+from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
+from kvstrata_sidecar.adapter.tier.tasks import Task
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+"""How often it is looked for what goes next."""
+
+IN_FLIGHT_BYTES = 64 << 20
+"""How much is copied at once, if it is more than a block."""
+
+IN_FLIGHT_SHARE = 0.05
+"""The same as a share of the memory: what is being copied cannot make room."""
+
+SCOPE_SHARE = 0.5
+"""The same as a share of a scope's limit."""
+
+WITHIN_S = 30.0
+"""How long a copy may take. LMCache's lock, under which it is made, lasts longer."""
+
+LOCK_SHARE = 0.5
+"""How much of the time that LMCache's lock lasts a copy may take."""
+
+WORTHWHILE_S = 0.5
+"""A block that would live no longer in the slower tier is not copied."""
+
+ENOUGH_S = 2.0
+"""Nor one whose time in memory ends sooner: a copy that is cut off is taken for the tier's fault."""
+
+TRUST_S = 60.0
+"""For how long a tier that said that it has a block is not asked again."""
+
+RETRY_S = 5.0
+"""How soon a block is tried again that a tier did not take."""
+
+EVICTIONS = frozenset({Cause.LIMIT, Cause.ROOM, Cause.RETENTION})
+
+
+class Way(NamedTuple):
+    """Where a block should be copied to; `open` is whether that tier takes it now."""
+
+    tier: PodTier
+    open: bool
+
+
+class Cleaner:
+    """Copies what is about to leave `pool`. `look` and `left` are the governor's; the rest any thread may call.
+
+    `lower` returns the tiers behind the memory from fast to slow, `spared` tells blocks that must not be copied.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        book: Book,
+        counts: Counters,
+        *,
+        lower: Callable[[], Sequence[PodTier]],
+        spared: Callable[[Hashable], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._book = book
+        self._counts = counts
+        self._lower = lower
+        self._spared = spared
+        self._clock = clock
+        self.words = Words(clock)
+        self._lock = threading.Lock()
+        self._in_flight: Counter[str] = Counter()
+        self._copying: dict[int, Sequence[Reserved]] = {}
+        self._tried_s: dict[Hashable, float] = {}
+        self.due_s = clock()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether there is a slower tier to hand anything to."""
+        return bool(self._lower())
+
+    def look(self, bounds: Mapping[str, Bounds], guarantees: Mapping[str, float], fill: Fill, now_s: float) -> None:
+        """Begin to copy what goes next and is not where it should be, as far as that may be under way at once."""
+        self.due_s = now_s + LOOK_S
+        if not self._lower():
+            return
+        self._tried_s = {key: moment_s for key, moment_s in self._tried_s.items() if now_s < moment_s + RETRY_S}
+        with self._lock:
+            in_flight = Counter(self._in_flight)
+        most_bytes = min(IN_FLIGHT_BYTES, IN_FLIGHT_SHARE * fill.total_bytes)
+        if in_flight.total() >= most_bytes:
+            return
+        named = next_victims(self._book, bounds, guarantees, fill, in_flight, self._spared, now_s)
+        batches: dict[tuple[int, bool], list[tuple[Hashable, float]]] = defaultdict(list)
+        tiers: dict[int, PodTier] = {}
+        for key, cause in named.items():
+            kept, bound = self._book.find(key), bounds.get(getattr(key, "cache_salt", ""))
+            if cause not in EVICTIONS or kept is None or bound is None or key in self._tried_s:
+                continue
+            remaining_s = WITHIN_S if bound.retention_s is None else kept.computed_s + bound.retention_s - now_s
+            # Of a block whose time here ends it matters how long it lives there; of others, that it lives at all.
+            age_s = now_s - kept.computed_s + (max(0.0, remaining_s) if cause is Cause.RETENTION else 0.0)
+            if remaining_s < ENOUGH_S or not self._fits(in_flight, kept, bound, most_bytes):
+                continue
+            way = self._way(block_of(key), age_s, TRUST_S)
+            if way is None or not way.open:
+                continue
+            in_flight[kept.keyspace] += kept.size_bytes
+            tiers[id(way.tier)] = way.tier
+            batches[id(way.tier), cause is Cause.RETENTION].append((key, remaining_s))
+        for (number, _), batch in batches.items():
+            within_s = min(WITHIN_S, LOCK_SHARE * self._pool.read_lock_s, *(remaining_s for _, remaining_s in batch))
+            self._begin(tiers[number], [key for key, _ in batch], within_s, now_s)
+
+    def left(self, key: Any, kept: Kept, now_s: float) -> None:
+        """Count a block that was evicted, if it could live in a slower tier and is in none that is known of."""
+        if self._lower() and self._way(block_of(key), now_s - kept.computed_s, float("inf")) is not None:
+            self._counts.add("left_uncopied_blocks", 1, kept.keyspace)
+
+    def _way(self, block: Block, age_s: float, trust_s: float) -> Way | None:
+        """Return where a block of that age should be copied to; None if it is there, or may live nowhere."""
+        closed: Way | None = None
+        for tier in self._lower():
+            if tier.life_s(block) < age_s + WORTHWHILE_S:
+                continue
+            since_s = self.words.since_s(tier, block.key)
+            if tier.holds(block.keyspace, block) or (not tier.per_pod and since_s is not None and since_s < trust_s):
+                return None
+            if tier.takes(block):
+                return Way(tier, True)
+            closed = closed or Way(tier, False)
+        return closed
+
+    def _fits(self, in_flight: Counter[str], kept: Kept, bound: Bounds, most_bytes: float) -> bool:
+        total_bytes = in_flight.total()
+        if total_bytes and total_bytes + kept.size_bytes > most_bytes:
+            return False
+        scope_bytes = in_flight[kept.keyspace] + kept.size_bytes
+        return bound.limit_bytes is None or scope_bytes <= SCOPE_SHARE * bound.limit_bytes
+
+    def _begin(self, tier: PodTier, keys: Sequence[Hashable], within_s: float, now_s: float) -> None:
+        self._tried_s.update(dict.fromkeys(keys, now_s))
+        reserved = self._pool.reserve(keys)
+        if not reserved:
+            return
+        blocks = [block_of(one.key) for one in reserved]
+        with self._lock:
+            self._copying[id(reserved)] = reserved
+            for one in reserved:
+                self._in_flight[one.key.cache_salt] += one.size_bytes
+        views = [one.view for one in reserved]
+        try:
+            tier.hand_down(blocks, views, within_s, lambda task: self._ended(tier, reserved, task))
+        except Exception:
+            logger.exception("Blocks that leave the memory could not be handed down")
+            self._let_go(reserved)
+
+    def _ended(self, tier: PodTier, reserved: Sequence[Reserved], task: Task) -> None:
+        """Hear how a copy ended, from the tier's threads."""
+        try:
+            self.words.heard(tier, [one.key for one, there in zip(reserved, task.found, strict=True) if there])
+            for key, size_bytes in zip(task.keys, task.sizes, strict=True):
+                keyspace = key.cache_salt  # type: ignore[attr-defined]
+                self._counts.add("handed_down_blocks", 1, keyspace)
+                self._counts.add("handed_down_bytes", size_bytes, keyspace)
+        finally:
+            self._let_go(reserved)
+
+    def _let_go(self, reserved: Sequence[Reserved]) -> None:
+        with self._lock:
+            if self._copying.pop(id(reserved), None) is None:
+                return
+            for one in reserved:
+                self._in_flight[one.key.cache_salt] -= one.size_bytes
+            self._in_flight = +self._in_flight
+        try:
+            self._pool.let_go(reserved)
+        except Exception:
+            logger.exception("Blocks that were copied to a slower tier stay locked until LMCache's lock ends")
+
+
+def block_of(key: Any) -> Block:
+    """Return what tiers know a block of LMCache's by."""
+    return Block(key, key.cache_salt, key.kv_rank, key.object_group_id, key.chunk_hash)

@@ -1,0 +1,1 @@
+"""The policy in force: enforcement, data keys, pools, ages."""

@@ -1,0 +1,288 @@
+"""Who may touch a tier now: the cache view in force, its freshness, and the I/O under way.
+
+One object serves all tiers of a pod. Every socket operation asks it for a permit, and gets a reason instead when the
+keyspace is not in the view, is kept off the tier by it, or the view is too old. When a new view drops keyspaces, pools
+from what a keyspace may read, or a tier from where its blocks may be, no permit is given for them from that moment on,
+and `settle` returns once the last I/O on them has ended: only then may the pod acknowledge.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Hashable
+from pathlib import Path
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.cache_view import FRESHNESS_FORMAT, CacheView
+from kvstrata.contract.policy.keyspace import is_keyspace
+from kvstrata_sidecar.adapter.policy.ages import Ages
+from kvstrata_sidecar.adapter.policy.data_keys import DataKeys
+from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
+from kvstrata_sidecar.adapter.policy.refusal import Refusal as Refusal
+
+NANOSECONDS = 1_000_000_000
+
+LoadedFrom = Callable[[Hashable, str, memoryview], None]
+"""Told LMCache's key of a block that was loaded, the keyspace that it is kept under, which is the key's own or a
+pool's, and the memory that it is in now."""
+
+
+def nobody_asks(_key: Hashable, _kept: str, _view: memoryview) -> None:
+    """Tell nobody from where blocks come: there is no memory that they could stay in."""
+
+
+class FreshnessFile:
+    """The moment of the last quorum read, as the gate writes it.
+
+    It is read with pread rather than mapped: a mapped file that somebody truncates kills the reader by SIGBUS.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self._lock = threading.Lock()
+
+    def sent_ns(self, *, reopen: bool = False) -> int:
+        """Return CLOCK_BOOTTIME nanoseconds, 0 for never or unreadable. `reopen` looks for a file that replaced it."""
+        with self._lock:
+            if reopen or self._descriptor is None:
+                self._close()
+                try:
+                    self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+                except OSError:
+                    return 0
+            try:
+                data = os.pread(self._descriptor, FRESHNESS_FORMAT.size, 0)
+            except OSError:
+                return 0
+        if len(data) != FRESHNESS_FORMAT.size:
+            return 0
+        return int(FRESHNESS_FORMAT.unpack(data)[0])
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def boottime_ns() -> int:
+    """Return the clock that all containers of a node share and that counts suspension."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class Permit:
+    """The right to use a keyspace for one socket operation. `abort` must make that operation fail soon.
+
+    `pools` are the pools' keyspaces that are read on the keyspace's behalf: the permit is for as long as it may read
+    all of them. `tier` is where the operation takes place, None if it may whatever the policy says of tiers.
+    """
+
+    __slots__ = ("_enforcement", "abort", "keyspace", "pools", "tier")
+
+    def __init__(
+        self,
+        enforcement: Enforcement,
+        keyspace: str,
+        abort: Callable[[], None],
+        pools: tuple[str, ...] = (),
+        tier: str | None = None,
+    ) -> None:
+        self._enforcement = enforcement
+        self.keyspace = keyspace
+        self.pools = pools
+        self.tier = tier
+        self.abort = abort
+
+    def release(self) -> None:
+        """Say that the operation has ended and touches nothing any more."""
+        self._enforcement.give_back(self)
+
+
+class Enforcement:
+    """Holds the view in force for `domain` and gives permits under it. Safe to share between threads.
+
+    `sent_ns` is FreshnessFile.sent_ns or a stand-in, `now_ns` the clock that it is compared with. `ages` is what all
+    tiers of the process know of how old blocks are, `keys` what blocks are encrypted with where a tier requires it.
+    """
+
+    def __init__(self, domain: str, sent_ns: Callable[..., int], now_ns: Callable[[], int] = boottime_ns) -> None:
+        self._domain = domain
+        self._sent_ns = sent_ns
+        self._now_ns = now_ns
+        self._view: CacheView | None = None
+        self._readable = NOTHING_READABLE
+        self._permits: set[Permit] = set()
+        self._changed = threading.Condition()
+        self.loaded_from: LoadedFrom = nobody_asks
+        """Told of each block that was loaded, before the load is answered."""
+        self.warmed: frozenset[Hashable] = frozenset()
+        """LMCache's keys of the blocks that memory is being warmed with now: to look for them and to load them is no
+        use of them in their tier."""
+        self.ages = Ages()
+        self.keys = DataKeys()
+
+    @property
+    def view(self) -> CacheView | None:
+        """The view in force; None before the first."""
+        return self._view
+
+    @property
+    def readable(self) -> Readable:
+        """What pools have and who reads them, under the view in force."""
+        return self._readable
+
+    def apply(self, view: CacheView, readable: Readable | None = None) -> None:
+        """Put `view` in force: from now on no permit is given outside of it.
+
+        `readable` is what it says of pools; without it pools have no chunks.
+        Raises ContractError for a view of another domain, of a lower revision or of a lower term.
+        """
+        with self._changed:
+            current = self._view
+            if view.domain != self._domain:
+                raise ContractError("the cache view is of another domain")
+            if current is not None and (view.revision < current.revision or view.term < current.term):
+                raise ContractError(
+                    f"revision {view.revision} of term {view.term} is older than"
+                    f" revision {current.revision} of term {current.term}, which is in force"
+                )
+            # In this order: nobody may use a pool's keyspace without knowing that it is one.
+            self._readable = Readable.of(view, {}) if readable is None else readable
+            self._view = view
+
+    def settle(self, *, grace_s: float, timeout_s: float) -> bool:
+        """Wait until no I/O is under way that the view does not allow; return whether that came true in time.
+
+        What has not ended within `grace_s` is aborted.
+        """
+        with self._changed:
+            if self._changed.wait_for(lambda: not self._condemned(), grace_s):
+                return True
+            late = self._condemned()
+        for permit in late:
+            permit.abort()
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._condemned(), timeout_s)
+
+    def refusal(self, keyspace: str, pools: tuple[str, ...] = (), tier: str | None = None) -> Refusal | None:
+        """Return why `keyspace` may not be used now, not to read these pools, or not in `tier`, None if it may."""
+        view = self._view
+        if not is_keyspace(keyspace):
+            return Refusal.MALFORMED_KEYSPACE
+        if view is None:
+            return Refusal.NO_POLICY
+        if keyspace not in view.keyspaces:
+            return Refusal.UNKNOWN_KEYSPACE
+        if view.rules.on_stale != "ServeStale" and not self.fresh():
+            return Refusal.STALE
+        if pools and not _reads(view, keyspace, pools):
+            return Refusal.NOT_A_READER
+        if tier is not None and _is_denied(view, tier, keyspace, *pools):
+            return Refusal.NOT_ALLOWED
+        return None
+
+    def enter(
+        self, keyspace: str, abort: Callable[[], None], pools: tuple[str, ...] = (), tier: str | None = None
+    ) -> Permit | Refusal:
+        """Return a permit for one socket operation on `keyspace`, or the reason why there is none.
+
+        `pools` are the pools' keyspaces that the operation reads on its behalf, `tier` is where it reads or writes
+        blocks; None is for what puts a tier in order.
+        """
+        with self._changed:
+            refusal = self.refusal(keyspace, pools, tier)
+            if refusal is not None:
+                return refusal
+            permit = Permit(self, keyspace, abort, pools, tier)
+            self._permits.add(permit)
+            return permit
+
+    def give_back(self, permit: Permit) -> None:
+        """Take a permit back; called by the permit itself."""
+        with self._changed:
+            self._permits.discard(permit)
+            self._changed.notify_all()
+
+    def budget(self, keyspace: str, tier: str) -> TierBudget | None:
+        """Return what the policy says about `keyspace` in `tier`, None if it says nothing."""
+        view = self._view
+        return None if view is None else _budget(view, keyspace, tier)
+
+    def denies(self, keyspace: str, tier: str) -> bool:
+        """Whether the policy keeps `keyspace` off `tier`."""
+        view = self._view
+        return view is not None and _is_denied(view, tier, keyspace)
+
+    def retention_s(self, keyspace: str, tier: str) -> int | None:
+        """Return how many seconds the policy lets a block of `keyspace` live in `tier`, None if it does not say."""
+        budget = self.budget(keyspace, tier)
+        return None if budget is None else budget.retention_s
+
+    def take_keys(self, directory: Path) -> None:
+        """Read the data keys that the view names from the gate's files."""
+        view = self._view
+        self.keys.follow(directory, view.generations if view is not None else {})
+
+    def drop_keys(self) -> None:
+        """Overwrite the data keys that the view does not name; to be called when no I/O needs them any more."""
+        view = self._view
+        self.keys.retire(view.generations if view is not None else {})
+
+    def under_way(self, keyspaces: Collection[str]) -> int:
+        """Return how many operations of tiers are under way on these keyspaces, or read them as pools."""
+        with self._changed:
+            return sum(
+                permit.keyspace in keyspaces or any(pool in keyspaces for pool in permit.pools)
+                for permit in self._permits
+            )
+
+    def keyless(self) -> int:
+        """Return how many keyspaces of the view have no key to encrypt with."""
+        view = self._view
+        return self.keys.keyless(view.keyspaces.keys()) if view is not None else 0
+
+    def fresh(self) -> bool:
+        """Whether the last quorum read is at most `staleAfter` old. A time in the future proves nothing."""
+        view = self._view
+        if view is None:
+            return False
+        limit_ns = view.rules.stale_after_s * NANOSECONDS
+        for reopen in (False, True):
+            sent_ns = self._sent_ns(reopen=reopen)
+            if sent_ns and 0 <= self._now_ns() - sent_ns <= limit_ns:
+                return True
+        return False
+
+    def _condemned(self) -> list[Permit]:
+        view = self._view
+        if view is None:
+            return list(self._permits)
+        return [
+            permit
+            for permit in self._permits
+            if permit.keyspace not in view.keyspaces
+            or (permit.pools and not _reads(view, permit.keyspace, permit.pools))
+            or (permit.tier is not None and _is_denied(view, permit.tier, permit.keyspace, *permit.pools))
+        ]
+
+
+def _budget(view: CacheView, keyspace: str, tier: str) -> TierBudget | None:
+    return next((budget for budget in view.keyspaces.get(keyspace, ()) if budget.tier == tier), None)
+
+
+def _is_denied(view: CacheView, tier: str, *keyspaces: str) -> bool:
+    """Whether any of the keyspaces is kept off a tier."""
+    return any((budget := _budget(view, name, tier)) is not None and budget.denied for name in keyspaces)
+
+
+def _reads(view: CacheView, reader: str, pools: tuple[str, ...]) -> bool:
+    """Whether `reader` may read all of these pools' keyspaces."""
+    return not frozenset(pools).difference(view.reads.get(reader, ()))

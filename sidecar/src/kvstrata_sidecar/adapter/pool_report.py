@@ -1,0 +1,102 @@
+"""What the tiers of this pod hold of a pool's version, chunk by chunk. A chunk counts when all its parts are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from kvstrata.contract import ContractError
+from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion, PoolTierState
+from kvstrata.contract.policy.cache_view import CacheView
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
+from kvstrata_sidecar.adapter.policy.pools import Readable
+from kvstrata_sidecar.adapter.tier.interface import Block
+
+Names = Callable[[str, Sequence[bytes]], Sequence[Sequence[Any]] | None]
+"""Returns LMCache's keys of the parts of each chunk under a keyspace, None while no engine told what they are."""
+
+Sizes = Callable[[Sequence[Block]], Sequence[int]]
+"""Returns how many bytes each block takes in a tier, 0 for one that cannot be read there."""
+
+
+Lacking = Callable[[str, Sequence[Any]], None]
+"""Told of a pool's keyspace, and the keys of its blocks that are in memory and not in all other tiers of the pool."""
+
+
+def holding_of(
+    boot: str,
+    question: PoolQuestion,
+    view: CacheView | None,
+    readable: Readable,
+    names: Names,
+    tiers: Mapping[str, Sizes],
+    *,
+    memory: str | None = None,
+    lacking: Lacking = lambda _keyspace, _keys: None,
+) -> PoolHolding:
+    """Return what was asked for. `tiers` are those that this pod has, by name; in others nothing is held.
+
+    `memory` names that of them which is the server's own memory.
+    Raises ContractError for a keyspace that is no pool's under `view`.
+    """
+    pool = view.pools.get(question.keyspace) if view is not None else None
+    if pool is None:
+        raise ContractError("no pool of the policy has this keyspace")
+    chunks = sorted(_asked(question, readable.chunks.get(question.keyspace, frozenset())))
+    parts = names(question.keyspace, chunks)
+    if parts is None:
+        nothing = tuple(PoolTierState(tier, 0, len(chunks), 0) for tier in pool.tiers)
+        return PoolHolding(boot, False, nothing)
+    blocks = [[_block(question.keyspace, key) for key in keys] for keys in parts]
+    flat = [block for parts in blocks for block in parts]
+    taken = {tier: list(tiers.get(tier, _nothing)(flat)) for tier in pool.tiers}
+    if memory in taken:
+        rows = zip(flat, taken[memory], *taken.values(), strict=True)
+        lacking(question.keyspace, [block.key for block, here, *everywhere in rows if here and not all(everywhere)])
+    states, missing = [], dict[bytes, None]()
+    for tier in pool.tiers:
+        stored, size_bytes, absent = _count(taken[tier], chunks, blocks)
+        states.append(PoolTierState(tier, stored, len(chunks), size_bytes))
+        missing.update(dict.fromkeys(absent))
+    return PoolHolding(boot, True, tuple(states), tuple(chunk.hex() for chunk in missing))
+
+
+def counted_groups(windows: Sequence[int]) -> list[int]:
+    """Return the groups of layers whose parts decide whether a chunk is there; `windows` are LMCache's, by group.
+
+    Groups that look at a window of the last tokens only (a window is a number of chunks, -1 is the whole prefix) keep
+    parts of the last chunks, and engines give up those before while they compute.
+    """
+    whole = [group for group, window in enumerate(windows) if window < 0]
+    return whole or list(range(len(windows)))
+
+
+def _asked(question: PoolQuestion, known: frozenset[bytes]) -> frozenset[bytes]:
+    hashes, size = question.hashes, CHUNK_HASH_BYTES
+    if hashes is None:
+        return known
+    return known.intersection(hashes[at : at + size] for at in range(0, len(hashes), size))
+
+
+def _count(
+    sizes: Sequence[int], chunks: Sequence[bytes], blocks: Sequence[Sequence[Block]]
+) -> tuple[int, int, list[bytes]]:
+    """Return how many chunks are held, what their parts take, which are missing; `sizes` are of all parts, in order."""
+    told = iter(sizes)
+    stored, size_bytes, absent = 0, 0, list[bytes]()
+    for chunk, parts in zip(chunks, blocks, strict=True):
+        taken = [next(told) for _ in parts]
+        if all(taken):
+            stored += 1
+            size_bytes += sum(taken)
+        else:
+            absent.append(chunk)
+    return stored, size_bytes, absent
+
+
+def _block(keyspace: str, key: Any) -> Block:
+    return Block(key, keyspace, key.kv_rank, key.object_group_id, key.chunk_hash)
+
+
+def _nothing(blocks: Sequence[Block]) -> Sequence[int]:
+    return [0] * len(blocks)

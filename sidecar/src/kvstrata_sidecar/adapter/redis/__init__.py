@@ -1,0 +1,1 @@
+"""The shared Redis tier."""

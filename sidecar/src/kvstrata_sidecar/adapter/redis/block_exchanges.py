@@ -1,0 +1,292 @@
+"""Exchanges that carry blocks, a few of one task and one node at a time: what is asked about each travels together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.redis.budget.leases import Demand
+from kvstrata_sidecar.adapter.redis.client import commands as protocol
+from kvstrata_sidecar.adapter.redis.client.block_io import Write
+from kvstrata_sidecar.adapter.redis.client.commands import Loading, Place, Sought
+from kvstrata_sidecar.adapter.redis.client.resp import NodeAwayError, ReplyError, SlotMovingError
+from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
+from kvstrata_sidecar.adapter.redis.exchanges import Shared
+from kvstrata_sidecar.adapter.tier.counts import HIT
+from kvstrata_sidecar.adapter.tier.part import Gain, Part
+from kvstrata_sidecar.adapter.tier.sealer import Sealer
+from kvstrata_sidecar.adapter.tier.tasks import Key, Task
+
+BATCH_BYTES = 8 << 20
+"""How much of LMCache's memory one part carries at most, if it is more than a block: what comes to a worker in the
+meantime waits for that long."""
+
+BATCH_BLOCKS = 16
+
+
+class Lent(NamedTuple):
+    """A block and the memory of LMCache that it is read from or into; `position` is its place in the request.
+
+    `token` tells the reservation of a block that is stored from those of other writers. `others` are where else it may
+    be: for a load what to try next, for a store the pools that may have it.
+    """
+
+    position: int
+    key: Key
+    place: Place
+    view: memoryview
+    token: bytes = b""
+    others: tuple[Place, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class BlocksPart(Part[ClusterTransport]):
+    """What loads and stores have in common. `blocks` are those of which the outcome is open: what is settled is counted
+    and done with, so that a second attempt leaves it alone.
+    """
+
+    task: Task | None
+    keyspace: str
+    blocks: Sequence[Lent]
+    shared: Shared
+    size: int = field(init=False, default=0)
+    pools: tuple[str, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        self.size = sum(len(block.view) for block in self.blocks)
+        kept = {place.keyspace for block in self.blocks for place in (block.place, *block.others)}
+        self.pools = tuple(kept - {self.keyspace})
+
+    def refused(self, refusal: Refusal) -> None:
+        """Count the blocks of which nothing else is known."""
+        self.shared.counters.refuse(refusal, len(self.blocks), self.keyspace)
+
+
+@dataclass(slots=True, eq=False)
+class LoadPart(BlocksPart):
+    """Read blocks into LMCache's memory."""
+
+    urgent: bool = True
+
+    def run(self, transport: ClusterTransport, gain: Gain) -> None:
+        """Read those that are there in full, each from the first of its places that has it."""
+        sealer, refusals = self.shared.sealer(), dict[str, Refusal | None]()
+        while self.blocks:
+            self._skip_refused(transport, sealer, refusals)
+            misses = self._read(transport, sealer, gain)
+            # From here on only these are open: a second attempt goes on where this one was.
+            self.blocks = [_elsewhere(one) for one, _ in misses if one.others]
+            self._miss(transport, misses)
+
+    def _skip_refused(self, transport: ClusterTransport, sealer: Sealer, refusals: dict[str, Refusal | None]) -> None:
+        """Go on to the next place of each block where this one may not be used."""
+        shared, blocks = self.shared, list[Lent]()
+        for one in self.blocks:
+            while True:
+                kept = one.place.keyspace
+                if kept not in refusals:
+                    refusals[kept] = sealer.refusal(kept) or shared.revoked.refusal(transport, kept)
+                refusal = refusals[kept]
+                if refusal is None:
+                    blocks.append(one)
+                    break
+                shared.refuse(kept, refusal)
+                if not one.others:
+                    shared.counters.add("load_misses")
+                    break
+                one = _elsewhere(one)
+        self.blocks = blocks
+
+    def _read(self, transport: ClusterTransport, sealer: Sealer, gain: Gain) -> list[tuple[Lent, Loading]]:
+        """Read what is where its place says, and return the others."""
+        blocks = self.blocks
+        asked_s = self.shared.ages.now_s()
+        loads = [self._loading(sealer, one) for one in blocks]
+        try:
+            transport.get_each(loads)
+        except (NodeAwayError, SlotMovingError):
+            if not any(one.others for one in blocks):
+                raise
+        finally:
+            # A block that counts is never read again: its memory is LMCache's from now on.
+            self.blocks = self._keep(blocks, loads, asked_s, gain)
+        return [(one, load) for one, load in zip(blocks, loads, strict=True) if not load.hit]
+
+    def _loading(self, sealer: Sealer, one: Lent) -> Loading:
+        kept = one.place.keyspace
+        return Loading(
+            one.place, partial(sealer.open_into, kept, one.place.name, one.view), self.shared.retention_ms(kept)
+        )
+
+    def _keep(self, blocks: Sequence[Lent], loads: Sequence[Loading], asked_s: float, gain: Gain) -> list[Lent]:
+        """Enter what was read; return the rest."""
+        shared = self.shared
+        left: list[Lent] = []
+        counts: Counter[str] = Counter()
+        for one, load in zip(blocks, loads, strict=True):
+            if not load.hit:
+                left.append(one)
+                continue
+            size = len(one.view)
+            shared.ages.inherit(one.key, load.age_ms / 1000, asked_s)
+            shared.counters.age(HIT, load.age_ms / 1000)
+            if one.key not in shared.warmed():
+                shared.sweeper.touch(one.place)
+            gain.hits.append(one.position)
+            gain.carried(one.key, size)
+            counts.update(loaded=1, loaded_bytes=size)
+            shared.loaded_from(one.key, one.place.keyspace, one.view)
+            if one.place.keyspace != self.keyspace:
+                counts.update(pool_hits=1, pool_bytes=size)
+        for name, amount in counts.items():
+            shared.counters.add(name, amount, self.keyspace)
+        return left
+
+    def _miss(self, transport: ClusterTransport, misses: Sequence[tuple[Lent, Loading]]) -> None:
+        counters = self.shared.counters
+        lost = sum(not one.others for one, _ in misses)
+        if lost:
+            counters.add("load_misses", lost)
+        damaged: list[Place] = []
+        for one, load in misses:
+            if load.refusal is not None:
+                self.shared.refuse(one.place.keyspace, load.refusal)
+            elif load.unreadable:
+                counters.add("unreadable")
+            if load.damaged:
+                damaged.append(one.place)
+        if damaged:  # they would be in the way of good ones until they expire
+            protocol.discard(transport, damaged)
+
+
+@dataclass(slots=True, eq=False)
+class StorePart(BlocksPart):
+    """Write blocks from LMCache's memory. `reserved` are places, by token, whose reservations may stand in vain."""
+
+    urgent: bool = False
+    reserved: dict[bytes, Place] = field(default_factory=dict)
+
+    def run(self, transport: ClusterTransport, gain: Gain) -> None:
+        """Write those that are not there and that policy, budget and the tier's memory have room for."""
+        shared, sealer = self.shared, self.shared.sealer()
+        refusal = sealer.refusal(self.keyspace, seals=True) or shared.revoked.refusal(transport, self.keyspace)
+        if refusal is not None:
+            self.refused(refusal)
+            return
+        if self.pools:
+            self._leave_to_pools(transport, sealer, gain)
+            if not self.blocks:
+                return
+        outcomes: dict[bytes, Refusal | bool | Exception] = {}
+        try:
+            self._store(transport, sealer, outcomes)
+        finally:
+            problem = self._settle(outcomes, gain)
+        if problem is not None:
+            raise problem
+
+    def _leave_to_pools(self, transport: ClusterTransport, sealer: Sealer, gain: Gain) -> None:
+        """Leave out what a pool has that the writer may read: it was computed while the pool came."""
+        shared = self.shared
+        sought: dict[str, dict[bytes, Sought]] = {}
+        for one in self.blocks:
+            for place in one.others:
+                bucket = sought.setdefault(place.keyspace, {}).setdefault(place.base, Sought(place.base, [], []))
+                bucket.members.append(place.member)
+                bucket.numbers.append(one.position)
+        try:
+            asked = [
+                ([*buckets.values()], shared.retention_ms(pool))
+                for pool, buckets in sought.items()
+                if (sealer.refusal(pool) or shared.revoked.refusal(transport, pool)) is None
+            ]
+            there = {number for sight in protocol.lookup_each(transport, asked) for number in sight.hits}
+        except (NodeAwayError, SlotMovingError):
+            return
+        if there:
+            self.blocks = [one for one in self.blocks if one.position not in there]
+            gain.hits.extend(there)
+            shared.counters.add("stores_in_pool", len(there), self.keyspace)
+
+    def _store(
+        self, transport: ClusterTransport, sealer: Sealer, outcomes: dict[bytes, Refusal | bool | Exception]
+    ) -> None:
+        """Set outcomes by token: True for a block that was stored, False for one that was there, or why not."""
+        shared = self.shared
+        common = shared.terms(self.keyspace)
+        demands: list[tuple[Lent, Demand]] = []
+        for one in self.blocks:
+            age_ms = int(1000 * shared.ages.age_s(one.key))
+            if common.life_ms <= age_ms:
+                outcomes[one.token] = Refusal.RETENTION
+                continue
+            terms = replace(common, age_ms=age_ms) if age_ms else common
+            demands.append((one, Demand(one.place, sealer.value_bytes(len(one.view)), one.token, terms)))
+            self.reserved[one.token] = one.place
+        admitted = shared.ledgers.admit_each(transport, [demand for _, demand in demands])
+        writes: dict[bytes, Write] = {}
+        for (one, demand), answer in zip(demands, admitted, strict=True):
+            if answer is True:
+                parts = partial(sealer.seal, self.keyspace, one.place.name, one.view)
+                writes[one.token] = protocol.write(one.place, parts, one.token, demand.terms, shared.window_ms)
+                continue
+            outcomes[one.token] = answer
+            if not isinstance(answer, Exception):
+                del self.reserved[one.token]
+        if not writes:
+            return
+        try:
+            transport.set_each(list(writes.values()))
+        finally:
+            for token, write in writes.items():
+                if write.answer is not None:
+                    outcomes[token] = self._outcome(token, write.answer)
+
+    def _outcome(self, token: bytes, answer: Any) -> Refusal | bool | Exception:
+        if isinstance(answer, Exception):
+            return answer
+        del self.reserved[token]  # it is committed, or another's
+        return True if answer == "ok" else Refusal.LATE
+
+    def _settle(self, outcomes: Mapping[bytes, Refusal | bool | Exception], gain: Gain) -> Exception | None:
+        """Count what is settled, leave the rest in `blocks`, and return what stood in its way."""
+        shared, full = self.shared, False
+        problem: Exception | None = None
+        left: list[Lent] = []
+        for one in self.blocks:
+            outcome = outcomes.get(one.token)
+            if isinstance(outcome, ReplyError) and outcome.code == "OOM":
+                outcome, full = Refusal.TIER_FULL, True
+                shared.room(one.place, False)
+            if isinstance(outcome, bool):
+                gain.hits.append(one.position)
+            if outcome is True:
+                gain.carried(one.key, len(one.view))
+            elif outcome is False:
+                shared.counters.add("stores_present")
+            elif isinstance(outcome, Refusal):
+                shared.counters.refuse(outcome, 1, self.keyspace)
+            else:
+                left.append(one)
+                problem = outcome or problem
+        if gain.sizes:
+            if not full:
+                shared.room(self.blocks[0].place, True)
+            shared.counters.add("stored", len(gain.sizes), self.keyspace)
+            shared.counters.add("stored_bytes", sum(gain.sizes), self.keyspace)
+        self.blocks = left
+        return problem
+
+    def over(self, error: Exception | None) -> None:  # noqa: ARG002
+        """Give up what was reserved in vain. Not before: a second attempt goes on with the first one's tokens."""
+        for token, place in self.reserved.items():
+            self.shared.sweeper.abandon(place, token)
+
+
+def _elsewhere(block: Lent) -> Lent:
+    """Return the block at the next of its places."""
+    return block._replace(place=block.others[0], others=block.others[1:])

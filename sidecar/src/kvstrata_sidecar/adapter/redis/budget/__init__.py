@@ -1,0 +1,1 @@
+"""Budgets in the shared tier: leases, capacity of scopes, reclaim, expiry."""

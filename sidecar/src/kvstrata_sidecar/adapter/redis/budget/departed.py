@@ -1,0 +1,50 @@
+"""What becomes of the room of keyspaces that leave the policy, as a tenant's does whenever its epoch changes.
+
+Their guarantee ends at once, because their scope has it in its new keyspace, and so does all room that their blocks do
+not take: else a tenant that changes its epoch often would hold a whole tier for a quarter of an hour. What their blocks
+take stays charged until somebody needs it: see leftovers. The last pod to learn of the new policy has the last word;
+keyspaces that no pod saw leave are found later by the time that has passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from kvstrata_sidecar.adapter.redis.budget.leases import Ledgers
+from kvstrata_sidecar.adapter.redis.client.commands import Bounds, Transport
+
+MAX_DEPARTED = 65_536
+
+
+class Departed:
+    """Keyspaces of one tier that left the policy and have yet to give their room back. For one thread."""
+
+    def __init__(self, ledgers: Ledgers, bounds: Callable[[str], Bounds | None]) -> None:
+        self._ledgers = ledgers
+        self._bounds = bounds
+        self._left: dict[str, None] = {}
+
+    def follow(self, before: Collection[str], now: Collection[str]) -> None:
+        """Note who left between two policies, and who came back."""
+        for keyspace in now:
+            self._left.pop(keyspace, None)
+        for keyspace in before:
+            if keyspace not in now and len(self._left) < MAX_DEPARTED:
+                self._left[keyspace] = None
+
+    def turn(self, transport: Callable[[], Transport], interrupted: Callable[[], bool]) -> None:
+        """Have them give back, until interrupted. Raises as the transport does; what is left is tried again."""
+        while self._left and not interrupted():
+            keyspace = next(iter(self._left))
+            bounds = self._bounds(keyspace)
+            if bounds is not None and bounds.divided:
+                self._give_back(transport(), keyspace)
+            self._left.pop(keyspace, None)
+
+    def _give_back(self, transport: Transport, keyspace: str) -> None:
+        scope = self._ledgers.view(transport, keyspace)
+
+        def empty() -> None:
+            self._ledgers.take_unused(transport, keyspace, scope.others(None), sum(scope.leases))
+
+        self._ledgers.rooms.leave(transport, keyspace, scope, empty)

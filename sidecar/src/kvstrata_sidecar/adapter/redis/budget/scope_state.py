@@ -1,0 +1,171 @@
+"""What a scope has in one tier: its ledger and its buckets, as read in one pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, ledger_key
+from kvstrata_sidecar.adapter.redis.client.commands import (
+    FOR_EVER_MS,
+    Bounds,
+    Transport,
+    read_list,
+    read_moment_ms,
+    read_number,
+    state_key,
+)
+from kvstrata_sidecar.adapter.redis.client.resp import Command, Reply
+
+
+@dataclass(frozen=True, slots=True)
+class BucketView:
+    """A bucket's accounting, in bytes, and when its least recently used block was used (None without any).
+
+    `longest_ms` is the longest life that a block in it may have been given. A bucket whose server is away is not
+    `known`: what the ledger charges for it counts as in use.
+    """
+
+    bucket: int
+    used: int
+    held: int
+    lease: int
+    longest_ms: int
+    oldest_ms: float | None
+    blocks: int = 0
+    known: bool = True
+
+    @property
+    def in_use(self) -> int:
+        """What is stored or reserved."""
+        return self.used + self.held
+
+    @property
+    def slack(self) -> int:
+        """What is leased and not in use."""
+        return max(0, self.lease - self.in_use)
+
+    @property
+    def unleased(self) -> int:
+        """What is in use beyond the lease, as after a limit was set where there was none."""
+        return max(0, self.in_use - self.lease)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a ledger leases out, the room that it was given, and the turn in which it heard of that; 0 for none."""
+
+    leased: int
+    given: int
+    turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerView:
+    """A ledger as stored; `version` 0 if there is none."""
+
+    version: int
+    void: bool
+    leased: int
+    given: int
+    by_bucket: tuple[int, ...]
+    turn: int = 0
+
+    @property
+    def share(self) -> Share:
+        """What it knows of the tier's division."""
+        return Share(self.leased, self.given, self.turn)
+
+    def room(self, bounds: Bounds) -> int:
+        """Return what the ledger may lease out, the limit apart."""
+        return self.given if bounds.divided else bounds.limit_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeView:
+    """A scope's ledger and buckets, read in one pipeline but not at one instant."""
+
+    now_ms: int
+    ledger: LedgerView
+    buckets: tuple[BucketView, ...]
+
+    @property
+    def leases(self) -> tuple[int, ...]:
+        """The leases that the buckets have."""
+        return tuple(bucket.lease for bucket in self.buckets)
+
+    def others(self, exclude: int | None) -> list[BucketView]:
+        """Return the buckets that have a lease, but for one and those whose server is away."""
+        return [one for one in self.buckets if one.known and one.bucket != exclude and one.lease > 0]
+
+    def above(self, limit_bytes: int) -> bool:
+        """Whether more is leased than a limit allows, or a bucket holds more than its lease."""
+        return self.ledger.leased > limit_bytes or any(bucket.unleased for bucket in self.buckets)
+
+    @property
+    def evict_before_ms(self) -> int:
+        """Before which moment the last use of a block lies that is about the least recently used of the scope."""
+        oldest = min((b.oldest_ms for b in self.buckets if b.oldest_ms is not None), default=None)
+        if oldest is None:
+            return FOR_EVER_MS
+        # An eighth of the whole span: taking a block of one's own bucket costs nothing, another's four exchanges.
+        return int(oldest + max(0.0, self.now_ms - oldest) / 8) + 1
+
+
+ASKED_OF_A_BUCKET = 4
+
+
+def view(transport: Transport, domain: str, keyspace: str) -> ScopeView:
+    """Read a scope's ledger and buckets. Raises what the ledger's server answers, if that is an error."""
+    commands = [_ask_ledger(domain, keyspace)]
+    for bucket in range(BUCKETS):
+        commands += _ask_bucket(domain, keyspace, bucket)
+    commands.append(Command(commands[0].key, (b"TIME",), read_moment_ms))
+    first, *rest, last = transport.ask_each(commands)
+    for answer in (first, last):
+        if isinstance(answer, Exception):
+            raise answer
+    by_bucket = (rest[start : start + ASKED_OF_A_BUCKET] for start in range(0, len(rest), ASKED_OF_A_BUCKET))
+    buckets = tuple(_bucket_view(bucket, told, first.by_bucket[bucket]) for bucket, told in enumerate(by_bucket))
+    return ScopeView(last, first, buckets)
+
+
+def _ask_ledger(domain: str, keyspace: str) -> Command:
+    key = ledger_key(domain, keyspace).encode()
+    names = (b"v", b"void", b"leased", b"room", b"turn", *(b"b:%d" % bucket for bucket in range(BUCKETS)))
+    return Command(key, (b"HMGET", key, *names), _read_ledger)
+
+
+def _ask_bucket(domain: str, keyspace: str, bucket: int) -> Sequence[Command]:
+    base = bucket_prefix(domain, keyspace, bucket).encode()
+    key = state_key(base)
+    return (
+        Command(key, (b"HMGET", key, b"used", b"held", b"lease", b"retention"), _read_accounting),
+        Command(key, (b"ZRANGE", base + b":#a", b"0", b"0", b"WITHSCORES"), _read_oldest),
+        Command(key, (b"ZRANGE", base + b":#f", b"0", b"0", b"WITHSCORES"), _read_oldest),
+        Command(key, (b"HLEN", base + b":#m"), read_number),
+    )
+
+
+def _bucket_view(bucket: int, answers: Sequence[Any], charged: int) -> BucketView:
+    if any(isinstance(answer, Exception) for answer in answers):
+        return BucketView(bucket, charged, 0, charged, 0, None, known=False)
+    (used, held, lease, longest_ms), *oldest, blocks = answers
+    first = min((moment for moment in oldest if moment is not None), default=None)
+    return BucketView(bucket, used, held, lease, longest_ms, first, blocks)
+
+
+def _read_ledger(reply: Reply) -> LedgerView:
+    values = [0 if one is None else read_number(one) for one in read_list(reply, 5 + BUCKETS)]
+    return LedgerView(values[0], bool(values[1]), values[2], values[3], tuple(values[5:]), values[4])
+
+
+def _read_accounting(reply: Reply) -> tuple[int, int, int, int]:
+    used, held, lease, longest_ms = (0 if one is None else read_number(one) for one in read_list(reply, 4))
+    return used, held, lease, longest_ms
+
+
+def _read_oldest(reply: Reply) -> float | None:
+    words = read_list(reply, 0, 2)
+    return float(read_number(words[1])) if words else None

@@ -1,0 +1,1 @@
+"""RESP client of the shared tier: connections, cluster slots, block transfer."""

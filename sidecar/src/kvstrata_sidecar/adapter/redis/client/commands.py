@@ -1,0 +1,392 @@
+"""How blocks are looked up, loaded and stored in a shared tier: commands, and what their replies mean.
+
+A store reserves its bytes, writes the value with a short life, and commits it, which makes it readable and gives it its
+real life; the commit travels right behind the value. Readers take committed blocks only. So whatever a writer leaves
+behind that was killed, frozen or cut off in the middle is read by nobody and gone by itself. Time is the server's: a
+lookup asks for it along with everything else. See kvstrata.contract.keys for the names, .scripts for the scripts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+from kvstrata.contract.store.redis_keys import BlockKey, bucket_of, bucket_prefix
+from kvstrata.contract.store.redis_scripts import Name, script
+from kvstrata_sidecar.adapter.policy.refusal import Refusal
+from kvstrata_sidecar.adapter.redis.client.block_io import Parts, Read, Write
+from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply, ReplyError, command, integer
+from kvstrata_sidecar.adapter.tier.sealer import Opening
+
+WRITE_WINDOW_MS = 30_000
+"""How long a value lives that is not committed, and how long a reservation keeps its bytes."""
+
+INDEX_SLACK_MS = 3_600_000
+"""How much longer than its blocks an index lives that nobody uses any more."""
+
+MEMBERS_PER_COMMAND = 512
+FOR_EVER_MS = 9_007_199_254_740_991
+"""Later than every moment, and still exact in a script's numbers."""
+
+
+class Transport(Protocol):
+    """What carries commands to the server, or to that server of a cluster which has the slot of their key."""
+
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what the replies say, in order. Raises the first that is an error, or why there is none."""
+
+    def ask_each(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what each reply says, or the error that it is; of a server that is away, the error that says so."""
+
+    def set_each(self, writes: Sequence[Write]) -> None:
+        """Write values and enter what the reply to the command behind each says, or the error that tells why not."""
+
+    def get_each(self, reads: Sequence[Read]) -> Sequence[bool | ReplyError | None]:
+        """Read values; for each whether it is there and counts."""
+
+
+class Place(NamedTuple):
+    """Where a block is: its bucket's prefix and its name therein. A tuple, because one is made for every block."""
+
+    keyspace: str
+    bucket: int
+    base: bytes
+    member: bytes
+
+    @classmethod
+    def of(cls, key: BlockKey) -> Place:
+        """Return the place of a block."""
+        return cls.at(key.domain, key.keyspace, key.member, key.chunk_hash)
+
+    @classmethod
+    def at(cls, domain: str, keyspace: str, member: str, chunk_hash: bytes) -> Place:
+        """Return the place of a block by its name in its bucket."""
+        bucket = bucket_of(chunk_hash)
+        return cls(keyspace, bucket, _base(domain, keyspace, bucket), member.encode())
+
+    @property
+    def name(self) -> bytes:
+        """The block's full name."""
+        return self.base + b":" + self.member
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a scope may use: its limit, and of a tier whose capacity is divided its guarantee and the capacity."""
+
+    limit_bytes: int
+    guaranteed_bytes: int = 0
+    capacity_bytes: int | None = None
+
+    @property
+    def divided(self) -> bool:
+        """Whether the scope needs room from the tier."""
+        return self.capacity_bytes is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Under what policy a block is stored: the life of a new one, how old this one is, and the scope's bounds.
+
+    `arc` is whether the tier evicts in ARC's order rather than in that of the last use, `encrypts` whether it takes
+    encrypted blocks alone.
+    """
+
+    life_ms: int
+    age_ms: int = 0
+    bounds: Bounds | None = None
+    arc: bool = False
+    encrypts: bool = False
+
+    @property
+    def keep_ms(self) -> int:
+        """How long the index has to be kept at least."""
+        return self.life_ms + INDEX_SLACK_MS
+
+
+RESERVED = frozenset({"ok", "present", "tombstone", "sealed", "short"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """The answer to a reservation: `ok`, `present`, `tombstone`, `sealed` against plaintext, or `short` of
+    `missing_bytes`; and what it evicted, with how long ago each of these blocks was computed.
+    """
+
+    status: str
+    missing_bytes: int = 0
+    evicted: int = 0
+    evicted_bytes: int = 0
+    evicted_ages_ms: Sequence[int] = ()
+
+
+class Sought(NamedTuple):
+    """Blocks of one bucket to be looked up: the bucket's prefix, their names therein, and by what numbers they go."""
+
+    base: bytes
+    members: list[bytes]
+    numbers: list[int]
+
+    @classmethod
+    def at(cls, domain: str, keyspace: str, bucket: int) -> Sought:
+        """Return none of a bucket yet."""
+        return cls(_base(domain, keyspace, bucket), [], [])
+
+
+@dataclass(slots=True)
+class Sight:
+    """The numbers of the blocks that a lookup found, and how many it may not use by reason."""
+
+    hits: list[int] = field(default_factory=list)
+    refused: Counter[Refusal] = field(default_factory=Counter)
+
+
+def call(name: Name, key: bytes, *arguments: bytes | int, read: Callable[[Reply], Any]) -> Command:
+    """Return the command that runs a script on `key`, by its digest if the server knows it."""
+    loaded = script(name)
+    rest = (b"1", key, *(b"%d" % one if isinstance(one, int) else one for one in arguments))
+    return Command(key, (b"EVALSHA", loaded.sha, *rest), read, (b"EVAL", loaded.text, *rest))
+
+
+@lru_cache(maxsize=65_536)
+def _base(domain: str, keyspace: str, bucket: int) -> bytes:
+    return bucket_prefix(domain, keyspace, bucket).encode()
+
+
+def claim(transport: Transport, key: bytes, token: bytes, ttl_ms: int) -> bool:
+    """Claim for a while what only one process shall do; whether it is this one's."""
+    (mine,) = transport.ask([call("claim", key, token, ttl_ms, read=read_number)])
+    return bool(mine)
+
+
+def state_key(base: bytes) -> bytes:
+    """Return the name of a bucket's state."""
+    return base + b":#s"
+
+
+def reserve(place: Place, size: int, token: bytes, terms: Terms, evict_before_ms: int, window_ms: int) -> Command:
+    """Reserve `size` bytes, if need be for blocks that were last used before a moment. Answers Reserved."""
+    limited = b"0" if terms.bounds is None else b"1"
+    return call(
+        "reserve", state_key(place.base), place.member, size, token, window_ms, terms.keep_ms, terms.life_ms, limited,
+        evict_before_ms, int(terms.arc), int(terms.encrypts), terms.age_ms, read=_read_reserved,
+    )  # fmt: skip
+
+
+def write(place: Place, parts: Callable[[], Parts], token: bytes, terms: Terms, window_ms: int) -> Write:
+    """Return what writes a block that was reserved and commits it; the answer is `ok`, or it came too late."""
+    commit = call(
+        "commit", state_key(place.base), place.member, token, terms.life_ms - terms.age_ms, terms.age_ms,
+        terms.keep_ms, int(terms.arc), read=read_text,
+    )  # fmt: skip
+    return Write(place.name, parts, window_ms, commit)
+
+
+def lookup_each(transport: Transport, asked: Sequence[tuple[Sequence[Sought], int | None]]) -> list[Sight]:
+    """Return which blocks are committed and alive, in one pipeline: of each keyspace that is asked about, what is
+    sought in it and its retention in milliseconds.
+
+    A bucket in which something may live longer than the retention is not used until it was clamped.
+    """
+    sights = [Sight() for _ in asked]
+    first = next((one for sought, _ in asked for one in sought), None)
+    if first is None:
+        return sights
+    # One clock for all: should a bucket turn out to have moved to another server, its own decides when it is loaded.
+    commands = [_now(state_key(first.base))]
+    questions: list[tuple[Sight, int | None, list[int]]] = []
+    for sight, (sought, retention_ms) in zip(sights, asked, strict=True):
+        for base, members, numbers in sought:
+            allowed = _allowed(state_key(base))
+            for start in range(0, len(members), MEMBERS_PER_COMMAND):
+                some = members[start : start + MEMBERS_PER_COMMAND]
+                commands.append(allowed)
+                commands.append(Command(allowed.key, (b"ZMSCORE", base + b":#x", *some), _read_scores(len(some))))
+                questions.append((sight, retention_ms, numbers[start : start + MEMBERS_PER_COMMAND]))
+    now_ms, *answers = transport.ask(commands)
+    for (sight, retention_ms, numbers), state, scores in zip(questions, answers[::2], answers[1::2], strict=True):
+        refusal = _bucket_refusal(state, retention_ms)
+        if refusal is not None:
+            sight.refused[refusal] += len(numbers)
+            continue
+        latest_ms = _latest_ms(now_ms, state)
+        sight.hits += [
+            number
+            for number, score in zip(numbers, scores, strict=True)
+            if score is not None and now_ms < score <= latest_ms
+        ]
+    return sights
+
+
+class Loading(Read):
+    """A block that is read if it is committed and alive. `open_into` is called when its value comes.
+
+    Afterwards: `hit` is whether it was loaded, `age_ms` how long ago it was computed, `refusal` why it may not be used,
+    if so, `unreadable` whether it should have been there, `damaged` whether what was there is no block.
+    """
+
+    def __init__(self, place: Place, open_into: Callable[[], Opening], retention_ms: int | None) -> None:
+        state = state_key(place.base)
+        self.key = place.name
+        self.before: Sequence[Command] = (
+            _now(state),
+            _allowed(state),
+            Command(self.key, (b"ZSCORE", place.base + b":#x", place.member), _read_score),
+            Command(self.key, (b"HGET", place.base + b":#m", place.member), _read_computed),
+        )
+        self._open = open_into
+        self._retention_ms = retention_ms
+        self.hit = self.unreadable = self.damaged = False
+        self.age_ms = 0
+        self.refusal: Refusal | None = None
+
+    def accept(self, answers: Sequence[Any]) -> bool:
+        """Whether it is committed and alive, in a bucket that may be used."""
+        now_ms, state, score, computed_ms = answers
+        self.refusal = _bucket_refusal(state, self._retention_ms)
+        self.age_ms = 0 if computed_ms is None else max(0, now_ms - computed_ms)
+        self.unreadable = self.refusal is None and _alive(score, now_ms, state) and computed_ms is not None
+        return self.unreadable
+
+    def open(self) -> Opening:
+        """Return where it goes."""
+        return self._open()
+
+    def take(self, opening: Opening) -> bool:
+        """Whether the caller's memory holds the block now."""
+        self.hit = opening.finish()
+        self.unreadable, self.damaged = not self.hit, opening.damaged
+        return self.hit
+
+
+def discard(transport: Transport, places: Sequence[Place]) -> list[bool]:
+    """Delete blocks; return for each whether it was there."""
+    commands = [
+        call("discard", state_key(place.base), place.member, read=lambda reply: read_numbers(reply, 1)[0])
+        for place in places
+    ]
+    return [number == 1 for number in transport.ask(commands)]
+
+
+def read_text(reply: Reply) -> str:
+    """Return a reply that is a string."""
+    if not isinstance(reply, bytes):
+        raise FramingError("an answer is not a string")
+    return reply.decode("utf-8", "replace")
+
+
+def read_number(reply: Reply) -> int:
+    """Return a reply that is a number, sent as one or as digits."""
+    if isinstance(reply, int):
+        return reply
+    if not isinstance(reply, bytes):
+        raise FramingError("an answer is not a number")
+    return -integer(reply[1:]) if reply[:1] == b"-" else integer(reply)
+
+
+def read_numbers(reply: Reply, count: int) -> list[int]:
+    """Return a reply that is an array of `count` numbers."""
+    return [read_number(one) for one in read_list(reply, count)]
+
+
+def read_ages(reply: Reply) -> list[int]:
+    """Return a reply that says of blocks how long ago they were computed, in milliseconds."""
+    if not isinstance(reply, bytes):
+        raise FramingError("ages are not a string")
+    return [integer(one) for one in reply.split()]
+
+
+def read_list(reply: Reply, *counts: int) -> list[Reply]:
+    """Return a reply that is an array of one of these lengths."""
+    if not isinstance(reply, list) or len(reply) not in counts:
+        raise FramingError("an answer is not an array of the expected length")
+    return reply
+
+
+def read_moment_ms(reply: Reply) -> int:
+    """Return what TIME answered, in milliseconds."""
+    seconds, micros = read_numbers(reply, 2)
+    return seconds * 1000 + micros // 1000
+
+
+def _now(key: bytes) -> Command:
+    """Ask the server that has `key` for its time."""
+    return Command(key, (b"TIME",), read_moment_ms)
+
+
+@lru_cache(maxsize=65_536)
+def _allowed(state: bytes) -> Command:
+    """Ask for what decides whether a bucket may be read."""
+    arguments = (b"HMGET", state, b"retention", b"tombstone")
+    return Command(state, arguments, _read_optional_pair, encoded=command(*arguments))
+
+
+def _bucket_refusal(state: tuple[int | None, int | None], retention_ms: int | None) -> Refusal | None:
+    longest_ms, tombstone = state
+    if tombstone:
+        return Refusal.TOMBSTONE
+    if retention_ms is not None and longest_ms is not None and longest_ms > retention_ms:
+        return Refusal.RETENTION
+    return None
+
+
+def _alive(score: float | None, now_ms: int, state: tuple[int | None, int | None]) -> bool:
+    """Whether a committed block may be read."""
+    return score is not None and now_ms < score <= _latest_ms(now_ms, state)
+
+
+def _latest_ms(now_ms: int, state: tuple[int | None, int | None]) -> float:
+    """Return until when a block may live that may be read. What lives longer than anything in its bucket was given is
+    from before the server's clock was set back: nobody knows how old it is.
+    """
+    longest_ms, _ = state
+    return math.inf if longest_ms is None else now_ms + longest_ms
+
+
+def _read_reserved(reply: Reply) -> Reserved:
+    words = read_list(reply, 1, 4, 5)
+    status = read_text(words[0])
+    if status not in RESERVED or len(words) != {"ok": 4, "short": 5}.get(status, 1):
+        raise FramingError("a reservation was not answered as it can be")
+    if len(words) == 1:
+        return Reserved(status)
+    *missing, evicted, evicted_bytes = map(read_number, words[1:-1])
+    return Reserved(status, sum(missing), evicted, evicted_bytes, read_ages(words[-1]))
+
+
+def _read_optional_pair(reply: Reply) -> tuple[int | None, int | None]:
+    first, second = read_list(reply, 2)
+    return None if first is None else read_number(first), None if second is None else read_number(second)
+
+
+def _read_score(reply: Reply) -> float | None:
+    if reply is None:
+        return None
+    if not isinstance(reply, bytes):
+        raise FramingError("a score is not a string")
+    try:
+        return float(reply)
+    except ValueError as error:
+        raise FramingError("a score is no number") from error
+
+
+@lru_cache(maxsize=MEMBERS_PER_COMMAND)
+def _read_scores(count: int) -> Callable[[Reply], list[float | None]]:
+    def read(reply: Reply) -> list[float | None]:
+        try:
+            return [float(one) if isinstance(one, bytes) else _read_score(one) for one in read_list(reply, count)]
+        except ValueError as error:
+            raise FramingError("a score is no number") from error
+
+    return read
+
+
+def _read_computed(reply: Reply) -> int | None:
+    if reply is None:
+        return None
+    _, _, computed_ms = read_text(reply).partition(":")
+    return integer(computed_ms.encode())

@@ -1,0 +1,378 @@
+"""RESP2 on plain sockets, into and out of the caller's memory.
+
+A connection carries one command (or one pipeline) at a time and is closed at the first sign that the bytes on it might
+not be the answer to what was asked: an unexpected type, a number that is not one, bytes left over, a timeout, an abort.
+Only an error reply that Redis sends in full instead of the expected reply leaves it usable.
+
+Every value starts with a header made from its key, so that even a well-formed answer to another question is a miss.
+Bulk bytes are never copied: `recv_into` with MSG_WAITALL fills the caller's view, `sendmsg` sends from it. Small
+answers are read whole, by `Command.read`, within the exchange: what it refuses closes the connection too.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from kvstrata_sidecar.adapter.redis.client.block_io import Parts, PlainRead, Read, Write
+from kvstrata_sidecar.adapter.redis.client.replies import Replies
+from kvstrata_sidecar.adapter.redis.client.resp import (
+    ACCESS_CODES,
+    ASKING,
+    CRLF,
+    PIPELINE_COMMANDS,
+    REPLICA_CODE,
+    AccessError,
+    AccessLostError,
+    Command,
+    DemotedError,
+    FramingError,
+    PeerClosedError,
+    PeerTimeoutError,
+    Reply,
+    ReplyError,
+    TransportError,
+    command,
+    integer,
+    read_ok,
+    reason,
+    spelled_out,
+    unknown_script,
+)
+from kvstrata_sidecar.adapter.tier.sealer import Opening
+
+__all__ = [
+    "AccessError",
+    "Command",
+    "Connection",
+    "FramingError",
+    "PeerClosedError",
+    "PeerTimeoutError",
+    "Reply",
+    "ReplyError",
+    "TransportError",
+    "command",
+    "reason",
+]
+
+REPLICA_ROLE = b"role:slave"
+"""How Redis and Valkey say it in INFO."""
+
+
+class Connection:
+    """One authenticated connection. Not safe to share, but for `abort`, which any thread may call."""
+
+    def __init__(self, raw: socket.socket, io_timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._socket = raw
+        self._tls = isinstance(raw, ssl.SSLSocket)
+        self._clock = clock
+        self._replies = Replies(raw, clock, tls=self._tls)
+        self._open = True
+        self.commands = 0
+        if self._tls:
+            raw.settimeout(io_timeout_s)
+        else:
+            # A timeout of Python's own makes the socket non-blocking, and MSG_WAITALL needs it to block.
+            raw.settimeout(None)
+            seconds, rest = divmod(io_timeout_s, 1)
+            timeval = struct.pack("ll", int(seconds), int(rest * 1_000_000))
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+
+    @property
+    def usable(self) -> bool:
+        """Whether the connection is open and in step as far as is known."""
+        return self._open
+
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what the replies say, in order. Raises ReplyError for the first that is an error."""
+        answers = self.ask_each(commands)
+        for answer in answers:
+            if isinstance(answer, ReplyError):
+                raise answer
+        return answers
+
+    def ask_each(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what each reply says, or the ReplyError that it is."""
+        answers = self.exchange(commands)
+        unknown = [index for index, answer in enumerate(answers) if unknown_script(commands[index], answer)]
+        if unknown:
+            for index, answer in zip(unknown, self.exchange([spelled_out(commands[i]) for i in unknown]), strict=True):
+                answers[index] = answer
+        return answers
+
+    def exchange(
+        self, commands: Sequence[Command], *, asking: bool = False, give_up_after_s: float | None = None
+    ) -> list[Any]:
+        """Send commands in pipelines; return what each reply says, or the ReplyError that it is.
+
+        `asking` has a server of a cluster answer about slots that it is just taking over.
+        """
+        answers: list[Any] = []
+        for start in range(0, len(commands), PIPELINE_COMMANDS):
+            batch = commands[start : start + PIPELINE_COMMANDS]
+            self.start(batch, asking=asking, give_up_after_s=give_up_after_s)
+            answers += self.finish(batch, asking=asking)
+        return answers
+
+    def start(self, commands: Sequence[Command], *, asking: bool = False, give_up_after_s: float | None = None) -> None:
+        """Send at most PIPELINE_COMMANDS; `finish` with the same ones has to follow before anything else."""
+        with self._exchange(give_up_after_s):
+            prefix = ASKING if asking else b""
+            self._send([b"".join(prefix + (one.encoded or command(*one.arguments)) for one in commands)])
+
+    def finish(self, commands: Sequence[Command], *, asking: bool = False) -> list[Any]:
+        """Return what the replies to commands that were started say, or the ReplyErrors that they are."""
+        if not self._open:
+            raise PeerClosedError("the connection was closed")
+        answers: list[Any] = []
+        with self._in_step():
+            if not asking:
+                return self._replies.answers(commands)
+            for one in commands:
+                self._replies.answer(Command(one.key, (), read_ok))
+                answers.append(self._replies.answer(one))
+        return answers
+
+    def set_each(self, writes: Sequence[Write]) -> None:
+        """Write values, in one pipeline, and enter the answers as they come.
+
+        Of a value that Redis refuses, for instance with OOM, that error; what travelled behind it was executed too.
+        """
+        with self._exchange():
+            carried = b""
+            for number, write in enumerate(writes, 1):
+                first, *rest = write.parts()
+                size = len(first) + sum(map(len, rest))
+                ttl = b"%d" % write.ttl_ms
+                head = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n" % (len(write.key), write.key, size)
+                tail = CRLF + b"$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(ttl), ttl)
+                if write.after is not None:
+                    tail += command(*write.after.arguments)
+                # What is small travels with a body in front or behind: fewer calls, fewer TLS records.
+                small = carried + head if isinstance(first, memoryview) else carried + head + first
+                bodies = [first, *rest] if isinstance(first, memoryview) else rest
+                self._send([small, *bodies, tail] if number == len(writes) else [small, *bodies])
+                carried = tail
+            for write in writes:
+                answer = self._replies.answer(Command(write.key, (), read_ok))
+                told = True if write.after is None else self._replies.answer(write.after)
+                write.answer = answer if isinstance(answer, ReplyError) else told
+        unknown = [write for write in writes if write.after is not None and unknown_script(write.after, write.answer)]
+        if unknown:
+            texts = [spelled_out(write.after) for write in unknown if write.after is not None]
+            for write, answer in zip(unknown, self.exchange(texts), strict=True):
+                write.answer = answer
+
+    def set(self, key: bytes, parts: Parts, ttl_ms: int, after: Command | None = None) -> Any:
+        """Write one value; return what the reply to `after` says. Raises ReplyError if either is refused."""
+        write = Write(key, lambda: parts, ttl_ms, after)
+        self.set_each([write])
+        if isinstance(write.answer, ReplyError):
+            raise write.answer
+        return write.answer
+
+    def get_each(self, reads: Sequence[Read], *, asking: bool = False) -> list[bool | ReplyError | None]:
+        """Read values, one after the other; for each whether it is there and counts, or the error that was the reply.
+
+        Nothing is known (None) of those behind one that was not wanted: draining it would cost as much as a block, so
+        the connection is closed; a new one costs less than a millisecond. `asking` goes for the values alone.
+        """
+        outcomes: list[bool | ReplyError | None] = [None] * len(reads)
+        with self._exchange():
+            for number, read in enumerate(reads):
+                # Not all at once: the server would write the blocks into as many buffers, and wait for its memory.
+                self._send([self._question(read, asking=asking)])
+                outcomes[number] = self._get(read, asking=asking)
+                if not self._open:
+                    break
+                if self._replies.left_over:
+                    raise FramingError("bytes are left over after a reply")
+        return outcomes
+
+    def get_into(self, key: bytes, opening: Opening) -> bool:
+        """Read one value into the parts of `opening`; False if there is none of this length and header."""
+        (outcome,) = self.get_each([PlainRead(key, opening)])
+        if isinstance(outcome, ReplyError):
+            raise outcome
+        return bool(outcome)
+
+    @staticmethod
+    def _question(read: Read, *, asking: bool) -> bytes:
+        words = [command(*one.arguments) for one in read.before]
+        return b"".join([*words, ASKING if asking else b"", command(b"GET", read.key)])
+
+    def _get(self, read: Read, *, asking: bool) -> bool | ReplyError:
+        """Read what comes for one value; what is out of step, or not wanted, closes the connection."""
+        # One by one: what has come behind them is the beginning of a block, of which no copy may be made.
+        answers = [self._replies.answer(one) for one in read.before]
+        if asking:
+            self._replies.answer(Command(read.key, (), read_ok))
+        refused = next((answer for answer in answers if isinstance(answer, ReplyError)), None)
+        try:
+            header = self._replies.line()
+        except ReplyError as error:
+            if not error.in_frame:
+                raise
+            return refused or error
+        if header == b"$-1":
+            if refused is None:
+                read.accept(answers)
+            return refused or False
+        length = self._length(header)
+        if refused is not None or not read.accept(answers):
+            self.close()
+            return refused or False
+        opening = read.open()
+        first, *rest = opening.parts
+        if length != len(first) + sum(map(len, rest)):
+            self.close()
+            return False
+        self._replies.fill(first)
+        if not opening.header_holds():
+            self.close()
+            return False
+        for part in rest:
+            self._replies.fill(part)
+        self._replies.expect_end_of_value()
+        return read.take(opening)
+
+    def greet(self, username: str | None, password: bytes | None, give_up_after_s: float) -> None:
+        """Authenticate and see that the peer speaks RESP. Raises AccessError if it refuses the credentials."""
+        with self._exchange(give_up_after_s):
+            if password is not None:
+                name = (username or "default").encode()
+                self._send([command(b"AUTH", name, password)])
+                self._expect_access(b"+OK")
+            self._send([command(b"PING")])
+            self._expect_access(b"+PONG")
+
+    def ping(self, give_up_after_s: float) -> None:
+        """See that the peer answers."""
+        with self._exchange(give_up_after_s):
+            self._send([command(b"PING")])
+            if self._replies.line() != b"+PONG":
+                raise FramingError("PING was not answered with PONG")
+
+    def expect_primary(self, give_up_after_s: float) -> None:
+        """Raise TransportError, and close, if the peer says that it is a replica; one that does not tell is taken."""
+        (told,) = self.exchange([Command(b"", (b"INFO", b"replication"))], give_up_after_s=give_up_after_s)
+        if isinstance(told, bytes) and REPLICA_ROLE in told.splitlines():
+            self.close()
+            raise TransportError("it is a replica, which takes no blocks")
+
+    def abort(self) -> None:
+        """Make whatever uses this connection fail at once; the next command on it fails too."""
+        # The base class's method: SSLSocket's own would make a reader under way go on in clear text.
+        try:
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+        except OSError:
+            pass
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._open = False
+        self._replies.forget()
+        try:
+            self._socket.close()
+        except OSError:
+            pass
+
+    @contextmanager
+    def _exchange(self, give_up_after_s: float | None = None) -> Iterator[None]:
+        """One command and its replies: closes the connection for every outcome but a whole, expected answer."""
+        if not self._open:
+            raise PeerClosedError("the connection was closed")
+        self._replies.give_up_at_s = None if give_up_after_s is None else self._clock() + give_up_after_s
+        with self._in_step():
+            self._require_silence()
+            self.commands += 1
+            yield
+
+    @contextmanager
+    def _in_step(self) -> Iterator[None]:
+        """Close the connection unless what happens within leaves it in step."""
+        try:
+            yield
+            if self._replies.left_over:
+                raise FramingError("bytes are left over after a reply")
+        except ReplyError as error:
+            if not error.in_frame or self._replies.left_over:
+                self.close()
+            if error.code in ACCESS_CODES:
+                self.close()
+                raise AccessLostError(f"access refused: {error}") from error
+            if error.code == REPLICA_CODE:
+                raise DemotedError(f"it has become a replica: {error}") from error
+            raise
+        except TransportError:
+            self.close()
+            raise
+        except TimeoutError as error:
+            self.close()
+            raise PeerTimeoutError("timed out") from error
+        except BlockingIOError as error:
+            self.close()
+            raise PeerTimeoutError("timed out") from error
+        except (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+            self.close()
+            raise PeerClosedError(reason(error)) from error
+        except (OSError, ValueError) as error:
+            self.close()
+            raise TransportError(reason(error)) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _require_silence(self) -> None:
+        """Raise unless the peer has nothing to say before it is asked."""
+        if self._tls:
+            timeout_s = self._socket.gettimeout()
+            self._socket.settimeout(0)
+            try:
+                surplus = self._socket.recv(1)  # also takes in session tickets, which are no data
+            except ssl.SSLWantReadError:
+                return
+            finally:
+                self._socket.settimeout(timeout_s)
+        else:
+            try:
+                surplus = self._socket.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+            except BlockingIOError:
+                return
+        raise FramingError("bytes came unasked") if surplus else PeerClosedError("closed while idle")
+
+    def _send(self, parts: Sequence[bytes | memoryview]) -> None:
+        if self._tls:
+            for part in parts:
+                self._socket.sendall(part)
+            return
+        views = [memoryview(part).cast("B") for part in parts if len(part)]
+        while views:
+            self._replies.check_time()
+            sent = self._socket.sendmsg(views)
+            while views and sent >= len(views[0]):
+                sent -= len(views.pop(0))
+            if sent:
+                views[0] = views[0][sent:]
+
+    def _expect_access(self, expected: bytes) -> None:
+        try:
+            line = self._replies.line()
+        except ReplyError as error:
+            if error.in_frame and error.code != "NOPERM":
+                raise
+            raise AccessError(f"access refused: {error}") from error
+        if line != expected:
+            raise FramingError("the peer does not speak RESP as Redis does")
+
+    @staticmethod
+    def _length(header: bytes) -> int:
+        if header[:1] != b"$":
+            raise FramingError("GET was not answered with a value")
+        return integer(header[1:])

@@ -1,0 +1,223 @@
+"""The servers of a tier: who they are, who has which slot, and which of them may be used now.
+
+A tier on one server is the case of one node with all slots. In a cluster the map comes from the servers, asked by
+`cluster_scout`, and is corrected by redirections at once. Every server has a breaker of its own, so that one that is
+away costs the blocks in its own slots only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from kvstrata_sidecar.adapter.redis.client.resp import AccessError, NodeAwayError
+from kvstrata_sidecar.adapter.redis.client.slots import SLOTS, Address, Redirection, SlotMap, slot_of
+from kvstrata_sidecar.adapter.tier.breaker import Breaker, BreakerState
+
+Clock = Callable[[], float]
+
+
+class Node:
+    """One server, reached at the first of its addresses that answers, and its breaker.
+
+    `era` counts how often it turned out to have become a replica: connections of an earlier era lead to the wrong one.
+    """
+
+    __slots__ = ("addresses", "breaker", "era")
+
+    def __init__(self, addresses: Sequence[Address], clock: Clock) -> None:
+        self.addresses = tuple(addresses)
+        self.breaker = Breaker(clock)
+        self.era = 0
+
+    @property
+    def address(self) -> Address:
+        """Where it listens; of a tier on one server the first address that may be tried."""
+        return self.addresses[0]
+
+    def __str__(self) -> str:
+        return str(self.address)
+
+
+class Topology:
+    """Which node has which slot. Safe to share between threads.
+
+    `seeds` are the addresses that the parameters name: of one server, or in a `cluster` of servers to ask. `changed` is
+    called, without locks, when nodes came or went, and `failed` when a node's breaker may have opened.
+    """
+
+    def __init__(self, seeds: Sequence[Address], *, cluster: bool, clock: Clock) -> None:
+        self.seeds = tuple(seeds)
+        self.cluster = cluster
+        self.changed: Callable[[], None] = lambda: None
+        self.failed: Callable[[], None] = lambda: None
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._only = None if cluster else Node(seeds, clock)
+        self._owners: list[Node | None] = [self._only] * SLOTS
+        self._nodes: dict[Address, Node] = {}
+        self._strangers: dict[Address, Node] = {}
+        self._known: dict[tuple[str, int], Address] = {}
+        self._primaries: tuple[Node, ...] = () if self._only is None else (self._only,)
+        self._served = SLOTS
+        self._wanted = False
+        self._hint: Address | None = None
+        self._problem = ""
+
+    @property
+    def only(self) -> Node | None:
+        """The node that has all slots, if it is no cluster."""
+        return self._only
+
+    @property
+    def primaries(self) -> tuple[Node, ...]:
+        """The nodes that have slots, as far as is known."""
+        return self._primaries
+
+    def node_of(self, key: bytes) -> Node | None:
+        """Return who has a key's slot, None if nobody is known to."""
+        return self._only or self._owners[slot_of(key)]
+
+    def owner(self, key: bytes) -> Node:
+        """Return who has a key's slot. Raises NodeAwayError if nobody is known to."""
+        node = self.node_of(key)
+        if node is None:
+            raise NodeAwayError(self._problem or "no server of the cluster has this slot")
+        return node
+
+    def usable(self, key: bytes) -> bool:
+        """Whether whoever has a key's slot is there."""
+        node = self.node_of(key)
+        return node is not None and node.breaker.closed
+
+    def known(self) -> tuple[Address, ...]:
+        """Return the addresses of the servers that the newest map names, replicas too."""
+        return tuple(self._known.values())
+
+    def follow(self, redirection: Redirection, *, strangers: bool) -> Node | None:
+        """Return the node that a server in use sends to, and note what it said about the slot.
+
+        None for a server that the map does not name, unless such `strangers` prove themselves before they are told
+        anything; the map is then asked for anew.
+        """
+        address = redirection.address
+        with self._condition:
+            node = self._nodes.get(address)
+            known = address.where in self._known
+            if node is None and (known or strangers):
+                node = self._strangers.get(address)
+                if node is None:
+                    node = self._strangers[address] = Node((address,), self._clock)
+            came = False
+            if node is not None and redirection.for_good and self._owners[redirection.slot] is not node:
+                self._owners[redirection.slot] = node
+                came = node not in self._primaries
+                if came:
+                    self._primaries = (*self._primaries, node)
+            self._want(address if known else None)
+        if node is not None:
+            node.breaker.vouched_for()
+        if came:
+            self.changed()
+        return node
+
+    def adopt(self, slot_map: SlotMap) -> bool:
+        """Put a map in force; whether it differs from the one before."""
+        with self._condition:
+            old = {address: node for node in self._primaries for address in node.addresses}
+            old |= self._strangers | self._nodes
+            nodes = {one: old.get(one) or Node((one,), self._clock) for one in slot_map.primaries}
+            by_index = [nodes[address] for address in slot_map.primaries]
+            owners = [by_index[index] if index >= 0 else None for index in slot_map.owners]
+            primaries = tuple(dict.fromkeys(node for node in owners if node is not None))
+            differs = owners != self._owners
+            came = set(primaries) != set(self._primaries)
+            self._owners, self._nodes, self._primaries = owners, nodes, primaries
+            self._strangers = {}
+            self._served = slot_map.served
+            self._known = {one.where: one for one in (*slot_map.replicas, *slot_map.primaries)}
+            self._problem = ""
+        if came:
+            self.changed()
+        return differs
+
+    def succeeded(self, node: Node) -> None:
+        """Note an exchange with a node that went well."""
+        node.breaker.succeeded()
+
+    def blame(self, node: Node, error: Exception | str) -> None:
+        """Note an exchange with a node that failed."""
+        node.breaker.failed(str(error), fatal=isinstance(error, AccessError))
+        self.want()
+        self.failed()
+
+    def demoted(self, node: Node, era: int) -> None:
+        """Note that a connection of `era` led to a replica: all connections of that era are to be given up."""
+        with self._condition:
+            if node.era == era:
+                node.era += 1
+            self._want(None)
+
+    def want(self, hint: Address | None = None) -> None:
+        """Have the map asked for soon, of `hint` first."""
+        with self._condition:
+            self._want(hint)
+
+    def wanted(self, timeout_s: float) -> bool:
+        """Wait until the map is wanted; whether it is."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._wanted, timeout_s)
+            wanted, self._wanted = self._wanted, False
+            return wanted
+
+    def candidates(self) -> tuple[Address | None, tuple[Address, ...], tuple[Address, ...]]:
+        """Return whom to ask for the map: who was named last, who has slots and is there, and all others."""
+        with self._condition:
+            hint, self._hint = self._hint, None
+            usable = tuple(node.address for node in self._primaries if node.breaker.closed)
+            others = (*self._known.values(), *(node.address for node in self._primaries), *self.seeds)
+            return hint, usable, tuple(one for one in dict.fromkeys(others) if one not in usable)
+
+    def unknown(self, problem: str) -> None:
+        """Note why the map could not be had."""
+        self._problem = problem
+
+    @property
+    def whole(self) -> bool:
+        """Whether all slots are served by nodes that are there."""
+        return self._served == SLOTS and bool(self._primaries) and all(one.breaker.closed for one in self._primaries)
+
+    def state(self) -> BreakerState:
+        """Return what the tier as a whole lets through: it is closed when any node is."""
+        states = [node.breaker.state for node in self._primaries]
+        return min(states, key=list(BreakerState).index, default=BreakerState.OPEN)
+
+    def away(self) -> tuple[Node, ...]:
+        """Return the nodes with slots that may not be used."""
+        return tuple(node for node in self._primaries if not node.breaker.closed)
+
+    def detail(self) -> str:
+        """Return what is wrong, empty when all is well."""
+        primaries, away = self._primaries, self.away()
+        if self._only is not None:
+            return self._only.breaker.detail
+        if not primaries:
+            return self._problem or "the cluster's slots are not known yet"
+        if away:
+            said = "; ".join(f"{node}: {node.breaker.detail}" for node in away[:3])
+            return f"{len(away)} of {len(primaries)} servers are away: {said}"
+        if self._served < SLOTS:
+            return f"{SLOTS - self._served} slots are served by nobody"
+        return self._problem or next((node.breaker.detail for node in primaries if node.breaker.detail), "")
+
+    def _want(self, hint: Address | None) -> None:
+        self._hint = hint or self._hint
+        if self.cluster and not self._wanted:
+            self._wanted = True
+            self._condition.notify_all()
+
+
+def key_of(node: Node, topology: Topology, prefix: str) -> bytes | None:
+    """Return a name that begins with `prefix` in one of a node's slots, None if it has none."""
+    candidates = (f"{prefix}:{{probe-{number}}}:#p".encode() for number in range(200_000))
+    return next((key for key in candidates if topology.node_of(key) is node), None)

@@ -1,0 +1,147 @@
+"""What a peer sends: replies, read whole or into the caller's memory, each in step or not at all."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from kvstrata_sidecar.adapter.redis.client.readahead import ReadAhead
+from kvstrata_sidecar.adapter.redis.client.resp import (
+    CRLF,
+    MAX_DEPTH,
+    MAX_ELEMENTS,
+    MAX_LINE_BYTES,
+    MAX_REPLY_BYTES,
+    Command,
+    FramingError,
+    PeerClosedError,
+    PeerTimeoutError,
+    Reply,
+    ReplyError,
+    integer,
+    parse,
+    within,
+)
+
+
+class Replies:
+    """Reads from one socket, which is none of its own. What it raises leaves the stream out of step.
+
+    `give_up_at_s` is the moment of `clock` at which everything gives up that waits for more, None for never.
+    """
+
+    def __init__(self, raw: socket.socket, clock: Callable[[], float], *, tls: bool) -> None:
+        self._socket = raw
+        self._clock = clock
+        # SSLSocket's recv_into does no more than call this, once for each record of 16 KB.
+        self._read: Callable[[int, memoryview], int] | None = cast(Any, raw).read if tls else None
+        self._buffer = ReadAhead(MAX_LINE_BYTES + 4096)
+        self._left_bytes = 0
+        self.give_up_at_s: float | None = None
+
+    @property
+    def left_over(self) -> bool:
+        """Whether bytes have come that nobody has read."""
+        return len(self._buffer) > 0
+
+    def forget(self) -> None:
+        """Overwrite what has come and was not read."""
+        self._buffer.clear()
+
+    def line(self) -> bytes:
+        """Return the next line without its end. Raises ReplyError if it is an error reply."""
+        while (end := self._buffer.find(CRLF)) < 0:
+            if len(self._buffer) > MAX_LINE_BYTES:
+                raise FramingError("a reply line has no end")
+            self.check_time()
+            if not self._buffer.receive(self._socket.recv_into):
+                raise PeerClosedError("the peer closed the connection")
+        line = self._buffer.take(end + len(CRLF))[: -len(CRLF)]
+        if line[:1] == b"-":
+            raise ReplyError(line[1:].decode("utf-8", "replace"))
+        return line
+
+    def answers(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what the next replies say, or the errors that they are; what has come is read in one go.
+
+        It is copied for that, also what comes behind these replies: no block may be on its way.
+        """
+        answers: list[Any] = []
+        while len(answers) < len(commands):
+            lines = self._buffer.peek().split(CRLF)
+            behind, index = 0, 0
+            for one in commands[len(answers) :]:
+                reply, index = parse(lines, index)
+                if index < 0:
+                    break
+                behind = index
+                answers.append(one.read(reply))
+            self._buffer.skip(sum(map(len, lines[:behind])) + len(CRLF) * behind)
+            if len(answers) < len(commands):
+                answers.append(self.answer(commands[len(answers)]))
+        return answers
+
+    def answer(self, one: Command) -> Any:
+        """Return what the next reply says, or the error that it is if the connection stays in step."""
+        self._left_bytes = MAX_REPLY_BYTES
+        try:
+            reply = self._reply(self.line())
+        except ReplyError as error:  # the other replies of the pipeline still come
+            if not error.in_frame:
+                raise
+            return error
+        return one.read(reply)
+
+    def _reply(self, line: bytes, depth: int = 0) -> Reply:
+        """Return the reply that begins with `line`."""
+        kind, rest = line[:1], line[1:]
+        self._left_bytes -= len(line) + len(CRLF)
+        if self._left_bytes < 0:
+            raise FramingError("an answer is larger than what was asked for can be")
+        if kind == b"+":
+            return rest
+        if kind == b":":
+            return -integer(rest[1:]) if rest[:1] == b"-" else integer(rest)
+        if kind == b"$":
+            if rest == b"-1":
+                return None
+            data = bytearray(within(rest, MAX_LINE_BYTES))
+            self._left_bytes -= len(data)
+            self.fill(memoryview(data))
+            self.expect_end_of_value()
+            return bytes(data)
+        if kind == b"*" and depth < MAX_DEPTH:
+            if rest == b"-1":
+                return None
+            try:
+                return [self._reply(self.line(), depth + 1) for _ in range(within(rest, MAX_ELEMENTS))]
+            except ReplyError as error:
+                raise FramingError(f"an error within an answer: {error}") from error
+        raise FramingError("an answer of an unknown kind")
+
+    def fill(self, view: memoryview) -> None:
+        """Read the next bytes into `view`, all of it."""
+        position = self._buffer.pour(view)
+        while position < len(view):
+            self.check_time()
+            rest = view[position:]
+            if self._read is not None:
+                count = self._read(len(rest), rest)
+            else:
+                count = self._socket.recv_into(rest, 0, socket.MSG_WAITALL)
+            if count == 0:
+                raise PeerClosedError("the peer closed the connection within a value")
+            position += count
+
+    def expect_end_of_value(self) -> None:
+        """Raise FramingError unless what follows is the end of a value."""
+        end = bytearray(len(CRLF))
+        self.fill(memoryview(end))
+        if bytes(end) != CRLF:
+            raise FramingError("a value does not end where its length says")
+
+    def check_time(self) -> None:
+        """Raise PeerTimeoutError if it is later than `give_up_at_s`."""
+        if self.give_up_at_s is not None and self._clock() > self.give_up_at_s:
+            raise PeerTimeoutError("timed out")

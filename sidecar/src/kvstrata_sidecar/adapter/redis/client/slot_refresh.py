@@ -1,0 +1,110 @@
+"""The thread that asks a cluster who has which slot: on a schedule, when somebody was redirected or lost a connection,
+and every second while a server is away. Questions that come while one is asked are one question.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.nodes import Topology
+from kvstrata_sidecar.adapter.redis.client.resp import Command, ReplyError, TransportError
+from kvstrata_sidecar.adapter.redis.client.slots import SLOTS, Address, SlotMap, read_slots
+
+logger = logging.getLogger(__name__)
+
+SCHEDULE_S = 30.0
+IMPATIENT_S = 1.0
+PAUSE_S = 0.25
+"""Between two questions at least, however many were redirected."""
+
+QUESTION_TIMEOUT_S = 1.0
+ASKED_AT_A_TIME = 8
+
+
+class Scout(threading.Thread):
+    """Keeps a topology true until it is closed. `jitter` returns a number from 0 to 1."""
+
+    def __init__(
+        self, name: str, topology: Topology, dial: Callable[[Address], Connection], jitter: Callable[[], float]
+    ) -> None:
+        super().__init__(name=name, daemon=True)
+        self._topology = topology
+        self._dial = dial
+        self._jitter = jitter
+        self._closed = threading.Event()
+        self._last: tuple[Address, Connection] | None = None
+        self._rest: list[Address] = []
+
+    def run(self) -> None:
+        """Ask whenever it is due."""
+        while not self._closed.is_set():
+            try:
+                self.look()
+            except Exception:
+                logger.exception("The cluster could not be asked for its slots")
+            if self._closed.wait(PAUSE_S):
+                break
+            period_s = SCHEDULE_S if self._topology.whole else IMPATIENT_S
+            self._topology.wanted(period_s * (0.8 + 0.4 * self._jitter()))
+        self._drop()
+
+    def close(self) -> None:
+        """End the thread soon."""
+        self._closed.set()
+        self._topology.want()
+        last = self._last
+        if last is not None:
+            last[1].abort()
+
+    def look(self) -> bool:
+        """Ask until somebody knows all slots, or take what the best answer says; whether there was one."""
+        best: SlotMap | None = None
+        problem = ""
+        order = self._order(*self._topology.candidates())
+        asked, self._rest = order[:ASKED_AT_A_TIME], order[ASKED_AT_A_TIME:]
+        for address in asked:
+            if self._closed.is_set():
+                return False
+            try:
+                answer = self._ask(address)
+            except (TransportError, ReplyError) as error:
+                problem = problem or str(error)
+                self._drop()
+                continue
+            if best is None or answer.served > best.served:
+                best = answer
+            if best.served == SLOTS:
+                break
+        if best is None:
+            self._topology.unknown(problem)
+            return False
+        if self._topology.adopt(best):
+            logger.info("The cluster's slots: %s", ", ".join(map(str, best.primaries)))
+        return True
+
+    def _order(self, hint: Address | None, usable: Sequence[Address], others: Sequence[Address]) -> list[Address]:
+        """Return whom to ask, in turn: each pod begins elsewhere, and who had no turn last time has one now."""
+        first = [] if hint is None else [hint]
+        if self._last is not None and self._last[0] in usable:
+            first.append(self._last[0])
+        start = int(self._jitter() * len(usable))
+        return list(dict.fromkeys([*first, *usable[start:], *usable[:start], *self._rest, *others]))
+
+    def _ask(self, address: Address) -> SlotMap:
+        if self._last is None or self._last[0] != address or not self._last[1].usable:
+            self._drop()
+            self._last = (address, self._dial(address))
+        command = Command(b"", (b"CLUSTER", b"SLOTS"), lambda reply: read_slots(reply, address))
+        answer: SlotMap | ReplyError
+        (answer,) = self._last[1].exchange([command], give_up_after_s=QUESTION_TIMEOUT_S)
+        if isinstance(answer, ReplyError):
+            raise answer
+        return answer
+
+    def _drop(self) -> None:
+        last, self._last = self._last, None
+        if last is not None:
+            last[1].close()

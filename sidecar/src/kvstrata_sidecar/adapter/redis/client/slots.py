@@ -1,0 +1,157 @@
+"""Slots of a Redis Cluster: which one a key is in, which server has it, and what a redirection says.
+
+Pure. A map is what one server believes; another may know better, and says so by redirecting.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvstrata_sidecar.adapter.redis.client.resp import FramingError, Reply, ReplyError
+
+SLOTS = 16_384
+MAX_NODES = 1_000
+MAX_HOST_BYTES = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server of a cluster listens. `name` is the host name that it announces beside an IP address."""
+
+    host: str
+    port: int
+    name: str | None = None
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def proves(self) -> str:
+        """The name that the server's certificate has to hold, unless the parameters say another."""
+        return self.name or self.host
+
+    @property
+    def where(self) -> tuple[str, int]:
+        """Host and port, by which redirections name servers."""
+        return self.host, self.port
+
+
+@dataclass(frozen=True, slots=True)
+class SlotMap:
+    """Who has which slot: `owners[slot]` is an index into `primaries`, -1 for a slot that nobody serves."""
+
+    primaries: tuple[Address, ...]
+    owners: tuple[int, ...]
+    replicas: tuple[Address, ...] = ()
+
+    @property
+    def served(self) -> int:
+        """How many slots have an owner."""
+        return SLOTS - self.owners.count(-1)
+
+
+@dataclass(frozen=True, slots=True)
+class Redirection:
+    """Ask `address` instead: for this question (`for_good` False) or for everything in `slot`."""
+
+    slot: int
+    address: Address
+    for_good: bool
+
+
+def slot_of(key: bytes) -> int:
+    """Return a key's slot: CRC-16/XMODEM of its hash tag, or of all of it without one, modulo 16384."""
+    start = key.find(b"{")
+    if start >= 0:
+        end = key.find(b"}", start + 1)
+        if end > start + 1:
+            key = key[start + 1 : end]
+    return binascii.crc_hqx(key, 0) % SLOTS
+
+
+def read_slots(reply: Reply, asked: Address) -> SlotMap:
+    """Return what `asked` answered to CLUSTER SLOTS. Raises FramingError for anything that is no map.
+
+    A server may leave its host out (it is the one that was asked) or say that it has no name to give (`?`); then its
+    IP address is used if it tells one, and else its slots count as served by nobody.
+    """
+    if not isinstance(reply, list):
+        raise FramingError("CLUSTER SLOTS was not answered with an array")
+    primaries: dict[Address, int] = {}
+    replicas: dict[Address, None] = {}
+    owners = [-1] * SLOTS
+    for entry in reply:
+        if not isinstance(entry, list) or len(entry) < 3:
+            raise FramingError("a range of slots has no server")
+        first, last, primary, *others = entry
+        if not isinstance(first, int) or not isinstance(last, int) or not 0 <= first <= last < SLOTS:
+            raise FramingError("a range of slots is out of bounds")
+        address = _server(primary, asked)
+        replicas |= dict.fromkeys(one for one in (_server(other, asked) for other in others) if one is not None)
+        if address is not None:
+            index = primaries.setdefault(address, len(primaries))
+            owners[first : last + 1] = [index] * (last + 1 - first)
+    if len(primaries) > MAX_NODES or len(replicas) > MAX_NODES:
+        raise FramingError("a cluster of more servers than there can be")
+    return SlotMap(tuple(primaries), tuple(owners), tuple(replicas))
+
+
+def redirection(error: ReplyError, asked: Address, known: Iterable[Address]) -> Redirection | None:
+    """Return where an error reply sends, None if it is no redirection or a malformed one.
+
+    The address is one of `known` if it names one, so that its announced name is kept.
+    """
+    words = str(error).split(" ")
+    # Other digits than ASCII's are digits to `str`, too, and numbers of no kind.
+    if len(words) != 3 or words[0] not in ("MOVED", "ASK") or not str(error).isascii():
+        return None
+    host, separator, port = words[2].rpartition(":")
+    if not separator or not words[1].isdigit() or not port.isdigit() or len(port) > 5 or len(words[1]) > 5:
+        return None
+    slot = int(words[1])
+    if slot >= SLOTS or not 0 < int(port) < 65_536 or host == "?" or not _plausible(host):
+        return None
+    where = (host or asked.host, int(port))
+    address = next((one for one in known if one.where == where), Address(*where))
+    return Redirection(slot, address, words[0] == "MOVED")
+
+
+def _server(entry: Reply, asked: Address) -> Address | None:
+    if not isinstance(entry, list) or len(entry) < 2:
+        raise FramingError("a server of the cluster has no address")
+    host, port, *rest = entry
+    if not isinstance(port, int) or not isinstance(host, bytes | None):
+        raise FramingError("a server of the cluster has a malformed address")
+    about = _pairs(rest[1]) if len(rest) > 1 else {}
+    if port == 0:  # a server that does not know its own port yet
+        return None
+    told = _text(host or b"")
+    name = about.get("hostname") or None
+    if told == "?":
+        told = about.get("ip", "")
+        if not told:
+            return None
+    if not told:
+        return Address(asked.host, port, asked.name)
+    if not 0 < port < 65_536 or not _plausible(told) or (name is not None and not _plausible(name)):
+        raise FramingError("a server of the cluster has a malformed address")
+    return Address(told, port, name if name != told else None)
+
+
+def _pairs(reply: Reply) -> dict[str, str]:
+    if not isinstance(reply, list) or not all(isinstance(word, bytes) for word in reply):
+        return {}
+    words = [_text(word) for word in reply if isinstance(word, bytes)]
+    return dict(zip(words[::2], words[1::2], strict=False))
+
+
+def _text(data: bytes) -> str:
+    return data.decode("ascii", "replace")
+
+
+def _plausible(host: str) -> bool:
+    """Whether a host could be one: what a server says is handed to the resolver."""
+    return len(host) <= MAX_HOST_BYTES and all(c.isalnum() or c in "-_.:%" for c in host) and host.isascii()

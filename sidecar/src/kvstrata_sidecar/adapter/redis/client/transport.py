@@ -1,0 +1,308 @@
+"""What carries a thread's commands to the nodes that have their slots: one connection to each, opened when needed.
+
+A redirection is followed a few times: MOVED to the node that it names, which has the map asked for anew; ASK for this
+question alone, and only to read. A slot that moves key by key is in two places at once; a script that wrote in one of
+them would leave the other behind, so stores are refused until it has arrived. On one server it is that server's
+connection and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from kvstrata_sidecar.adapter.redis.client.block_io import Accepted, Read, Write
+from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from kvstrata_sidecar.adapter.redis.client.connections import Connections
+from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
+from kvstrata_sidecar.adapter.redis.client.resp import (
+    FOREIGN_KEY,
+    PIPELINE_COMMANDS,
+    Command,
+    NodeAwayError,
+    ReplyError,
+    SlotMovingError,
+    TransportError,
+    spelled_out,
+    unknown_script,
+)
+from kvstrata_sidecar.adapter.redis.client.slots import redirection, slot_of
+
+MAX_REDIRECTIONS = 5
+NOT_THE_NODES_FAULT = frozenset({"OOM", "MOVED", "ASK", "TRYAGAIN"})
+WRITES = frozenset({b"EVAL", b"EVALSHA", b"SET"})
+
+
+class ClusterTransport:
+    """One thread's way to the nodes of a tier. Any thread may call `abort`.
+
+    `dial(node)` opens a connection, within `dial_timeout_s` if it does not want to be given up. `strangers` are
+    nodes that the map does not name; they may be followed where they have to prove themselves (TLS).
+    """
+
+    def __init__(
+        self, topology: Topology, dial: Callable[[Node], Connection], *, strangers: bool, dial_timeout_s: float
+    ) -> None:
+        self._topology = topology
+        self._strangers = strangers
+        self._nodes = Connections(topology, dial, dial_timeout_s)
+
+    @property
+    def usable(self) -> bool:
+        """Whether it was neither cut off nor closed."""
+        return self._nodes.usable
+
+    def renew(self) -> None:
+        """Begin something new: an abort from before counts no more."""
+        self._nodes.renew()
+
+    def abort(self, why: str = "") -> None:
+        """Make what is under way fail at once, and all that follows until `renew`; `why` blames the node."""
+        self._nodes.abort(why)
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._nodes.close()
+
+    def ask(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what the replies say, in order. Raises the first that is an error, or why there is none."""
+        answers = self.ask_each(commands)
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return answers
+
+    def ask_each(self, commands: Sequence[Command]) -> list[Any]:
+        """Return what each reply says, in order, or the ReplyError that it is, or the TransportError instead of it."""
+        answers: list[Any] = [None] * len(commands)
+        todo: dict[tuple[Node, bool], list[int]] = {}
+        asked = list(commands)
+        judged: dict[Node, ReplyError | None] = {}
+        only = self._topology.only
+        if only is not None and commands:
+            todo[only, False] = [*range(len(commands))]
+        else:
+            for index, one in enumerate(commands):
+                try:
+                    todo.setdefault((self._topology.owner(one.key), False), []).append(index)
+                except NodeAwayError as error:
+                    answers[index] = error
+        for turn in range(MAX_REDIRECTIONS + 1):
+            self._round(todo, asked, answers)
+            again: dict[tuple[Node, bool], list[int]] = {}
+            for (node, asking), indices in todo.items():
+                failed = [index for index in indices if isinstance(answers[index], Exception)]
+                if len(failed) < len(indices):
+                    judged.setdefault(node, None)
+                for index in failed:
+                    answer = answers[index]
+                    if not isinstance(answer, ReplyError):
+                        continue
+                    target = None if turn == MAX_REDIRECTIONS else self._next(node, asking, asked, index, answer)
+                    if target is None:
+                        answers[index] = self._meaning(node, answer)
+                        if answers[index] is answer:
+                            judged[node] = answer
+                    else:
+                        again.setdefault(target, []).append(index)
+            if not again:
+                break
+            todo = again
+        for node, fault in judged.items():
+            self._judge(node, fault)
+        return answers
+
+    def set_each(self, writes: Sequence[Write]) -> None:
+        """Write values and enter what the reply to the command behind each says, or the error that tells why not."""
+
+        def settle(node: Node, indices: list[int]) -> Iterator[tuple[int, ReplyError]]:
+            self._nodes.use(node, lambda one: one.set_each([writes[index] for index in indices]))
+            for index in indices:
+                if isinstance(writes[index].answer, ReplyError):
+                    yield index, writes[index].answer
+
+        def fail(node: Node, index: int, error: ReplyError) -> None:
+            writes[index].answer = self._judged(node, error)
+
+        self._follow([write.key for write in writes], settle, fail)
+
+    def get_each(self, reads: Sequence[Read]) -> list[bool]:
+        """Read values; for each whether it is there and counts. Raises the first error that was a reply."""
+        found = [False] * len(reads)
+
+        def settle(node: Node, indices: list[int]) -> Iterator[tuple[int, ReplyError]]:
+            left = indices
+            while left:
+                told = self._nodes.use(node, lambda one: one.get_each([reads[index] for index in left]))  # noqa: B023
+                unknown: list[int] = []
+                for index, outcome in zip(left, told, strict=True):
+                    if isinstance(outcome, ReplyError):
+                        yield index, outcome
+                    elif outcome is None:
+                        unknown.append(index)
+                    else:
+                        found[index] = outcome
+                left = unknown
+
+        def fail(node: Node, index: int, error: ReplyError) -> None:
+            if error.code != "ASK" or not self._topology.cluster:
+                raise self._judged(node, error) from error
+            found[index] = self._get_apart(node, reads[index])
+
+        self._follow([read.key for read in reads], settle, fail)
+        return found
+
+    def _follow(
+        self,
+        keys: Sequence[bytes],
+        settle: Callable[[Node, list[int]], Iterator[tuple[int, ReplyError]]],
+        fail: Callable[[Node, int, ReplyError], None],
+    ) -> None:
+        """Have what belongs to `keys` settled where their slots are, also if these have moved for good.
+
+        `settle` gives what was answered with an error; `fail` is told of those that no other node is named for.
+        """
+        todo: dict[Node, list[int]] = {}
+        for index, key in enumerate(keys):
+            todo.setdefault(self._topology.owner(key), []).append(index)
+        for turn in range(MAX_REDIRECTIONS + 1):
+            again: dict[Node, list[int]] = {}
+            for node, indices in todo.items():
+                refused = 0
+                for index, error in settle(node, indices):
+                    refused += 1
+                    target = self._moved(node, error) if turn < MAX_REDIRECTIONS else None
+                    if target is None:
+                        fail(node, index, error)
+                    else:
+                        again.setdefault(target, []).append(index)
+                if refused < len(indices):
+                    self._judge(node, None)
+            todo = again
+
+    def probe(self, node: Node, question: Command | None, give_up_after_s: float) -> None:
+        """See that a node answers, whatever its breaker says. Raises what stands in the way."""
+
+        def ping(connection: Connection) -> None:
+            connection.ping(give_up_after_s)
+            if question is not None:
+                (answer,) = connection.exchange([question], give_up_after_s=give_up_after_s)
+                if isinstance(answer, ReplyError) and answer.code not in NOT_THE_NODES_FAULT:
+                    raise answer
+
+        self._nodes.use(node, ping, probing=True)
+
+    def _get_apart(self, node: Node, read: Read) -> bool:
+        """Read a value in a slot that moves key by key: what is asked before may be elsewhere than the value."""
+        if not read.accept(self.ask(read.before)):
+            return False
+        apart = Accepted(read)
+        asking = False
+        for _ in range(2):
+            (outcome,) = self._nodes.use(node, lambda one: one.get_each([apart], asking=asking))  # noqa: B023
+            if not isinstance(outcome, ReplyError):
+                return bool(outcome)
+            told = redirection(outcome, node.address, self._topology.known())
+            target = None if told is None else self._topology.follow(told, strangers=self._strangers)
+            if target is None or told is None:
+                raise self._judged(node, outcome) from outcome
+            node, asking = target, not told.for_good
+        raise SlotMovingError("a block is redirected without end")
+
+    def _round(self, todo: dict[tuple[Node, bool], list[int]], asked: list[Command], answers: list[Any]) -> None:
+        """Ask each node its part, all at the same time.
+
+        A node that is asked in two ways, because one slot has moved there and another is on its way, is asked the
+        second part when it has answered the first: there is one connection to it.
+        """
+        if len(todo) == 1 or any(len(indices) > PIPELINE_COMMANDS for indices in todo.values()):
+            for (node, asking), indices in todo.items():
+                mine = [asked[index] for index in indices]
+                self._note(answers, indices, lambda: self._nodes.use(node, lambda c: c.exchange(mine, asking=asking)))  # noqa: B023
+            return
+        begun: list[tuple[Node, bool, list[int], Connection]] = []
+        second = {part: indices for part, indices in todo.items() if part[1] and (part[0], False) in todo}
+        try:
+            for (node, asking), indices in todo.items():
+                if (node, asking) in second:
+                    continue
+                outcome = self._note(answers, indices, self._starting(node, [asked[i] for i in indices], asking))
+                if isinstance(outcome, Connection):
+                    begun.append((node, asking, indices, outcome))
+            while begun:
+                node, asking, indices, connection = begun[0]
+                self._note(answers, indices, self._finishing(node, connection, [asked[i] for i in indices], asking))
+                begun.pop(0)
+        finally:
+            for *_, connection in begun:  # whose answers nobody has read
+                connection.close()
+        if second:
+            self._round(second, asked, answers)
+
+    def _starting(self, node: Node, mine: list[Command], asking: bool) -> Callable[[], Connection]:
+        def start(connection: Connection) -> Connection:
+            connection.start(mine, asking=asking)
+            return connection
+
+        return lambda: self._nodes.use(node, start, keep=True)
+
+    def _finishing(
+        self, node: Node, connection: Connection, mine: list[Command], asking: bool
+    ) -> Callable[[], list[Any]]:
+        return lambda: self._nodes.end(node, connection, lambda one: one.finish(mine, asking=asking))
+
+    @staticmethod
+    def _note(answers: list[Any], indices: list[int], do: Callable[[], Any]) -> Any:
+        """Do it; enter what came of it for each of `indices`."""
+        try:
+            outcome = do()
+        except (TransportError, ReplyError) as error:
+            outcome = error
+            for index in indices:
+                answers[index] = error
+        if isinstance(outcome, list):
+            for index, answer in zip(indices, outcome, strict=True):
+                answers[index] = answer
+        return outcome
+
+    def _next(
+        self, node: Node, asking: bool, asked: list[Command], index: int, answer: ReplyError
+    ) -> tuple[Node, bool] | None:
+        """Return whom to ask again after an error reply, None if that is all there is to say."""
+        one = asked[index]
+        if unknown_script(one, answer):
+            asked[index] = spelled_out(one)
+            return node, asking
+        told = redirection(answer, node.address, self._topology.known()) if self._topology.cluster else None
+        if told is None or told.slot != slot_of(one.key):
+            return None
+        if not told.for_good and (asking or one.arguments[0] in WRITES):
+            return None
+        target = self._topology.follow(told, strangers=self._strangers)
+        return None if target is None else (target, not told.for_good)
+
+    def _moved(self, node: Node, error: ReplyError) -> Node | None:
+        told = redirection(error, node.address, self._topology.known()) if self._topology.cluster else None
+        if told is None or not told.for_good:
+            return None
+        return self._topology.follow(told, strangers=self._strangers)
+
+    def _judged(self, node: Node, error: ReplyError) -> Exception:
+        """Return what an error reply means for whoever asked, and blame the node if it says that it cannot serve."""
+        meaning = self._meaning(node, error)
+        if meaning is error:
+            self._judge(node, error)
+        return meaning
+
+    def _judge(self, node: Node, fault: ReplyError | None) -> None:
+        if fault is None:
+            self._topology.succeeded(node)
+        elif fault.code not in NOT_THE_NODES_FAULT:
+            self._topology.blame(node, fault)
+
+    def _meaning(self, node: Node, error: ReplyError) -> Exception:
+        """Return what an error reply means for whoever asked."""
+        if self._topology.cluster and (error.code in ("MOVED", "ASK", "TRYAGAIN") or FOREIGN_KEY in str(error)):
+            self._topology.want()
+            return SlotMovingError(f"{node}: {error}")
+        return error

@@ -1,0 +1,207 @@
+"""Which blocks a shared tier was used for last, asked scope by scope: lookups come in between."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix, parse_member, rooms_key
+from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.redis.client.commands import (
+    MEMBERS_PER_COMMAND,
+    Transport,
+    read_list,
+    read_moment_ms,
+    read_text,
+)
+from kvstrata_sidecar.adapter.redis.client.nodes import Topology
+from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply, integer
+from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
+from kvstrata_sidecar.adapter.redis.threads import Crew
+from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.tier.hot import Heat, Hot, most_of_each
+from kvstrata_sidecar.adapter.tier.part import Gain, Part
+from kvstrata_sidecar.adapter.tier.tasks import Task
+
+T = TypeVar("T")
+
+SCOPES_AT_ONCE = 512
+"""Scopes that are asked about; those with most room in the tier, where it divides its capacity."""
+
+
+def busiest(transport: Transport, domain: str, keyspaces: Sequence[str]) -> list[str]:
+    """Return which of these scopes to ask about: those that the tier has lent room to, most first, else all.
+
+    A tier whose capacity is not divided keeps no book of rooms. `SCOPES_AT_ONCE` of them at most.
+    """
+    key = rooms_key(domain).encode()
+    rooms: dict[str, int] = {}
+    for start in range(0, len(keyspaces), MEMBERS_PER_COMMAND):
+        some = keyspaces[start : start + MEMBERS_PER_COMMAND]
+        asked = (b"HMGET", key, *(one.encode() for one in some))
+        (told,) = transport.ask([Command(key, asked, _listed(len(some)))])
+        rooms |= {one: _room(entry) for one, entry in zip(some, told, strict=True) if entry is not None}
+    order = sorted(rooms, key=lambda one: -rooms[one]) if rooms else list(keyspaces)
+    return order[:SCOPES_AT_ONCE]
+
+
+def hottest(transport: Transport, domain: str, identity: str, keyspace: str, most: int, *, arc: bool) -> list[Hot]:
+    """Return about `most` blocks of one scope and identity that were used last. A bucket that cannot be asked has none.
+
+    In ARC's order those that were used more than once come before the others.
+    """
+    lists = (b":#f", b":#a") if arc else (b":#a",)
+    per_bucket = max(1, -(-most // BUCKETS))
+    bases = [bucket_prefix(domain, keyspace, bucket).encode() for bucket in range(BUCKETS)]
+    asked = [
+        Command(base + b":#s", (b"ZRANGE", base + kind, b"0", b"%d" % (per_bucket - 1), b"REV", b"WITHSCORES"), _scored)
+        for base in bases
+        for kind in lists
+    ]
+    now_ms, *answers = transport.ask_each([Command(bases[0] + b":#s", (b"TIME",), read_moment_ms), *asked])
+    if isinstance(now_ms, Exception):
+        raise now_ms
+    found: list[tuple[bytes, bytes, Heat]] = []
+    told = iter(answers)
+    for base in bases:
+        here: list[tuple[bytes, bytes, Heat]] = []
+        for kind in lists:
+            answer = next(told)
+            if not isinstance(answer, Exception):
+                here += [(base, member, (int(kind == b":#f"), score)) for member, score in answer]
+        found += here[:per_bucket]
+    return _described(transport, identity, keyspace, found, now_ms)
+
+
+class Hottest:
+    """Asks one tier's servers. `refusal` returns why a keyspace may not be used now, None if it may."""
+
+    def __init__(
+        self,
+        params: AdapterParams,
+        tier: TierParams,
+        topology: Topology,
+        crew: Crew,
+        refusal: Callable[[str], Refusal | None],
+        counters: Counters,
+    ) -> None:
+        self._domain, self._identity = params.domain, params.identity
+        self._arc = tier.eviction == "ARC"
+        self._patience_s = tier.load_deadline_ms / 1000
+        self._topology = topology
+        self._crew = crew
+        self._refusal = refusal
+        self._counters = counters
+
+    def of(self, keyspaces: Sequence[str]) -> list[Hot] | None:
+        """Return the blocks of these keyspaces that were used last; None if nothing is told in time.
+
+        What is not told any more after some keyspaces is left out.
+        """
+        allowed = [keyspace for keyspace in keyspaces if self._refusal(keyspace) is None]
+        scopes = self._ask(None, rooms_key(self._domain), lambda transport: busiest(transport, self._domain, allowed))
+        if scopes is None:
+            return None
+        found: list[Hot] = []
+        for keyspace in scopes:
+            told = self._ask(keyspace, bucket_prefix(self._domain, keyspace, 0), self._about(keyspace, len(scopes)))
+            if told is None:
+                return found or None
+            found += told
+        return found
+
+    def _about(self, keyspace: str, scopes: int) -> Callable[[Transport], list[Hot]]:
+        most = most_of_each(scopes)
+        return lambda transport: hottest(transport, self._domain, self._identity, keyspace, most, arc=self._arc)
+
+    def _ask(self, keyspace: str | None, key: str, question: Callable[[Transport], list[T]]) -> list[T] | None:
+        """Have it asked on a keyspace's behalf by whoever looks up at the server that has `key`; None if in vain."""
+        node = self._topology.node_of(key.encode())
+        part = QuestionPart(keyspace, question, self._counters)
+        if node is None or not node.breaker.closed or self._crew.put_lookup(part, node) is not None:
+            return None
+        if not part.done.wait(self._patience_s):
+            self._crew.give_up(part, "a question about hot blocks took too long")
+            return None
+        return part.answer
+
+
+@dataclass(slots=True, eq=False)
+class QuestionPart(Part[ClusterTransport], Generic[T]):
+    """Ask `question`; `done` is set when it is over, and `answer` is what it returned, None if nothing."""
+
+    keyspace: str | None
+    question: Callable[[Transport], list[T]]
+    counters: Counters
+    task: Task | None = None
+    urgent: bool = False
+    answer: list[T] | None = None
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, transport: ClusterTransport, gain: Gain) -> None:  # noqa: ARG002
+        """Ask."""
+        self.answer = self.question(transport)
+
+    def refused(self, refusal: Refusal) -> None:
+        """Count the question."""
+        self.counters.refuse(refusal, 1, self.keyspace or "")
+
+    def over(self, error: Exception | None) -> None:  # noqa: ARG002
+        """Release whoever waits."""
+        self.done.set()
+
+
+def _described(
+    transport: Transport,
+    identity: str,
+    keyspace: str,
+    found: Sequence[tuple[bytes, bytes, Heat]],
+    now_ms: int,
+) -> list[Hot]:
+    """Return the blocks of this identity that are in the index, with their ages."""
+    by_base: dict[bytes, list[tuple[bytes, Heat]]] = {}
+    for base, member, heat in found:
+        by_base.setdefault(base, []).append((member, heat))
+    pieces = [
+        (base, some[start : start + MEMBERS_PER_COMMAND])
+        for base, some in by_base.items()
+        for start in range(0, len(some), MEMBERS_PER_COMMAND)
+    ]
+    commands = [
+        Command(base + b":#s", (b"HMGET", base + b":#m", *(member for member, _ in some)), _listed(len(some)))
+        for base, some in pieces
+    ]
+    hot: list[Hot] = []
+    for (_, some), answer in zip(pieces, transport.ask_each(commands) if commands else (), strict=True):
+        if isinstance(answer, Exception):
+            continue
+        for (member, heat), entry in zip(some, answer, strict=True):
+            parsed = parse_member(member.decode("utf-8", "replace"))
+            if parsed is None or parsed[0] != identity or not isinstance(entry, bytes):
+                continue
+            _, rank, group, chunk_hash = parsed
+            computed_ms = integer(entry.partition(b":")[2])
+            hot.append(Hot(keyspace, rank, group, chunk_hash, heat, max(0.0, (now_ms - computed_ms) / 1000)))
+    return hot
+
+
+def _listed(count: int) -> Callable[[Reply], list[Reply]]:
+    return lambda reply: read_list(reply, count)
+
+
+def _scored(reply: Reply) -> list[tuple[bytes, float]]:
+    if not isinstance(reply, list) or len(reply) % 2:
+        raise FramingError("an answer is no list of names and scores")
+    names, scores = reply[::2], reply[1::2]
+    try:
+        return [(read_text(name).encode(), float(read_text(score))) for name, score in zip(names, scores, strict=True)]
+    except ValueError as error:
+        raise FramingError("a score is no number") from error
+
+
+def _room(entry: Reply) -> int:
+    parts = read_text(entry).split(":")
+    return int(parts[1]) if len(parts) > 1 and parts[1].isdigit() else 0

@@ -1,0 +1,127 @@
+"""Which blocks of a lookup a tier is asked for, under which keyspace, and which server."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from kvstrata.contract.store.redis_keys import bucket_of, member_of
+from kvstrata_sidecar.adapter.params import AdapterParams
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.redis.client.commands import Sought
+from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
+from kvstrata_sidecar.adapter.redis.pool_places import PoolPlaces
+from kvstrata_sidecar.adapter.redis.shadow import Shadow
+from kvstrata_sidecar.adapter.redis.shares import Shares, Whereabouts
+from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.tier.interface import Block
+
+
+class Division(NamedTuple):
+    """What is asked, by whose behalf and which server: blocks by the keyspace that they are kept under.
+
+    `shares` knows those that are asked for in several places, None without any.
+    """
+
+    groups: Mapping[tuple[str, Node], Mapping[str, Sequence[Sought]]]
+    shares: Shares | None
+
+
+class Lookups:
+    """Divides lookups of one tier by keyspace, bucket and server.
+
+    `refusal` returns why a keyspace may not be asked for now, None if it may; what is left out is counted. `shadow`
+    knows what faster tiers have, `twice` is told of blocks that their keyspace has needlessly, because a pool has them.
+    """
+
+    def __init__(
+        self,
+        params: AdapterParams,
+        topology: Topology,
+        refusal: Callable[[str], Refusal | None],
+        counters: Counters,
+        shadow: Shadow,
+        pools: PoolPlaces,
+        twice: Callable[[Sequence[Block]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._domain, self._identity = params.domain, params.identity
+        self._topology = topology
+        self._refusal = refusal
+        self._counters = counters
+        self._shadow = shadow
+        self._pools = pools
+        self._twice = twice
+        self._clock = clock
+        self._whereabouts = Whereabouts(clock)
+
+    def divide(self, blocks: Sequence[Block]) -> Division:
+        """Return what may be looked up now."""
+        groups: dict[tuple[str, Node], dict[str, list[Sought]]] = defaultdict(dict)
+        pooled: set[int] = set()
+        for reader, kept, sought in self._sought(blocks, pooled):
+            node = self._topology.node_of(sought.base)
+            if node is None or not node.breaker.closed:
+                self._counters.refuse(Refusal.BREAKER_OPEN, len(sought.numbers), kept)
+            else:
+                groups[reader, node].setdefault(kept, []).append(sought)
+        if not pooled:
+            return Division(groups, None)
+        asked = Counter(
+            number
+            for by_keyspace in groups.values()
+            for some in by_keyspace.values()
+            for one in some
+            for number in pooled.intersection(one.numbers)
+        )
+        shares = Shares(
+            asked,
+            lambda numbers: self._twice([blocks[number] for number in numbers]),
+            lambda found: self._whereabouts.note(
+                (blocks[number].keyspace, self._member(blocks[number]), pool) for number, pool in found.items()
+            ),
+        )
+        return Division(groups, shares)
+
+    def _member(self, block: Block) -> bytes:
+        return member_of(self._identity, block.rank, block.group, block.chunk_hash).encode()
+
+    def _sought(self, blocks: Sequence[Block], pooled: set[int]) -> list[tuple[str, str, Sought]]:
+        """Return the blocks that are to be looked up now, by reader, keyspace and bucket, and count the others.
+
+        `pooled` learns the numbers of those that are asked for in pools and under the reader's keyspace.
+        """
+        refusals: dict[str, Refusal | None] = {}
+        buckets: dict[tuple[str, str, int], Sought] = {}
+        shadowed: list[Block] = []
+        pools_of, now_s = self._pools.usable(), self._clock()
+        for number, block in enumerate(blocks):
+            _, keyspace, _, _, chunk_hash = block
+            if keyspace not in refusals:
+                refusals[keyspace] = self._refusal(keyspace)
+            if (refusal := refusals[keyspace]) is not None:
+                self._counters.refuse(refusal, 1, keyspace)
+                continue
+            if self._shadow.holds(block):
+                shadowed.append(block)
+                continue
+            bucket = bucket_of(chunk_hash)
+            member = self._member(block)
+            places = [keyspace]
+            if pools := pools_of(keyspace, chunk_hash):
+                pool = self._whereabouts.of(keyspace, member, now_s)
+                if pool is not None and pool in pools:
+                    places = [pool]
+                else:
+                    pooled.add(number)
+                    places += pools
+            for kept in places:
+                which = keyspace, kept, bucket
+                if (sought := buckets.get(which)) is None:
+                    sought = buckets[which] = Sought.at(self._domain, kept, bucket)
+                sought.members.append(member)
+                sought.numbers.append(number)
+        self._shadow.used(shadowed)
+        return [(reader, kept, sought) for (reader, kept, _), sought in buckets.items()]

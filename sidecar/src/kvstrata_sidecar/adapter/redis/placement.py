@@ -1,0 +1,136 @@
+"""Where the blocks of a request are in one tier, which may be asked for now, and how workers share them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from kvstrata.contract.store.redis_keys import member_of
+from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.redis.block_exchanges import BATCH_BLOCKS, BATCH_BYTES, Lent
+from kvstrata_sidecar.adapter.redis.client.commands import Place
+from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
+from kvstrata_sidecar.adapter.redis.pool_places import NOWHERE, PoolPlaces
+from kvstrata_sidecar.adapter.tier.counts import Counters
+from kvstrata_sidecar.adapter.tier.interface import Block
+
+
+class Admitted(NamedTuple):
+    """A block of a request that may be asked for: its number, where it is, and on which server; `others` as of Lent."""
+
+    number: int
+    place: Place
+    node: Node
+    others: tuple[Place, ...]
+
+
+class Placing:
+    """Finds the places of blocks; what may not be asked for is counted and left out.
+
+    `refusal` returns why a keyspace may not be used now, None if it may; `rests` whether a server takes no blocks now.
+    """
+
+    def __init__(
+        self,
+        params: AdapterParams,
+        tier: TierParams,
+        topology: Topology,
+        enforcement: Enforcement,
+        refusal: Callable[[str], Refusal | None],
+        rests: Callable[[Node], bool],
+        counters: Counters,
+        pools: PoolPlaces,
+    ) -> None:
+        self._domain, self._identity = params.domain, params.identity
+        self._tier = tier
+        self._topology = topology
+        self._enforcement = enforcement
+        self._refusal = refusal
+        self._rests = rests
+        self._counters = counters
+        self._pools = pools
+
+    def place(self, block: Block) -> Place:
+        """Return where its own keyspace keeps a block."""
+        member = member_of(self._identity, block.rank, block.group, block.chunk_hash)
+        return Place.at(self._domain, block.keyspace, member, block.chunk_hash)
+
+    def first(self, block: Block) -> Place:
+        """Return where a load would ask for a block first."""
+        return next(iter(self._pools.of([block]).get(0, ())), None) or self.place(block)
+
+    def own(self, blocks: Sequence[Block]) -> Mapping[tuple[str, Node], list[tuple[int, Place]]]:
+        """Return the indices and places of blocks under their own keyspaces, by keyspace and server."""
+        groups: dict[tuple[str, Node], list[tuple[int, Place]]] = defaultdict(list)
+        for index, place, node, _ in self._admitted(blocks, NOWHERE):
+            groups[place.keyspace, node].append((index, place))
+        return groups
+
+    def takes(self, block: Block) -> bool:
+        """Whether a block could be stored under its own keyspace now."""
+        if self._refusal(block.keyspace) is not None:
+            return False
+        node = self._topology.node_of(self.place(block).base)
+        return node is not None and node.breaker.closed and not self._rests(node)
+
+    def to_store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> list[tuple[str, Node, list[Lent]]]:
+        """Return what is to be stored under the blocks' own keyspaces, in parts of one keyspace and server."""
+        return self._divide(blocks, views, self._admitted(blocks, self._pools.of(blocks), storing=True))
+
+    def to_load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> list[tuple[str, Node, list[Lent]]]:
+        """Return what is to be loaded, from pools first, in parts of one keyspace and server."""
+        return self._divide(blocks, views, self._admitted(blocks, self._pools.of(blocks)))
+
+    def _admitted(
+        self, blocks: Sequence[Block], pools: Mapping[int, tuple[Place, ...]], *, storing: bool = False
+    ) -> Iterator[Admitted]:
+        """Give the blocks that may be asked for now; `pools` are their places in pools, whose servers are there."""
+        refusals: dict[str, Refusal | None] = {}
+        readable = self._enforcement.readable
+        for index, block in enumerate(blocks):
+            if block.keyspace not in refusals:
+                refusals[block.keyspace] = self._refusal(block.keyspace)
+            refusal = refusals[block.keyspace]
+            if refusal is None and storing and not readable.admits(block.keyspace, block.chunk_hash, self._tier.name):
+                refusal = Refusal.NOT_IN_POOL
+            if refusal is None:
+                place, others = self.place(block), pools.get(index, ())
+                node = self._topology.node_of(place.base)
+                if node is not None and not node.breaker.closed:
+                    node = None
+                if others and not storing:
+                    if node is not None:
+                        others = (*others, place)
+                    place, *rest = others
+                    others, node = tuple(rest), self._topology.node_of(place.base)
+                if node is None:
+                    refusal = Refusal.BREAKER_OPEN
+                elif storing and self._rests(node):
+                    refusal = Refusal.TIER_FULL
+                else:
+                    yield Admitted(index, place, node, others)
+                    continue
+            self._counters.refuse(refusal, 1, block.keyspace)
+
+    def _divide(
+        self, blocks: Sequence[Block], views: Sequence[memoryview], admitted: Iterator[Admitted]
+    ) -> list[tuple[str, Node, list[Lent]]]:
+        """Divide blocks such that all workers have something to do."""
+        groups: dict[tuple[str, Node], list[Lent]] = defaultdict(list)
+        for index, place, node, others in admitted:
+            block = blocks[index]
+            groups[block.keyspace, node].append(Lent(index, block.key, place, views[index], others=others))
+        share = -(-len(blocks) // self._tier.workers)
+        batches: list[tuple[str, Node, list[Lent]]] = []
+        for (keyspace, node), lent in groups.items():
+            size, batch = 0, list[Lent]()
+            for one in lent:
+                if batch and (len(batch) == min(share, BATCH_BLOCKS) or size + len(one.view) > BATCH_BYTES):
+                    batches.append((keyspace, node, batch))
+                    size, batch = 0, []
+                batch.append(one)
+                size += len(one.view)
+            batches.append((keyspace, node, batch))
+        return batches

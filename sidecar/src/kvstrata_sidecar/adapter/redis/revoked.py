@@ -1,0 +1,67 @@
+"""Which keyspaces a tier knows as revoked.
+
+The set lives in the tier, so that a control plane restored from a backup cannot bring a keyspace back to life. In a
+cluster it is on one node. A keyspace is used only after that node has said that it is not in the set: once, before the
+first use since the keyspace came into the policy, and again with every sweep. While the node is away, keyspaces that
+were asked about before are used on, and those that were not are refused. A revocation that was seen holds for as long
+as the keyspace is in the policy, also if the set is lost.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable
+from itertools import islice
+
+from kvstrata.contract.store.redis_keys import revoked_key
+from kvstrata_sidecar.adapter.policy.enforcement import Refusal
+from kvstrata_sidecar.adapter.redis.client.commands import Transport, read_list
+from kvstrata_sidecar.adapter.redis.client.resp import Command, Reply
+
+KEYSPACES_PER_COMMAND = 512
+
+
+class RevokedSet:
+    """What is known of a domain's set. Safe to share between threads."""
+
+    def __init__(self, domain: str) -> None:
+        self._key = revoked_key(domain).encode()
+        self._lock = threading.Lock()
+        self._cleared: set[str] = set()
+        self.revoked: frozenset[str] = frozenset()
+
+    def refusal(self, transport: Transport, keyspace: str) -> Refusal | None:
+        """Return why a keyspace may not be used; asks the tier the first time. Raises as `transport.ask` does."""
+        if keyspace in self.revoked:
+            return Refusal.REVOKED
+        if keyspace in self._cleared:
+            return None
+        revoked = self._ask(transport, [keyspace])
+        with self._lock:
+            self.revoked |= revoked
+            if not revoked:
+                self._cleared.add(keyspace)
+        return Refusal.REVOKED if revoked else None
+
+    def learn(self, transport: Transport, keyspaces: Collection[str]) -> None:
+        """Ask about all keyspaces of the policy, and forget what is known of others."""
+        with self._lock:
+            self._cleared.intersection_update(keyspaces)
+        revoked = self._ask(transport, keyspaces)
+        with self._lock:
+            # What was revoked stays so, also if the node that has the set came back without it.
+            self.revoked = self.revoked.intersection(keyspaces) | revoked
+            self._cleared = set(keyspaces) - self.revoked
+
+    def _ask(self, transport: Transport, keyspaces: Iterable[str]) -> frozenset[str]:
+        names = iter(keyspaces)
+        revoked: list[str] = []
+        while batch := list(islice(names, KEYSPACES_PER_COMMAND)):
+            arguments = (b"ZMSCORE", self._key, *(name.encode() for name in batch))
+            ((*scores,),) = transport.ask([Command(self._key, arguments, _reads(len(batch)))])
+            revoked += [name for name, score in zip(batch, scores, strict=True) if score is not None]
+        return frozenset(revoked)
+
+
+def _reads(count: int) -> Callable[[Reply], list[Reply]]:
+    return lambda reply: read_list(reply, count)

@@ -1,0 +1,1 @@
+"""Background work on the shared tier's indexes."""

@@ -1,0 +1,63 @@
+"""Compares what a bucket's index says with its values, and its accounting with the index; repairs what differs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kvstrata_sidecar.adapter.redis.client.commands import (
+    Transport,
+    call,
+    read_list,
+    read_number,
+    read_numbers,
+    read_text,
+)
+from kvstrata_sidecar.adapter.redis.client.resp import Reply
+
+ENTRIES_PER_CALL = 256
+RECOUNT_AT_ONCE = 1_000
+"""Entries of a bucket above which they are added up in steps: one script would keep the server for too long."""
+
+RECOUNT_STEP = 500
+
+
+class Count(Protocol):
+    """Is told what was found."""
+
+    def __call__(self, name: str, amount: int) -> None:
+        """Add to a count."""
+
+
+def audit_bucket(transport: Transport, state: bytes, count: Count) -> None:
+    """Take out entries without their value, and correct accounting that differs from the index.
+
+    A large bucket is added up in steps. What is begun and not ended goes on with the next comparison.
+    """
+    cursor, begun = 0, False
+    while cursor or not begun:
+        command = call("audit", state, cursor, ENTRIES_PER_CALL, read=lambda reply: read_numbers(reply, 3))
+        ((cursor, lost, lost_bytes),) = transport.ask([command])
+        begun = True
+        count("drift_entries", lost)
+        count("drift_bytes", lost_bytes)
+    for index in (b"x", b"a", b"f"):
+        position = 0
+        while position >= 0:
+            step = call(
+                "strays", state, index, position, ENTRIES_PER_CALL, read=lambda reply: read_numbers(reply, 2)
+            )  # fmt: skip
+            ((position, strays),) = transport.ask([step])
+            count("drift_entries", strays)
+    status = "more"
+    while status == "more":
+        command = call("recount", state, RECOUNT_AT_ONCE, RECOUNT_STEP, read=_read_recount)
+        ((status, used, held, strays),) = transport.ask([command])
+        count("drift_entries", strays)
+        count("drift_bytes", abs(used) + abs(held))
+    if status == "again":
+        count("recounts_repeated", 1)
+
+
+def _read_recount(reply: Reply) -> tuple[str, int, int, int]:
+    status, used, held, strays = read_list(reply, 4)
+    return read_text(status), read_number(used), read_number(held), read_number(strays)

@@ -1,0 +1,54 @@
+"""Which scopes' bounds the policy changed and a tier has yet to put through. Safe to share between threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from kvstrata_sidecar.adapter.redis.client.commands import Bounds
+
+ScopeTerms = tuple[Bounds | None, int | None]
+"""What a scope may use, and how many milliseconds its blocks may live."""
+
+
+class Settling:
+    """Compares one policy's terms with those of the next."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._terms: Mapping[str, ScopeTerms] = {}
+        self._changed: dict[str, ScopeTerms] = {}
+        self._guarantees_changed = False
+
+    def follow(self, terms: Mapping[str, ScopeTerms]) -> None:
+        """Note what the terms now in force change; scopes that are in the policy no more have nothing to settle."""
+        with self._lock:
+            promised, before = _promised(terms), _promised(self._terms)
+            self._guarantees_changed = self._guarantees_changed or promised != before
+            changed = {keyspace for keyspace, one in terms.items() if one != self._terms.get(keyspace, (None, None))}
+            self._changed = {keyspace: terms[keyspace] for keyspace in (*self._changed, *changed) if keyspace in terms}
+            self._terms = terms
+
+    def pending(self) -> list[tuple[str, ScopeTerms]]:
+        """Return what is to be put through."""
+        with self._lock:
+            return list(self._changed.items())
+
+    def done(self, keyspace: str, terms: ScopeTerms) -> None:
+        """Note that these terms hold, unless others are in force by now."""
+        with self._lock:
+            if self._changed.get(keyspace) == terms:
+                del self._changed[keyspace]
+
+    def take_guarantees_changed(self) -> bool:
+        """Whether guarantees changed since the last call: a new one is at the cost of all who borrowed."""
+        with self._lock:
+            changed, self._guarantees_changed = self._guarantees_changed, False
+            return changed
+
+    def __len__(self) -> int:
+        return len(self._changed)
+
+
+def _promised(terms: Mapping[str, ScopeTerms]) -> dict[str, int]:
+    return {name: bounds.guaranteed_bytes for name, (bounds, _) in terms.items() if bounds and bounds.guaranteed_bytes}

@@ -1,0 +1,395 @@
+"""One shared tier as LMCache uses it: tasks in, parts out, answers by deadline.
+
+Nothing here blocks its caller but `delete` and `close`: LMCache's two loops serve all tenants, so a blocked call would
+stall them all.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from kvstrata.contract.messages.adapter import PurgeAnswer, ScopeUsage, TierState
+from kvstrata.contract.store.redis_keys import KEY_PREFIX
+from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.redis.block_exchanges import Lent, LoadPart, StorePart
+from kvstrata_sidecar.adapter.redis.budget.leases import Ledgers
+from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS
+from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
+from kvstrata_sidecar.adapter.redis.client.slot_refresh import Scout
+from kvstrata_sidecar.adapter.redis.client.slots import Address
+from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
+from kvstrata_sidecar.adapter.redis.client.ways import Ways
+from kvstrata_sidecar.adapter.redis.exchanges import DeletePart, DiscardPart, LookupPart, Shared
+from kvstrata_sidecar.adapter.redis.full_nodes import FullNodes
+from kvstrata_sidecar.adapter.redis.hottest import Hottest
+from kvstrata_sidecar.adapter.redis.lookups import Lookups
+from kvstrata_sidecar.adapter.redis.placement import Placing
+from kvstrata_sidecar.adapter.redis.pool_places import PoolPlaces
+from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
+from kvstrata_sidecar.adapter.redis.shadow import Shadow
+from kvstrata_sidecar.adapter.redis.sizes import SizesPart
+from kvstrata_sidecar.adapter.redis.sweep.plaintext import Plaintext
+from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper
+from kvstrata_sidecar.adapter.redis.sweep.sweeper_hooks import SweeperHooks
+from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
+from kvstrata_sidecar.adapter.redis.threads import CLOSE_TIMEOUT_S, Crew
+from kvstrata_sidecar.adapter.redis.usage import usage_rows
+from kvstrata_sidecar.adapter.tier.counts import EVICTION, Counters, Histogram
+from kvstrata_sidecar.adapter.tier.encryption import sealers
+from kvstrata_sidecar.adapter.tier.hot import Hot
+from kvstrata_sidecar.adapter.tier.interface import Block
+from kvstrata_sidecar.adapter.tier.part import Part
+from kvstrata_sidecar.adapter.tier.sealer import Sealer
+from kvstrata_sidecar.adapter.tier.tasks import Key, StoreOutcome, Task, TaskKind, TaskTable
+
+MEDIUM = "Redis"
+SWEEP_INTERVAL_S = 60.0
+TOKEN_BYTES = 9
+
+
+class Tier:
+    """A Redis tier under the pod's enforcement.
+
+    `answered(task)` is called from any thread, without locks, once a task's answer can be fetched by `pop_stores` or
+    `pop_found`. The threads start with the object and end with `close`. `sealer` returns the calling thread's own, by
+    default what `tier` asks for; `window_ms` is how long a value lives that is not committed. `held_faster` says of a
+    block that is being looked up whether a faster tier has it.
+    """
+
+    per_pod = False
+
+    def __init__(
+        self,
+        params: AdapterParams,
+        tier: TierParams,
+        enforcement: Enforcement,
+        answered: Callable[[Task], None],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        sealer: Callable[[], Sealer] | None = None,
+        window_ms: int = WRITE_WINDOW_MS,
+        sweep_interval_s: float = SWEEP_INTERVAL_S,
+        held_faster: Callable[[Block], bool] = lambda _: False,
+    ) -> None:
+        self._domain, self._identity = params.domain, params.identity
+        self._params = tier
+        self._enforcement = enforcement
+        self._clock = clock
+        self._answered = answered
+        self._tasks = TaskTable(self._answer)
+        self._counters = Counters()
+        self._deadlines_ms = {
+            TaskKind.STORE: tier.store_deadline_ms,
+            TaskKind.LOOKUP: tier.lookup_deadline_ms,
+            TaskKind.LOAD: tier.load_deadline_ms,
+        }
+        self._writer = secrets.token_hex(TOKEN_BYTES).encode()
+        seeds = [Address(endpoint.host, endpoint.port) for endpoint in tier.endpoints]
+        self._topology = topology = Topology(seeds, cluster=tier.cluster, clock=clock)
+        self._ways = Ways(tier, topology)
+        self._terms = ScopeTerms(tier, enforcement)
+        self._full = FullNodes(topology, clock)
+        self._revoked = RevokedSet(self._domain)
+        pools = PoolPlaces(params, tier.name, topology, enforcement, self._refusal, self._counters)
+        self._placing = Placing(
+            params, tier, topology, enforcement, self._refusal, self._full.rests, self._counters, pools
+        )
+        arc = tier.eviction == "ARC"
+        aged = partial(self._counters.age, EVICTION)
+        ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms, aged=aged, arc=arc)
+        self._plaintext = Plaintext(self._domain, self._counters.add, window_ms=window_ms) if tier.encrypts else None
+        self._sweeper = Sweeper(
+            f"kvs-{tier.name}-sweeper",
+            self._domain,
+            enforcement,
+            ledgers,
+            SweeperHooks(
+                self._ways.transport,
+                lambda: any(node.breaker.closed for node in topology.primaries),
+                self._terms.retention_ms,
+                self._terms.bounds,
+                self._counters.add,
+                self._revoked.learn,
+            ),
+            token=secrets.token_hex(TOKEN_BYTES).encode(),
+            interval_s=sweep_interval_s,
+            clock=clock,
+            jitter=random.random,
+            arc=arc,
+            plaintext=self._plaintext,
+        )
+        shadow = Shadow(
+            held_faster, self._sweeper.touch, self._placing.first, self._counters.add, clock,
+            warmed=lambda: enforcement.warmed,
+        )  # fmt: skip
+        self._lookups = Lookups(
+            params, topology, self._refusal, self._counters, shadow, pools, self._discard_copies, clock
+        )
+        self._shared = Shared(
+            counters=self._counters,
+            ledgers=ledgers,
+            sweeper=self._sweeper,
+            ages=enforcement.ages,
+            window_ms=window_ms,
+            retention_ms=self._terms.retention_ms,
+            terms=self._terms.of,
+            room=self._full.note,
+            sealer=sealer or sealers(enforcement.keys, encrypt=tier.encrypts),
+            revoked=self._revoked,
+            loaded_from=lambda key, kept, view: enforcement.loaded_from(key, kept, view),
+            warmed=lambda: enforcement.warmed,
+        )
+        probe_prefix = f"{KEY_PREFIX}:{self._domain}"
+        self._crew = Crew(
+            tier, self._tasks, enforcement, topology, self._ways.transport, self._counters, clock, probe_prefix
+        )
+        self._hottest = Hottest(params, tier, topology, self._crew, self._refusal, self._counters)
+        self._scout = (
+            Scout(f"kvs-{tier.name}-scout", topology, self._ways.dial, random.random) if tier.cluster else None
+        )
+        self._closed = False
+        self._crew.start()
+        self._sweeper.start()
+        if self._scout is not None:
+            self._scout.start()
+
+    def store(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
+        """Begin to store blocks from `views`; return the task's id. What is refused counts as stored with 0 bytes."""
+        return self._store(blocks, views, self._params.store_deadline_ms)
+
+    def hand_down(
+        self, blocks: Sequence[Block], views: Sequence[memoryview], within_s: float, done: Callable[[Task], None]
+    ) -> None:
+        """Begin to store blocks that are about to leave the memory; see PodTier."""
+        self._store(blocks, views, min(self._params.store_deadline_ms, int(1000 * within_s)), done)
+
+    def life_s(self, block: Block) -> float:
+        """Return how long after its tokens were computed the policy lets a block live here, 0 for not at all."""
+        return self._terms.life_s(block)
+
+    def takes(self, block: Block) -> bool:
+        """Whether a block could be stored here now, as far as that is known without waiting."""
+        return self._placing.takes(block)
+
+    def lookup(self, blocks: Sequence[Block]) -> int:
+        """Begin to look blocks up; return the task's id. Whatever is not known by the deadline is a miss.
+
+        So is what a faster tier has: there it is a hit.
+        """
+        groups, shares = self._lookups.divide(blocks)
+        task = self._open(TaskKind.LOOKUP, len(blocks), len(groups), self._params.lookup_deadline_ms)
+        for (keyspace, node), sought in groups.items():
+            self._put(self._crew.put_lookup, LookupPart(task, keyspace, sought, self._shared, shares), node)
+        return task.task_id
+
+    def load(self, blocks: Sequence[Block], views: Sequence[memoryview]) -> int:
+        """Begin to load blocks into `views`; return the task's id. Nothing touches a view once it is answered."""
+        batches = self._placing.to_load(blocks, views)
+        task = self._open(TaskKind.LOAD, len(blocks), len(batches), self._params.load_deadline_ms)
+        for keyspace, node, batch in batches:
+            self._put(self._crew.put_block, LoadPart(task, keyspace, batch, self._shared), node)
+        return task.task_id
+
+    def holds(self, keyspace: str, block: Block) -> bool:  # noqa: ARG002
+        """Say no: only its servers know."""
+        return False
+
+    def pop_stores(self) -> dict[int, StoreOutcome]:
+        """Return, once, the stores answered since the last call."""
+        return self._tasks.pop_stores()
+
+    def pop_found(self, task_id: int) -> bytes | None:
+        """Return, once, a byte for each block of a lookup or load, 1 for a hit; None while it is under way."""
+        return self._tasks.pop_found(task_id)
+
+    def delete(self, blocks: Sequence[Block]) -> list[Key]:
+        """Delete blocks and return the keys of those that were there. It takes the load deadline at most."""
+        groups = self._placing.own(blocks)
+        deleted: list[Key] = []
+        give_up_at_s = self._clock() + self._params.load_deadline_ms / 1000
+        for (keyspace, node), group in groups.items():
+            part = DeletePart(keyspace, [place for _, place in group], self._counters)
+            if self._crew.put_lookup(part, node) is not None:
+                continue
+            if not part.done.wait(max(0.0, give_up_at_s - self._clock())):
+                self._crew.give_up(part, "a deletion took too long")
+                continue
+            deleted += [blocks[index].key for (index, _), there in zip(group, part.deleted, strict=False) if there]
+        return deleted
+
+    def sizes(self, blocks: Sequence[Block]) -> list[int]:
+        """Return how many bytes each block takes here, 0 for what cannot be read here or not be told in time.
+
+        It takes the load deadline at most.
+        """
+        found = [0] * len(blocks)
+        parts = []
+        for (keyspace, node), group in self._placing.own(blocks).items():
+            part = SizesPart(keyspace, [place for _, place in group], self._counters)
+            if self._crew.put_lookup(part, node) is None:
+                parts.append((part, group))
+        give_up_at_s = self._clock() + self._params.load_deadline_ms / 1000
+        for part, group in parts:
+            if not part.done.wait(max(0.0, give_up_at_s - self._clock())):
+                self._crew.give_up(part, "a count of blocks took too long")
+                continue
+            for (index, _), size_bytes in zip(group, part.sizes, strict=False):
+                found[index] = size_bytes
+        return found
+
+    def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
+        """Return the blocks of these keyspaces that were used last; None if no server tells in time.
+
+        Each question, one for each keyspace, may take the load deadline.
+        """
+        return self._hottest.of(keyspaces)
+
+    def purge(self, keyspaces: Sequence[str], answer: PurgeAnswer) -> PurgeAnswer:  # noqa: ARG002
+        """Erase nothing: what pods share is not one pod's to erase."""
+        return answer
+
+    def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> None:
+        """Erase nothing: what pods share is not one pod's to erase."""
+
+    def kept(self, blocks: Sequence[Block]) -> None:
+        """Say nothing: only its servers know."""
+
+    def state(self) -> TierState:
+        """Return what the pod reports about this tier."""
+        counts = self._counters.snapshot()
+        view, plaintext = self._enforcement.view, self._plaintext
+        return TierState(
+            name=self._params.name,
+            medium=MEDIUM,
+            breaker=str(self._topology.state()),
+            detail=self._topology.detail() or self._full.detail,
+            stored=counts.get("stored", 0),
+            loaded=counts.get("loaded", 0),
+            refused=counts.get("refused", 0),
+            errors=counts.get("errors", 0),
+            full=bool(self._full.detail),
+            encrypted=self._params.encrypts,
+            keyless=self._enforcement.keyless() if self._params.encrypts else 0,
+            nodes=len(self._topology.primaries),
+            nodes_away=len(self._topology.away()),
+            capacity_bytes=self._params.capacity_bytes or 0,
+            settling=self._sweeper.settling,
+            unseen=plaintext.unseen(view.keyspaces.keys()) if plaintext is not None and view is not None else 0,
+            plaintext=plaintext.found if plaintext is not None else 0,
+        )
+
+    def policy_changed(self) -> None:
+        """Put what another view changes for stored blocks through soon."""
+        self._sweeper.follow()
+        view = self._enforcement.view
+        if view is not None:
+            self._counters.retain(view.keyspaces.keys())
+
+    def usage(self) -> list[ScopeUsage]:
+        """Return what scopes held here when this pod's sweeps last saw them."""
+        return usage_rows(self._params.name, self._sweeper.usage(), self._terms.bounds)
+
+    def by_scope(self) -> dict[str, Mapping[str, int]]:
+        """Return the counts that belong to scopes."""
+        return self._counters.by_scope()
+
+    def latencies(self) -> dict[str, Histogram]:
+        """Return how long LMCache waited for answers."""
+        return self._counters.latencies()
+
+    def ages(self) -> dict[str, Histogram]:
+        """Return how old blocks were when they were loaded, and when they had to go."""
+        return self._counters.ages()
+
+    def counters(self) -> dict[str, int]:
+        """Return all counts of this tier."""
+        return self._counters.snapshot()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether all threads are alive. A tier that is away is no fault of this process."""
+        scouting = self._scout is None or self._scout.is_alive()
+        return self._closed or (self._crew.alive and self._sweeper.is_alive() and scouting)
+
+    def nodes(self) -> dict[str, str]:
+        """Return the breaker's state of each server, by address, and what is wrong with it."""
+        breakers = ((str(node), node.breaker) for node in self._topology.primaries)
+        return {name: f"{one.state}: {one.detail}" if one.detail else str(one.state) for name, one in breakers}
+
+    def close(self) -> None:
+        """Abort what is under way, answer every task, end the threads."""
+        self._closed = True
+        if self._scout is not None:
+            self._scout.close()
+        self._crew.close()
+        self._sweeper.close()
+        for thread in (self._sweeper, self._scout):
+            # One that is connecting cannot be hurried; it touches nothing of LMCache's and ends by itself.
+            if thread is not None:
+                thread.join(CLOSE_TIMEOUT_S)
+
+    def _store(
+        self,
+        blocks: Sequence[Block],
+        views: Sequence[memoryview],
+        deadline_ms: int,
+        done: Callable[[Task], None] | None = None,
+    ) -> int:
+        batches = self._placing.to_store(blocks, views)
+        task = self._open(TaskKind.STORE, len(blocks), len(batches), deadline_ms, done)
+        for keyspace, node, batch in batches:
+            named = [block._replace(token=self._token(task, block)) for block in batch]
+            self._put(self._crew.put_block, StorePart(task, keyspace, named, self._shared), node)
+        return task.task_id
+
+    def _open(
+        self,
+        kind: TaskKind,
+        key_count: int,
+        parts: int,
+        deadline_ms: int,
+        done: Callable[[Task], None] | None = None,
+    ) -> Task:
+        # What nobody works on has no deadline, by which `_answer` knows it.
+        deadline_s = self._clock() + deadline_ms / 1000 if parts else float("inf")
+        task = self._tasks.open(kind, key_count, parts, deadline_s, done)
+        if parts:
+            self._crew.wake_by(deadline_s)
+        return task
+
+    def _answer(self, task: Task) -> None:
+        if task.done is not None:
+            task.done(task)
+            return
+        lasted_s = self._clock() - task.deadline_s + self._deadlines_ms[task.kind] / 1000
+        if lasted_s >= 0:
+            self._counters.observe(str(task.kind), lasted_s)
+        self._answered(task)
+
+    def _put(
+        self, put: Callable[[Part[ClusterTransport], Node], Refusal | None], part: Part[ClusterTransport], node: Node
+    ) -> None:
+        refusal = put(part, node)
+        if refusal is not None:
+            part.refused(refusal)
+            if part.task is not None:
+                self._tasks.drop(part.task)
+
+    def _discard_copies(self, blocks: Sequence[Block]) -> None:
+        """Delete a reader's own copies of what a pool has, some time soon or not at all; called by workers."""
+        for (keyspace, node), group in self._placing.own(blocks).items():
+            self._crew.put_lookup(DiscardPart(keyspace, [place for _, place in group], self._counters), node)
+
+    def _token(self, task: Task, block: Lent) -> bytes:
+        return b"%b-%x-%x" % (self._writer, task.task_id, block.position)
+
+    def _refusal(self, keyspace: str) -> Refusal | None:
+        refusal = self._enforcement.refusal(keyspace, tier=self._params.name)
+        if refusal is None and keyspace in self._revoked.revoked:
+            return Refusal.REVOKED
+        return self._shared.sealer().refusal(keyspace) if refusal is None else refusal

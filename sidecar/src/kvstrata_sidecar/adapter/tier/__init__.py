@@ -1,0 +1,1 @@
+"""What every tier has: its interface, tasks, queues, encryption, buffers."""
