@@ -125,7 +125,9 @@ class TestScripts:
             for found in re.findall(r"redis\.p?call\('(\w+)'", scripts.source(name).decode())
         }
         sent = set()
-        for module in (REPOSITORY / "sidecar/src/kvstrata_sidecar/adapter").glob("*.py"):
+        modules = sorted((REPOSITORY / "sidecar/src/kvstrata_sidecar/adapter/redis").rglob("*.py"))
+        assert len(modules) >= 30
+        for module in modules:
             text = module.read_text()
             sent |= {found.lower() for found in re.findall(r'[(,] ?b"([A-Z]{3,})"[,)]', text)}
             sent |= {found.lower() for found in re.findall(r"\\r\\n([A-Z]{3})\\r\\n", text)}

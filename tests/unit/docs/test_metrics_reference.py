@@ -34,7 +34,9 @@ def gate_families() -> set[str]:
     """Names of what a gate's page can show: the families of a page, and the gauges that its owner sets."""
     metrics = Metrics(max_tenants=1)
     on_page = set(re.findall(r"^# TYPE (\w+)", metrics.page().decode(), re.MULTILINE))
-    named = set(re.findall(r"\bkvstrata_gate_[a-z_]+[a-z]\b", "".join(p.read_text() for p in GATE.glob("*.py"))))
+    modules = sorted(GATE.rglob("*.py"))
+    assert len(modules) >= 35
+    named = set(re.findall(r"\bkvstrata_gate_[a-z_]+[a-z]\b", "".join(path.read_text() for path in modules)))
     return on_page | named
 
 
