@@ -10,7 +10,7 @@ VENV := $(LOCAL)/venv
 BIN := $(VENV)/bin
 CLUSTER ?=
 cluster_flag = $(if $(CLUSTER),--cluster $(CLUSTER))
-SOURCES := operator/src sidecar/src tests e2e bench
+SOURCES := operator/src sidecar/src tests e2e bench tools
 export PYTHONDONTWRITEBYTECODE := 1
 
 .PHONY: help
@@ -47,8 +47,8 @@ images: ## Build the images (operator, sidecar, Redis, CPU engine)
 	@$(PYTHON) -m e2e.images build
 
 .PHONY: generate
-generate: $(VENV)/installed ## Write CRDs, charts' copies and the API reference from the code
-	@PYTHONPATH=operator/src $(BIN)/python -m kvstrata.cli.generate
+generate: $(VENV)/installed ## Write CRDs, charts' copies and the reference pages from the code
+	@PYTHONPATH=operator/src $(BIN)/python -m tools.generate
 
 .PHONY: format
 format: $(VENV)/installed ## Format the code
@@ -61,7 +61,7 @@ check: $(VENV)/installed ## Gates: format, lint, types, import contracts, genera
 	@$(BIN)/ruff check $(wildcard $(SOURCES))
 	@$(BIN)/mypy
 	@PYTHONPATH=operator/src:sidecar/src $(BIN)/lint-imports
-	@PYTHONPATH=operator/src $(BIN)/python -m kvstrata.cli.generate --check
+	@PYTHONPATH=operator/src $(BIN)/python -m tools.generate --check
 
 .PHONY: test
 test: check ## Every gate and every test, on real parts; leaves a cluster that was up before

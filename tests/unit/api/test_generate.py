@@ -8,7 +8,7 @@ import pytest
 
 from kvstrata.api import KINDS
 from kvstrata.api.engine_flags import OWNED_FLAGS
-from kvstrata.cli.generate import __main__ as generate
+from tools.generate import __main__ as generate
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -10,8 +10,8 @@ from pydantic import Field
 from kvstrata.api import KINDS
 from kvstrata.api.base import ApiModel, Resource, Rule
 from kvstrata.api.markers import VALIDATIONS, AtomicList, Immutable, SchemaDefault
-from kvstrata.cli.generate.crd import build_crd, build_crds
-from kvstrata.cli.generate.openapi import UnstructuralSchemaError, structural_problems, structural_schema
+from tools.generate.crd import build_crd, build_crds
+from tools.generate.openapi import UnstructuralSchemaError, structural_problems, structural_schema
 
 Short = Annotated[str, Field(max_length=5)]
 

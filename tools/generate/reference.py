@@ -12,7 +12,7 @@ from kvstrata.api.conditions import ConditionType, condition_types
 from kvstrata.api.engine_flags import OWNED_ENV, OWNED_FLAGS
 from kvstrata.api.markers import VALIDATIONS
 from kvstrata.api.reasons import REASONS
-from kvstrata.cli.generate.crd import root_schema
+from tools.generate.crd import root_schema
 
 HEADER = "<!-- Generated from the models in operator/src/kvstrata/api by `make generate`. Do not edit. -->"
 

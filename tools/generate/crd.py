@@ -6,7 +6,7 @@ from typing import Any
 
 from kvstrata.api import KINDS
 from kvstrata.api.base import GROUP, VERSION, Column, Resource
-from kvstrata.cli.generate.openapi import structural_schema
+from tools.generate.openapi import structural_schema
 
 CATEGORY = "cache-status"
 """`kubectl get cache-status` lists every kind of the group."""

@@ -1,4 +1,4 @@
-"""`python -m kvstrata.cli.generate [--check]`: write the CRDs, the chart's copy of them, and the API reference.
+"""`python -m tools.generate [--check]`: write the CRDs, the chart's copy of them, and the API reference.
 
 With --check nothing is written; the exit code is 1 when a checked-in file differs from what would be written, or is
 left over from a kind that no longer exists.
@@ -16,11 +16,10 @@ from typing import Any
 import yaml
 
 from kvstrata.api.base import GROUP
-from kvstrata.cli.generate.auditreference import build_audit_reference
-from kvstrata.cli.generate.crd import build_crds
-from kvstrata.cli.generate.receiptreference import build_receipt_reference
-from kvstrata.cli.generate.reference import HEADER as REFERENCE_HEADER
-from kvstrata.cli.generate.reference import build_reference
+from tools.generate.contract_reference import build_audit_reference, build_receipt_reference
+from tools.generate.crd import build_crds
+from tools.generate.reference import HEADER as REFERENCE_HEADER
+from tools.generate.reference import build_reference
 
 CRD_HEADER = "# Generated from the models in operator/src/kvstrata/api by `make generate`. Do not edit.\n"
 CRD_FOLDER = Path("crds")
@@ -103,7 +102,7 @@ def write(root: Path) -> list[Path]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m kvstrata.cli.generate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.generate", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail when a file differs")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the repository (default: current folder)")
     options = parser.parse_args(arguments)

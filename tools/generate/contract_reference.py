@@ -1,0 +1,116 @@
+"""Reference pages of the contract: the audit log and receipts, from the dataclasses that read and write them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import fields, is_dataclass
+from enum import StrEnum
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from kvstrata.api.docstrings import field_docstrings
+from kvstrata.contract.messages.audit import AUDIT_VERSION, Action, Event, Happened, Line
+from kvstrata.contract.receipt.facts import Erasure
+from kvstrata.contract.receipt.record import RECEIPT_VERSION, Fault, HandOver, Head
+from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.wire import camel
+
+_PLAIN: dict[Any, str] = {str: "text", int: "number", bool: "true or false"}
+
+
+def build_audit_reference() -> str:
+    """Return the page of the audit log."""
+    own = {camel(field.name) for field in fields(Happened)} - {"action"}
+    every = {camel(field.name) for field in fields(Line)} - own
+    lines = [_header("messages/audit.py"), "", "# Audit log", ""]
+    lines += [f"Version {AUDIT_VERSION}. Where lines are, and what to do with them: [guide](../guides/audit.md).", ""]
+    lines += ["A line is one JSON object. What does not apply is absent; there is no null, and no free text.", ""]
+    lines += ["## In every line", "", *_rows_named(every)]
+    lines += ["## Where the action has it", "", *_rows_named(own)]
+    lines += ["## Events", "", "| Event | It is about |", "|---|---|"]
+    lines += [f"| {event.value} | {event.meaning} |" for event in Event]
+    lines += ["", "## Actions", "", "| Action | Event | Told by | Meaning | Fields |", "|---|---|---|---|---|"]
+    for action in Action:
+        by, told = ", ".join(action.sources), ", ".join(f"`{camel(name)}`" for name in action.told)
+        lines.append(f"| {action.value} | {action.event.value} | {by} | {action.meaning} | {told} |")
+    return "\n".join([*lines, ""])
+
+
+def _rows_named(names: Collection[str]) -> list[str]:
+    """Return the fields of these names. Here absence stands for null."""
+    chosen = [row.replace(", or null |", " |") for row in _rows(Line) if row.split("`")[1] in names]
+    return ["| Field | Type | Meaning |", "|---|---|---|", *chosen, ""]
+
+
+def build_receipt_reference() -> str:
+    """Return the page of receipts."""
+    lines = [_header("receipt"), "", "# Receipts", ""]
+    lines += [f"Version {RECEIPT_VERSION}. What it means, and how to verify one: [guide](../guides/receipts.md).", ""]
+    lines += [
+        'A file is `{"record": …, "signatures": [{"publicKey": …, "value": …}]}` as canonical JSON: UTF-8, keys in',
+        "order, no white space. Signed with ed25519 are the bytes `kvstrata receipt`, a line feed, and the record's",
+        "canonical JSON; the digest of a record is the SHA-256 of the latter. Every field is there, null where it says",
+        "nothing.",
+        "",
+    ]
+    lines += ["## Record", "", *_table(Head)]
+    lines += ["`receipt` is the version. Beside these a record has `erasure` and `claims`, or `handOver`.", ""]
+    lines += ["## handOver", "", *_table(HandOver)]
+    lines += ["## erasure", "", *_table(Erasure)]
+    lines += ["## Claims", "", "Derived from the facts, in this order.", "", "| Claim | It says that |", "|---|---|"]
+    lines += [f"| {claim.value} | {claim.meaning} |" for claim in Claim]
+    lines += ["", "## Residue", "", "| Residue | What is left | Beside it nobody can claim |", "|---|---|---|"]
+    for kind in Residue:
+        denied = ", ".join(claim for claim in Claim if claim in kind.denies) or ("(ordered)" if kind.asked else "")
+        lines.append(f"| {kind.value} | {kind.meaning} | {denied} |")
+    lines += ["", "## Why a receipt or a chain is refused", "", "| Word | Meaning |", "|---|---|"]
+    lines += [f"| {fault.value} | {fault.meaning} |" for fault in Fault]
+    return "\n".join([*lines, ""])
+
+
+def _header(source: str) -> str:
+    return f"<!-- Generated from operator/src/kvstrata/contract/{source} by `make generate`. Do not edit. -->"
+
+
+def _table(kind: Any) -> list[str]:
+    """Return the fields of a dataclass, and of those inside it, as a table in Markdown."""
+    return ["| Field | Type | Meaning |", "|---|---|---|", *_rows(kind), ""]
+
+
+def _rows(kind: Any, path: str = "") -> Iterator[str]:
+    """Yield a row for each field: its name in JSON, its type, and what its docstring says."""
+    hints, meanings = get_type_hints(kind, include_extras=True), field_docstrings(kind)
+    for field in fields(kind):
+        here, hint = path + camel(field.name), hints[field.name]
+        meaning = " ".join(meanings[field.name].split()).replace("|", "\\|")
+        yield f"| `{here}` | {_type(hint)} | {meaning} |"
+        inner, suffix = _inside(hint)
+        if _has_rows(inner):
+            yield from _rows(inner, f"{here}{suffix}.")
+
+
+def _has_rows(kind: Any) -> bool:
+    return isinstance(kind, type) and is_dataclass(kind)
+
+
+def _inside(hint: Any) -> tuple[Any, str]:
+    """Return what a list or an optional value holds, and how that is written behind its name."""
+    arguments = get_args(hint)
+    if get_origin(hint) is tuple:
+        return arguments[0], "[]"
+    return next((one for one in arguments if _has_rows(one)), hint), ""
+
+
+def _type(hint: Any) -> str:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return str(arguments[1].meaning)
+    if NoneType in arguments:
+        return f"{_type(next(one for one in arguments if one is not NoneType))}, or null"
+    if origin is tuple:
+        return f"list of {_type(arguments[0])}"
+    if is_dataclass(hint):
+        return "object"
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return " \\| ".join(f"`{member.value}`" for member in hint) if len(hint) < 8 else "word, see below"
+    return _PLAIN[hint]
