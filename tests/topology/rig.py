@@ -23,8 +23,7 @@ from e2e.cluster.ports import free_port
 from kvstrata.clients.redis.nodes import NodeAccess, RedisNodes, Sent
 from kvstrata.model.redis.cluster import Cluster, Goal, Server, ServerPod
 from kvstrata.objects.redis.users import ADMIN_USER, REPLICATION_USER, USERS, users_acl
-from kvstrata.plan.redis.topology import Step, Verdict, step
-from kvstrata.plan.redis.topology import summary as verdict
+from kvstrata.plan.redis.topology import Step, Verdict, step, verdict
 from tests.tiers.certificates import SERVER_NAME, Certificates
 
 MEMORY = 64 << 20

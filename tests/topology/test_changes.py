@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvstrata.model.redis.cluster import Cluster
-from kvstrata.plan.redis.topology import failovers
-from kvstrata.plan.redis.topology import summary as verdict
+from kvstrata.plan.redis.topology import failovers, verdict
 from tests.topology import looks
 from tests.topology.three_shards import goal, pods, silent, told, without
 

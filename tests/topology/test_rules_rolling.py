@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from kvstrata.model.redis.cluster import Cluster
-from kvstrata.plan.redis.topology import StepReason, step
-from kvstrata.plan.redis.topology import summary as verdict
+from kvstrata.plan.redis.topology import StepReason, step, verdict
 from kvstrata.plan.redis.topology.view import count
 from tests.topology import looks
 from tests.topology.three_shards import goal, pods, said, silent, taken, told, without, words

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from kvstrata.model.redis.cluster import SLOTS, Cluster
-from kvstrata.plan.redis.topology import step
-from kvstrata.plan.redis.topology import summary as verdict
+from kvstrata.plan.redis.topology import step, verdict
 from kvstrata.plan.redis.topology.view import View, count
 from tests.topology import looks
 from tests.topology.three_shards import goal, said, silent
