@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.adapter import TierState
 from kvstrata.contract.messages.pod_state import PodState
+from kvstrata.contract.wire import digest_bytes
 
 from . import pki
 from .world import MODEL, Answer, Connection, World, entry, post, until

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Bundle, Entry, Root, Rules
 from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, POLICY_FILE, CacheView
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
 from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes, shard_name
+from kvstrata.contract.wire import digest_bytes
 from kvstrata_sidecar.gate.policy.freshness import PolicyVolume
 from kvstrata_sidecar.gate.policy.grants import decide
 from kvstrata_sidecar.gate.policy.manifestfiles import ManifestFiles

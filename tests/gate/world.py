@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.policy.bundle import (
     ROOT_DATA_KEY,
@@ -25,6 +24,7 @@ from kvstrata.contract.policy.bundle import (
 )
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.contract.policy.pools import PoolRef, PoolShard, shard_name
+from kvstrata.contract.wire import digest_bytes
 from kvstrata_sidecar.gate.main import Gate
 from kvstrata_sidecar.gate.settings import Settings
 

@@ -14,13 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.clients.signing import is_signed
-from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.receipt.claims import claims, contradiction, required_residue
 from kvstrata.contract.receipt.facts import Amount, Erasure, NodeFact, PodFact, TierFact
 from kvstrata.contract.receipt.record import Fault, Head, Receipt, ReceiptError, Record, check_signatures, read_receipt
 from kvstrata.contract.receipt.residue import Claim, Residue, ResidueItem
-from kvstrata.contract.receipt.vocabulary import Mode, Standing
-from kvstrata.contract.wire import MAX_NUMBER, Moment, read, write
+from kvstrata.contract.receipt.vocabulary import Mode, Moment, Standing
+from kvstrata.contract.wire import MAX_EXACT_NUMBER, canonical_json, from_wire, to_wire
 from tests.support.receipts import DOMAIN, NAMESPACE, erasure, issue, keys, lazy, residue, rotated_chain
 
 HEAD = Head(DOMAIN, NAMESPACE, 1, None, keys().current_id)
@@ -45,13 +44,13 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
     if issubclass(kind, StrEnum):
         return st.sampled_from(list(kind))
     texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-    return {str: texts, int: st.integers(0, MAX_NUMBER), bool: st.booleans()}[kind]
+    return {str: texts, int: st.integers(0, MAX_EXACT_NUMBER), bool: st.booleans()}[kind]
 
 
 @settings(deadline=None, max_examples=60)
 @given(of_type(Erasure))
 def test_any_facts_read_back_as_they_were_written(facts: Erasure) -> None:
-    assert read(Erasure, write(facts), "facts") == facts
+    assert from_wire(Erasure, to_wire(facts)) == facts
 
 
 @settings(deadline=None, max_examples=60)

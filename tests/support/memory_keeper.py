@@ -8,7 +8,7 @@ from typing import Any
 
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.clients.pki import KeyPair
-from kvstrata.contract.canonical import digest_bytes
+from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.pods import SecretFacts
 from kvstrata.model.redis.credentials import TlsFacts
 from kvstrata.objects import names

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from kvstrata.clients.gate import GateClient
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle
+from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.pods import Pod
 from kvstrata.reconcile.bundles import read_bundle
 from kvstrata.reconcile.pod_states import AckListener

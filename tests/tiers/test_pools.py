@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, CacheView, PoolView
 from kvstrata.contract.policy.pools import pack_hashes
+from kvstrata.contract.wire import digest_bytes
 from kvstrata_sidecar.adapter.index.bounds import Bounds
 from kvstrata_sidecar.adapter.index.scope_index import Book
 from kvstrata_sidecar.adapter.index.victims import Cause, Situation, choose

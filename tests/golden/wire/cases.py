@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from kvstrata.contract.canonical import canonical_json, digest_bytes
 from kvstrata.contract.messages import erase_report as erasereport
 from kvstrata.contract.messages.adapter import (
     AdapterAck,
@@ -29,7 +28,17 @@ from kvstrata.contract.messages.adapter import (
     purge_request,
     state_request,
 )
-from kvstrata.contract.messages.audit import Action, Happened, Line, Source, Teller, instant, read_line
+from kvstrata.contract.messages.audit import (
+    AUDIT_VERSION,
+    LOGGER,
+    Action,
+    Happened,
+    Line,
+    Source,
+    Teller,
+    instant,
+    read_line,
+)
 from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
 from kvstrata.contract.messages.erase import Erased, EraseRequest, LeftKeys, Verified, VerifyRequest
 from kvstrata.contract.messages.erase_2 import (
@@ -77,6 +86,7 @@ from kvstrata.contract.receipt.record import (
 )
 from kvstrata.contract.receipt.residue import Residue, ResidueItem
 from kvstrata.contract.receipt.vocabulary import KeyCustody, PodMedium, RevokedKind, Standing
+from kvstrata.contract.wire import canonical_json, digest_bytes
 from kvstrata.model.erasure import facts as erasurefacts
 from kvstrata.model.erasure.record import ErasedPrefix, Erasure, ErasureOrder, ErasureRecord, LeftEpoch, SharedTier
 from kvstrata.reconcile.erasure import codec
@@ -254,7 +264,8 @@ def _reported(name: str, line: erasereport.Line) -> Case:
 def _told(name: str, happened: Happened) -> Case:
     teller = Teller(Source.OPERATOR, "kvstrata-0", "boot-1")
     head = {"time": instant(1.5), "source": Source.OPERATOR, "pod": "kvstrata-0", "boot": "boot-1", "sequence": 3}
-    told = {name: getattr(happened, name) for name in Happened.__dataclass_fields__}
+    head |= {"logger": LOGGER, "version": AUDIT_VERSION}
+    told = {name: getattr(happened, name) for name in (field.name for field in fields(Happened))}
     line = Line(**told, **head, event=happened.action.event)  # type: ignore[arg-type]
     return Case("audit", name, line, lambda: teller.line(3, 1.5, happened), read_line)
 

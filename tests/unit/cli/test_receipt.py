@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kvstrata.cli import plugin
-from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.receipt.record import Fault, HandOverKind, read_link
 from kvstrata.contract.receipt.residue import Claim, Residue
+from kvstrata.contract.wire import canonical_json
 from tests.support.receipts import erasure, issue, keys, lazy, rotated_chain, rotation, subject
 
 REPOSITORY = Path(__file__).resolve().parents[3]

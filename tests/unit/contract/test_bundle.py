@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract import CONTRACT_VERSION, ContractError
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.policy.bundle import (
     MAX_SHARD_BYTES,
     Bundle,
@@ -25,6 +24,7 @@ from kvstrata.contract.policy.bundle import (
     split_into_shards,
 )
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
+from kvstrata.contract.wire import digest_bytes
 from tests.unit.contract.documents import entries, junk, roots
 
 ROOT = Root("0" * 16, "tiny", "uid-1", 5, 2, Rules(), (ShardRef(0, "a", "d"),), 1)

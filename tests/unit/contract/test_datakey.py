@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.adapter import AdapterState, TierState, decode_answer
 from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules, decode_shard, encode_shard
 from kvstrata.contract.policy.cache_view import CacheView, data_keys
 from kvstrata.contract.policy.data_key import DataKey, file_name, parse_file_name
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
+from kvstrata.contract.wire import digest_bytes
 from kvstrata.plan.actions import CommitBundle
 
 SECRET = bytes(range(1, 33))

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.canonical import canonical_json, digest_bytes
 from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules, ShardRef, decode_shard, encode_shard
 from kvstrata.contract.policy.cache_view import CacheView, data_keys, effective_pools, manifests, reads_of
 from kvstrata.contract.policy.data_key import DataKey
@@ -31,6 +30,7 @@ from kvstrata.contract.policy.pools import (
     read_manifest,
     shard_name,
 )
+from kvstrata.contract.wire import canonical_json, digest_bytes
 from tests.unit.contract.documents import budgets, counts, hex32, junk, names, roots
 
 KEY = DataKey(1, bytes(range(1, 33)))

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.clients.signing import is_signed
-from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.receipt.chain import Chain, check_chain, check_one
 from kvstrata.contract.receipt.record import (
     Fault,
@@ -24,6 +23,7 @@ from kvstrata.contract.receipt.record import (
     signed_bytes,
 )
 from kvstrata.contract.receipt.residue import Claim
+from kvstrata.contract.wire import canonical_json
 from tests.support.receipts import DOMAIN, NAMESPACE, erasure, issue, keys, lazy, rotated_chain, rotation
 
 ONE, TWO, THREE = (keys(seed).current_id for seed in (1, 2, 3))

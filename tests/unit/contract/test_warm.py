@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.adapter import (
     MAX_HASHED_TOKENS,
     MAX_LINE_BYTES,
@@ -39,6 +38,7 @@ from kvstrata.contract.messages.pools import (
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.messages.template import RESERVED, refused_argument
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
+from kvstrata.contract.wire import digest_bytes
 from tests.unit.contract.documents import junk
 
 CHAT = {"messages": [{"role": "system", "content": "Be brief."}]}

@@ -15,7 +15,7 @@ from kvstrata.api.reasons import InvalidationReason as R
 from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
 from kvstrata.contract.receipt.record import Record
 from kvstrata.contract.receipt.vocabulary import KeyCustody
-from kvstrata.contract.wire import write
+from kvstrata.contract.wire import to_wire
 from kvstrata.model.erasure.facts import (
     Deletion,
     Fact,
@@ -79,7 +79,7 @@ def run(world: Simulation) -> tuple[Step, ReceiptFacts]:
 
 def but_for_the_clock(facts: ReceiptFacts) -> str:
     """The facts without moments, and without which operator looked: who goes on does so at once, and is another."""
-    text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "then", json.dumps(write(facts)))
+    text = re.sub(r"\d{4}-\d\d-\d\dT[\d:]+Z", "then", json.dumps(to_wire(facts)))
     return re.sub(r"operator-\d+", "operator", re.sub(r'"waitedS": \d+', "", text))
 
 

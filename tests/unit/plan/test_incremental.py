@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.policy.bundle import split_into_shards
+from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.memo import Memo
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kvstrata.api.reasons import PoolReason
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.pools import MAX_SOURCE_BYTES, RenderRefusal, WarmOutcome
 from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.wire import digest_bytes
 from kvstrata.plan.pools.content import READ_AGAIN_S
 from kvstrata.plan.pools.rendering import ASK_AGAIN_S, RENDER_AGAIN_S
 from tests.support.objects import Raw, config_map, cpu_tier, hbm_tier, model, pod, redis_tier

@@ -9,10 +9,10 @@ import pytest
 
 from kvstrata.api.cachedomain import ReceiptChain
 from kvstrata.clients.signing import SigningKeys, is_signed
-from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.receipt.chain import check_chain
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.record import Fault, HandOverKind, Link, ReceiptError, read_link, read_receipt
+from kvstrata.contract.wire import canonical_json
 from kvstrata.plan.erasure.receipt_chain import (
     ChainConflict,
     ChainState,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.adapter import TierState
+from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.refs import Key
 from kvstrata.objects import labels, names
 from kvstrata.plan.actions import ProbeBackend

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from kvstrata.contract.receipt.record import Record, Signature, encode_receipt, key_id, signed_bytes
-from kvstrata.contract.wire import moment_in_s
+from kvstrata.contract.receipt.vocabulary import moment_in_s
 
 CURRENT_KEY = "current.pem"
 PREVIOUS_KEY = "previous.pem"

@@ -1,160 +1,437 @@
-"""Frozen dataclasses as JSON that has one form only, and is read as strictly as it is written.
+"""One codec for all messages: the fields and types of a frozen dataclass are its wire form.
 
-Every field is there, nothing else is, each has exactly its declared type and bounds. So a document that was read is
-the document that was written, and two readers can never see two different things in it. Names are in camelCase.
+Bounds are in the types: a field is `Annotated` with one of the rules below. Rules between fields belong into
+`__post_init__`, which raises ContractError. Everything else is in `WIRE` of the class.
+
+Reading is tolerant by default: unknown fields are ignored, missing ones have their defaults. Evidence is read more
+strictly (`complete`, `closed`). No error quotes a value, because values may be keys.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
+from math import inf
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from kvstrata.contract import ContractError
+from . import CONTRACT_VERSION, MALFORMED, ContractError
 
-MAX_NUMBER = 1 << 53
+MAX_NUMBER = 1 << 62
+"""More bytes than anything holds."""
+
+MAX_EXACT_NUMBER = 1 << 53
 """Every JSON implementation reads numbers up to here exactly."""
 
-MAX_TEXT = 1024
+MAX_CLOSED_TEXT = 1024
 MAX_ROWS = 1 << 20
 
 T = TypeVar("T")
-Reader = Callable[[Any, str], Any]
+Reader = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How a class is written and read. Without `WIRE` it is like the class that it is a part of.
+
+    `what` is its name in errors. `versioned`: it has the field `contract`, the version. `complete`: a missing field is
+    an error. `closed`: an unknown field is an error, and texts and numbers without a rule are bounded as in receipts.
+    `camel`: keys are in camelCase. `names`: keys that are other than their fields. `omit`: fields that are left out at
+    their defaults. `row`: the class is a list of values, without keys.
+    """
+
+    what: str
+    versioned: bool = False
+    complete: bool = False
+    closed: bool = False
+    camel: bool = False
+    row: bool = False
+    omit: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def inside(self, kind: Any) -> Wire:
+        """Return the `Wire` of a class that is a part of this one."""
+        own: Wire | None = getattr(kind, "WIRE", None)
+        return own or Wire(kind.__name__, complete=self.complete, closed=self.closed, camel=self.camel)
+
+    def key(self, name: str) -> str:
+        """Return the key of a field."""
+        if name in self.names or not self.camel:
+            return self.names.get(name, name)
+        return camel(name)
+
+
+TOLERANT = Wire("a message")
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form of a text: a regular expression for the whole of it, and what that is called."""
+    """A text that a regular expression matches as a whole, and what that is called.
+
+    `check` raises ValueError for texts that match and are none all the same.
+    """
 
     pattern: str
     meaning: str
+    check: Callable[[str], object] = str
 
 
+@dataclass(frozen=True, slots=True)
+class Printable:
+    """A text of at most `most` characters, each of which can be shown."""
+
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A whole number within bounds, both included."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Base64:
+    """Between `least` and `most` parts of `unit` bytes."""
+
+    unit: int
+    most: int
+    least: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """How many rows a list has. `distinct`: no two are equal. `known_only`: unknown members of an enumeration are
+    left out.
+    """
+
+    least: int = 0
+    most: int = MAX_ROWS
+    distinct: bool = False
+    known_only: bool = False
+
+
+ShortText = Annotated[str, Printable(253)]
+Text = Annotated[str, Printable(512)]
 HexDigest = Annotated[str, Form("[0-9a-f]{64}", "SHA-256 in hexadecimal digits")]
-Moment = Annotated[str, Form(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "time in UTC, in whole seconds")]
-Name = Annotated[str, Form(r"[^\x00-\x1f\x7f]{0,256}", "text of at most 256 characters")]
 
 
 def camel(name: str) -> str:
-    """Return a field's name as it is in JSON."""
+    """Return a field's name in camelCase."""
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
 
 
-def moment_in_s(text: str) -> int:
-    """Return a `Moment` in seconds since 1970. Raises ValueError if there is no such moment."""
-    return int(datetime.fromisoformat(text.removesuffix("Z") + "+00:00").timestamp())
+def canonical_json(value: Any) -> bytes:
+    """Return UTF-8 JSON with sorted keys and no white space; equal values give equal bytes.
+
+    Raises ValueError for NaN and infinities, which JSON does not have.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
-def write(value: Any) -> Any:
-    """Return what `value` is in JSON."""
-    if is_dataclass(value):
-        return {camel(field.name): write(getattr(value, field.name)) for field in fields(value)}
-    if isinstance(value, (tuple, list)):
-        return [write(one) for one in value]
-    return str(value) if isinstance(value, StrEnum) else value
+def digest(value: Any) -> str:
+    """Return the SHA-256 of the canonical JSON of `value` as 64 hexadecimal digits."""
+    return digest_bytes(canonical_json(value))
 
 
-def read(cls: type[T], raw: Any, where: str) -> T:
-    """Return the dataclass that `raw` is. Raises ContractError, which says where, for anything else."""
-    kind: Any = cls
-    found: T = _reader(kind)(raw, where)
+def digest_bytes(data: bytes) -> str:
+    """Return the SHA-256 of `data` as 64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def encode(value: Any) -> bytes:
+    """Return a message as canonical JSON."""
+    return canonical_json(to_wire(value))
+
+
+def encode_line(value: Mapping[str, Any]) -> bytes:
+    """Return an object as one line of ASCII, in the order of its fields."""
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def decode(cls: type[T], data: bytes) -> T:
+    """Read a message. Raises ContractError, which says where, for anything else."""
+    try:
+        raw = json.loads(data)
+    except MALFORMED as error:
+        raise ContractError(f"{TOLERANT.inside(cls).what} is malformed: {error}") from None
+    return from_wire(cls, raw)
+
+
+def to_wire(value: Any) -> Any:
+    """Return a message's JSON."""
+    return _written(value, TOLERANT)
+
+
+def from_wire(cls: type[T], raw: Any, where: str = "") -> T:
+    """Read a message's JSON. Raises ContractError, which says where, for anything else."""
+    where = where or TOLERANT.inside(cls).what
+    try:
+        kind: Any = cls
+        found: T = _reader(kind, TOLERANT)(raw)
+    except _MisfitError as error:
+        raise ContractError(f"{where}{error}") from None
+    except ContractError:
+        raise
+    except MALFORMED as error:
+        raise ContractError(f"{where} is malformed: {error}") from None
     return found
 
 
+def _written(value: Any, outer: Wire) -> Any:
+    kind = type(value)
+    if kind is str or kind is int or kind is bool or value is None:
+        return value
+    if kind is tuple:
+        return [_written(one, outer) for one in value]
+    if is_dataclass(kind):
+        wire, parts = _parts(kind, outer)
+        if wire.row:
+            return [_written(getattr(value, name), wire) for name, _, _ in parts]
+        written: dict[str, Any] = {"contract": CONTRACT_VERSION} if wire.versioned else {}
+        for name, key, omitted in parts:
+            one = getattr(value, name)
+            if one != omitted:
+                written[key] = _written(one, wire)
+        return written
+    if isinstance(value, Mapping):
+        return {str(name): _written(one, outer) for name, one in value.items()}
+    if kind is bytes:
+        return base64.b64encode(value).decode()
+    if kind is datetime:
+        return value.isoformat()
+    return str(value) if isinstance(value, StrEnum) else value
+
+
+class _MisfitError(ContractError):
+    """The end of a sentence that begins with the place of what does not fit."""
+
+
 @cache
-def _reader(kind: Any) -> Reader:
+def _parts(kind: Any, outer: Wire) -> tuple[Wire, list[tuple[str, str, Any]]]:
+    """Return the `Wire` of a class, and each field with its key and the value at which it is left out."""
+    wire, nothing = outer.inside(kind), object()
+    return wire, [
+        (one.name, wire.key(one.name), _default(one) if one.name in wire.omit else nothing) for one in fields(kind)
+    ]
+
+
+def _default(one: Any) -> Any:
+    return one.default_factory() if one.default_factory is not MISSING else one.default
+
+
+def _opened(kind: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """Return a type without rules and None, its rules, and whether it may be None."""
+    rules = kind.__metadata__ if get_origin(kind) is Annotated else ()
+    kind = get_args(kind)[0] if rules else kind
+    if NoneType not in get_args(kind):
+        return kind, rules, False
+    kind, more, _ = _opened(Union[tuple(one for one in get_args(kind) if one is not NoneType)])  # noqa: UP007
+    return kind, rules + more, True
+
+
+@cache
+def _reader(kind: Any, outer: Wire) -> Reader:
+    """Return the reader of a type, which does not take None."""
+    kind, rules, _ = _opened(kind)
     origin, arguments = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return _formed(arguments[1])
-    if origin is UnionType or (origin is not None and NoneType in arguments):
-        return _optional(_reader(next(one for one in arguments if one is not NoneType)))
     if origin is tuple:
-        return _rows(_reader(arguments[0]))
-    if kind in _PLAIN:
-        return _PLAIN[kind]
-    return _enumerated(kind) if issubclass(kind, StrEnum) else _object(kind)
+        return _rows(arguments[0], rules[0] if rules else Items(), outer)
+    if origin is UnionType or origin is Union:
+        return _one_of(arguments, outer)
+    if origin is not None:
+        return _table(_reader(arguments[1], outer))
+    if rules:
+        return _RULES[type(rules[0])](rules[0])
+    if is_dataclass(kind):
+        return _object(kind, outer.inside(kind))
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return _member(kind)
+    if kind is str:
+        return _text(MAX_CLOSED_TEXT if outer.closed else inf)
+    if kind is int:
+        return _number(Range(0, MAX_EXACT_NUMBER if outer.closed else MAX_NUMBER))
+    return _PLAIN[kind]
 
 
-def _text(raw: Any, where: str) -> str:
-    if type(raw) is not str or len(raw) > MAX_TEXT:
-        raise ContractError(f"{where} is no text of at most {MAX_TEXT} characters")
-    return raw
+def _text(most: float = inf, *, printable: bool = False) -> Reader:
+    def reader(raw: Any) -> str:
+        if type(raw) is not str or len(raw) > most or (printable and not raw.isprintable()):
+            raise _MisfitError(f" is no text of at most {most} characters{' that can be shown' * printable}")
+        return raw
+
+    return reader
 
 
-def _number(raw: Any, where: str) -> int:
-    if type(raw) is not int or not 0 <= raw <= MAX_NUMBER:
-        raise ContractError(f"{where} is no whole number from 0 to 2^53")
-    return raw
+def _formed(rule: Form) -> Reader:
+    match, check = re.compile(rule.pattern, re.ASCII).fullmatch, rule.check
 
-
-def _truth(raw: Any, where: str) -> bool:
-    if type(raw) is not bool:
-        raise ContractError(f"{where} is neither true nor false")
-    return raw
-
-
-_PLAIN: Mapping[Any, Reader] = {str: _text, int: _number, bool: _truth}
-
-
-def _formed(form: Form) -> Reader:
-    pattern = re.compile(form.pattern, re.ASCII)
-    is_moment = form in Moment.__metadata__  # type: ignore[attr-defined]
-
-    def reader(raw: Any, where: str) -> str:
-        text = _text(raw, where)
-        if pattern.fullmatch(text) is None:
-            raise ContractError(f"{where} is no {form.meaning}")
-        if is_moment:
+    def reader(raw: Any) -> str:
+        if type(raw) is not str or match(raw) is None:
+            raise _MisfitError(f" is no {rule.meaning}")
+        if check is not str:
             try:
-                moment_in_s(text)
+                check(raw)
             except ValueError:
-                raise ContractError(f"{where} is no {form.meaning}") from None
-        return text
+                raise _MisfitError(f" is no {rule.meaning}") from None
+        return raw
 
     return reader
 
 
-def _optional(inner: Reader) -> Reader:
-    return lambda raw, where: None if raw is None else inner(raw, where)
+def _number(rule: Range) -> Reader:
+    least, most = rule.least, rule.most
 
-
-def _rows(inner: Reader) -> Reader:
-    def reader(raw: Any, where: str) -> tuple[Any, ...]:
-        if type(raw) is not list or len(raw) > MAX_ROWS:
-            raise ContractError(f"{where} is no list, or has more than {MAX_ROWS} rows")
-        return tuple(inner(one, f"{where}[{index}]") for index, one in enumerate(raw))
+    def reader(raw: Any) -> int:
+        if type(raw) is not int or not least <= raw <= most:
+            raise _MisfitError(f" is no whole number from {least} to {most}")
+        return raw
 
     return reader
 
 
-def _enumerated(kind: type[StrEnum]) -> Reader:
+def _packed(rule: Base64) -> Reader:
+    def reader(raw: Any) -> bytes:
+        try:
+            data = base64.b64decode(raw, validate=True)
+        except (TypeError, ValueError):
+            raise _MisfitError(" is no base64") from None
+        if len(data) % rule.unit or not rule.least <= len(data) // rule.unit <= rule.most:
+            raise _MisfitError(f" has not between {rule.least} and {rule.most} parts of {rule.unit} bytes")
+        return data
+
+    return reader
+
+
+def _truth(raw: Any) -> bool:
+    if type(raw) is not bool:
+        raise _MisfitError(" is neither true nor false")
+    return raw
+
+
+def _moment(raw: Any) -> datetime:
+    try:
+        return datetime.fromisoformat(raw)
+    except (TypeError, ValueError):
+        raise _MisfitError(" is no time") from None
+
+
+_RULES: Mapping[Any, Callable[[Any], Reader]] = {
+    Form: _formed,
+    Printable: lambda rule: _text(rule.most, printable=True),
+    Range: _number,
+    Base64: _packed,
+}
+_PLAIN: Mapping[Any, Reader] = {bool: _truth, datetime: _moment, Any: lambda raw: raw}
+
+
+def _rows(kind: Any, items: Items, outer: Wire) -> Reader:
+    read = _reader(kind, outer)
+    known = frozenset(map(str, kind)) if items.known_only else None
+
+    def reader(raw: Any) -> tuple[Any, ...]:
+        if type(raw) is not list or not items.least <= len(raw) <= items.most:
+            raise _MisfitError(f" is no list of {items.least} to {items.most} rows")
+        found: list[Any] = []
+        try:
+            for one in raw:
+                if known is None or one in known:
+                    found.append(read(one))
+        except _MisfitError as error:
+            raise _MisfitError(f"[{len(found)}]{error}") from None
+        if items.distinct and len(set(found)) < len(found):
+            raise _MisfitError(" names something twice")
+        return tuple(found)
+
+    return reader
+
+
+def _table(read: Reader) -> Reader:
+    def reader(raw: Any) -> dict[str, Any]:
+        if type(raw) is not dict:
+            raise _MisfitError(" is no object")
+        found: dict[str, Any] = {}
+        for key, one in raw.items():
+            try:
+                found[key] = read(one)
+            except _MisfitError as error:
+                raise _MisfitError(f".{key}{error}") from None
+        return found
+
+    return reader
+
+
+def _one_of(kinds: tuple[Any, ...], outer: Wire) -> Reader:
+    """Classes are told apart by their keys: the first one of which all are there is meant."""
+    readers = [({outer.inside(kind).key(one.name) for one in fields(kind)}, _reader(kind, outer)) for kind in kinds]
+
+    def reader(raw: Any) -> Any:
+        if type(raw) is dict:
+            for keys, read in readers:
+                if keys <= raw.keys():
+                    return read(raw)
+        raise _MisfitError(f" is none of {', '.join(kind.__name__ for kind in kinds)}")
+
+    return reader
+
+
+def _member(kind: type[StrEnum]) -> Reader:
     members = {str(member): member for member in kind}
 
-    def reader(raw: Any, where: str) -> StrEnum:
+    def reader(raw: Any) -> StrEnum:
         if type(raw) is not str or raw not in members:
-            raise ContractError(f"{where} is none of {', '.join(members)}")
+            raise _MisfitError(f" is none of {', '.join(members)}")
         return members[raw]
 
     return reader
 
 
-def _object(kind: type[Any]) -> Reader:
-    hints = get_type_hints(kind, include_extras=True)
-    names = {camel(field.name): (field.name, _reader(hints[field.name])) for field in fields(kind)}
+def _plain(kind: Any, outer: Wire) -> frozenset[Any]:
+    """Return the types of values that need no reader: most of a message, and calls are what reading costs."""
+    kind, rules, may_be_none = _opened(kind)
+    plain = {kind} & ({bool} if rules or outer.closed else {bool, str})
+    return frozenset(plain | {NoneType} if may_be_none else plain)
 
-    def reader(raw: Any, where: str) -> Any:
-        if type(raw) is not dict:
-            raise ContractError(f"{where} is no object")
-        missing, unknown = names.keys() - raw.keys(), raw.keys() - names.keys()
-        if missing or unknown:
-            what = f"lacks {min(missing)}" if missing else "has a field that this version does not know"
-            raise ContractError(f"{where} {what}")
-        return kind(**{name: inner(raw[key], f"{where}.{key}") for key, (name, inner) in names.items()})
+
+def _object(kind: Any, wire: Wire) -> Reader:
+    hints = get_type_hints(kind, include_extras=True)
+    parts = {
+        wire.key(one.name): (one.name, _plain(hints[one.name], wire), _reader(hints[one.name], wire))
+        for one in fields(kind)
+    }
+    needed = {one.name for one in fields(kind) if wire.complete or _default(one) is MISSING}
+    row, versioned, closed = wire.row, wire.versioned, wire.closed
+    known, every = {*parts, "contract"} if versioned else set(parts), len(parts)
+
+    def reader(raw: Any) -> Any:
+        if row and type(raw) is list:
+            raw = dict(zip(parts, raw, strict=False))
+        elif row or type(raw) is not dict:
+            raise _MisfitError(" is no row" if row else " is no object")
+        if versioned and raw.get("contract") not in (CONTRACT_VERSION, CONTRACT_VERSION - 1):
+            raise _MisfitError(f" is of another version of the contract than {CONTRACT_VERSION}")
+        if closed and not raw.keys() <= known:
+            raise _MisfitError(" has a field that this version does not know")
+        found = {}
+        try:
+            for key, one in raw.items():
+                part = parts.get(key)
+                if part is not None:
+                    name, plain, read = part
+                    found[name] = one if type(one) in plain else read(one)
+        except _MisfitError as error:
+            raise _MisfitError(f".{key}{error}") from None
+        if len(found) < every and not needed <= found.keys():
+            raise _MisfitError(f" lacks {min(wire.key(name) for name in needed - found.keys())}")
+        return kind(**found)
 
     return reader

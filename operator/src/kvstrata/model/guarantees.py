@@ -15,7 +15,7 @@ from kvstrata.api.common import Admission, TierBudget
 from kvstrata.api.prefixpool import NextContent, PrefixPool, PrefixPoolStatus
 from kvstrata.api.tenantcachepolicy import Isolation, ModelsSelector, TenantCachePolicy
 from kvstrata.api.tenantgroup import Sharing, TenantGroup
-from kvstrata.contract.canonical import digest
+from kvstrata.contract.wire import digest
 from kvstrata.model.refs import Key
 
 Holder = TenantCachePolicy | TenantGroup | CacheDomain | PrefixPool

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.canonical import digest
 from kvstrata.contract.receipt.facts import Amount
+from kvstrata.contract.wire import digest
 from kvstrata.model.erasure.facts import NOTHING, JobState
 
 ORDER_HEX_DIGITS = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from kvstrata.contract.canonical import digest
+from kvstrata.contract.wire import digest
 from kvstrata.model.memo import Memo
 
 APPLIED = "kvstrata.io/applied"

@@ -5,9 +5,9 @@ Names of this API group have at most 40 characters, so every derived name fits i
 
 from __future__ import annotations
 
-from kvstrata.contract.canonical import digest
 from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.policy.pools import shard_name
+from kvstrata.contract.wire import digest
 
 PREFIX = "kvs-"
 

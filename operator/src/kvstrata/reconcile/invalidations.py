@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvstrata.api.base import Resource
 from kvstrata.api.cacheinvalidation import CacheInvalidation, InvalidationMode, Phase
 from kvstrata.contract.receipt.facts import Erasure
-from kvstrata.contract.wire import moment_in_s
+from kvstrata.contract.receipt.vocabulary import moment_in_s
 from kvstrata.model.erasure.facts import Deletion, JobState, Look
 from kvstrata.model.erasure.record import ErasureRecord
 

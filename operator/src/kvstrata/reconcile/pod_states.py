@@ -12,9 +12,9 @@ from kvstrata.clients.gate import GateClient, GateError
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import SECRET
 from kvstrata.contract import ContractError
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.pod_state import PodState, gate_server_name
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root
+from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.pods import Pod, VerifiedState
 from kvstrata.objects import names
 from kvstrata.plan.bundle.restore import contradicts

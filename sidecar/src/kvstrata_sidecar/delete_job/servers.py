@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from kvstrata.contract.canonical import digest
 from kvstrata.contract.messages.erase_report import StopReason
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
+from kvstrata.contract.wire import digest
 from kvstrata_sidecar.adapter.params import Endpoint, TierParams
 from kvstrata_sidecar.adapter.redis.client.block_io import Read, Write
 from kvstrata_sidecar.adapter.redis.client.commands import read_text, state_key

@@ -19,7 +19,7 @@ import redis.asyncio as redis
 from kvstrata.clients.redis.node_answers import NotAnAnswerError, parse_fields, parse_nodes
 from kvstrata.clients.redis.probe import Access, Failure, ask, parse_endpoint
 from kvstrata.clients.redis.tier_names import Names, Sorted
-from kvstrata.contract.canonical import digest
+from kvstrata.contract.wire import digest
 from kvstrata.model.redis.cluster import SLOTS, Peer
 
 ATTEMPTS = 3

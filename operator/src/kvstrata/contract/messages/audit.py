@@ -11,11 +11,11 @@ import json
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from kvstrata.contract import ContractError, contract_errors
 from kvstrata.contract.messages.adapter import SCOPE_DIGITS
-from kvstrata.contract.wire import Form, HexDigest, camel, read, write
+from kvstrata.contract.wire import Form, HexDigest, Wire, camel, encode_line, from_wire, to_wire
 
 AUDIT_VERSION = 1
 LOGGER = "kvstrata.audit"
@@ -223,6 +223,8 @@ class Action(StrEnum):
 class Happened:
     """Something that happened, without who tells it. What does not apply is None, and not in the line."""
 
+    WIRE: ClassVar[Wire] = Wire("a line of the audit log", closed=True, camel=True)
+
     action: Action
     """What happened, see below."""
 
@@ -297,10 +299,10 @@ class Happened:
 class Line(Happened):
     """One line."""
 
-    logger: KubeName = LOGGER
+    logger: KubeName
     """Always `kvstrata.audit`."""
 
-    version: int = AUDIT_VERSION
+    version: int
     """Version of this format. A new field or action does not change it."""
 
     time: Instant
@@ -342,7 +344,7 @@ class Teller:
             "sequence": sequence,
             "event": happened.action.event,
         }
-        return json.dumps(head | _told(happened), separators=(",", ":")).encode() + b"\n"
+        return encode_line(head | {name: value for name, value in to_wire(happened).items() if value is not None})
 
 
 def instant(at_s: float) -> str:
@@ -354,13 +356,9 @@ def read_line(data: bytes) -> Line:
     """Return a line. Raises ContractError for what this version does not write."""
     with contract_errors("a line of the audit log"):
         raw = json.loads(data)
-        optional = dict.fromkeys(camel(field.name) for field in fields(Happened))
-        line = read(Line, optional | raw, "line")
+        line = from_wire(Line, raw, "line")
+        own = {camel(field.name) for field in fields(Happened)}
         told = {camel(name) for name in (*line.action.told, "action")}
-        if None in raw.values() or line.event is not line.action.event or not optional.keys() & raw.keys() <= told:
+        if None in raw.values() or line.event is not line.action.event or not own & raw.keys() <= told:
             raise ContractError(f"{line.action} is not told like this")
         return line
-
-
-def _told(happened: Happened) -> dict[str, Any]:
-    return {name: value for name, value in write(happened).items() if value is not None}

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
-from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.messages.erase_2 import text
+from kvstrata.contract.wire import canonical_json
 
 RESET_PATH = "/v1/reset"
 MAX_WAIT_S = 120.0

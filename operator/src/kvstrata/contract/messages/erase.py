@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
-from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.messages.erase_2 import (
     AdapterErased,
     AdapterVerified,
@@ -26,6 +25,7 @@ from kvstrata.contract.messages.erase_2 import (
     text,
     tiers_of,
 )
+from kvstrata.contract.wire import canonical_json
 
 ERASE_PATH = "/v1/erase"
 VERIFY_PATH = "/v1/verify"

@@ -11,12 +11,12 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.receipt.facts import Amount, Uid
-from kvstrata.contract.wire import Form, HexDigest, read, write
+from kvstrata.contract.receipt.vocabulary import EVIDENCE
+from kvstrata.contract.wire import Form, HexDigest, Wire, canonical_json, from_wire, to_wire
 
 Sentence = Annotated[str, Form(r"[^\x00-\x1f\x7f]{0,512}", "sentence of at most 512 characters")]
 
@@ -52,6 +52,8 @@ class Erased:
     `found` is `deleted` and `remaining` together, over all runs since the keyspace was revoked in the tier.
     """
 
+    WIRE: ClassVar[Wire] = EVIDENCE
+
     keyspace: HexDigest | None
     """SHA-256 of the keyspace; null for all of them."""
 
@@ -72,6 +74,8 @@ class Erased:
 class PrimaryEnd:
     """How one primary was left."""
 
+    WIRE: ClassVar[Wire] = EVIDENCE
+
     node: Uid
     """Its own id."""
 
@@ -88,6 +92,8 @@ class PrimaryEnd:
 @dataclass(frozen=True, slots=True)
 class End:
     """How the deletion ended."""
+
+    WIRE: ClassVar[Wire] = EVIDENCE
 
     outcome: Outcome
     """Whether it is whole."""
@@ -117,7 +123,7 @@ def keyspace_digest(keyspace: str) -> str:
 def encode_line(line: Line) -> bytes:
     """Return a line, with its end."""
     kind = next(name for name, one in _KINDS.items() if one is type(line))
-    return canonical_json({"kind": kind} | write(line)) + b"\n"
+    return canonical_json({"kind": kind} | to_wire(line)) + b"\n"
 
 
 def decode_line(data: bytes) -> Line:
@@ -131,7 +137,7 @@ def decode_line(data: bytes) -> Line:
     kind = _KINDS.get(str(raw.pop("kind", "")))
     if kind is None:
         raise ContractError("a line of a deletion's report is of no kind that this version knows")
-    return read(kind, raw, "line")
+    return from_wire(kind, raw, "line")
 
 
 def totals(lines: Iterable[Erased], node: str) -> tuple[Amount, Amount, Amount]:

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
-from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, key_id, require_key_id
+from kvstrata.contract.wire import canonical_json
 
 KEYS_PATH = "/v1/keys"
 KEYS_BACK_PATH = "/v1/keys/back"

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstrata.contract import CONTRACT_VERSION, MALFORMED, ContractError, require_version
-from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.messages.adapter import SCOPE_DIGITS, ScopeUsage, TierState
+from kvstrata.contract.wire import canonical_json
 
 ACK_AUDIENCE = "kvstrata-ack"
 ACK_TOKEN_HEADER = "Kvstrata-Ack-Token"  # noqa: S105  (a header's name)

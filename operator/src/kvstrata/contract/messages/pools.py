@@ -19,12 +19,12 @@ from enum import StrEnum
 from typing import Any
 
 from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
-from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.holding import MAX_MISSING as MAX_MISSING
 from kvstrata.contract.messages.holding import PoolTierState as PoolTierState
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
+from kvstrata.contract.wire import canonical_json
 
 RENDER_PATH = "/v1/render"
 WARM_PATH = "/v1/warm"

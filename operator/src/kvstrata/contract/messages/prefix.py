@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstrata.contract import ContractError, contract_errors
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.template import refused_argument
+from kvstrata.contract.wire import digest_bytes
 
 _CHAT_KEYS = ("messages", "tools", "chat_template_kwargs")
 

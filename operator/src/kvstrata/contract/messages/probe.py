@@ -18,9 +18,9 @@ from enum import StrEnum
 from typing import Any
 
 from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
-from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.messages.erase_2 import flag, keyspaces_of, line, text
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
+from kvstrata.contract.wire import canonical_json
 
 PROBE_PATH = "/v1/probe"
 MAX_PROBED_BYTES = 64 * 1024

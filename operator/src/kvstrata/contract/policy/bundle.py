@@ -16,12 +16,12 @@ from functools import lru_cache
 from typing import Any
 
 from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
-from kvstrata.contract.canonical import canonical_json, digest, digest_bytes
 from kvstrata.contract.policy.budget import TierBudget as TierBudget
 from kvstrata.contract.policy.data_key import BundledKey, keys_from_json, keys_to_json
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, is_keyspace
 from kvstrata.contract.policy.pools import MAX_ENTRY_POOLS, MAX_POOLS, PoolRef, PoolShard
 from kvstrata.contract.policy.shard_slots import SLOTS, other_slot
+from kvstrata.contract.wire import canonical_json, digest, digest_bytes
 
 MAX_SHARD_BYTES = 64 * 1024
 ROOT_DATA_KEY = "root.json"

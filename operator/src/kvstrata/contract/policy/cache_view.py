@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstrata.contract import CONTRACT_VERSION, MALFORMED, ContractError, require_version
-from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.policy.budget import TierBudget
 from kvstrata.contract.policy.bundle import Bundle, Entry, Rules
 from kvstrata.contract.policy.data_key import MAX_GENERATION, BundledKey
 from kvstrata.contract.policy.keyspace import is_keyspace
 from kvstrata.contract.policy.pools import MAX_POOLS, MAX_VERSIONS
+from kvstrata.contract.wire import canonical_json
 
 POLICY_FILE = "policy.json"
 FRESHNESS_FILE = "freshness"

@@ -17,11 +17,11 @@ from itertools import pairwise
 from typing import Any
 
 from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
-from kvstrata.contract.canonical import canonical_json, digest_bytes
 from kvstrata.contract.policy.budget import TierBudget
 from kvstrata.contract.policy.data_key import BundledKey, keys_from_json, keys_to_json, require_distinct
 from kvstrata.contract.policy.keyspace import is_keyspace
 from kvstrata.contract.policy.shard_slots import SLOTS, other_slot
+from kvstrata.contract.wire import canonical_json, digest_bytes
 
 CHUNK_HASH_BYTES = 32
 MAX_CHUNKS = 4096

@@ -15,8 +15,8 @@ from kvstrata.contract.receipt.vocabulary import (
     RevokedKind,
     ScopeForm,
     Standing,
+    moment_in_s,
 )
-from kvstrata.contract.wire import moment_in_s
 
 WRITE_WINDOW_S = 30
 """After this no write that had begun under a revoked keyspace can still arrive in a shared tier."""

@@ -8,13 +8,16 @@ where the order itself has it. Digests stand for what must not be told (`receipt
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from kvstrata.contract.receipt.residue import ResidueItem
 from kvstrata.contract.receipt.vocabulary import (
+    EVIDENCE,
     Hbm,
     KeyCustody,
     Mode,
+    Moment,
+    Name,
     Party,
     PodMedium,
     RevokedKind,
@@ -22,7 +25,7 @@ from kvstrata.contract.receipt.vocabulary import (
     Standing,
     SubjectKind,
 )
-from kvstrata.contract.wire import Form, HexDigest, Moment, Name
+from kvstrata.contract.wire import Form, HexDigest, Wire
 
 Uid = Annotated[str, Form("[0-9A-Za-z._:-]{1,128}", "identifier of 1 to 128 letters, digits and ._:-")]
 Boot = Annotated[str, Form("[0-9A-Za-z._:-]{0,128}", "boot id")]
@@ -352,6 +355,8 @@ class Component:
 @dataclass(frozen=True, slots=True)
 class Erasure:
     """All facts of one erasure."""
+
+    WIRE: ClassVar[Wire] = EVIDENCE
 
     subject: Subject
     """The order."""

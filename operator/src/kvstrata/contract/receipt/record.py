@@ -14,14 +14,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from kvstrata.contract import MALFORMED, ContractError
-from kvstrata.contract.canonical import canonical_json, digest_bytes
 from kvstrata.contract.receipt.claims import claims, contradiction, required_residue
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.residue import Claim
-from kvstrata.contract.wire import Form, HexDigest, Moment, Name, read, write
+from kvstrata.contract.receipt.vocabulary import EVIDENCE, Moment, Name
+from kvstrata.contract.wire import Form, HexDigest, Wire, canonical_json, digest_bytes, from_wire, to_wire
 
 RECEIPT_VERSION = 1
 MAX_RECEIPT_BYTES = 64 * 1024 * 1024
@@ -86,6 +86,8 @@ class HandOverKind(StrEnum):
 class HandOver:
     """The signing key changes. From the next record on the new key signs."""
 
+    WIRE: ClassVar[Wire] = EVIDENCE
+
     kind: HandOverKind
     """Rotated: the old key signed this. Lost: it was gone, so only the new one did, and nobody vouches for it."""
 
@@ -99,6 +101,8 @@ class HandOver:
 @dataclass(frozen=True, slots=True)
 class Head:
     """A record's place in its chain; the same in every version."""
+
+    WIRE: ClassVar[Wire] = EVIDENCE
 
     domain: Annotated[str, Form("[0-9a-f]{1,32}", "domain id")]
     """The domain's random id."""
@@ -137,10 +141,10 @@ class Record:
         """Return the canonical bytes, of which digest and signatures are made."""
         body: dict[str, Any]
         if self.hand_over is not None:
-            body = {"handOver": write(self.hand_over)}
+            body = {"handOver": to_wire(self.hand_over)}
         else:
-            body = {"erasure": write(self.erasure), "claims": [str(claim) for claim in self.claimed]}
-        return canonical_json({"receipt": RECEIPT_VERSION, **write(self.head), **body})
+            body = {"erasure": to_wire(self.erasure), "claims": [str(claim) for claim in self.claimed]}
+        return canonical_json({"receipt": RECEIPT_VERSION, **to_wire(self.head), **body})
 
     def check(self) -> None:
         """Raise ReceiptError if this says more than its facts, less residue, or what cannot be."""
@@ -164,6 +168,8 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class Signature:
     """An ed25519 signature over `signed_bytes` of a record, and the public key that it is to be checked with."""
+
+    WIRE: ClassVar[Wire] = EVIDENCE
 
     public_key: Annotated[str, Form(PUBLIC_KEY_HEX, "public key")]
     value: Annotated[str, Form(SIGNATURE_HEX, "signature")]
@@ -228,7 +234,7 @@ def signed_bytes(record: bytes) -> bytes:
 
 def encode_receipt(record: bytes, signatures: tuple[Signature, ...]) -> bytes:
     """Return the file of a receipt: its record, which `Record.encode` gave, and the signatures over it."""
-    return canonical_json({"record": json.loads(record), "signatures": write(signatures)})
+    return canonical_json({"record": json.loads(record), "signatures": [to_wire(one) for one in signatures]})
 
 
 def read_link(data: bytes) -> Link:
@@ -249,8 +255,8 @@ def read_link(data: bytes) -> Link:
         version = body.get("receipt")
         if type(version) is not int or version < 1:
             raise ReceiptError(Fault.MALFORMED, "it has no version")
-        head = read(Head, {name: body[name] for name in _HEAD}, "record")
-        signatures = read(_Signed, {"signatures": raw["signatures"]}, "receipt").signatures
+        head = from_wire(Head, {name: body[name] for name in _HEAD}, "record")
+        signatures = from_wire(_Signed, {"signatures": raw["signatures"]}, "receipt").signatures
     except ReceiptError:
         raise
     except ContractError as error:
@@ -298,17 +304,23 @@ def check_signatures(link: Link, is_signed: IsSigned) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Signed:
+    WIRE: ClassVar[Wire] = EVIDENCE
+
     signatures: tuple[Signature, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _ErasureBody:
+    WIRE: ClassVar[Wire] = EVIDENCE
+
     erasure: Erasure
     claims: tuple[Claim, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _HandOverBody:
+    WIRE: ClassVar[Wire] = EVIDENCE
+
     hand_over: HandOver
 
 
@@ -316,12 +328,12 @@ def _read_record(link: Link) -> Record:
     body = {name: value for name, value in link.body.items() if name not in (*_HEAD, "receipt")}
     try:
         if "handOver" in body:
-            change = read(_HandOverBody, body, "record").hand_over
+            change = from_wire(_HandOverBody, body, "record").hand_over
             # A lost key signs nothing: its successor does, from this record on.
             if change.kind is HandOverKind.LOST and change.new_key != link.head.signer:
                 raise ReceiptError(Fault.MALFORMED, "a key that followed a lost one did not sign that it did")
             return Record(link.head, hand_over=change)
-        erased = read(_ErasureBody, body, "record")
+        erased = from_wire(_ErasureBody, body, "record")
     except ReceiptError:
         raise
     except ContractError as error:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
 
-from kvstrata.contract.wire import Name
+from kvstrata.contract.receipt.vocabulary import Name
 
 
 class Claim(StrEnum):

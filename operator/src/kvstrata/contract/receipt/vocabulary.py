@@ -8,10 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from datetime import datetime
 from enum import StrEnum
+from typing import Annotated
 
-from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.policy.keyspace import ScopeKind
+from kvstrata.contract.wire import Form, Wire, canonical_json
+
+EVIDENCE = Wire("a receipt", complete=True, closed=True, camel=True)
+"""A document that was read is the document that was written, and two readers never see two different things in it."""
+
+Name = Annotated[str, Form(r"[^\x00-\x1f\x7f]{0,256}", "text of at most 256 characters")]
+
+
+def moment_in_s(text: str) -> int:
+    """Return a `Moment` in seconds since 1970. Raises ValueError if there is no such moment."""
+    return int(datetime.fromisoformat(text.removesuffix("Z") + "+00:00").timestamp())
+
+
+Moment = Annotated[str, Form(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "time in UTC, in whole seconds", moment_in_s)]
 
 
 def epoch_commitment(domain: str, scope: ScopeKind, name: str, epoch: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.contract.canonical import canonical_json
+from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import labels, names, paths
 from kvstrata.objects.container import SECURITY, amounts, environment, mount
 from kvstrata.objects.context import BuildContext

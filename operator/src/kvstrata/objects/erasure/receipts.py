@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvstrata.contract import MALFORMED
-from kvstrata.contract.canonical import canonical_json, digest_bytes
 from kvstrata.contract.receipt.record import Fault, Link, ReceiptError, read_link
+from kvstrata.contract.wire import canonical_json, digest_bytes
 from kvstrata.objects import labels, names
 
 MAX_PART_BYTES = 900 * 1024

@@ -12,7 +12,7 @@ from typing import Any
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
 from kvstrata.api.pod_template import PodTemplate
-from kvstrata.contract.canonical import canonical_json
+from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import paths, sizing
 from kvstrata.objects.container import SECURITY, amounts, chosen_amounts, environment, exec_probe, mount
 from kvstrata.objects.meta import without_empty

@@ -9,7 +9,7 @@ from kvstrata.api.cachedmodel import CachedModel, Transfer
 from kvstrata.api.cachedmodel_source import DType, WeightsSource
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.pod_template import PodTemplate
-from kvstrata.contract.canonical import canonical_json
+from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import paths, sizing
 from kvstrata.objects.container import SECURITY, amounts, environment, exec_probe, mount
 from kvstrata.objects.meta import without_empty

@@ -14,7 +14,7 @@ from typing import Any
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedmodel_source import WeightsSource
 from kvstrata.api.cachetier import CacheTier, Medium
-from kvstrata.contract.canonical import digest
+from kvstrata.contract.wire import digest
 
 IDENTITY_HEX_DIGITS = 16
 CHUNK_HASH_ALGORITHM = "blake3"

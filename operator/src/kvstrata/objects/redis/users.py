@@ -16,9 +16,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.store.redis_keys import domain_pattern
 from kvstrata.contract.store.redis_scripts import COMMANDS
+from kvstrata.contract.wire import digest_bytes
 
 DATA_USER = "data"
 ADMIN_USER = "admin"

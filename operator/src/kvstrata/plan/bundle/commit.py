@@ -9,7 +9,6 @@ from typing import Any
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import DOMAIN_NAME
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.policy.bundle import (
     MAX_SHARD_BYTES,
     Bundle,
@@ -21,6 +20,7 @@ from kvstrata.contract.policy.bundle import (
     split_into_shards,
 )
 from kvstrata.contract.policy.pools import PoolShard
+from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.pods import CommittedBundle, keys_in
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World

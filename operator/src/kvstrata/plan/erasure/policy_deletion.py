@@ -14,8 +14,8 @@ from typing import Any
 from kvstrata.api.cacheinvalidation import CacheInvalidation, Phase
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import DeletionPolicy, TenantCachePolicy
-from kvstrata.contract.canonical import digest
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
+from kvstrata.contract.wire import digest
 from kvstrata.plan.actions import Decision
 
 FINALIZER = "kvstrata.io/erase"

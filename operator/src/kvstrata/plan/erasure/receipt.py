@@ -24,7 +24,7 @@ from kvstrata.contract.receipt.facts import (
 from kvstrata.contract.receipt.facts import Erasure as ReceiptFacts
 from kvstrata.contract.receipt.residue import Claim, Residue, ResidueItem
 from kvstrata.contract.receipt.vocabulary import Party, Standing
-from kvstrata.contract.wire import MAX_TEXT
+from kvstrata.contract.wire import MAX_CLOSED_TEXT
 from kvstrata.model.erasure.evidence import (
     answer_of,
     counts,
@@ -72,7 +72,7 @@ def facts_of(erasure: Erasure) -> ReceiptFacts:
     subject = erasure.order.subject
     if verdict is not None and verdict.abandoned:
         reasons = [subject.reason, f"abandoned: {verdict.abandoned}"]
-        subject = replace(subject, reason="; ".join(filter(None, reasons))[:MAX_TEXT])
+        subject = replace(subject, reason="; ".join(filter(None, reasons))[:MAX_CLOSED_TEXT])
     facts = ReceiptFacts(
         subject=subject,
         revoked=rolled.revoked if rolled else (),

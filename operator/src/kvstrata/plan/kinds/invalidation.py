@@ -16,8 +16,8 @@ from kvstrata.api.cacheinvalidation import MAX_AWAITING, CacheInvalidation, Inva
 from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.canonical import digest
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace, epoch_from_random
+from kvstrata.contract.wire import digest
 from kvstrata.model.erasure.facts import ReceiptWritten, Verdict
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World

@@ -12,9 +12,9 @@ from datetime import datetime
 from kvstrata.api.prefixpool import Prefix, PrefixPool, SourceFormat
 from kvstrata.api.reasons import PoolReason
 from kvstrata.contract import ContractError
-from kvstrata.contract.canonical import digest
 from kvstrata.contract.messages.pools import MAX_SOURCE_BYTES
 from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.wire import digest
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.questions import ReadSource

@@ -16,10 +16,10 @@ from datetime import datetime
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.reasons import PoolReason
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.pools import MAX_PREFIX_TOKENS, Rendered, RenderRefusal, manifest_hashes
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS
+from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.pods import Pod
 from kvstrata.model.pools import NoRendering, RenderReport
 from kvstrata.model.world import World

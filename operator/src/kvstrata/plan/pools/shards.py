@@ -14,10 +14,10 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import Medium
 from kvstrata.api.common import ScopeStatus
 from kvstrata.api.prefixpool import NextContent, PrefixPool, PrefixPoolStatus
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.policy.pools import MAX_BEFORE_READY_S, MAX_POOLS, PoolRef, PoolShard, PoolState, PoolVersion
 from kvstrata.contract.policy.shard_slots import SLOTS
+from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.erasure.evidence import keys_kept, unreachable_at
 from kvstrata.model.pods import CommittedBundle
 from kvstrata.model.refs import Key

@@ -12,7 +12,7 @@ from datetime import datetime
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import TierReason
-from kvstrata.contract.canonical import digest
+from kvstrata.contract.wire import digest
 from kvstrata.model.redis.credentials import CredentialLook
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names

@@ -17,8 +17,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from kvstrata.contract import ContractError, contract_errors
-from kvstrata.contract.canonical import canonical_json
-from kvstrata.contract.wire import camel
+from kvstrata.contract.wire import camel, canonical_json
 from kvstrata.model.erasure.facts import Fact
 from kvstrata.model.erasure.record import Erasure, ErasureOrder, ErasureRecord
 

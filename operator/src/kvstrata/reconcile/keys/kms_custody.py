@@ -20,10 +20,10 @@ from typing import TypeVar
 
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.clients.transit import AT_ONCE, KmsError, KmsFailure, Service, TransitClient
-from kvstrata.contract.canonical import canonical_json
 from kvstrata.contract.receipt.facts import Word
 from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.contract.receipt.vocabulary import Party
+from kvstrata.contract.wire import canonical_json
 from kvstrata.model.keys import Destruction, Revocation, Undestroyed
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.wrapped_keys import Change, Held, WrappedKey, WrappedKeys, by_shard

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.canonical import digest_bytes
 from kvstrata.contract.messages.audit import Action
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Entry, Root, ShardRef, decode_shard
 from kvstrata.contract.policy.pools import PoolRef, PoolShard, shard_name
+from kvstrata.contract.wire import digest_bytes
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.audit import Audit
 from kvstrata_sidecar.gate.policy.api_keys import KEYS_DATA_KEY, KeyRing, Keys, MalformedKeysError
