@@ -65,10 +65,8 @@ async def test_a_probe_sends_nothing_that_writes(
 SPEAKERS = {
     "clients/redis/probe.py": "this file",
     "clients/redis/external.py": "tests/tiers/test_external_checks.py",
-    "clients/redis/redis_trials.py": "tests/tiers/test_external_checks.py",
     "clients/redis/nodes.py": "tests/topology",
     "clients/redis/connection.py": "tests/topology",
-    "clients/redis/slot_jobs.py": "tests/topology",
     "clients/redis/slot_keys.py": "tests/topology",
     "clients/redis/slot_mover.py": "tests/topology",
     "clients/redis/admin.py": "tests/tiers/test_credentials.py",

@@ -10,7 +10,7 @@ import signal
 import time
 
 from kvstrata.cli.operator import main
-from kvstrata.clients import leadership
+from kvstrata.clients import lease
 
 STILL_S = "KVSTRATA_TEST_STILL_S"
 SILENT_LIMIT_S = "KVSTRATA_TEST_SILENT_LIMIT_S"
@@ -25,5 +25,5 @@ def _stand_still(*_: object) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, _stand_still)
-    leadership.SILENT_LIMIT_S = float(os.environ.get(SILENT_LIMIT_S, leadership.SILENT_LIMIT_S))
+    lease.SILENT_LIMIT_S = float(os.environ.get(SILENT_LIMIT_S, lease.SILENT_LIMIT_S))
     main()

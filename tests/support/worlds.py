@@ -27,11 +27,11 @@ from kvstrata.objects.applied import is_applied, stamped
 from kvstrata.objects.context import BuildContext
 from kvstrata.plan.actions import EndReclaim, ErasureOrder, Plan, ProbeBackend, Question, ReclaimQuestion, TendServers
 from kvstrata.plan.questions import IsolationQuestion, PoolQuestion
-from kvstrata.reconcile.controllers import plan
 from kvstrata.reconcile.keyholders import KeyHolders
 from kvstrata.reconcile.keys.kms_domains import KmsEstates
 from kvstrata.reconcile.keys.kms_services import KmsServices, Login, by_service_account
 from kvstrata.reconcile.keys.kms_worker import KmsKeys
+from kvstrata.reconcile.loop import plan
 from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync

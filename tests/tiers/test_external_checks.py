@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.clients.redis.external import check_external, slots_by_primary
+from kvstrata.clients.redis.external import CLUSTER_TRIALS, TRIALS, check_external, slots_by_primary
 from kvstrata.clients.redis.probe import Access
-from kvstrata.clients.redis.redis_trials import CLUSTER_TRIALS, TRIALS
 from kvstrata.contract.store.redis_keys import domain_pattern
 from kvstrata.contract.store.redis_scripts import COMMANDS
 from kvstrata.model.pods import BackendReport

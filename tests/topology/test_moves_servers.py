@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.clients.redis import slot_jobs, slot_keys
+from kvstrata.clients.redis import slot_keys, slot_mover
 from kvstrata.clients.redis.slot_moves import MoveReason, Tally
 from kvstrata.clients.redis.slot_names import bucket_of, part_of
 from kvstrata.contract.store.redis_scripts import script
@@ -278,7 +278,7 @@ async def test_a_value_that_expired_but_is_still_counted_does_not_keep_a_slot_op
 
 @on_valkey_9
 async def test_a_job_that_hangs_is_given_up_and_says_so(rig: MoverRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_jobs, "HANGS_AFTER_S", 0.3)
+    monkeypatch.setattr(slot_mover, "HANGS_AFTER_S", 0.3)
     cluster = await rig.heard()
     here, there = await ends(rig, 0)
     order = rig.order(cluster, here, there, 0, atomic=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import REGISTRY
 
-from kvstrata.cli.logs_2 import AuditHandler
+from kvstrata.cli.logs import AuditHandler
 from kvstrata.contract.messages.audit import LOGGER, Action, Happened, Line, Source, Teller, read_line
 from kvstrata.reconcile.audit import tell
 

@@ -11,12 +11,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from kvstrata.clients import leadership as module
 from kvstrata.clients import lease as lease_module
+from kvstrata.clients import lease as module
 from kvstrata.clients.kube import Kube
-from kvstrata.clients.leadership import Leadership
-from kvstrata.clients.lease import Lease
-from kvstrata.reconcile.clock import since_boot_s
+from kvstrata.clients.lease import Leadership, Lease
+from kvstrata.reconcile.background import since_boot_s
 from tests.support.memory_kube import MemoryKube
 from tests.support.worlds import finish
 

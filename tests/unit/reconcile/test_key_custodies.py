@@ -15,12 +15,11 @@ from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keyholders import DIGITS, FormerHolders
 from kvstrata.model.keys import LetGo, Release, Undestroyed
 from kvstrata.objects import names
-from kvstrata.reconcile.domain_store import DomainStore
+from kvstrata.reconcile.domain_store import DomainStore, Versions
 from kvstrata.reconcile.keys import CustodyError, KeyCustody
 from kvstrata.reconcile.keys.key_ring import MemoryCustody
 from kvstrata.reconcile.keys.secret_custody import SecretCustody
 from kvstrata.reconcile.secrets import decode
-from kvstrata.reconcile.versions import Versions
 from tests.support.memory_keeper import MemoryKeeper
 from tests.support.memory_kube import MemoryKube
 

@@ -13,7 +13,7 @@ import yaml
 from aiohttp import web
 
 from kvstrata.clients.resources import BY_KIND
-from kvstrata.reconcile.lists import Lists
+from kvstrata.reconcile.watch import Lists
 
 POLICY, SECRET = BY_KIND["TenantCachePolicy"], BY_KIND["Secret"]
 POLICIES, SECRETS = POLICY.path("team"), SECRET.path("team")

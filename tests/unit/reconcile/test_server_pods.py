@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.reconcile.serverpods import parse_server_pod, trouble
+from kvstrata.reconcile.parse import parse_server_pod, trouble
 from tests.support.objects import server_pod
 
 

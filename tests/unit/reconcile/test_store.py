@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from kvstrata.model.refs import BUNDLE, Key
+from kvstrata.reconcile.domain_store import REMEMBERED_S
 from kvstrata.reconcile.store import Store
-from kvstrata.reconcile.versions import REMEMBERED_S
 from tests.support.objects import NAMESPACE, Raw, group, model, pod, policy
 from tests.support.worlds import Simulation
 

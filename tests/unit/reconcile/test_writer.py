@@ -14,7 +14,7 @@ from kvstrata.objects.names import DOMAIN_KEY_SECRET
 from kvstrata.plan.actions import Plan, ProbeBackend, Remove, StatusWrite
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.bundles import read_bundle
-from kvstrata.reconcile.controllers import plan
+from kvstrata.reconcile.loop import plan
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import NotLeadingError, Writer
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, pool, redis_tier

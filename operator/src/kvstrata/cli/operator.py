@@ -16,14 +16,14 @@ import kopf
 import uvloop
 from aiohttp import web
 
-from kvstrata.cli.logs_2 import configure_audit
+from kvstrata.cli.logs import configure, configure_audit
 from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.leadership import Leadership
+from kvstrata.clients.lease import Leadership
 from kvstrata.clients.resources import OWN_RESOURCES, SERVICE_MONITOR
 from kvstrata.objects.context import BuildContext
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.clock import since_boot_s, utc_now
+from kvstrata.reconcile.background import since_boot_s, utc_now
 from kvstrata.reconcile.erasure.deps import assemble
 from kvstrata.reconcile.erasure.former_identities import Reclaims
 from kvstrata.reconcile.erasure.jobs import Jobs
@@ -33,9 +33,9 @@ from kvstrata.reconcile.keys.delivery import KeyCourier
 from kvstrata.reconcile.keys.kms_domains import KmsEstates
 from kvstrata.reconcile.keys.kms_services import KmsServices, by_service_account
 from kvstrata.reconcile.keys.kms_worker import KmsKeys
-from kvstrata.reconcile.lists import Lists
 from kvstrata.reconcile.loop import Loop
 from kvstrata.reconcile.memorykeys import MemoryKeys
+from kvstrata.reconcile.metrics import build_app
 from kvstrata.reconcile.pod_states import AckListener
 from kvstrata.reconcile.pools import Warming
 from kvstrata.reconcile.probe import Probing
@@ -43,14 +43,12 @@ from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync
 from kvstrata.reconcile.secret_watch import SecretWatch
 from kvstrata.reconcile.secrets import Keeper
-from kvstrata.reconcile.server import build_app
 from kvstrata.reconcile.store import Store
-from kvstrata.reconcile.watch import Watches, build_settings, expected_watchers, live_watchers
+from kvstrata.reconcile.watch import Lists, Watches, build_settings, expected_watchers, live_watchers
 from kvstrata.reconcile.writer import NotLeadingError, Writer
 from kvstrata.settings import Settings, SettingsError
 
 from . import garbage
-from .logs import configure
 
 log = logging.getLogger(__name__)
 

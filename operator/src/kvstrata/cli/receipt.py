@@ -8,18 +8,22 @@ and is vouched for, and less is proven than was required.
 from __future__ import annotations
 
 import argparse
+import json
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kvstrata.cli.receipt_report import describe, describe_chain, row, table
 from kvstrata.clients.signing import SigningError, is_signed, read_public_pem
 from kvstrata.contract.receipt.chain import Chain, check_chain, check_one
 from kvstrata.contract.receipt.record import MAX_RECEIPT_BYTES, Fault, Receipt, ReceiptError, key_id, read_receipt
 from kvstrata.contract.receipt.residue import Claim
-
-from . import receiptstore
+from kvstrata.objects import labels, names
+from kvstrata.objects.erasure.receipts import read_receipt_objects
 
 HOLDS, REFUSED, UNUSABLE, UNVOUCHED, LACKING = range(5)
 DIGEST = re.compile("[0-9a-f]{64}")
@@ -69,7 +73,7 @@ def _usable(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Name
     def told(options: argparse.Namespace) -> int:
         try:
             return run(options)
-        except (UnusableError, receiptstore.StoreError) as error:
+        except (UnusableError, StoreError) as error:
             sys.stderr.write(f"{error}\n")
             return UNUSABLE
 
@@ -169,7 +173,7 @@ def _export(options: argparse.Namespace) -> int:
 
 def _keys(options: argparse.Namespace) -> int:
     options.to.mkdir(parents=True, exist_ok=True)
-    for identifier, pem in receiptstore.public_keys(_cluster(options)):
+    for identifier, pem in public_keys(_cluster(options)):
         try:
             matches = key_id(read_public_pem(pem)) == identifier
         except SigningError:
@@ -183,11 +187,11 @@ def _keys(options: argparse.Namespace) -> int:
 
 
 def _stored(options: argparse.Namespace) -> Iterator[tuple[str, bytes | ReceiptError]]:
-    yield from receiptstore.receipts(_cluster(options), options.domain)
+    yield from receipts(_cluster(options), options.domain)
 
 
-def _cluster(options: argparse.Namespace) -> receiptstore.Cluster:
-    return receiptstore.Cluster(options.namespace, options.context, options.kubeconfig)
+def _cluster(options: argparse.Namespace) -> Cluster:
+    return Cluster(options.namespace, options.context, options.kubeconfig)
 
 
 def _pinned(path: Path) -> str:
@@ -218,3 +222,52 @@ def _bytes(path: Path) -> bytes:
     if len(data) > MAX_RECEIPT_BYTES + 1:
         raise ReceiptError(Fault.MALFORMED, f"{path} has more than {MAX_RECEIPT_BYTES} bytes")
     return data
+
+
+TIMEOUT_S = 120
+
+
+class StoreError(Exception):
+    """kubectl is not there, or says no."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where receipts are: the operator's namespace, by kubectl's context and configuration, None for its own."""
+
+    namespace: str
+    context: str | None = None
+    kubeconfig: str | None = None
+
+    def get(self, *arguments: str) -> Any:
+        """Return what `kubectl get` gives as JSON. Raises StoreError with its complaint."""
+        flags = [f"--namespace={self.namespace}"]
+        flags += [f"--context={self.context}"] if self.context else []
+        flags += [f"--kubeconfig={self.kubeconfig}"] if self.kubeconfig else []
+        try:
+            done = subprocess.run(
+                ["kubectl", "get", *arguments, "--output=json", *flags],
+                capture_output=True, check=False, timeout=TIMEOUT_S,
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise StoreError("kubectl is not on the path") from None
+        except subprocess.TimeoutExpired:
+            raise StoreError(f"kubectl did not answer within {TIMEOUT_S} s") from None
+        if done.returncode != 0:
+            raise StoreError(done.stderr.decode(errors="replace").strip() or "kubectl failed")
+        return json.loads(done.stdout)
+
+
+def receipts(cluster: Cluster, domain: str | None = None) -> Iterator[tuple[str, bytes | ReceiptError]]:
+    """Yield every receipt by the name of its object: its bytes, or what is wrong with it."""
+    selector = f"{labels.NAME}={labels.of_receipts(labels.RECEIPT)[labels.NAME]}"
+    selector += f",{labels.DOMAIN}={domain}" if domain else ""
+    items = cluster.get("configmaps", f"--selector={selector}")["items"]
+    yield from read_receipt_objects({item["metadata"]["name"]: item for item in items})
+
+
+def public_keys(cluster: Cluster) -> Iterator[tuple[str, bytes]]:
+    """Yield the published keys: key id and PEM."""
+    data = cluster.get("configmap", names.RECEIPT_PUBLIC_KEYS).get("data") or {}
+    for name, pem in sorted(data.items()):
+        yield name.removesuffix(".pem"), pem.encode()

@@ -1,10 +1,12 @@
-"""What is done beside the loop: nobody waits for it, its end is a fact, and a defect in it is told and not lost."""
+"""Background tasks beside the loop, at most one per slot; a task that fails is logged and retried. And the clocks."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Coroutine, Hashable
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,10 +21,7 @@ RETRY_S = 5.0
 
 
 class Background:
-    """One task for each slot at a time. Use it as a context manager, within one event loop: it ends what is under way.
-
-    What a slot is, is its heir's to say.
-    """
+    """At most one task per slot at a time. Subclasses choose the slots. Leaving the context cancels all tasks."""
 
     def __init__(self, queue: WorkQueue) -> None:
         self._queue = queue
@@ -64,3 +63,13 @@ class Background:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+def utc_now() -> datetime:
+    """Return the current time, aware, in UTC."""
+    return datetime.now(UTC)
+
+
+def since_boot_s() -> float:
+    """Return seconds since boot, those included in which the machine slept; no change of the wall clock moves it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

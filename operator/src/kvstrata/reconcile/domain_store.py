@@ -1,12 +1,22 @@
-"""What the operator knows of one namespace."""
+"""What the operator knows of one namespace: its objects, their newest versions, and what a namespace that goes leaves.
+
+Events, lists and answers to writes may arrive late: what is older than the newest known version changes nothing, and
+brings back no object that was deleted since.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
+from kvstrata.api.base import Resource
+from kvstrata.api.cachedmodel import CachedModel
+from kvstrata.api.cachedomain import CacheDomain
+from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.model.erasure.record import ErasureNow
 from kvstrata.model.guarantees import ClaimIndex
 from kvstrata.model.memo import Memo
@@ -27,8 +37,8 @@ from kvstrata.model.reclaim import ReclaimReport
 from kvstrata.model.redis.cluster import ServerPod
 from kvstrata.model.redis.credentials import CredentialLook
 from kvstrata.model.refs import Key
+from kvstrata.plan.keys.custody import in_force
 from kvstrata.reconcile.parse import OWN_KINDS
-from kvstrata.reconcile.versions import Versions
 
 
 @dataclass(slots=True)
@@ -92,3 +102,91 @@ class DomainStore:
         """Forget what the namespace left, if nothing of it is there any more that could need it."""
         if not (self.erasures or self.unreadable or any(self.objects.values())):
             self.ending = Ending()
+
+
+REMEMBERED_S = 3600.0
+"""Far longer than a request, a list or a watch may take: what is under way when an object goes ends before."""
+
+Slot = tuple[str, str]
+"""Kind and name of an object of a namespace."""
+
+
+class Versions:
+    """Versions of the objects of one namespace; 0 of one that nothing is known of. `now` is the wall clock."""
+
+    def __init__(self, now: Callable[[], datetime]) -> None:
+        self._now = now
+        self._known: dict[Slot, int] = {}
+        self._gone: dict[Slot, datetime] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, slot: Slot) -> int:
+        """Return the newest version that is known of an object."""
+        return self._known.get(slot, 0)
+
+    def seen(self, slot: Slot, version: int) -> None:
+        """Take note of an object that is there."""
+        self._known[slot] = version
+        self._gone.pop(slot, None)
+
+    def gone(self, slot: Slot, version: int) -> None:
+        """Take note that an object is gone since `version`, 0 where that is not known; it is forgotten in time."""
+        self._known[slot] = max(self.of(slot), version)
+        self._gone.pop(slot, None)
+        self._gone[slot] = now = self._now()
+        while (now - self._gone[oldest := next(iter(self._gone))]).total_seconds() > REMEMBERED_S:
+            del self._gone[oldest], self._known[oldest]
+
+    def drop(self, slot: Slot) -> None:
+        """Forget an object of which no version counts any more."""
+        self._known.pop(slot, None)
+        self._gone.pop(slot, None)
+
+
+def note_presence(ending: Ending, after: Resource) -> None:
+    """Take note of an object that is there, so that nothing older is taken for its end."""
+    match after:
+        case TenantCachePolicy() if not after.metadata.deleting:
+            ending.witnessed.add(after.uid)
+        case CacheTier():
+            ending.tiers.pop(after.name, None)
+        case CachedModel():
+            ending.models.pop(after.name, None)
+        case CacheDomain() if after.status.domain_id is not None:
+            ending.domain_id = ending.custody = None
+
+
+def note_end(ending: Ending, before: Resource | None) -> None:
+    """Take note of what an object was that is gone."""
+    match before:
+        case TenantCachePolicy():
+            ending.witnessed.discard(before.uid)
+            ending.refused.discard(before.uid)
+        case CacheTier():
+            ending.tiers[before.name] = before
+        case CachedModel():
+            ending.models[before.name] = before
+        case CacheDomain():
+            ending.domain_id = before.status.domain_id or ending.domain_id
+            ending.custody = in_force(before)
+
+
+def keys_of_former(data_keys: Mapping[str, bytes | str], before: Resource | None, after: Resource) -> frozenset[str]:
+    """Return the epochs whose keys were another CacheDomain's, if `after` is a new one.
+
+    No Secret that goes with the former tells it of those that no Secret has. Where they are kept, and how they end, is
+    not the new domain's to say: its epochs get new ones.
+    """
+    new = isinstance(after, CacheDomain) and after.status.domain_id is None
+    if not new or (before is not None and before.uid == after.uid):
+        return frozenset()
+    return frozenset(epoch for epoch, kept in data_keys.items() if isinstance(kept, str))
+
+
+def note_refusal(ending: Ending, policies: Iterable[TenantCachePolicy]) -> frozenset[Key]:
+    """Take note that nothing can be created in a namespace any more; return those of its policies that wait for it."""
+    news = [policy for policy in policies if policy.metadata.deleting and policy.uid not in ending.refused]
+    ending.refused |= {policy.uid for policy in news}
+    return frozenset(Key(policy.INFO.kind, policy.namespace, policy.name) for policy in news)

@@ -11,7 +11,7 @@ from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import EVENT
 from kvstrata.model.refs import GROUP_VERSION
 
-from .clock import utc_now
+from .background import utc_now
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from kvstrata.model.refs import Key
 from kvstrata.plan.actions import Create, SetFinalizers
 
 from . import metrics
-from .endings import note_refusal
+from .domain_store import note_refusal
 from .store import Store
 
 log = logging.getLogger(__name__)

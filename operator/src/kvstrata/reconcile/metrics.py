@@ -1,8 +1,22 @@
-"""What the operator counts. Names are stable; docs/reference/metrics.md is their list for users."""
+"""The operator's metrics, and the HTTP server that serves them beside its health.
+
+Names of metrics are stable; docs/reference/metrics.md lists them for users. Invalidations are counted when their
+outcome is certain.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
+from collections.abc import Callable, Mapping
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, generate_latest
+
+from kvstrata.api.base import Resource
+from kvstrata.api.cacheinvalidation import CacheInvalidation, InvalidationMode, Phase
+from kvstrata.contract.receipt.facts import Erasure
+from kvstrata.contract.receipt.vocabulary import moment_in_s
+from kvstrata.model.erasure.facts import Deletion, JobState, Look
+from kvstrata.model.erasure.record import ErasureRecord
 
 _FAST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
@@ -115,3 +129,69 @@ RECLAIMED_BYTES = Counter("kvstrata_reclaimed_bytes_total", "Bytes of these bloc
 WATCHERS = Gauge("kvstrata_watchers", "Watches that run")
 RESYNCS = Counter("kvstrata_resyncs_total", "Complete list-and-diff passes")
 MISSED = Counter("kvstrata_missed_changes_total", "Changes that a list showed and no event had", ["kind"])
+
+
+STEPS = ("unreachable", "keys_revoked", "erased", "verified")
+"""Steps of an erasure that its receipt has moments of."""
+
+
+def count_lazy(before: Resource | None, after: Resource | None) -> None:
+    """Count how long it took until nobody could reach what is invalidated lazily, when the status says so first."""
+    if not isinstance(after, CacheInvalidation) or after.spec.mode is not InvalidationMode.LAZY:
+        return
+    known = isinstance(before, CacheInvalidation) and before.uid == after.uid and before.status.phase is Phase.COMPLETE
+    began, ended = after.status.start_time, after.status.completion_time
+    if after.status.phase is Phase.COMPLETE and not known and began is not None and ended is not None:
+        INVALIDATIONS.labels("Lazy", "unreachable").observe(max(0.0, (ended - began).total_seconds()))
+
+
+def count_erasure(facts: Erasure) -> None:
+    """Count how long each step of an erasure took, from the order on, when its receipt is written."""
+    began_s = moment_in_s(facts.timings.started)
+    for step in STEPS:
+        at = getattr(facts.timings, step)
+        if at is not None:
+            INVALIDATIONS.labels("Eager", step).observe(max(0, moment_in_s(at) - began_s))
+
+
+def count_looks(before: ErasureRecord, after: ErasureRecord) -> None:
+    """Count looks at tiers that a record has and did not, what they found, and what went in later rounds."""
+    for key, fact in after.erasure.facts.items():
+        if before.erasure.facts.get(key) == fact:
+            continue
+        if isinstance(fact, Look):
+            ORPHAN_SCANS.inc()
+            ORPHANS.labels("found").inc(sum(amount.keys for amount in fact.left.values()))
+        elif isinstance(fact, Deletion) and fact.state is JobState.DONE and fact.round > 1:
+            ORPHANS.labels("removed").inc(fact.deleted.keys)
+
+
+Check = Callable[[], str | None]
+"""Returns what is wrong, or None."""
+
+
+def build_app(alive: Mapping[str, Check], ready: Mapping[str, Check]) -> web.Application:
+    """Return an application with /livez, /readyz and /metrics; a failing check is named in a 503."""
+    app = web.Application()
+
+    def serve(checks: Mapping[str, Check]) -> Callable[[web.Request], web.Response]:
+        def answer(_: web.Request) -> web.Response:
+            problems = {name: problem for name, check in checks.items() if (problem := check())}
+            text = "".join(f"{name}: {problem}\n" for name, problem in problems.items()) or "ok\n"
+            return web.Response(text=text, status=503 if problems else 200)
+
+        return answer
+
+    async def livez(request: web.Request) -> web.Response:
+        return serve(alive)(request)
+
+    async def readyz(request: web.Request) -> web.Response:
+        return serve(ready)(request)
+
+    async def metrics(_: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    app.router.add_get("/livez", livez)
+    app.router.add_get("/readyz", readyz)
+    app.router.add_get("/metrics", metrics)
+    return app

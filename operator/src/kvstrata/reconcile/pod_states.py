@@ -20,7 +20,7 @@ from kvstrata.objects import names
 from kvstrata.plan.bundle.restore import contradicts
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_refused
-from kvstrata.reconcile.clock import utc_now
+from kvstrata.reconcile.background import utc_now
 from kvstrata.reconcile.pod_tokens import PodTokens
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.secrets import decode

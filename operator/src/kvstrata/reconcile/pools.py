@@ -30,8 +30,7 @@ from kvstrata.plan.pools.rendering import RENDER_AGAIN_S
 from kvstrata.plan.questions import InspectPool, PoolQuestion, ReadSource, RenderPool, WarmPool
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_refused
-from kvstrata.reconcile.background import RETRY_S, Background
-from kvstrata.reconcile.clock import utc_now
+from kvstrata.reconcile.background import RETRY_S, Background, utc_now
 from kvstrata.reconcile.domain_store import DomainStore
 from kvstrata.reconcile.pod_tokens import PodTokens
 from kvstrata.reconcile.queue import WorkQueue

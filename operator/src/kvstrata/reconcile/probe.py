@@ -22,8 +22,7 @@ from kvstrata.plan.isolation import failure_message, failure_stands
 from kvstrata.plan.questions import IsolationQuestion, ProbePod, TellIsolation
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_refused
-from kvstrata.reconcile.background import Background
-from kvstrata.reconcile.clock import utc_now
+from kvstrata.reconcile.background import Background, utc_now
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.pod_tokens import PodTokens
 from kvstrata.reconcile.queue import WorkQueue

@@ -29,12 +29,9 @@ from kvstrata.plan.budgets.waiting_line import Ask, Line
 from kvstrata.plan.ownership import controllers
 from kvstrata.plan.redis.backend import servers_held
 from kvstrata.reconcile.affected import concerned_by_object, concerned_by_pod, concerned_by_state
-from kvstrata.reconcile.domain_store import DomainStore
 
-from . import endings
-from .parse import OWN_KINDS, owners, parse_pod, read, resource_version, unreadable
-from .serverpods import parse_server_pod
-from .versions import Versions
+from .domain_store import DomainStore, Versions, keys_of_former, note_end, note_presence
+from .parse import OWN_KINDS, owners, parse_pod, parse_server_pod, read, resource_version, unreadable
 
 MAX_DEPARTURES = 1000
 """How many departed pods a model remembers; the oldest are forgotten, and count as unaccounted for."""
@@ -143,7 +140,7 @@ class Store:
         if kind in OWN_KINDS:
             before = d.objects[kind].pop(name, None)
             _note_epoch_left(d, before, None)
-            endings.note_end(d.ending, before)
+            note_end(d.ending, before)
             d.claims.replace(Key(kind, namespace, name), None)
             d.unreadable.pop(Key(kind, namespace, name), None)
             if isinstance(before, TenantCachePolicy):
@@ -238,8 +235,8 @@ class Store:
             after = after.model_copy(update={"spec": getattr(before, "spec")})  # noqa: B009  (declared by each kind)
         d.objects[kind][name] = after
         _note_epoch_left(d, before, after)
-        endings.note_presence(d.ending, after)
-        if gone := endings.keys_of_former(d.data_keys, before, after):
+        note_presence(d.ending, after)
+        if gone := keys_of_former(d.data_keys, before, after):
             d.data_keys = {epoch: kept for epoch, kept in d.data_keys.items() if epoch not in gone}
             d.keys_lost |= gone
         d.claims.replace(key, after)

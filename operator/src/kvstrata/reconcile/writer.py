@@ -56,12 +56,12 @@ from kvstrata.reconcile.redis.topology import Topologies
 
 from . import metrics
 from .audit import tell_restore, tell_sharing, tell_status
+from .background import utc_now
 from .bundles import bundle_secret, read_bundle, shards_of, take
-from .clock import utc_now
 from .events import Events
-from .invalidations import count_lazy
 from .lifecycle import create, set_finalizers
 from .memorykeys import KeepsKeys
+from .metrics import count_lazy
 from .queue import WorkQueue
 from .reclaimed import Reclaimer, reclaim, tell_reclaimed
 from .secrets import Keeper

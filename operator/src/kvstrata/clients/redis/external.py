@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import redis.asyncio as redis
+from redis import exceptions
 
 from kvstrata.clients.redis.probe import (
     TOTAL_TIMEOUT_S,
@@ -23,7 +24,6 @@ from kvstrata.clients.redis.probe import (
     parse_endpoint,
     sentence_of,
 )
-from kvstrata.clients.redis.redis_trials import rights, trials
 from kvstrata.contract.store.redis_keys import probe_key
 from kvstrata.model.redis.external import ExternalReport, ServerFacts
 
@@ -185,3 +185,69 @@ def _mode(figures: Mapping[str, Any], slots: Any) -> bool | None:
     if isinstance(slots, list):
         return True
     return False if "cluster support disabled" in str(slots) else None
+
+
+KEY = "<key>"
+
+TRIALS: Mapping[str, tuple[str, ...]] = {
+    "eval": ("EVAL", "return 1", "1", KEY),
+    "evalsha": ("EVALSHA", "0" * 40, "1", KEY),
+    "get": ("GET", KEY),
+    "getrange": ("GETRANGE", KEY, "0", "0"),
+    "hdel": ("HDEL", KEY, "f"),
+    "hexists": ("HEXISTS", KEY, "f"),
+    "hget": ("HGET", KEY, "f"),
+    "hincrby": ("HINCRBY", KEY, "f", "no-number"),
+    "hlen": ("HLEN", KEY),
+    "hmget": ("HMGET", KEY, "f"),
+    "hscan": ("HSCAN", KEY, "0"),
+    "hset": ("HSET", KEY, "f", "v", "field-without-value"),
+    "hvals": ("HVALS", KEY),
+    "persist": ("PERSIST", KEY),
+    "pexpireat": ("PEXPIREAT", KEY, "1"),
+    "ping": ("PING",),
+    "pttl": ("PTTL", KEY),
+    "set": ("SET", KEY, "v", "XX", "PX", "1"),
+    "strlen": ("STRLEN", KEY),
+    "time": ("TIME",),
+    "unlink": ("UNLINK", KEY),
+    "zadd": ("ZADD", KEY, "XX", "0", "m"),
+    "zcard": ("ZCARD", KEY),
+    "zmscore": ("ZMSCORE", KEY, "m"),
+    "zrange": ("ZRANGE", KEY, "0", "0"),
+    "zrem": ("ZREM", KEY, "m"),
+    "zscore": ("ZSCORE", KEY, "m"),
+}
+"""How each command is tried. AUTH is none of them, which everybody may; INFO and CLUSTER SLOTS are asked in earnest."""
+
+CLUSTER_TRIALS: Mapping[str, tuple[str, ...]] = {"asking": ("ASKING",)}
+"""Those that are needed in a cluster only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """Commands by why they cannot be used: at all, on the key, or because the server has none of that name."""
+
+    refused: tuple[str, ...] = ()
+    keys_refused: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def trials(key: str, *, cluster: bool) -> Mapping[str, tuple[str, ...]]:
+    """Return how each command is tried on `key`, by its name in access rules."""
+    chosen = {**TRIALS, **(CLUSTER_TRIALS if cluster else {})}
+    return {name: tuple(key if word == KEY else word for word in words) for name, words in chosen.items()}
+
+
+def rights(answers: Mapping[str, Any]) -> Rights:
+    """Return what the answers to commands say, by their names. An answer may be an exception of redis-py."""
+    refused: list[str] = []
+    keys_refused: list[str] = []
+    unknown: list[str] = []
+    for name, answer in answers.items():
+        if isinstance(answer, exceptions.NoPermissionError):
+            # "... has no permissions to run the 'get' command" (or subcommand); of keys it says other words.
+            (refused if " to run " in str(answer) else keys_refused).append(name)
+        elif isinstance(answer, exceptions.ResponseError) and str(answer).lower().startswith("unknown command"):
+            unknown.append(name)
+    return Rights(tuple(refused), tuple(keys_refused), tuple(unknown))

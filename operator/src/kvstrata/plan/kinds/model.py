@@ -32,7 +32,7 @@ from kvstrata.plan.redis.external import is_awaited
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import model as chain
 from kvstrata.plan.rules import tier as tier_chain
-from kvstrata.plan.rules.tierorder import tiers_ordered
+from kvstrata.plan.rules.model import tiers_ordered
 from kvstrata.plan.witnesses import witnesses_of
 
 

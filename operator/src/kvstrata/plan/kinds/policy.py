@@ -20,7 +20,13 @@ from kvstrata.plan.budgets.usage import usage_status
 from kvstrata.plan.bundle.compile import compile_policy, selects
 from kvstrata.plan.bundle.enforcement import ENFORCED, Enforcement, holds, policy_enforcement
 from kvstrata.plan.conditions import Finding, false, kstatus, true, write_status
-from kvstrata.plan.erasure.departure import ends_of_predecessors, erases, finalizer_due, plan_departed, plan_departure
+from kvstrata.plan.erasure.policy_deletion import (
+    ends_of_predecessors,
+    erases,
+    finalizer_due,
+    plan_departed,
+    plan_departure,
+)
 from kvstrata.plan.keys.data_keys import is_lost
 from kvstrata.plan.pools.readers import pools_resolved
 from kvstrata.plan.rules import first

@@ -1,4 +1,7 @@
-"""An object of ours that the API server will not have: who needs it says so in its status, in that server's words."""
+"""Objects that are rejected: children that the API server refuses, and own objects that this version cannot read.
+
+The latter come from a newer CRD, or were changed by hand.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,9 @@ from kvstrata.api.reasons import CHILD_REFUSED
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
-from kvstrata.plan.actions import Decision, Plan
-from kvstrata.plan.conditions import kstatus, write_status
-from kvstrata.plan.erasure.departure import plan_creation_refused
+from kvstrata.plan.actions import Decision, Plan, StatusWrite
+from kvstrata.plan.conditions import READY, RECONCILING, STALLED, kstatus, status_from_nothing, write_status
+from kvstrata.plan.erasure.policy_deletion import plan_creation_refused
 
 MOST_CHARACTERS = 4000
 
@@ -37,3 +40,18 @@ def _owner(world: World, key: Key) -> Resource | None:
     if key.kind == "CacheTier":
         return world.tiers.get(key.name)
     return world.models.get(key.name) if key.kind == "CachedModel" else None
+
+
+REASON = "InvalidSpec"
+
+
+def plan_unreadable(world: World, key: Key, now: datetime) -> Plan:
+    """Say what cannot be read; what was in force before stays in force."""
+    found = world.unreadable[key]
+    if found.told:
+        return Plan()
+    message = f"this version cannot read the object, so what was enforced before stays in force: {found.problem}"
+    status = status_from_nothing(
+        {READY: "False", RECONCILING: "False", STALLED: "True"}, REASON, message[:4000], found.generation, now
+    )
+    return Plan(statuses=(StatusWrite(key, found.resource_version, status),))

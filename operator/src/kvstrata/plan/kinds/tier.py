@@ -21,8 +21,7 @@ from kvstrata.plan.actions import Action, Decision, ManagedServer, Plan, ProbeBa
 from kvstrata.plan.budgets.admission import next_in_line
 from kvstrata.plan.budgets.capacity import BUDGETED, guaranteed_bytes
 from kvstrata.plan.conditions import Finding, false, kstatus, tells_only, true, unknown, write_status
-from kvstrata.plan.kinds.filetier import USED_STEPS, file_findings, used_share
-from kvstrata.plan.kinds.tier_promises import promises
+from kvstrata.plan.kinds.tier_promises import USED_STEPS, file_findings, promises, used_share
 from kvstrata.plan.ownership import left_by_predecessor, no_longer_wanted, taken_by_someone_else
 from kvstrata.plan.redis import external
 from kvstrata.plan.redis.backend import addresses, asked_as, is_external, report_of, said_before

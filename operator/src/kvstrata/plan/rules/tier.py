@@ -1,9 +1,14 @@
 """What can be wrong with a CacheTier that schema and CEL cannot see, and what this version does not provide.
 
 A tier with a decision is not used by any pod: what it promises (encryption, classification) would not be kept.
+
+Secrets that users name must be their own, never the operator's: the domain key, the operator's authority and passwords
+of tiers stand in Secrets of the same namespace, and images that a user chooses would mount them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
 from kvstrata.api.reasons import TierReason
@@ -12,7 +17,6 @@ from kvstrata.objects.redis.server import managed_by_us
 from kvstrata.objects.tier_link import servers
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.redis.backend import servers_held
-from kvstrata.plan.rules.secretrefs import reserved, sentence
 
 
 def classifications_can_be_kept(world: World, tier: CacheTier) -> Decision | None:
@@ -87,3 +91,18 @@ RULES = (
     eviction_is_provided,
     names_own_secrets,
 )
+
+
+RESERVED_PREFIXES = ("kvstrata-", "kvs-")
+
+
+def reserved(names: Iterable[str | None]) -> str | None:
+    """Return the first name that belongs to the operator, or None."""
+    return next((name for name in names if name and name.startswith(RESERVED_PREFIXES)), None)
+
+
+def sentence(name: str, field: str) -> str:
+    """Return what to tell the user."""
+    return f"{field} names Secret {name}, which is the operator's own: use a Secret whose name begins neither with " + (
+        " nor with ".join(RESERVED_PREFIXES)
+    )

@@ -28,7 +28,7 @@ from kvstrata.model.erasure.facts import (
 )
 from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.reconcile.audit import tell
-from kvstrata.reconcile.invalidations import count_looks
+from kvstrata.reconcile.metrics import count_looks
 
 
 def tell_news(before: ErasureRecord, after: ErasureRecord) -> None:

@@ -12,7 +12,7 @@ from datetime import datetime
 from kvstrata.clients.gate import GateClient
 from kvstrata.clients.kube import Kube
 from kvstrata.objects.context import BuildContext
-from kvstrata.reconcile.clock import utc_now
+from kvstrata.reconcile.background import utc_now
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.erasure.keys import AskHolders, KeyRevoker
 from kvstrata.reconcile.erasure.pods import Pods

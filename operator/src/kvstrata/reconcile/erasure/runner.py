@@ -38,7 +38,7 @@ from kvstrata.plan.erasure.orders import (
     StartDeletion,
     VerifyTier,
 )
-from kvstrata.reconcile import invalidations, metrics
+from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure import deletions
 from kvstrata.reconcile.erasure.audit import tell_news
 from kvstrata.reconcile.erasure.deps import Crew
@@ -308,7 +308,7 @@ class Course:
                 await self._crew.sleep(LOOK_AGAIN_S)
         if isinstance(order, IssueReceipt):
             self._receipt_problem = ""
-            invalidations.count_erasure(order.facts)
+            metrics.count_erasure(order.facts)
 
     async def _verify(self, record: ErasureRecord, order: VerifyTier) -> None:
         found = await self._orders.look(record, order.tier)

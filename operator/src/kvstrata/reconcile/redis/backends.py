@@ -18,7 +18,7 @@ from kvstrata.model.refs import Key
 from kvstrata.plan.actions import ProbeBackend
 from kvstrata.plan.redis.external import missing
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.clock import utc_now
+from kvstrata.reconcile.background import utc_now
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.store import Store

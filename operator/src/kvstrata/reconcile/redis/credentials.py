@@ -22,7 +22,7 @@ from kvstrata.objects import names
 from kvstrata.objects.redis import passwords
 from kvstrata.objects.redis.users import ADMIN_USER, MARKER_PREFIX, REPLICATION_USER, user_words
 from kvstrata.plan.actions import ManagedServer, Order, TendServers
-from kvstrata.reconcile.clock import utc_now
+from kvstrata.reconcile.background import utc_now
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.secrets import Keeper, decode
 from kvstrata.reconcile.store import Store

@@ -33,7 +33,7 @@ from kvstrata.plan.redis import topology
 from kvstrata.plan.redis.cluster import managed_cluster
 from kvstrata.plan.redis.topology import MoveOrder, Step, Verdict
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.clock import utc_now
+from kvstrata.reconcile.background import utc_now
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.redis.topology_events import TopologyEvents
