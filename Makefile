@@ -63,6 +63,10 @@ check: $(VENV)/installed ## Gates: format, lint, types, import contracts, genera
 	@PYTHONPATH=operator/src:sidecar/src $(BIN)/lint-imports
 	@PYTHONPATH=operator/src $(BIN)/python -m tools.generate --check
 
+.PHONY: unit
+unit: $(VENV)/installed ## Every test that needs no server
+	@$(BIN)/python -m pytest -q -n auto --dist worksteal tests/unit tests/golden tests/property
+
 .PHONY: test
 test: check ## Every gate and every test, on real parts; leaves a cluster that was up before
 	@$(BIN)/python -m e2e.run_tests $(TESTS)

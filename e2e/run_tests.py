@@ -1,54 +1,85 @@
-"""`make test`: prepares the real parts, then runs every test that this machine can run, and says what it could not.
+"""`make test`: prepares the real parts, runs every test that this machine can run, and runs again what failed.
 
 With KVSTRATA_NO_SKIPS=1 a skipped test is a failure, because a real part that was not tested is not proven, and
-property tests draw the same examples each time. Tests that fail beside others are run again by themselves.
+property tests draw the same examples each time.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from e2e.cluster.cli import main as cluster
 from e2e.cluster.disk import ALL_BYTES, warn_of_little_room
 from e2e.cluster.progress import ClusterError, Progress, describe
 from e2e.cluster.settings import REPOSITORY, Paths
-from e2e.lanes import Command, Lanes
-from e2e.second_run import Suites, pytest
+from e2e.rerun import Outcome, excuses, judge
+from e2e.spread import NICENESS, STORIES
 
 ENGINE_PYTHON = REPOSITORY / ".local" / "venv-engine" / "bin" / "python"
-SERVERS_INSTALLER = REPOSITORY / "tests" / "tiers" / "install_servers.py"
-LMCACHE_INSTALLER = REPOSITORY / "tests" / "dataplane" / "install_lmcache.py"
-LOGS = REPOSITORY / ".local" / "log" / "tests"
-SUITES = Suites(REPOSITORY / ".local" / "failed-tests")
-STORIES = "e2e/scenarios"
-STAND_BACK = 10
-"""How nice all other tests are to the stories, whose requests go through a whole cluster."""
-INSTALL_COMPILER = ("apt-get", "install", "-y", "-qq", "--no-install-recommends", "gcc", "binutils")
+MEMORY = REPOSITORY / ".local" / "failed-tests"
+RESULTS = REPOSITORY / ".local" / "log" / "tests.xml"
+"""Every test with its time, and of those that failed the output."""
+
+WORKERS = 5
+"""Most tests wait for servers, leases, timeouts and watches; the cluster and four engines fit into 16 GB."""
+
+FIRST = ("apiserver", "dataplane", "topology", "tiers", "files", "property")
+"""Folders of `tests` that take long or wait much. The others fill what is left."""
+
+WITHOUT_SERVERS = ("tests/unit", "tests/property")
+NO_SKIPS = ("-p", "e2e.no_skips")
+INTERRUPTED_WITHIN_S = 120
+"""In this time tests stop the servers that they started."""
+
+NOT_IN_TIME = 124
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A program that prepares something, and how long it may take."""
+
+    name: str
+    arguments: tuple[str, ...]
+    timeout_s: float
+
+
+def _python(name: str, *arguments: str, timeout_s: float = 1800) -> Step:
+    return Step(name, (sys.executable, *arguments), timeout_s)
+
+
+COMPILER = Step(
+    "install a C compiler", ("apt-get", "install", "-y", "-qq", "--no-install-recommends", "gcc", "binutils"), 600
+)
 """For the stand-ins for CUDA's libraries, which LMCache wants to load."""
 
-LANES: tuple[tuple[tuple[str, tuple[str, ...]], ...], ...] = (
-    (("real cache servers and engines", ("tests/dataplane",)),),
-    (
-        ("the operator's faults", ("tests/apiserver/test_faulty_api.py", "tests/apiserver/test_faulty_lease.py")),
-        ("histories and files", ("tests/property", "tests/files")),
-        ("managed clusters", ("tests/topology",)),
-    ),
-    (("the operator", ("tests/apiserver",)),),
+PROGRAMS = _python("build the control plane and the node", "-m", "e2e.cluster", "build", timeout_s=2400)
+PRODUCT = (
+    _python("build the images", "-m", "e2e.images", "build"),
+    _python("bring the product up", "-m", "e2e.bring_up"),
 )
-"""Tests that wait for servers, leases, timeouts and watches rather than compute, by name and paths: those of one lane
-one after the other, beside all other lanes and whatever needs no cluster."""
+INSTALLERS = (
+    _python("install LMCache", "tests/dataplane/install_lmcache.py", "--engine"),
+    _python("install Redis 8, Valkey and OpenBao", "tests/tiers/install_servers.py"),
+)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run everything, or only the tests that are named; returns the exit code."""
-    progress = Progress()
     if arguments:
         return subprocess.run((*pytest(), *arguments), cwd=REPOSITORY, check=False).returncode
+    progress = Progress()
     try:
         if warning := warn_of_little_room(Paths().local, ALL_BYTES):
             progress.say(warning)
@@ -56,71 +87,103 @@ def main(arguments: Sequence[str]) -> int:
         print(describe(error), file=sys.stderr)
         return 1
     was_up = Paths().kubeconfig.exists()
-    failures: list[str] = []
-    unsteady: list[str] = []
     try:
-        side_by_side = Lanes(LOGS, progress)
-        if shutil.which("gcc") is None:
-            failures += map(str, side_by_side.run([[Command("install a C compiler", INSTALL_COMPILER)]]))
-        failures += map(str, side_by_side.run(preparations()))
-        found, passed_alone = SUITES.judge(
-            side_by_side.run([stories(), *lanes()]), lambda command: side_by_side.run([[command]])
-        )
-        failures += found
-        unsteady += passed_alone
+        failures, excused = _prepare_and_test(progress)
     finally:
         if not was_up:
             cluster(["down"])
-    for name in unsteady:
-        print(f"UNSTEADY: {name}: failed beside others and passed by itself; find out why", file=sys.stderr)
-    for failure in failures:
-        print(failure, file=sys.stderr)
+    for sentence in (*excused, *failures):
+        print(sentence, file=sys.stderr)
     return 1 if failures else 0
 
 
-def preparations() -> list[list[Command]]:
-    """What tests need: one compiles, the other downloads."""
-    return [
-        [Command("build the control plane, the node and Redis", (sys.executable, "-m", "e2e.cluster", "build"))],
-        [
-            Command("install LMCache", (sys.executable, str(LMCACHE_INSTALLER), "--engine")),
-            Command("install Redis 8, Valkey and OpenBao", (sys.executable, str(SERVERS_INSTALLER))),
-        ],
-    ]
+def _prepare_and_test(progress: Progress) -> tuple[list[str], list[str]]:
+    if shutil.which("gcc") is None and (failure := prepare(COMPILER)):
+        return [failure], []
+    with ThreadPoolExecutor() as pool:
+        product, *others = pool.map(lambda steps: prepare(*steps), ((PROGRAMS, *PRODUCT), INSTALLERS))
+    failures = [failure for failure in (product, *others) if failure]
+    if product:
+        failures.append(f"NOT RUN: {STORIES}")
+    with progress.step("all tests"):
+        stories = () if product else (STORIES,)
+        first = run_tests(*spread(WORKERS), f"--junitxml={RESULTS}", *stories, *folders(), timeout_s=4200)
+    found, excused = judge(first, _again_under_load, excuses(), datetime.now(UTC).date())
+    return failures + found, excused
 
 
-def stories() -> list[Command]:
-    """The stories on a cluster, which take longest of all, and what they need."""
-    return [
-        Command("build the images", (sys.executable, "-m", "e2e.images", "build"), is_needed=True),
-        Command("bring the product up", (sys.executable, "-m", "e2e.bring_up"), is_needed=True),
-        SUITES.suite("stories", STORIES),
-    ]
+def _again_under_load(tests: Sequence[str]) -> Outcome:
+    with busy():
+        return run_tests("-p", "e2e.spread", *NO_SKIPS, *tests, timeout_s=1200)
 
 
-def lanes() -> list[list[Command]]:
-    """What needs no cluster: the tests that wait, and beside them all other tests."""
-    with_lmcache = os.environ | {
-        "KVSTRATA_LMCACHE_PYTHON": str(ENGINE_PYTHON),
-        "KVSTRATA_ENGINE_PYTHON": str(ENGINE_PYTHON),
-    }
-    taken: list[str] = []
-    found: list[list[Command]] = []
-
-    def suite(name: str, *paths: str) -> Command:
-        tests = SUITES.suite(name, *paths, *_ignoring(taken))
-        return replace(tests, environment=with_lmcache, niceness=STAND_BACK)
-
-    for lane in LANES:
-        found.append([])
-        for name, paths in lane:
-            found[-1].append(suite(f"tests of {name}", *paths))
-            taken += paths
-    return [[suite("all other tests", "tests")], *found]
+def folders() -> list[str]:
+    """Return the folders of `tests`, in the order in which they begin."""
+    found = {path.name for path in (REPOSITORY / "tests").iterdir() if any(path.rglob("test_*.py"))}
+    return [f"tests/{name}" for name in (*FIRST, *sorted(found - set(FIRST)))]
 
 
-def _ignoring(paths: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"--ignore={path}" for path in paths)
+def prepare(*steps: Step) -> str:
+    """Take steps one after the other; returns what failed, or an empty string."""
+    for step in steps:
+        if code := run(step.arguments, step.timeout_s):
+            return f"FAILED: {step.name}: " + ("not in time" if code == NOT_IN_TIME else f"exit {code}")
+    return ""
+
+
+def run_tests(*arguments: str, timeout_s: float) -> Outcome:
+    """Run pytest to its end, say how much processor time that took, and return what failed."""
+    shutil.rmtree(MEMORY, ignore_errors=True)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    engine = {"KVSTRATA_LMCACHE_PYTHON": str(ENGINE_PYTHON), "KVSTRATA_ENGINE_PYTHON": str(ENGINE_PYTHON)}
+    code = run((*pytest(), f"-ocache_dir={MEMORY}", *arguments), timeout_s, engine)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+    print(f"pytest: exit {code}, {used_s:.0f} s of processors", flush=True)
+    found = MEMORY / "v" / "cache" / "lastfailed"
+    return Outcome(code, tuple(sorted(json.loads(found.read_text()))) if found.exists() else ())
+
+
+def pytest() -> tuple[str, ...]:
+    """Return how pytest is called here, without what it is to run."""
+    strict = (*NO_SKIPS, "-p", "e2e.same_examples") if os.environ.get("KVSTRATA_NO_SKIPS") else ()
+    return (sys.executable, "-m", "pytest", *strict, "--durations=25")
+
+
+def spread(workers: int) -> tuple[str, ...]:
+    """Return the arguments that spread tests over workers, in the order of the paths."""
+    return ("-p", "e2e.spread", "-n", str(workers), "--dist=loadscope", "--no-loadscope-reorder")
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """Keep the processors as busy as while all tests run: all workers but one, with tests that need no server."""
+    command = (*pytest(), *spread(WORKERS - 1), "-q", "-p", "no:cacheprovider", *WITHOUT_SERVERS)
+    again = ("nice", "-n", str(NICENESS), "sh", "-c", 'while :; do "$@"; done', "sh", *command)
+    with subprocess.Popen(again, cwd=REPOSITORY, stdout=subprocess.DEVNULL, start_new_session=True) as load:
+        try:
+            yield
+        finally:
+            os.killpg(load.pid, signal.SIGKILL)
+
+
+def run(arguments: Sequence[str], timeout_s: float | None = None, environment: dict[str, str] | None = None) -> int:
+    """Run a program in the repository's root; returns its exit code, or NOT_IN_TIME after it was interrupted."""
+    began_s = time.monotonic()
+    process = subprocess.Popen(
+        arguments, cwd=REPOSITORY, env=os.environ | (environment or {}), stdin=subprocess.DEVNULL
+    )
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(INTERRUPTED_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        print(f"not in time, interrupted after {time.monotonic() - began_s:.0f} s: {' '.join(arguments)}")
+        return NOT_IN_TIME
 
 
 if __name__ == "__main__":

@@ -1,0 +1,68 @@
+"""A pytest plugin for `make test`: how tests are spread over the workers of pytest-xdist.
+
+A worker takes a whole file at a time, and files that share what is slow to start as one. The stories keep the machine's
+priority: their requests go through a whole cluster.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+STORIES = "e2e/scenarios/"
+ENGINE_TESTS = "tests/dataplane/test_"
+TOGETHER: tuple[tuple[str, ...], ...] = (
+    (STORIES,),  # one cluster
+    ("tests/api/",),  # one API server
+    tuple(  # one API server, and one operator that leads
+        f"tests/apiserver/test_{name}" for name in ("memory_api", "operator", "receipts", "refused_children", "secrets")
+    ),
+    tuple(  # an engine takes 2 GB of memory
+        f"tests/dataplane/test_{name}.py"
+        for name in ("cache_server_ends", "engine_guard", "engine_loans", "isolation_probe", "pool_engine")
+    ),
+)
+"""How the paths begin of tests that one worker runs one after the other."""
+
+NICENESS = 10
+"""How far tests make way for the stories, as of nice(1)."""
+
+
+class ByServers(LoadScopeScheduling):
+    """Gives a worker the tests of one file, or of one element of TOGETHER."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return next((beginnings[0] for beginnings in TOGETHER if path.startswith(beginnings)), path)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Give other workers what a dead one had left, but for the test that it died of, which is returned.
+
+        The scheduler of xdist gives them that one, too, and loses them all.
+        """
+        units = self.assigned_work.pop(node)
+        left = [(unit, test) for unit in units.values() for test, is_done in unit.items() if not is_done]
+        if not left:
+            return None
+        unit, fatal = left[0]
+        unit[fatal] = True
+        self.workqueue.update((scope, unit) for scope, unit in units.items() if not all(unit.values()))
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return fatal
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByServers:
+    """Spread tests by the servers that they share."""
+    return ByServers(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Lower the worker's priority once it has done with the stories; what it starts inherits that."""
+    if not item.nodeid.startswith(STORIES):
+        os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
