@@ -14,7 +14,7 @@ from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules
 from kvstrata.contract.policy.cache_view import CacheView, manifests
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind, derive_keyspace, epoch_from_random
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
-from kvstrata_sidecar.gate.policy.manifestfiles import ManifestFiles
+from kvstrata_sidecar.gate.policy.volume import ManifestFiles
 from tests.tiers.gate_stand_in import DOMAIN, GateStandIn
 
 POOL = "shared-prefix"

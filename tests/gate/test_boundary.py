@@ -22,8 +22,7 @@ from kvstrata_sidecar.gate.rendering.boundary import (
     is_a_beginning,
     whole_chunks,
 )
-from kvstrata_sidecar.gate.rendering.dates import dated, written_as
-from kvstrata_sidecar.gate.rendering.render import Draft, RefusedError, Tokenized, render
+from kvstrata_sidecar.gate.rendering.render import Draft, RefusedError, Tokenized, dated, render, written_as
 
 from .tokenizers import Merges
 

@@ -18,7 +18,7 @@ from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pa
 from kvstrata.contract.wire import digest_bytes
 from kvstrata_sidecar.gate.policy.freshness import PolicyVolume
 from kvstrata_sidecar.gate.policy.grants import decide
-from kvstrata_sidecar.gate.policy.manifestfiles import ManifestFiles
+from kvstrata_sidecar.gate.policy.volume import ManifestFiles
 
 from .test_real_adapter import runtime
 from .world import BUNDLE, KEYS, World, chat, entry, keyspace, post, until

@@ -10,8 +10,7 @@ from kvstrata.contract.policy.cache_view import CacheView, data_keys, manifests
 from kvstrata.contract.policy.data_key import DataKey
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes
-from kvstrata_sidecar.gate.policy.manifestfiles import ManifestFiles
-from kvstrata_sidecar.gate.policy.volume import KeyFiles
+from kvstrata_sidecar.gate.policy.volume import KeyFiles, ManifestFiles
 from tests.tiers.gate_stand_in import DOMAIN, STALE_AFTER_S, GateStandIn
 
 POOL, OLD_POOL = "f" * 32, "e" * 32

@@ -19,7 +19,7 @@ from kvstrata.contract.messages.key_delivery import KEYS_BACK_PATH, KEYS_PATH
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.messages.pools import POOL_PATH, RENDER_PATH, WARM_PATH
 from kvstrata.contract.messages.probe import PROBE_PATH
-from kvstrata_sidecar.gate import health, log
+from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.adapter_link import AdapterLink
 from kvstrata_sidecar.gate.control import service as control
 from kvstrata_sidecar.gate.control.engine_reset import EngineResetter
@@ -43,8 +43,7 @@ from kvstrata_sidecar.gate.policy.kube_api import KubeApi, in_cluster_tls
 from kvstrata_sidecar.gate.proxy.service import TenantService, random_salt
 
 from .audit import Audit, write_whole
-from .health import HealthService
-from .metrics import Metrics
+from .metrics import HEALTH_LIMITS, HealthService, Metrics
 from .settings import Settings, SettingsError, load
 
 _ENGINE_POLL_S = 1.0
@@ -158,7 +157,7 @@ class Gate:
         carrying = {KEYS_PATH: self.data_keys.take}
         self.control = ControlService(self.state, settings.ack_token_file, loop, work, carrying, self.audit)
         self.control_server = HttpServer(self.control, control.LIMITS, loop)
-        self.health_server = HttpServer(HealthService(self.not_ready, self.metrics_page), health.LIMITS, loop)
+        self.health_server = HttpServer(HealthService(self.not_ready, self.metrics_page), HEALTH_LIMITS, loop)
         self.health_server.closing_after_response = True  # probes and scrapes ask once
         self.enforcement.changed.append(self.control.changed)
         self._certificates: list[ServerTls] = []

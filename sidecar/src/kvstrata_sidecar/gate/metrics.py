@@ -1,4 +1,6 @@
-"""Counters, gauges and histograms in Prometheus' text format, with a bounded number of tenants.
+"""Metrics in Prometheus' text format, with a bounded number of tenants, and the pod's pages that show them.
+
+The pages (/livez, /readyz, /metrics) are for kubelet and Prometheus: nothing in them is secret, and they have no TLS.
 
 A tenant is a label: past `max_tenants`, further ones are counted together as `_other`, so that neither thousands of
 tenants nor an attacker can make the page grow. Requests without a tenant count as `_none`. The same holds for the
@@ -8,9 +10,11 @@ scopes that hold something in the cache server's memory, which have no names her
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvstrata.contract.messages.adapter import ScopeUsage
+from kvstrata_sidecar.gate.http.errors import Reason, Refusal
+from kvstrata_sidecar.gate.http.messages import Connection, Limits, Request
 
 OTHER = "_other"
 NOBODY = "_none"
@@ -180,3 +184,35 @@ def _memory(rows: Sequence[ScopeUsage], most: int) -> Iterator[str]:
 
 def _escape(value: str) -> str:
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+HEALTH_LIMITS = Limits(body_bytes=0, head_s=5.0, body_s=5.0, idle_s=5.0, stalled_write_s=5.0)
+"""Of a port without authentication that kubelet must always get through to: nobody keeps a connection for long."""
+
+
+class HealthService:
+    """Live while the event loop turns; ready when `not_ready` has nothing to say."""
+
+    def __init__(self, not_ready: Callable[[], str], metrics_page: Callable[[], bytes]) -> None:
+        self._not_ready = not_ready
+        self._metrics_page = metrics_page
+
+    def check_head(self, request: Request) -> None:
+        """Refuse everything but a GET of the three pages."""
+        if request.path not in (b"/livez", b"/readyz", b"/metrics"):
+            raise Refusal(404, Reason.NOT_FOUND, "the pages here are /livez, /readyz and /metrics")
+        if request.method != b"GET":
+            raise Refusal(405, Reason.METHOD, "use GET here", allow="GET")
+
+    def serve(self, request: Request, connection: Connection) -> None:
+        """Answer in plain text; readiness says what is missing."""
+        if request.path == b"/livez":
+            connection.reply(200, b"ok\n", b"text/plain")
+        elif request.path == b"/readyz":
+            missing = self._not_ready()
+            connection.reply(503 if missing else 200, (missing or "ok").encode() + b"\n", b"text/plain; charset=utf-8")
+        else:
+            connection.reply(200, self._metrics_page(), b"text/plain; version=0.0.4; charset=utf-8")
+
+    def refused(self, request: Request, refusal: Refusal) -> None:
+        """Nothing to note."""

@@ -24,8 +24,7 @@ from kvstrata.contract.policy.cache_view import (
     manifests,
 )
 from kvstrata_sidecar.gate import log
-from kvstrata_sidecar.gate.policy.manifestfiles import ManifestFiles
-from kvstrata_sidecar.gate.policy.volume import KeyFiles
+from kvstrata_sidecar.gate.policy.volume import KeyFiles, ManifestFiles
 
 
 def boottime_ns() -> int:

@@ -1,18 +1,23 @@
-"""The data keys' files: one for each keyspace and generation that the policy in force names, for the cache server.
+"""Files in the pod's memory volume, for the cache server: data keys, and manifests of pools. Each appears whole.
 
-They are in the memory volume of the pod, readable by the pod's own user alone. What is there is exactly what the
-policy names before the cache server is asked to apply it, but for keys that the bundle only names: their files are
-written when the operator brings them, and the gate keeps no copy besides.
+A data key's file is there for each keyspace and generation that the policy in force names. They are in the memory
+volume of the pod, readable by the pod's own user alone. What is there is exactly what the policy names before the cache
+server is asked to apply it, but for keys that the bundle only names: their files are written when the operator brings
+them, and the gate keeps no copy besides.
+
+A manifest's file is named by its content, is written before a policy names it, and is removed when the cache server has
+applied a policy that does not: until then it may be reading the policy before.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from pathlib import Path
 
 from kvstrata.contract.messages.erase import LeftKeys
 from kvstrata.contract.messages.key_delivery import overwrite
+from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY
 from kvstrata.contract.policy.data_key import (
     DATA_KEY_BYTES,
     KEYS_DIRECTORY,
@@ -22,7 +27,6 @@ from kvstrata.contract.policy.data_key import (
     key_id,
     parse_file_name,
 )
-from kvstrata_sidecar.gate.policy.wholefiles import write_whole
 
 
 class KeyFiles:
@@ -144,3 +148,54 @@ class KeyFiles:
     def _write(self, name: str, secret: bytes | bytearray) -> None:
         write_whole(self._directory, name, secret)
         self.changes += 1
+
+
+_DRAFT = ".draft"
+
+
+def write_whole(directory: Path, name: str, content: bytes | bytearray) -> None:
+    """Write a file, in place of one that has the name. Raises OSError, also where not all of it could be written."""
+    draft = directory / _DRAFT
+    draft.unlink(missing_ok=True)
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o400)
+    try:
+        if os.write(descriptor, content) != len(content):
+            raise OSError(f"a file in {directory.name} was not written in full")
+    finally:
+        os.close(descriptor)
+    draft.replace(directory / name)
+
+
+class ManifestFiles:
+    """Keeps the files in `directory` / pools. Raises OSError where it cannot: a policy without them is not applied.
+
+    What a predecessor in this pod left is replaced, or goes with the first removal.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / MANIFESTS_DIRECTORY
+        self._written: set[str] = set()
+        self._left = self._directory.exists()
+        """Whether there may be files that the policy does not name."""
+
+    def add(self, manifests: Mapping[str, bytes]) -> None:
+        """Write those that are not there; all others stay for now."""
+        if manifests:
+            self._directory.mkdir(mode=0o700, exist_ok=True)
+        for digest, hashes in manifests.items():
+            if digest not in self._written:
+                self._write(digest, hashes)
+        self._left = self._left or not self._written <= manifests.keys()
+
+    def retain(self, digests: Set[str]) -> None:
+        """Remove all but these."""
+        if not self._left:
+            return
+        for name in set(os.listdir(self._directory)) - digests:
+            (self._directory / name).unlink(missing_ok=True)
+        self._written &= digests
+        self._left = False
+
+    def _write(self, digest: str, hashes: bytes) -> None:
+        write_whole(self._directory, digest, hashes)
+        self._written.add(digest)
