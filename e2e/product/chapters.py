@@ -118,33 +118,28 @@ def a_tenant_cannot_reach_anothers_blocks_by_force(stage: Stage) -> None:
         stage.say(f"globex tries {attack.name}: {answer.status} {answer.error[:90]}")
     found = stage.first.hits() - before
     assert found == Hits(0, 0), f"an attack found {found} tokens"
+    _, found = stage.ask(stage.second, ACME_KEY, prompt)
+    assert found.external == WHOLE_CHUNKS, f"the control failed: there was nothing to find, not even for acme: {found}"
 
 
 def a_raised_cache_generation_forgets_one_tenant(stage: Stage) -> None:
     """A GitOps edit makes one tenant's blocks unreachable everywhere; its neighbour keeps its own."""
-    prompt = fresh_prompt("generation")
-    for key in (ACME_KEY, GLOBEX_KEY):
-        stage.ask(stage.first, key, prompt)
-    time.sleep(STORE_SETTLES_S)
+    # One prompt for each pod: what acme asks anew on one is stored, and then found on the other.
+    prompts = _asked_by_both(stage, "generation")
     generation = int(time.time())
     patch = {"spec": {"cacheGeneration": generation}}
     _patch(stage.kubectl, "tenantcachepolicy", "acme", patch)
     _wait_enforced(stage.kubectl, "acme")
-    _, found = stage.ask(stage.first, ACME_KEY, prompt)
-    stage.say(f"after cacheGeneration was raised, acme's prompt finds {found.local + found.external} tokens")
-    assert found == Hits(0, 0), f"acme found {found} after its generation was raised"
-    _, found = stage.ask(stage.second, GLOBEX_KEY, prompt)
-    stage.say(f"globex still finds {found.external} tokens on replica 2")
-    assert found.external == WHOLE_CHUNKS, f"globex lost its blocks: {found}"
+    for where in (stage.first, stage.second):
+        _, found = stage.ask(where, ACME_KEY, prompts[where.pod])
+        stage.say(f"{where.pod}: after cacheGeneration was raised, acme finds {found.local + found.external} tokens")
+        assert found == Hits(0, 0), f"acme found {found} on {where.pod} after its generation was raised"
+    _globex_keeps_its_blocks(stage, prompts)
 
 
 def an_invalidation_completes_when_every_pod_has_acknowledged(stage: Stage) -> None:
     """A CacheInvalidation of acme is Complete with both pods' word; acme finds nothing, globex everything."""
-    prompts = {where.pod: fresh_prompt(f"invalidation {where.pod}") for where in (stage.first, stage.second)}
-    for prompt in prompts.values():
-        for key in (ACME_KEY, GLOBEX_KEY):
-            stage.ask(stage.first, key, prompt)
-    time.sleep(STORE_SETTLES_S)
+    prompts = _asked_by_both(stage, "invalidation")
     name = f"acme-{time.time_ns() % 10**9}"
     stage.kubectl.apply(
         _object("CacheInvalidation", name, {"scope": {"tenant": "acme"}, "mode": "Lazy", "reason": "the demo shows it"})
@@ -156,9 +151,8 @@ def an_invalidation_completes_when_every_pod_has_acknowledged(stage: Stage) -> N
     for where in (stage.first, stage.second):
         _, found = stage.ask(where, ACME_KEY, prompts[where.pod])
         assert found == Hits(0, 0), f"acme found {found} on {where.pod} after its invalidation"
-    _, found = stage.ask(stage.second, GLOBEX_KEY, prompts[stage.second.pod])
-    stage.say(f"acme finds nothing on either replica; globex still finds {found.external} tokens")
-    assert found.external == WHOLE_CHUNKS, f"globex lost its blocks: {found}"
+    stage.say("acme finds nothing on either replica")
+    _globex_keeps_its_blocks(stage, prompts)
 
 
 def a_wrong_policy_is_refused_and_the_last_one_stays(stage: Stage) -> None:
@@ -202,6 +196,7 @@ def tenants_share_a_declared_prefix_and_nothing_after_it(stage: Stage) -> None:
     """A declared prefix is computed once: its readers find it without having asked; what follows is each one's own."""
     pool = stage.kubectl.get("prefixpool", POOL, DEMO_NAMESPACE)
     prefix, shared = str(pool["spec"]["prefixes"][0]["text"]), int(pool["status"]["chunks"]) * CHUNK_TOKENS
+    assert shared > 0, "the pool has no chunks, so finding as many shows nothing"
     stage.say(stage.kubectl.run("-n", DEMO_NAMESPACE, "get", "prefixpool", POOL))
     question = f" [{time.time_ns()}] Where does the book of rivers stand? " + "Please look twice. " * 10
     for name, where, key in (("acme", stage.first, ACME_KEY), ("globex", stage.second, GLOBEX_KEY)):
@@ -227,6 +222,28 @@ CHAPTERS = (
     a_wrong_policy_is_refused_and_the_last_one_stays,
     tenants_share_a_declared_prefix_and_nothing_after_it,
 )
+
+
+def _asked_by_both(stage: Stage, about: str) -> dict[str, str]:
+    """Return a prompt for each pod that acme and globex have asked on the first, and that is in the shared tier."""
+    prompts = {where.pod: fresh_prompt(f"{about} {where.pod}") for where in (stage.first, stage.second)}
+    for prompt in prompts.values():
+        for key in (ACME_KEY, GLOBEX_KEY):
+            stage.ask(stage.first, key, prompt)
+    time.sleep(STORE_SETTLES_S)
+    for key in (ACME_KEY, GLOBEX_KEY):
+        _, found = stage.ask(stage.first, key, prompts[stage.second.pod])
+        assert found.local + found.external >= WHOLE_CHUNKS, f"the control failed: it finds {found} of its own"
+    return prompts
+
+
+def _globex_keeps_its_blocks(stage: Stage, prompts: dict[str, str]) -> None:
+    """See globex find on each pod what it asked on the first: in that engine's memory, and in the shared tier."""
+    for where in (stage.first, stage.second):
+        _, found = stage.ask(where, GLOBEX_KEY, prompts[stage.second.pod])
+        stage.say(f"{where.pod}: globex still finds {found.local + found.external} tokens")
+        assert found.local + found.external >= WHOLE_CHUNKS, f"globex lost its blocks on {where.pod}: {found}"
+    assert found.external == WHOLE_CHUNKS, f"globex lost its blocks in the shared tier: {found}"
 
 
 def keyspace_of(kubectl: Kubectl, tenant: str, model: str = MODEL) -> str:

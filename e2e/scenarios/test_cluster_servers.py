@@ -60,7 +60,7 @@ def test_a_primary_whose_pod_is_deleted_hands_over_first(cluster: ManagedCluster
         cluster.delete_pod(primary)
         wait_until("another has its name", lambda: cluster.replaced(primary), HEALS_WITHIN_S)
         cluster.wait_whole()
-    assert (requests.failed, requests.wrong) == (0, 0), requests
+    assert (requests.failed, requests.wrong, requests.misses) == (0, 0, 0), requests
 
 
 def test_a_shard_is_added_and_taken_away_without_a_lost_request(cluster: ManagedCluster) -> None:

@@ -46,9 +46,9 @@ def test_what_it_stored_is_found_after_a_primary_was_killed(layered: Layered, ro
         for number in range(PROMPTS):  # Each is answered while servers go, from wherever.
             assert layered.ask(roamer, prompts[number]).text == computed[number].text
         cluster.wait_whole()
-    found = {number: layered.ask(roamer, prompt) for number, prompt in prompts.items()}
-    assert found == dict.fromkeys(prompts, IN_REDIS)
-    assert {number: one.text for number, one in found.items()} == {n: one.text for n, one in computed.items()}
+        found = {number: layered.ask(roamer, prompt) for number, prompt in prompts.items()}
+        assert found == dict.fromkeys(prompts, IN_REDIS), f"after shard {shard} lost its primary"
+        assert {number: one.text for number, one in found.items()} == {n: one.text for n, one in computed.items()}
 
 
 def test_when_all_servers_are_lost_at_once_it_computes_and_stores_again(layered: Layered, roamer: Tenant) -> None:

@@ -45,13 +45,14 @@ EVERYTHING = Hits(0, WHOLE_CHUNKS)
 
 def test_a_tenant_is_erased_from_every_tier_and_a_receipt_proves_it(stage: Stage, tmp_path: Path) -> None:
     kubectl = stage.kubectl
-    prompts = {key: fresh_prompt(f"erased {key}") for key in (ACME_KEY, GLOBEX_KEY)}
+    # A prompt for each pod: what acme asks anew on one is stored, and then found on the other.
+    prompts = {where.pod: fresh_prompt(f"erased {where.pod}") for where in (stage.first, stage.second)}
     with tier_contents(kubectl) as redis:
         keyspaces = {ACME_KEY: keyspace_of(kubectl, "acme"), GLOBEX_KEY: keyspace_of(kubectl, "globex")}
         for key, keyspace in keyspaces.items():
-            before = len(redis.blocks(keyspace))
-            stage.ask(stage.first, key, prompts[key])
-            wait_until("blocks are stored", lambda k=keyspace, n=before: len(redis.blocks(k)) > n, STORED_WITHIN_S)
+            for prompt in prompts.values():
+                _store(stage, redis, key, keyspace, prompt)
+            assert _found(stage, stage.second, key, prompts[stage.second.pod]) == EVERYTHING
         kept = _names(redis, keyspaces[GLOBEX_KEY])
 
         name = f"erase-{time.time_ns() % 10**9}"
@@ -66,10 +67,9 @@ def test_a_tenant_is_erased_from_every_tier_and_a_receipt_proves_it(stage: Stage
         assert kept <= _names(redis, keyspaces[GLOBEX_KEY]), "a neighbour lost blocks"
 
     for where in (stage.first, stage.second):
-        _, found = stage.ask(where, ACME_KEY, fresh_prompt("not asked before"))
-        assert found.external + found.local < WHOLE_CHUNKS
-    _, found = stage.ask(stage.second, GLOBEX_KEY, prompts[GLOBEX_KEY])
-    assert found.external + found.local == WHOLE_CHUNKS
+        assert _found(stage, where, ACME_KEY, prompts[where.pod]) == Hits(0, 0), f"{where.pod} finds what was erased"
+        found = _found(stage, where, GLOBEX_KEY, prompts[where.pod])
+        assert found.external + found.local == WHOLE_CHUNKS, f"a neighbour finds {found} on {where.pod}"
 
     receipts = Receipts(kubectl, tmp_path)
     stage.say(receipts.told)
@@ -83,52 +83,67 @@ def test_a_prefix_and_a_tenant_are_erased_engines_forget_and_nobody_loses_anythi
     stage: Stage, tmp_path: Path
 ) -> None:
     kubectl, first, second = stage.kubectl, stage.first, stage.second
-    leaked, other, theirs, sign = (fresh_prompt(about) for about in ("leaked", "not leaked", "leaves", "reuse is back"))
+    # A prompt for each pod of what is erased: what is asked anew on one is stored, and then found on the other.
+    leaked, theirs = ({where.pod: fresh_prompt(about) for where in (first, second)} for about in ("leaked", "leaves"))
+    other, sign = fresh_prompt("not leaked"), fresh_prompt("reuse is back")
     with tier_contents(kubectl) as redis:
         acme, globex = keyspace_of(kubectl, "acme"), keyspace_of(kubectl, "globex")
         before = _names(redis, globex)
-        _store(stage, redis, ACME_KEY, acme, theirs)
-        _store(stage, redis, GLOBEX_KEY, globex, leaked)
+        for pod in leaked:
+            _store(stage, redis, ACME_KEY, acme, theirs[pod])
+            _store(stage, redis, GLOBEX_KEY, globex, leaked[pod])
         of_leaked = _names(redis, globex) - before
         _store(stage, redis, GLOBEX_KEY, globex, other)
         kept = _names(redis, globex) - of_leaked
-        stage.ask(first, DOCS_KEY, leaked)
+        stage.ask(first, DOCS_KEY, leaked[first.pod])
         # Before: each finds its own, the engine by itself where it was computed, and another pod by the shared tier.
-        assert _found(stage, second, ACME_KEY, theirs) == EVERYTHING
-        assert _found(stage, second, GLOBEX_KEY, leaked) == EVERYTHING
-        assert _found(stage, first, DOCS_KEY, leaked).local > 0
+        for pod in leaked:
+            assert _found(stage, second, ACME_KEY, theirs[pod]) == EVERYTHING
+            assert _found(stage, second, GLOBEX_KEY, leaked[pod]) == EVERYTHING
+        assert _found(stage, first, DOCS_KEY, leaked[first.pod]).local > 0
 
-        prefix = {"modelRef": {"name": MODEL}, "content": {"text": leaked[:PREFIX_TOKENS]}, "tenants": ["globex"]}
-        of_prefix, of_tenant = (f"{what}-{time.time_ns() % 10**9}" for what in ("prefix", "tenant"))
+        stamp = time.time_ns() % 10**9
+        of_prefixes, of_tenant = [f"prefix-{stamp}-{number}" for number in range(len(leaked))], f"tenant-{stamp}"
         kubectl.apply(
-            _erase(of_prefix, {"prefix": prefix}, hbm="ResetEngine"),
+            *(
+                _erase(name, {"prefix": _beginning(prompt)}, hbm="ResetEngine")
+                for name, prompt in zip(of_prefixes, leaked.values(), strict=True)
+            ),
             _erase(of_tenant, {"tenant": "acme"}, hbm="ResetEngine"),
         )
-        for name in (of_prefix, of_tenant):
+        for name in (*of_prefixes, of_tenant):
             done = wait_until(f"{name} is over", lambda name=name: _over(kubectl, name), ERASED_WITHIN_S)
             assert done["phase"] == "Complete", json.dumps(done)
             stage.say(f"{name}: {done['message']}")
         assert redis.blocks(acme) == []
         after = _names(redis, globex)
         assert kept <= after, "what follows another beginning is gone"
-        assert len(of_leaked - after) == PREFIX_CHUNKS
+        assert len(of_leaked - after) == len(leaked) * PREFIX_CHUNKS
         assert keyspace_of(kubectl, "globex") == globex
 
     # Who paused is not reused, so what it does not find shows nothing before this.
     for where in (first, second):
         wait_until("reuse is back", lambda where=where: _found(stage, where, GLOBEX_KEY, sign) != Hits(0, 0))
-    assert _found(stage, first, GLOBEX_KEY, leaked) == Hits(0, 0)
-    assert _found(stage, second, GLOBEX_KEY, other) == EVERYTHING
-    assert _found(stage, first, ACME_KEY, theirs) == Hits(0, 0)
-    assert _found(stage, first, DOCS_KEY, leaked) == EVERYTHING, "the engine forgets, the tiers keep a neighbour's"
+    for where in (first, second):
+        assert _found(stage, where, GLOBEX_KEY, leaked[where.pod]) == Hits(0, 0), where.pod
+        assert _found(stage, where, ACME_KEY, theirs[where.pod]) == Hits(0, 0), where.pod
+        assert _found(stage, where, GLOBEX_KEY, other) == EVERYTHING, where.pod
+    found = _found(stage, first, DOCS_KEY, leaked[first.pod])
+    assert found == EVERYTHING, f"the engine forgets, the tiers keep a neighbour's: {found}"
 
     receipts = Receipts(kubectl, tmp_path)
     pods = {kubectl.get("pod", where.pod, DEMO_NAMESPACE)["metadata"]["uid"] for where in (first, second)}
-    for name, claims in ((of_prefix, ("Unreachable",)), (of_tenant, ("Unreachable", "KeysRevoked"))):
+    all_claims = dict.fromkeys(of_prefixes, ("Unreachable",)) | {of_tenant: ("Unreachable", "KeysRevoked")}
+    for name, claims in all_claims.items():
         receipt = receipts.of(name, *claims, "Erased", "Verified")
         facts = json.loads(receipt.read_text())["record"]["erasure"]
         assert pods <= {pod["uid"] for pod in facts["pods"] if pod["engineReset"]}
         assert "EngineMemory" not in {item["kind"] for item in facts["residue"]}
+
+
+def _beginning(prompt: str) -> dict[str, Any]:
+    """Return the scope of an erasure of the first chunks of a prompt of globex's."""
+    return {"modelRef": {"name": MODEL}, "content": {"text": prompt[:PREFIX_TOKENS]}, "tenants": ["globex"]}
 
 
 def _store(stage: Stage, redis: TierContents, key: str, keyspace: str, prompt: str) -> None:

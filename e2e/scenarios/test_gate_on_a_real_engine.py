@@ -6,14 +6,21 @@ import json
 import re
 import socket
 import time
+from collections.abc import Generator
+from contextlib import closing
 
 import pytest
 
-from e2e.product.chapters import ACME_KEY, MODEL, Stage, fresh_prompt
+from e2e.product.chapters import ACME_KEY, MODEL, WHOLE_CHUNKS, Stage, fresh_prompt
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
 
 pytestmark = pytest.mark.cluster
+
+ANSWER_TOKENS, SEQUENCES = 1000, 8
+"""An answer that keeps the engine busy for about half a minute."""
+
+GENERATED = "vllm:generation_tokens_total"
 
 
 def test_a_stream_arrives_in_pieces_and_ends_as_openai_says(stage: Stage) -> None:
@@ -44,21 +51,20 @@ def test_chat_and_messages_are_served(stage: Stage) -> None:
 
 def test_a_caller_that_goes_away_frees_the_engine(near: Stage) -> None:
     # Without the API server between: asking through it takes as long as an engine needs for the whole answer.
-    body = json.dumps(
-        {
-            "model": MODEL,
-            "prompt": fresh_prompt("cancel"),
-            "max_tokens": 1000,
-            "ignore_eos": True,
-            "n": 8,
-            "stream": True,
-        }
-    )
-    stream = near.first.stream("/v1/completions", body.encode(), ACME_KEY)
-    next(stream)
-    wait_until("the engine runs it", lambda: _running(near) >= 1, 10)
-    stream.close()
+    with closing(_long_stream(near, "cancel")):
+        wait_until("the engine runs it", lambda: _running(near) >= 1, 10)
+        computed, gone_at = near.first.metric(GENERATED), time.monotonic()
     wait_until("the engine runs nothing any more", lambda: _running(near) == 0, 10)
+    freed_s = time.monotonic() - gone_at
+    computed = near.first.metric(GENERATED) - computed
+    assert computed < SEQUENCES * ANSWER_TOKENS / 2, f"{computed:.0f} tokens were computed for nobody"
+    # The control: the engine needs longer than that for the whole answer, so it did not just come to its end.
+    with closing(_long_stream(near, "control")) as stream:
+        began_at = time.monotonic()
+        for _ in stream:
+            if time.monotonic() - began_at > freed_s:
+                break
+        assert _running(near) >= 1, f"the whole answer takes less than {freed_s:.1f} s, so nothing was shown"
 
 
 def test_metrics_tell_a_tenants_requests_tokens_and_cached_tokens(stage: Stage, kubectl: Kubectl) -> None:
@@ -69,7 +75,9 @@ def test_metrics_tell_a_tenants_requests_tokens_and_cached_tokens(stage: Stage, 
     after = _gate_metrics(kubectl, stage.first.pod)
     grown = {name: after[name] - before.get(name, 0.0) for name in after if 'tenant="acme"' in name}
     assert sum(v for n, v in grown.items() if "requests_total" in n) == 1
-    assert sum(v for n, v in grown.items() if "prompt_tokens_total" in n) >= len(prompt)
+    assert grown['kvstrata_gate_prompt_tokens_total{tenant="acme"}'] >= len(prompt)
+    cached = grown['kvstrata_gate_cached_prompt_tokens_total{tenant="acme"}']
+    assert WHOLE_CHUNKS <= cached < len(prompt), "all whole chunks of a prompt that was asked before are cached"
     assert not any('tenant="globex"' in name and after[name] != before.get(name, 0.0) for name in after)
 
 
@@ -80,6 +88,21 @@ def test_a_slow_caller_is_cut_off_and_serves_nobody_else_worse(stage: Stage) -> 
         answer = stage.first.complete(ACME_KEY, "hello")
         assert answer.status == 200
         assert time.monotonic() - started < 10
+
+
+def _long_stream(stage: Stage, about: str) -> Generator[bytes]:
+    """Ask the first pod for an answer that takes its engine long; return when the first token has come."""
+    body = {
+        "model": MODEL,
+        "prompt": fresh_prompt(about),
+        "max_tokens": ANSWER_TOKENS,
+        "ignore_eos": True,
+        "n": SEQUENCES,
+        "stream": True,
+    }
+    stream = stage.first.stream("/v1/completions", json.dumps(body).encode(), ACME_KEY)
+    next(stream)
+    return stream
 
 
 def _running(stage: Stage) -> float:

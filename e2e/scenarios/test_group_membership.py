@@ -141,19 +141,20 @@ def test_a_member_that_is_removed_shares_no_longer_from_the_moment_that_status_s
 
 
 def test_a_member_that_returns_finds_what_the_group_kept(stage: Stage, kubectl: Kubectl, group: list[str]) -> None:
-    prompt = fresh_prompt("the group keeps")
-    assert _found(stage.first, SPEECH_KEY, prompt) == 0
+    prompt, other = (_shared(stage, SPEECH_KEY, SPEECH_KEY) for _ in range(2))
     with watch(kubectl, "tenantcachepolicy", DEMO_NAMESPACE, "vision") as policies:
         began = time.monotonic()
         _patch(kubectl, "tenantgroup", GROUP, {"members": [name for name in group if name != "vision"]})
         alone = policies.wait_for("vision is alone", _is_enforced_alone, ENFORCED_WITHIN_S, began)
         former = alone.object["status"]["formerScopes"]
         assert [(scope["kind"], scope["name"]) for scope in former] == [("Group", GROUP)]
-        assert _found(stage.second, VISION_KEY, prompt) == 0
+        for where, shared in zip((stage.first, stage.second), (prompt, other), strict=True):
+            assert _found(where, VISION_KEY, shared) == 0, f"vision still finds the group's on {where.pod}"
         began = time.monotonic()
         _patch(kubectl, "tenantgroup", GROUP, {"members": group})
         policies.wait_for("vision is back", _is_enforced_in_the_group, ENFORCED_WITHIN_S, began)
-    assert _found(stage.first, VISION_KEY, prompt) >= WHOLE_CHUNKS
+    for where in (stage.first, stage.second):
+        assert _found(where, VISION_KEY, prompt) >= WHOLE_CHUNKS, f"vision does not find the group's on {where.pod}"
 
 
 def _callers(stage: Stage) -> list[Caller]:

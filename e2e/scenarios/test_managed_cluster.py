@@ -50,6 +50,13 @@ def requests_all_the_while(cluster: ManagedCluster) -> Iterator[Requests]:
     assert requests.longest_s < LONGEST_REQUEST_S, requests
 
 
+def served_without_loss(requests: Requests) -> None:
+    """Every request was answered, and every read found what had been written just before it."""
+    assert requests.failed == 0, requests.last_failure
+    assert requests.misses == 0, requests
+    assert requests.hits == requests.writes > 0, requests
+
+
 def test_it_forms_with_tls_and_every_condition_says_so(cluster: ManagedCluster) -> None:
     status = cluster.status()
     conditions = {one["type"]: one for one in status["conditions"]}
@@ -67,7 +74,7 @@ def test_a_primary_whose_pod_is_deleted_hands_over_first(cluster: ManagedCluster
         cluster.delete_pod(primary)
         wait_until("another has its name", lambda: cluster.replaced(primary), HEALS_WITHIN_S)
         cluster.wait_whole()
-    assert requests.failed == 0, requests.last_failure
+    served_without_loss(requests)
 
 
 def test_a_primary_that_is_killed_is_followed_by_its_replica(cluster: ManagedCluster) -> None:
@@ -100,8 +107,7 @@ def test_shards_are_added_and_taken_away_without_a_lost_request(cluster: Managed
         cluster.apply(shards=3)
         cluster.wait_whole(shards=3, within_s=MOVES_WITHIN_S)
         wait_until("the fourth is gone", lambda: len(cluster.pods()) == 6, HEALS_WITHIN_S)
-    assert requests.failed == 0, requests.last_failure
-    assert requests.misses == 0
+    served_without_loss(requests)
 
 
 def test_a_new_template_is_rolled_replicas_first(cluster: ManagedCluster) -> None:
@@ -110,8 +116,7 @@ def test_a_new_template_is_rolled_replicas_first(cluster: ManagedCluster) -> Non
         cluster.apply(podTemplate={"annotations": {"example.com/rolled": "once"}})
         wait_until("every pod is new", lambda: cluster.all_new(before), MOVES_WITHIN_S)
         cluster.wait_whole()
-    assert requests.failed == 0, requests.last_failure
-    assert requests.misses == 0
+    served_without_loss(requests)
 
 
 def _other_than(pod: dict[str, Any], found: dict[str, Any]) -> bool:

@@ -28,6 +28,9 @@ STALE_AFTER_S = 10
 COMMITS = (1, 2)
 """A new epoch is committed at once, and once more with its data key unless that has been drawn by then."""
 
+LEADS_WITHIN_S = DURATION_S + RENEW_EVERY_S + 10.0
+"""From the death of the leader: its Lease runs out, and another notices; the rest is a busy machine's."""
+
 ACTS_WITHIN_S = 10.0
 """From holding the Lease to the first write: the lists of the world and one answer of every pod."""
 
@@ -54,6 +57,8 @@ def test_an_operator_that_is_killed_at_rest_changes_nothing(
         killed_at = time.monotonic()
         leader.kill()
         wait_until("its process is gone", lambda: not leader.leads, 10)
+        wait_until("another leads", lambda: any(pod.leads for pod in operators.pods()), LEADS_WITHIN_S)
+        near.say(f"an operator leads {time.monotonic() - killed_at:.1f} s after the other was killed")
         successor = operators.acting()
         near.say(f"acting and at rest again after {time.monotonic() - killed_at:.1f} s: {successor.name}")
         assert everything(kubectl) == before
