@@ -35,6 +35,7 @@ from tests.dataplane.conftest import StartServer
 from tests.dataplane.engine_process import CHUNK_TOKENS, MODEL, EngineProcess, engine_python
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.gate import pki
+from tests.gate.stand_ins import whole_answer
 from tests.gate.world import ACME, World, entry, keyspace, post, until
 from tests.tiers.gate_stand_in import DOMAIN
 
@@ -236,3 +237,44 @@ async def test_warming_stores_every_chunk_once_and_again_after_it_was_lost(gate:
         async with asyncio.timeout(20):
             while await held() != (0, version.chunks):  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
+
+
+async def answered(world: World, path: str, **body: Any) -> dict[str, Any]:
+    """What a tenant gets through the gate."""
+    answer = await asyncio.wait_for(world.ask(post(path, {"model": MODEL, "max_tokens": 4, **body})), 120)
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+async def test_a_conversation_goes_on_with_the_engines_own_answers(gate: World) -> None:
+    path = "/v1/chat/completions"
+    first = await answered(gate, path, messages=[USER])
+    message = first["choices"][0]["message"]
+    assert None in message.values()
+    await answered(gate, path, messages=[USER, message, OTHER])
+    # A message means the same to the engine with its nulls and without.
+    said = {"role": message["role"], "content": message["content"]}
+    turns = [{"messages": [USER, one, OTHER], "chat_template_kwargs": DATE} for one in (message, said)]
+    assert len({tuple(await of_a_caller(gate, path, turn)) for turn in turns}) == 1
+
+    path = "/v1/messages"
+    first = await answered(gate, path, messages=[USER])
+    await answered(gate, path, messages=[USER, {"role": first["role"], "content": first["content"]}, OTHER])
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/chat/completions", {"messages": [USER]}),
+        ("/v1/messages", {"messages": [USER]}),
+        ("/v1/completions", {"prompt": "Which tier is it?"}),
+    ],
+)
+async def test_the_engine_of_the_gates_tests_answers_with_the_keys_of_the_real_one(
+    pod: Pod, gate: World, path: str, asked: dict[str, Any]
+) -> None:
+    real, played = await answered(gate, path, **asked), whole_answer(path)
+    assert real.keys() == played.keys()
+    (choice,), (other) = real.get("choices", [{}]), played.get("choices", [{}])[0]
+    assert choice.keys() == other.keys()
+    assert choice.get("message", {}).keys() == other.get("message", {}).keys()

@@ -62,17 +62,45 @@ class EngineRequest:
         return value
 
 
+USAGE = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+
+
+def chat_message(**told: Any) -> dict[str, Any]:
+    """An answer's message as vLLM 0.32 writes it: null for what is absent, but for tool calls."""
+    absent = dict.fromkeys(("content", "refusal", "annotations", "audio", "function_call", "reasoning"))
+    return {"role": "assistant", **absent, **told}
+
+
+def whole_answer(path: str) -> dict[str, Any]:
+    """What vLLM 0.32 answers to a request that is not streamed, with all its nulls."""
+    if path.startswith("/v1/messages"):
+        usage = {"input_tokens": 7, "output_tokens": 2, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 4}
+        content = [{"type": "text", "text": "hi"}]
+        head = {"id": "x", "type": "message", "role": "assistant", "content": content, "model": "tiny"}
+        return {**head, "stop_reason": "end_turn", "usage": usage}
+    choice = {"index": 0, **dict.fromkeys(("logprobs", "stop_reason", "token_ids", "routed_experts"))}
+    answer = {"id": "x", "created": 1, "model": "tiny", "system_fingerprint": "vllm-0.32.0", "usage": USAGE}
+    absent = ["service_tier", "kv_transfer_params", "ec_transfer_params", "metrics"]
+    if path.startswith("/v1/chat/completions"):
+        choice |= {"message": chat_message(content="hi"), "finish_reason": "stop"}
+        answer["object"] = "chat.completion"
+        absent += ["prompt_logprobs", "prompt_token_ids", "prompt_text"]
+    else:
+        choice |= {"text": "hi", "finish_reason": "stop", **dict.fromkeys(("prompt_logprobs", "prompt_token_ids"))}
+        answer["object"] = "text_completion"
+    return answer | dict.fromkeys(absent) | {"choices": [choice]}
+
+
 async def plain_answer(request: EngineRequest, writer: asyncio.StreamWriter) -> None:
-    """Answer a completion, streamed or whole, as vLLM frames it."""
-    usage = {"prompt_tokens": 7, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 4}}
+    """Answer a request, streamed or whole, as vLLM frames it."""
     if not request.json.get("stream"):
-        await whole(writer, 200, json.dumps({"id": "x", "choices": [{"text": "hi"}], "usage": usage}).encode())
+        await whole(writer, 200, json.dumps(whole_answer(request.path)).encode())
         return
     await stream_head(writer)
     for text in ("he", "llo"):
         await event(writer, {"id": "x", "choices": [{"index": 0, "delta": {"content": text}}]})
     if request.json.get("stream_options", {}).get("include_usage"):
-        await event(writer, {"id": "x", "choices": [], "usage": usage})
+        await event(writer, {"id": "x", "choices": [], "usage": USAGE})
     await chunk(writer, b"data: [DONE]\n\n")
     await chunk(writer, b"")
 

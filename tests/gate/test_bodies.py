@@ -13,6 +13,8 @@ from kvstrata_sidecar.gate.http.errors import Reason, Refusal
 from kvstrata_sidecar.gate.proxy import bodies
 from kvstrata_sidecar.gate.proxy import strict_json as strictjson
 
+from .stand_ins import chat_message
+
 SALT = "0123456789abcdef0123456789abcdef"
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20)
@@ -164,3 +166,99 @@ def test_ordinary_bodies_of_the_usual_clients_pass() -> None:
     assert not dropped & set(json.loads(seen))
     for prompt in ("x", ["x", "y"], [1, 2, 3], [[1, 2], [3]]):
         assert engine_sees(bodies.COMPLETIONS, json.dumps({"prompt": prompt}).encode()) is not None
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":null}'}}
+STREAMED_CALL = {**CALL, "index": 0, "function": {**CALL["function"], "parsed_arguments": None}}  # type: ignore[dict-item]
+
+
+def turn_of(endpoint: bodies.Endpoint, message: dict[str, Any], **fields: Any) -> dict[str, Any] | None:
+    """Return a message as the engine gets it between two others; None if it is refused."""
+    asked = {"role": "user", "content": "x"}
+    seen = engine_sees(endpoint, json.dumps({"messages": [asked, message, asked], **fields}).encode())
+    if seen is None:
+        return None
+    before, middle, after = json.loads(seen)["messages"]
+    assert before == after == asked
+    return dict(middle)
+
+
+@pytest.mark.parametrize(
+    ("answered", "seen"),
+    [
+        (chat_message(content="hi"), {"content": "hi"}),
+        (chat_message(content="hi", reasoning="so"), {"content": "hi", "reasoning": "so"}),
+        (chat_message(refusal="no"), {"refusal": "no"}),
+        (chat_message(tool_calls=[CALL]), {"tool_calls": [CALL]}),
+        (chat_message(function_call=CALL["function"]), {"function_call": CALL["function"]}),
+        # As clients keep it: with what their own types have, and gathered from a stream.
+        (chat_message(content="hi", tool_calls=None, parsed=None), {"content": "hi"}),
+        (chat_message(tool_calls=[STREAMED_CALL]), {"tool_calls": [{**CALL, "index": 0}]}),
+        # What no engine reads when it comes back.
+        (chat_message(content="hi", annotations=[{"type": "url_citation", "url_citation": {}}]), {"content": "hi"}),
+        (chat_message(content="hi", audio={"id": "of another tenant"}), {"content": "hi"}),
+    ],
+)
+def test_an_answers_message_is_taken_back_and_the_engine_sees_what_it_said(
+    answered: dict[str, Any], seen: dict[str, Any]
+) -> None:
+    assert turn_of(bodies.CHAT, answered) == {"role": "assistant", **seen}
+
+
+@pytest.mark.parametrize("key", ["tools", "task", "uuid", "cache_salt", "prompt_embeds", "citations", "thinking"])
+@pytest.mark.parametrize("endpoint", [bodies.CHAT, bodies.MESSAGES], ids=["chat", "messages"])
+def test_an_unknown_key_of_a_message_is_refused_unless_it_is_null(endpoint: bodies.Endpoint, key: str) -> None:
+    message = {"role": "assistant", "content": "hi"}
+    for value in ("", 0, False, [], {}, "x"):
+        assert turn_of(endpoint, {**message, key: value}) is None
+    assert turn_of(endpoint, {**message, key: None}) == message
+
+
+def test_nulls_in_parts_and_blocks_are_absent_and_those_that_a_caller_means_stay() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
+    given = [
+        {"type": "text", "text": "t", "image_url": None},
+        {**image, "image_url": {**image["image_url"], "detail": None}},
+    ]  # type: ignore[dict-item]
+    seen = turn_of(bodies.CHAT, {"role": "user", "name": None, "content": given})
+    assert seen == {"role": "user", "content": [{"type": "text", "text": "t"}, image]}
+
+    used = {"type": "tool_use", "id": "c", "name": "f", "input": {"a": None}}
+    found = {"type": "tool_result", "tool_use_id": "c", "content": [{"type": "text", "text": "t"}]}
+    blocks = [
+        {"type": "text", "text": "t", "citations": None},
+        {**used, "caller": None},
+        {**found, "is_error": None, "content": [{"type": "text", "text": "t", "citations": None}]},
+        {"type": "thinking", "thinking": "so", "signature": None},
+    ]
+    answered = turn_of(bodies.MESSAGES, {"role": "assistant", "content": blocks}, max_tokens=1)
+    assert answered == {
+        "role": "assistant",
+        "content": [{"type": "text", "text": "t"}, used, found, {"type": "thinking", "thinking": "so"}],
+    }
+
+    schema = {"type": "object", "default": None, "enum": [None]}
+    for endpoint, tool in (
+        (bodies.CHAT, {"type": "function", "function": {"name": "f", "parameters": schema}}),
+        (bodies.MESSAGES, {"name": "f", "input_schema": schema}),
+    ):
+        data = engine_sees(
+            endpoint, json.dumps({"messages": [{"role": "user", "content": "x"}], "tools": [tool]}).encode()
+        )
+        assert data is not None
+        assert json.loads(data)["tools"] == [tool]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": None, "content": "x"},
+        {"role": "user", "content": [{"type": "image_url", "image_url": None}]},
+        {"role": "user", "content": [{"type": "text", "text": None}]},
+        {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": None}]},
+        {"role": "assistant", "tool_calls": [None]},
+        {"role": "user", "content": [None]},
+    ],
+)
+def test_a_null_in_the_place_of_what_has_to_be_there_is_refused(message: dict[str, Any]) -> None:
+    assert turn_of(bodies.CHAT, message) is None

@@ -20,7 +20,7 @@ from kvstrata_sidecar.gate.control import render as warming
 from kvstrata_sidecar.gate.rendering import render as rendering
 
 from . import pki
-from .stand_ins import EngineRequest, whole
+from .stand_ins import EngineRequest, chat_message, whole
 from .tokenizers import Merges
 from .world import MODEL, Answer, World, entry, until
 
@@ -156,6 +156,19 @@ async def test_what_no_caller_could_send_is_refused_before_the_engine_sees_it(po
     made = await asked(pod, PrefixSource(chat=chat))
     assert made.refused is RenderRefusal.SOURCE_REFUSED
     assert engine_of(pod).asked == []
+
+
+async def test_a_prefix_is_rendered_as_the_engine_gets_it_from_a_caller(pod: World) -> None:
+    said = {"role": "system", "content": SECRET * 4}
+    source = PrefixSource(chat={"messages": [chat_message(content="x"), {**said, "name": None}]})
+    made = await asked(pod, source)
+    assert made.hashes
+    questions = [question for question in engine_of(pod).asked if question["path"] == "/tokenize"]
+    for question in questions:
+        assert question["messages"][:2] == [{"role": "assistant", "content": "x"}, said]
+    engine_of(pod).asked.clear()
+    assert await asked(pod, source) == made
+    assert engine_of(pod).asked == [], "it is remembered by what the operator sent"
 
 
 async def test_what_the_engine_refuses_is_refused(pod: World) -> None:

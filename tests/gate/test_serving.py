@@ -111,6 +111,25 @@ async def test_anthropic_messages_are_served_under_the_keyspace(gate: World) -> 
     }  # fmt: skip
 
 
+async def test_a_conversation_goes_on_with_the_answers_own_message(gate: World) -> None:
+    asked = {"role": "user", "content": "hello"}
+    first = await gate.ask(post("/v1/chat/completions", {"messages": [asked]}))
+    answered = first.json["choices"][0]["message"]
+    assert None in answered.values()
+    second = await gate.ask(post("/v1/chat/completions", {"messages": [asked, answered, asked]}))
+    assert second.status == 200, second.body
+    assert gate.engine.requests[-1].json["messages"] == [asked, {"role": "assistant", "content": "hi"}, asked]
+
+
+async def test_an_anthropic_conversation_goes_on_with_the_answers_own_content(gate: World) -> None:
+    asked = {"role": "user", "content": "hello"}
+    first = await gate.ask(post("/v1/messages", {"max_tokens": 5, "messages": [asked]}))
+    answered = {"role": first.json["role"], "content": first.json["content"]}
+    second = await gate.ask(post("/v1/messages", {"max_tokens": 5, "messages": [asked, answered, asked]}))
+    assert second.status == 200, second.body
+    assert gate.engine.requests[-1].json["messages"] == [asked, answered, asked]
+
+
 async def test_a_connection_serves_one_request_after_another(gate: World) -> None:
     connection = await gate.connect()
     for number in range(3):

@@ -7,6 +7,7 @@ here is logged but what became of it.
 from __future__ import annotations
 
 import asyncio
+import copy
 import sys
 from array import array
 from collections.abc import Callable
@@ -96,8 +97,11 @@ class Warming:
 
         Raises Refusal with status 503, also if another cache server answers than the one that named the chunks.
         """
+        sent = _as_sent(source)
+        if sent is None:
+            return None
         try:
-            ids = await tokens_of(self._calls, source)
+            ids = await tokens_of(self._calls, sent)
             told = await self._link.hash(_packed(ids[: rendered.tokens]))
         except RefusedError:
             return None
@@ -113,10 +117,11 @@ class Warming:
 
     async def _make(self, source: PrefixSource, cache_boot: str) -> Rendered:
         nothing = Rendered(self._boot, cache_boot, self._render_id)
-        if not _may_be_sent(source):
+        sent = _as_sent(source)
+        if sent is None:
             return replace(nothing, refused=RenderRefusal.SOURCE_REFUSED)
         try:
-            draft = await render(self._calls, source, datetime.now(UTC).date(), asyncio.sleep)
+            draft = await render(self._calls, sent, datetime.now(UTC).date(), asyncio.sleep)
             if isinstance(draft, RenderRefusal):
                 log.info("a prefix was not rendered", reason=str(draft))
                 return replace(nothing, refused=draft)
@@ -141,17 +146,17 @@ def _later(why: str) -> Refusal:
     return Refusal(503, Reason.ENGINE, why, retry_after_s=5)
 
 
-def _may_be_sent(source: PrefixSource) -> bool:
-    """Whether a caller might send a request that begins so: others have no reader."""
+def _as_sent(source: PrefixSource) -> PrefixSource | None:
+    """Return what the engine gets of a request that begins so; None if no caller may send one, so nobody reads it."""
     try:
         if source.chat is not None:
-            bodies.rewrite(bodies.CHAT, {key: value for key, value in source.chat.items() if value})
-        else:
-            prompt = source.text if source.text is not None else list(source.token_ids or ())
-            bodies.rewrite(bodies.COMPLETIONS, {"prompt": prompt})
+            chat = copy.deepcopy({key: value for key, value in source.chat.items() if value})
+            return PrefixSource(chat=bodies.rewrite(bodies.CHAT, chat).fields)
+        prompt = source.text if source.text is not None else list(source.token_ids or ())
+        bodies.rewrite(bodies.COMPLETIONS, {"prompt": prompt})
+        return source
     except Refusal:
-        return False
-    return True
+        return None
 
 
 def _packed(ids: array[int]) -> bytes:

@@ -106,7 +106,8 @@ class Endpoint:
     """A path of the engine that callers may use.
 
     `forwarded` keys reach the engine, `ignored` keys are taken and dropped, all others are refused. `check` raises
-    Refusal for values that a list of keys cannot judge. `usage_option` says that the endpoint knows `stream_options`.
+    Refusal for values that a list of keys cannot judge, and removes what is not forwarded from within them.
+    `usage_option` says that the endpoint knows `stream_options`.
     """
 
     path: bytes
@@ -133,7 +134,10 @@ class Rewritten:
 
 
 def rewrite(endpoint: Endpoint, body: Json) -> Rewritten:
-    """Return what of `body` may reach the engine. Raises Refusal (400) that names the key it objects to."""
+    """Return what of `body` may reach the engine. Raises Refusal (400) that names the key it objects to.
+
+    What is not forwarded is removed from the objects within `body`, too.
+    """
     fields: Json = {}
     for key, value in body.items():
         if key in endpoint.forwarded:

@@ -2,6 +2,9 @@
 
 Text and inline media pass. What makes the engine fetch an address, read a file or look something up by a caller's
 own name does not: those caches and rights are shared by all tenants.
+
+Callers send answers back as they got them, so whatever the engine answers with is taken. It answers null for what is
+absent: nulls are removed from messages, parts and tool calls, but not from a tool's schema or input.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ _CHAT_MESSAGE = frozenset(
         "function_call",
     }
 )
+_ANSWERED_ONLY = ("annotations", "audio")
+"""Keys of an answer's message that no engine reads when they come back: taken, and not forwarded."""
+
 _CHAT_PARTS: dict[str, frozenset[str]] = {
     "text": frozenset({"type", "text"}),
     "refusal": frozenset({"type", "refusal"}),
@@ -66,20 +72,25 @@ def require_keys(value: object, allowed: frozenset[str], where: str) -> Json:
 
 
 def check_chat_messages(fields: Json) -> None:
-    """Raise Refusal unless `messages` is a list of messages whose parts are text or inline media."""
+    """Raise Refusal unless `messages` is a list of messages whose parts are text or inline media.
+
+    Removes nulls, and what of an answer's message no engine reads.
+    """
     for index, message in enumerate(_items(fields, "messages", required=True)):
         if len(message) == 2 and type(message.get("role")) is str and type(message.get("content")) is str:
             continue  # nearly every message; naming what is judged below costs more than judging it
         where = f"messages[{index}]"
-        require_keys(message, _CHAT_MESSAGE, where)
+        for key in _ANSWERED_ONLY:
+            message.pop(key, None)
+        _prune(message, _CHAT_MESSAGE, where)
         _role(message, where)
         _check_parts(message.get("content"), f"{where}.content")
         for number, call in enumerate(_items(message, "tool_calls", where=where)):
             place = f"{where}.tool_calls[{number}]"
-            require_keys(call, _TOOL_CALL, place)
-            require_keys(call.get("function"), _FUNCTION_CALL, f"{place}.function")
-        if message.get("function_call") is not None:
-            require_keys(message["function_call"], _FUNCTION_CALL, f"{where}.function_call")
+            _prune(call, _TOOL_CALL, place)
+            _prune(call.get("function"), _FUNCTION_CALL, f"{place}.function")
+        if "function_call" in message:
+            _prune(message["function_call"], _FUNCTION_CALL, f"{where}.function_call")
 
 
 def check_chat_tools(fields: Json) -> None:
@@ -106,13 +117,13 @@ def check_prompt(fields: Json) -> None:
 def check_anthropic_messages(fields: Json) -> None:
     """Raise Refusal unless messages, system and tools hold text, inline images and tool traffic only.
 
-    Removes `cache_control`, which Anthropic's clients put everywhere: the engine caches every prefix anyway.
+    Removes nulls, and `cache_control`, which Anthropic's clients put everywhere: the engine caches every prefix anyway.
     """
     for index, message in enumerate(_items(fields, "messages", required=True)):
         if len(message) == 2 and type(message.get("role")) is str and type(message.get("content")) is str:
             continue
         where = f"messages[{index}]"
-        require_keys(message, _ANTHROPIC_MESSAGE, where)
+        _prune(message, _ANTHROPIC_MESSAGE, where)
         _role(message, where)
         _check_blocks(message.get("content"), f"{where}.content")
     _check_blocks(fields.get("system"), "system")
@@ -121,6 +132,14 @@ def check_anthropic_messages(fields: Json) -> None:
         require_keys(tool, _ANTHROPIC_TOOL, f"tools[{index}]")
         if tool.get("type", "custom") != "custom":
             raise bad_request(Reason.BAD_VALUE, "tools that a provider runs are not offered here", f"tools[{index}]")
+
+
+def _prune(value: object, allowed: frozenset[str], where: str) -> Json:
+    """Remove the nulls of an object in a message, and return it. Raises Refusal for other keys than the allowed."""
+    if isinstance(value, dict):
+        for key in [key for key, inner in value.items() if inner is None]:
+            del value[key]
+    return require_keys(value, allowed, where)
 
 
 def _items(fields: Json, key: str, *, where: str = "", required: bool = False) -> list[Json]:
@@ -146,17 +165,17 @@ def _check_parts(value: object, where: str) -> None:
     for index, part in enumerate(value):
         place = f"{where}[{index}]"
         kind = _kind(part, place, _CHAT_PARTS)
-        require_keys(part, _CHAT_PARTS[kind], place)
+        _prune(part, _CHAT_PARTS[kind], place)
         if kind in _INLINE_URL_PARTS:
             _check_inline_url(part.get(kind), f"{place}.{kind}")
         elif kind == "input_audio":
-            require_keys(part.get(kind), frozenset({"data", "format"}), f"{place}.{kind}")
+            _prune(part.get(kind), frozenset({"data", "format"}), f"{place}.{kind}")
         elif not isinstance(part.get(kind), str):
             raise bad_request(Reason.BAD_VALUE, f"'{place}.{kind}' is text", f"{place}.{kind}")
 
 
 def _check_inline_url(value: object, where: str) -> None:
-    reference = require_keys(value, frozenset({"url", "detail"}), where)
+    reference = _prune(value, frozenset({"url", "detail"}), where)
     url = reference.get("url")
     if not isinstance(url, str) or not url.startswith("data:"):
         raise bad_request(Reason.BAD_VALUE, f"'{where}.url' is a data: URL; engines fetch no addresses", f"{where}.url")
@@ -171,9 +190,9 @@ def _check_blocks(value: object, where: str) -> None:
         place = f"{where}[{index}]"
         kind = _kind(block, place, _ANTHROPIC_BLOCKS)
         _drop_cache_control(block)
-        require_keys(block, _ANTHROPIC_BLOCKS[kind], place)
+        _prune(block, _ANTHROPIC_BLOCKS[kind], place)
         if kind == "image":
-            source = require_keys(block.get("source"), _ANTHROPIC_SOURCE, f"{place}.source")
+            source = _prune(block.get("source"), _ANTHROPIC_SOURCE, f"{place}.source")
             if source.get("type") != "base64":
                 raise bad_request(Reason.BAD_VALUE, "images are sent inline, as base64", f"{place}.source.type")
         elif kind == "tool_result":
