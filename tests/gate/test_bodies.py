@@ -191,6 +191,8 @@ def turn_of(endpoint: bodies.Endpoint, message: dict[str, Any], **fields: Any) -
         (chat_message(refusal="no"), {"refusal": "no"}),
         (chat_message(tool_calls=[CALL]), {"tool_calls": [CALL]}),
         (chat_message(function_call=CALL["function"]), {"function_call": CALL["function"]}),
+        ({"role": "assistant", "content": "hi", "reasoning_content": "so"}, {"content": "hi", "reasoning": "so"}),
+        (chat_message(reasoning="so", reasoning_content="former"), {"reasoning": "so"}),
         # As clients keep it: with what their own types have, and gathered from a stream.
         (chat_message(content="hi", tool_calls=None, parsed=None), {"content": "hi"}),
         (chat_message(tool_calls=[STREAMED_CALL]), {"tool_calls": [{**CALL, "index": 0}]}),

@@ -74,7 +74,8 @@ def require_keys(value: object, allowed: frozenset[str], where: str) -> Json:
 def check_chat_messages(fields: Json) -> None:
     """Raise Refusal unless `messages` is a list of messages whose parts are text or inline media.
 
-    Removes nulls, and what of an answer's message no engine reads.
+    Removes nulls, and what of an answer's message no engine reads. Gives reasoning its present name, as the engine does
+    for a chat but not when it renders one: the tokens of a prefix would differ from those of requests that begin so.
     """
     for index, message in enumerate(_items(fields, "messages", required=True)):
         if len(message) == 2 and type(message.get("role")) is str and type(message.get("content")) is str:
@@ -83,6 +84,9 @@ def check_chat_messages(fields: Json) -> None:
         for key in _ANSWERED_ONLY:
             message.pop(key, None)
         _prune(message, _CHAT_MESSAGE, where)
+        former = message.pop("reasoning_content", None)
+        if former is not None:
+            message.setdefault("reasoning", former)
         _role(message, where)
         _check_parts(message.get("content"), f"{where}.content")
         for number, call in enumerate(_items(message, "tool_calls", where=where)):
