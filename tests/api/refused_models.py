@@ -84,7 +84,7 @@ MODEL = [
         "spec.gate.authentication",
         "exactly one of apiKeys, jwt and trustedHeader",
     ),
-    Row("reuse", "CachedModel", {"spec.reuse": {"mode": "All"}}, "spec.reuse.mode", '"Prefix", "Blend", "Off"'),
+    Row("reuse", "CachedModel", {"spec.reuse": {"mode": "Blend"}}, "spec.reuse.mode", '"Prefix", "Off"'),
     Row(
         "timeout",
         "CachedModel",

@@ -46,6 +46,7 @@ def test_the_models_refuse_the_same_objects(row: Row) -> None:
         ("CacheTier", {"spec.colour": "red"}),
         ("CacheTier", {"spec.redis.managed.colour": "red"}),
         ("TenantCachePolicy", {"spec.tiers[0].colour": "red"}),
+        ("CachedModel", {"spec.model.adapter": {"name": "lora", "source": {"path": "/opt/lora"}}}),
     ],
 )
 def test_an_unknown_field_is_refused_by_both(api: ApiServer, kind: str, changes: dict[str, Any]) -> None:

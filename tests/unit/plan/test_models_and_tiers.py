@@ -80,8 +80,8 @@ API_KEYS = {"apiKeys": {"secretRef": {"name": "keys"}}}
         ({"tiers": [{"name": "gone"}]}, "TierNotFound"),
         ({"tiers": [{"name": "cpu"}, {"name": "cpu2"}]}, "TiersConflict"),
         ({"gate": {"authentication": {"trustedHeader": {"name": "X-Tenant", "from": [{"podSelector": {}}]}}}}, ""),
-        ({"reuse": {"mode": "Blend"}}, "ReuseNotReconciled"),
-        ({"gate": {"authentication": API_KEYS, "timing": {"mode": "Padded"}}}, ""),
+        ({"reuse": {"mode": "Blend"}}, "InvalidSpec"),
+        ({"gate": {"authentication": API_KEYS, "timing": {"mode": "Padded"}}}, "TimingNotReconciled"),
     ],
 )
 def test_a_model_that_cannot_be_served_as_asked_is_stalled_and_keeps_its_pods(
@@ -213,9 +213,10 @@ def test_a_tier_that_pods_do_not_reach_is_not_reachable_whatever_the_operator_se
 
 def test_a_mode_that_is_not_carried_out_never_reaches_a_bundle() -> None:
     simulation = at_rest(model(reuse={"mode": "Off"}), policy("acme"), pod("pod-0"))
-    simulation.edit("CachedModel", "tiny", reuse={"mode": "Blend"})
+    padded = {"authentication": API_KEYS, "timing": {"mode": "Padded"}}
+    simulation.edit("CachedModel", "tiny", reuse={"mode": "Prefix"}, gate=padded)
     simulation.settle()
-    assert simulation.condition("CachedModel", "tiny", "Stalled") == ("True", "ReuseNotReconciled")
+    assert simulation.condition("CachedModel", "tiny", "Stalled") == ("True", "TimingNotReconciled")
     root = simulation.bundle("tiny").root
     assert root.rules.reuse == "Off"
     assert Root.decode(root.encode()) == root

@@ -172,7 +172,6 @@ class ReuseMode(StrEnum):
     """What may be reused between requests."""
 
     PREFIX = "Prefix"
-    BLEND = "Blend"
     OFF = "Off"
 
 
@@ -180,7 +179,7 @@ class ReuseSpec(ApiModel):
     """Reuse of KV blocks."""
 
     mode: ReuseMode
-    """Prefix: equal beginnings. Blend: equal parts anywhere. Off: nothing, the way out in an emergency."""
+    """Prefix: equal beginnings. Off: nothing, the way out in an emergency."""
 
 
 class CachedModelSpec(ApiModel):

@@ -1,4 +1,4 @@
-"""Which model is served: where its weights come from, in which form, with which adapter."""
+"""Which model is served: where its weights come from and in which form."""
 
 from __future__ import annotations
 
@@ -50,19 +50,6 @@ class WeightsSource(ApiModel):
 RevisionText = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][-A-Za-z0-9._/]*$")]
 
 
-class LoraAdapter(ApiModel):
-    """The one LoRA adapter that a CachedModel may have."""
-
-    name: ModelName
-    """Name of the adapter."""
-
-    source: WeightsSource
-    """Where its weights come from."""
-
-    revision: RevisionText | None = None
-    """Revision of its weights."""
-
-
 class DType(StrEnum):
     """Type of weights and activations."""
 
@@ -87,9 +74,6 @@ class ModelSpec(ApiModel):
 
     tokenizer: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^\p{C}]+$")] | None = None
     """Repository or path of the tokenizer. Absent means that of the model."""
-
-    adapter: LoraAdapter | None = None
-    """A LoRA adapter."""
 
     dtype: DType | None = None
     """Type of weights and activations. Absent means auto."""

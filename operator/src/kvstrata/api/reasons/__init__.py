@@ -103,9 +103,7 @@ class ModelReason(Reason):
         "AuthenticationNotReconciled",
         "This version authenticates callers by API keys only.",
     )
-    REUSE_NOT_RECONCILED = "ReuseNotReconciled", "This version reuses equal beginnings only, not parts anywhere."
     TIMING_NOT_RECONCILED = "TimingNotReconciled", "This version does not pad the time of the first token."
-    ADAPTER_NOT_RECONCILED = "AdapterNotReconciled", "This version does not load LoRA adapters."
     WARMUP_NEEDS_TIERS = (
         "WarmupNeedsTiers",
         "A warm start is asked for, and the model has no memory tier or no slower one to load it from.",

@@ -167,15 +167,11 @@ def kv_relevant_arguments(arguments: Sequence[str]) -> tuple[tuple[str, tuple[st
 
 def _inputs(model: CachedModel, tiers: Sequence[CacheTier]) -> dict[str, Any]:
     spec = model.spec
-    adapter = spec.model.adapter
     hbm = next((tier.spec.hbm for tier in tiers if tier.spec.medium is Medium.HBM), None)
     inputs: dict[str, Any] = {
         "weights": _weights(spec.model.source),
         "revision": spec.model.revision,
         "tokenizer": spec.model.tokenizer,
-        "adapter": None
-        if adapter is None
-        else {"name": adapter.name, "weights": _weights(adapter.source), "revision": adapter.revision},
         "dtype": str(spec.model.effective_dtype),
         "maxModelLen": spec.model.max_model_len,
         "kvCacheDtype": (hbm.kv_cache_dtype if hbm is not None else None) or "auto",

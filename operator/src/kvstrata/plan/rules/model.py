@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
-from kvstrata.api.cachedmodel import CachedModel, ReuseMode
+from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedmodel_gate import TimingMode
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
@@ -52,15 +52,6 @@ def callers_can_be_authenticated(world: World, model: CachedModel) -> Decision |
     )
 
 
-def reuse_is_by_prefix(world: World, model: CachedModel) -> Decision | None:
-    """Blocks are reused for equal beginnings."""
-    if model.spec.reuse_mode is not ReuseMode.BLEND:
-        return None
-    return Decision(
-        ModelReason.REUSE_NOT_RECONCILED, "this version reuses equal beginnings only: set spec.reuse.mode to Prefix"
-    )
-
-
 def timing_is_exact(world: World, model: CachedModel) -> Decision | None:
     """Answers are passed on at once."""
     if model.spec.gate.timing_mode is TimingMode.EXACT:
@@ -68,15 +59,6 @@ def timing_is_exact(world: World, model: CachedModel) -> Decision | None:
     return Decision(
         ModelReason.TIMING_NOT_RECONCILED,
         "this version does not hide hits in the time of the first token: set spec.gate.timing.mode to Exact",
-    )
-
-
-def has_no_adapter(world: World, model: CachedModel) -> Decision | None:
-    """The weights are served as they are."""
-    if model.spec.model.adapter is None:
-        return None
-    return Decision(
-        ModelReason.ADAPTER_NOT_RECONCILED, "this version does not load LoRA adapters: remove spec.model.adapter"
     )
 
 
@@ -106,11 +88,11 @@ def warms_memory_up_from_tiers(world: World, model: CachedModel) -> Decision | N
 def names_own_secrets(world: World, model: CachedModel) -> Decision | None:
     """A model may mount its user's Secrets, not the operator's."""
     spec = model.spec
-    sources = [spec.model.source, *([spec.model.adapter.source] if spec.model.adapter else [])]
-    tokens = [source.hub.token_secret_ref for source in sources if source.hub]
+    hub = spec.model.source.hub
+    token = hub.token_secret_ref if hub else None
     tls = spec.gate.tls.secret_ref if spec.gate.tls else None
     keys = spec.gate.authentication.api_keys
-    named = (*(ref.name for ref in tokens if ref), tls.name if tls else None, keys.secret_ref.name if keys else None)
+    named = (token.name if token else None, tls.name if tls else None, keys.secret_ref.name if keys else None)
     name = reserved(named)
     return Decision(ModelReason.SECRET_NOT_ALLOWED, sentence(name, "the model")) if name else None
 
@@ -129,9 +111,7 @@ RULES = (
     tiers_exist,
     tiers_fit_a_pod,
     callers_can_be_authenticated,
-    reuse_is_by_prefix,
     timing_is_exact,
-    has_no_adapter,
     chunks_are_whole_blocks,
     warms_memory_up_from_tiers,
     names_own_secrets,
