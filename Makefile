@@ -71,6 +71,10 @@ unit: $(VENV)/installed ## Every test that needs no server
 test: check ## Every gate and every test, on real parts; leaves a cluster that was up before
 	@$(BIN)/python -m e2e.run_tests $(TESTS)
 
+.PHONY: soak
+soak: $(VENV)/installed ## Tests in full instead of samples, from random seeds, on every server: hours
+	@$(BIN)/python -m e2e.run_tests --soak
+
 .PHONY: bench
 bench: $(VENV)/installed ## Run the benchmarks, or one: make bench BENCH=enforce; results in bench/results/
 	@PYTHONPATH=operator/src:sidecar/src $(BIN)/python -m bench $(BENCH)

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 RANGES = Path(__file__).parent / "ranges"
 
@@ -26,7 +26,7 @@ time and counts hold on a busy machine, too, and are always judged.
 RATIO = "ratio"
 """Unit of one figure divided by another. Load can move a ratio of two elapsed times to either side."""
 
-NOT_JUDGED = "not judged"
+NOT_JUDGED: Final = "not judged"
 Verdict = bool | Literal["not judged"]
 """Whether a figure, or all of a benchmark, is in its range; or that this run cannot tell."""
 

@@ -1,5 +1,7 @@
 """`make test`: prepares the real parts, runs every test that this machine can run, and runs again what failed.
 
+With `--soak` (`make soak`) tests that need no cluster try all that they otherwise sample, from random seeds.
+
 With KVSTRATA_NO_SKIPS=1 a skipped test is a failure, because a real part that was not tested is not proven, and
 property tests draw the same examples each time.
 """
@@ -77,6 +79,8 @@ INSTALLERS = (
 
 def main(arguments: Sequence[str]) -> int:
     """Run everything, or only the tests that are named; returns the exit code."""
+    if arguments == ["--soak"]:
+        return soak()
     if arguments:
         return subprocess.run((*pytest(), *arguments), cwd=REPOSITORY, check=False).returncode
     progress = Progress()
@@ -121,6 +125,22 @@ def folders() -> list[str]:
     """Return the folders of `tests`, in the order in which they begin."""
     found = {path.name for path in (REPOSITORY / "tests").iterdir() if any(path.rglob("test_*.py"))}
     return [f"tests/{name}" for name in (*FIRST, *sorted(found - set(FIRST)))]
+
+
+def soak() -> int:
+    """Run everything that needs no cluster in full, from random seeds that are printed; returns the exit code."""
+    os.environ["KVSTRATA_SOAK"] = "1"
+    seed = os.environ.setdefault("KVSTRATA_SEED", str(time.time_ns() % 1_000_000))
+    if failure := prepare(PROGRAMS, *INSTALLERS):
+        print(failure, file=sys.stderr)
+        return 1
+    drawn = (f"--hypothesis-seed={seed}", "--timeout=14400")
+    ended = run_tests(*spread(WORKERS), *drawn, f"--junitxml={RESULTS}", *folders(), timeout_s=86_400)
+    for test in ended.failed:
+        print(
+            f"FAILED: {test}: with KVSTRATA_SOAK=1 KVSTRATA_SEED={seed} and --hypothesis-seed={seed}", file=sys.stderr
+        )
+    return ended.code
 
 
 def prepare(*steps: Step) -> str:

@@ -20,12 +20,14 @@ from e2e.cluster.control_plane import ControlPlane
 from tests.apiserver.conftest import OPERATOR_NAMESPACE, REPOSITORY, install_crds
 from tests.apiserver.operator_process import Operators, total
 from tests.apiserver.server import Server
+from tests.support import amounts
+from tests.support.amounts import GENERATED_PER_KIND
 from tests.support.generated.crowd import Crowd
 from tests.support.generated.generator import load_schemas
 
-PER_KIND = int(os.environ.get("KVSTRATA_GENERATED_PER_KIND", "500"))
+PER_KIND = int(GENERATED_PER_KIND)
 NAMESPACES = int(os.environ.get("KVSTRATA_GENERATED_NAMESPACES", str(max(3, PER_KIND // 33))))
-SEED = int(os.environ.get("KVSTRATA_GENERATED_SEED", "1"))
+SEED = int(os.environ.get("KVSTRATA_GENERATED_SEED") or 1 + amounts.SEED)
 SETTLES_WITHIN_S = 900.0
 REST_S = 6.0
 RESTS_WITHIN_S = 120.0

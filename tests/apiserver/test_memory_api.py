@@ -20,6 +20,7 @@ from kvstrata.clients.resources import BY_KIND, Resource
 from tests.apiserver.merge_cases import CASES, DEPLOYMENT, POLICY, Step, random_deployment, random_policy
 from tests.apiserver.operator_process import Operators
 from tests.apiserver.server import Server
+from tests.support.amounts import seeds
 from tests.support.memory_api import schemas
 from tests.support.memory_api.fieldsets import Path, leaves
 from tests.support.memory_api.objects import MemoryApi, Slot
@@ -246,7 +247,7 @@ def test_a_sequence_of_requests_has_the_same_effect_in_memory(real: RealApi, nam
         assert pair.play(step) == step.status, f"step {number}: {step}"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", seeds(3))
 def test_random_applies_of_three_managers_have_the_same_effect_in_memory(real: RealApi, seed: int) -> None:
     pair, chance = Pair(real), random.Random(seed)
     taken = 0

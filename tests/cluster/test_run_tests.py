@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
@@ -188,3 +190,23 @@ def test_what_failed_fails_beside_load_again_and_the_load_ends(tmp_path: Path, m
         assert names(run(folder, "-p", "e2e.spread", only="test_fails.py")) == ["test_fails"]
     size = told.stat().st_size
     assert size == told.stat().st_size
+
+
+def test_every_run_begins_with_what_it_samples_and_a_soak_samples_nothing() -> None:
+    told = "from tests.support.amounts import *; print(*told(), examples(3), seeds(2), sep='\\n')"
+
+    def run(**environment: str) -> list[str]:
+        variables = {"PATH": os.environ["PATH"], **environment}
+        found = subprocess.run([sys.executable, "-c", told], cwd=REPOSITORY, env=variables, capture_output=True)
+        return found.stdout.decode().splitlines()
+
+    *sampled, count, drawn = run()
+    assert all(line.startswith("sampled: ") for line in sampled)
+    assert (count, drawn) == ("3", "range(0, 2)")
+    assert "sampled: pairs asked of LMCache: 10,000 of 100,000 (KVSTRATA_LMCACHE_PAIRS)" in sampled
+    *soaked, count, drawn = run(KVSTRATA_SOAK="1", KVSTRATA_SEED="7")
+    assert all(line.startswith("soak: ") for line in soaked)
+    assert (count, drawn) == ("60", "range(7, 47)")
+    assert "soak: generated objects of each kind: 2,000 of 2,000 (KVSTRATA_GENERATED_PER_KIND)" in soaked
+    (row,) = (line for line in run(KVSTRATA_PAIRS="7") if "a tier" in line)
+    assert row == "sampled: pairs asked of a tier: 7 of 100,000 (KVSTRATA_PAIRS)"

@@ -7,7 +7,6 @@ change.
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import struct
 from collections import Counter
@@ -25,13 +24,14 @@ from tests.dataplane.conftest import StartServer, file_tier, tier
 from tests.dataplane.fresh import CHUNKS, fresh_sequence, until
 from tests.dataplane.lmcache_server import LMCacheServer
 from tests.dataplane.moving_scopes import Cast, Fault, Pair, Play
+from tests.support.amounts import LMCACHE_PAIRS, SEED
 from tests.tiers.gate_stand_in import GateStandIn
 from tests.tiers.pool_gate import PoolGate
 from tests.tiers.redis_process import RedisProcess
 
 pytestmark = [pytest.mark.lmcache, pytest.mark.redis]
 
-PAIRS = int(os.environ.get("KVSTRATA_LMCACHE_PAIRS", "10000"))
+PAIRS = int(LMCACHE_PAIRS)
 MOST = max(2 * PAIRS, 20_000)
 """After how many nobody waits any more for a kind of pair that has not been drawn."""
 
@@ -169,7 +169,7 @@ def pod(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_no_tenant_group_pool_or_former_epoch_finds_what_another_has_while_policies_change(pod: Pod) -> None:
-    play = Play(random.Random(1), PROMPTS)
+    play = Play(random.Random(1 + SEED), PROMPTS)
     found = pod.run(play, lambda found: found.pairs.total() >= PAIRS and set(found.pairs) == KINDS)
     assert found.pairs.total() >= PAIRS
     assert (+found.foreign, +found.missed) == (Counter(), Counter())

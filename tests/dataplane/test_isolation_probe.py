@@ -33,6 +33,7 @@ from tests.dataplane.moving_scopes import Fault, Play
 from tests.dataplane.test_pool_engine import Folders, posted, say
 from tests.gate.stand_in_api import StandInApi
 from tests.gate.world import World, entry, keyspace, until
+from tests.support.amounts import ENGINE_PAIRS, SEED
 from tests.tiers.gate_stand_in import DOMAIN
 from tests.tiers.redis_process import RedisProcess
 
@@ -42,7 +43,7 @@ TIERS = ("Engine", "disk", "dram", "shared")
 LONG = 800
 """Tokens of an answer that is still being computed when requests that run are told to make way."""
 
-PAIRS = int(os.environ.get("KVSTRATA_ENGINE_PAIRS", "300"))
+PAIRS = int(ENGINE_PAIRS)
 KINDS = {
     *(f"{who} / {whose}" for who in ("Tenant", "Group") for whose in ("Tenant", "Group", "Pool")),
     *(f"Former epoch / {whose}" for whose in ("Tenant", "Group")),
@@ -202,8 +203,8 @@ async def test_an_engine_that_is_told_to_forget_finds_nothing_of_before_and_answ
 
 
 async def test_no_caller_of_an_engine_finds_what_another_scope_has_while_policies_change(gate: World) -> None:
-    play = Play(random.Random(1))
-    pairs = EnginePairs(gate, play, random.Random(1))
+    play = Play(random.Random(1 + SEED))
+    pairs = EnginePairs(gate, play, random.Random(1 + SEED))
     seen = await pairs.run(lambda seen: seen.pairs.total() >= PAIRS and {*seen.pairs, *seen.first} >= KINDS, 3 * PAIRS)
     assert (+seen.foreign, +seen.missed, seen.unanswered) == (Counter(), Counter(), 0)
     assert {*seen.pairs, *seen.first} >= KINDS

@@ -22,6 +22,7 @@ from kvstrata.contract.store.redis_keys import parse_block_key
 from kvstrata_sidecar.adapter.files.file_format import GcmPages, Pages, PlainPages, Verdict
 from kvstrata_sidecar.adapter.policy.data_keys import DataKeys
 from tests.files.file_driver import aligned
+from tests.support.amounts import examples
 from tests.tiers.data_keys import FIRST, OTHER, SECOND, held
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B
 
@@ -113,7 +114,7 @@ class TestContents:
             assert opened(pages, data) == (Verdict.DAMAGED, bytes(BODY_BYTES))
         assert opened(pages, bytes(len(good)))[0] is Verdict.DAMAGED
 
-    @settings(max_examples=50)
+    @settings(max_examples=examples(50))
     @given(st.binary(min_size=1, max_size=300))
     def test_no_junk_is_a_block(self, junk: bytes) -> None:
         data = (junk * 2 * PAGE_BYTES)[-2 * PAGE_BYTES :]

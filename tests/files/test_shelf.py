@@ -17,6 +17,7 @@ from kvstrata_sidecar.adapter.files.file_index import Shelf
 from kvstrata_sidecar.adapter.files.reservation import Reservation
 from kvstrata_sidecar.adapter.files.space import MOST_AT_ONCE
 from kvstrata_sidecar.adapter.index.victims import Cause
+from tests.support.amounts import examples
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
 
 CAPACITY_BYTES = 40
@@ -224,7 +225,7 @@ class ShelfMachine(RuleBasedStateMachine):
 
 
 TestShelf = ShelfMachine.TestCase
-TestShelf.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestShelf.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def test_a_file_is_not_written_before_what_has_to_go_for_it_is_removed() -> None:

@@ -23,6 +23,7 @@ from kvstrata_sidecar.gate.rendering.boundary import (
     whole_chunks,
 )
 from kvstrata_sidecar.gate.rendering.render import Draft, RefusedError, Tokenized, dated, render, written_as
+from tests.support.amounts import examples
 
 from .tokenizers import Merges
 
@@ -40,7 +41,7 @@ def test_the_common_beginning_is_where_the_first_difference_is(one: list[int], o
     assert is_a_beginning(one[:found], other)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(tables, words, words)
 def test_what_is_said_to_stay_stays_in_every_continuation(table: list[tuple[str, str]], text: str, rest: str) -> None:
     assume(text)

@@ -12,6 +12,7 @@ from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.pools import WarmOutcome
 from kvstrata.contract.policy.cache_view import reads_of
 from kvstrata.contract.policy.pools import chunk_hashes
+from tests.support.amounts import examples
 from tests.support.objects import invalidation
 from tests.support.worlds import Killed, Simulation
 
@@ -73,7 +74,7 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=25, deadline=None, phases=QUICK)
+@settings(max_examples=examples(25), deadline=None, phases=QUICK)
 @given(st.lists(steps, min_size=1, max_size=8))
 def test_readers_get_nothing_but_what_is_warm_and_the_end_is_that_of_the_spec(chosen: list[Step]) -> None:
     simulation = Simulation(*SHARING)

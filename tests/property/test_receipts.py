@@ -20,6 +20,7 @@ from kvstrata.contract.receipt.record import Fault, Head, Receipt, ReceiptError,
 from kvstrata.contract.receipt.residue import Claim, Residue, ResidueItem
 from kvstrata.contract.receipt.vocabulary import Mode, Moment, Standing
 from kvstrata.contract.wire import MAX_EXACT_NUMBER, canonical_json, from_wire, to_wire
+from tests.support.amounts import examples
 from tests.support.receipts import DOMAIN, NAMESPACE, erasure, issue, keys, lazy, residue, rotated_chain
 
 HEAD = Head(DOMAIN, NAMESPACE, 1, None, keys().current_id)
@@ -47,13 +48,13 @@ def of_type(kind: Any) -> st.SearchStrategy[Any]:
     return {str: texts, int: st.integers(0, MAX_EXACT_NUMBER), bool: st.booleans()}[kind]
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(of_type(Erasure))
 def test_any_facts_read_back_as_they_were_written(facts: Erasure) -> None:
     assert from_wire(Erasure, to_wire(facts)) == facts
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(of_type(Erasure))
 def test_any_facts_are_either_no_receipt_or_one_that_claims_just_what_they_prove(facts: Erasure) -> None:
     named = {item.kind for item in facts.residue}
@@ -163,7 +164,7 @@ def test_a_receipt_of_which_any_byte_is_another_is_refused(which: int) -> None:
             opened(bytes(flipped))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.data())
 def test_a_receipt_with_bytes_put_in_or_taken_out_is_refused(data: st.DataObject) -> None:
     whole = issue(keys(), None, lazy())
@@ -177,7 +178,7 @@ def test_a_receipt_with_bytes_put_in_or_taken_out_is_refused(data: st.DataObject
         opened(changed)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(st.binary(max_size=200) | st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(

@@ -10,6 +10,7 @@ import random
 
 import pytest
 
+from tests.support.amounts import seeds
 from tests.support.objects import cpu_tier, domain, group, invalidation, model, pod, policy
 from tests.support.restores import RestoredWorld
 
@@ -107,7 +108,7 @@ class History:
         self._simulation.put(pod("pod-1"))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", seeds(6))
 def test_whatever_was_left_before_a_restore_is_in_no_bundle_after_it(seed: int) -> None:
     history = History(seed)
     for _ in range(RESTORES):

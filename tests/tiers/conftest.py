@@ -13,6 +13,7 @@ from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
 from kvstrata_sidecar.adapter.redis.client.dial import dial
 from kvstrata_sidecar.adapter.runtime import acquire, release
+from tests.support.amounts import SOAK
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.pool_gate import PoolGate
@@ -54,7 +55,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     classes = CORE.get(metafunc.definition.path.name, ())
     everywhere = classes is None or (metafunc.cls is not None and metafunc.cls.__name__ in classes)
     marked = metafunc.definition.get_closest_marker("on_every_server") is not None
-    kinds = KINDS if everywhere or marked else (REDIS_7,)
+    kinds = KINDS if everywhere or marked or SOAK else (REDIS_7,)
     metafunc.parametrize("server_kind", kinds, ids=str, scope="session")
 
 

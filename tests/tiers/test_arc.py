@@ -14,6 +14,7 @@ from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.store.redis_keys import BlockKey
 from kvstrata_sidecar.adapter.redis.client.commands import FOR_EVER_MS, Bounds, Place, Terms, call, reserve, state_key
 from kvstrata_sidecar.adapter.redis.client.connection import Connection
+from tests.support.amounts import examples
 from tests.support.redis_binary import needs_redis
 from tests.tiers.arc_model import Arc
 from tests.tiers.books import Books
@@ -83,7 +84,7 @@ def connection(redis_server: RedisProcess, connect_to: Callable[..., Connection]
 
 
 class TestTheOrder:
-    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(st.lists(st.one_of(st.integers(0, 7), st.integers(0, 20)), min_size=20, max_size=90))
     def test_it_is_that_of_the_paper(
         self, redis_server: RedisProcess, connection: Connection, requests: list[int]

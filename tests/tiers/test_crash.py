@@ -13,6 +13,7 @@ from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
 from kvstrata_sidecar.adapter.redis.client.commands import Terms
 from kvstrata_sidecar.adapter.tier.sealer import PlainSealer
+from tests.support.amounts import SEED
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
@@ -30,7 +31,7 @@ class TestWritersThatAreKilled:
         self, quick: Driver, gate: GateStandIn, redis_server: RedisProcess, books: Books, limit: int
     ) -> None:
         gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=limit or None),))
-        chance = random.Random(1)
+        chance = random.Random(1 + SEED)
         kills_in_the_middle = turn = 0
         while turn < 3 or (turn < 12 and kills_in_the_middle == 0):
             turn += 1
@@ -68,7 +69,7 @@ class TestWritersThatAreKilled:
         ]
         for writer in writers:
             writer.first_line()
-        chance = random.Random(2)
+        chance = random.Random(2 + SEED)
         for turn in range(6):
             writer = writers[turn % 3]
             writer.freeze()

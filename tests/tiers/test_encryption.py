@@ -14,6 +14,7 @@ from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES, pack_he
 from kvstrata_sidecar.adapter.params import TierParams
 from kvstrata_sidecar.adapter.tier.encryption import GcmSealer
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
+from tests.support.amounts import examples
 from tests.support.redis_binary import needs_redis
 from tests.tiers.books import Books
 from tests.tiers.data_keys import FIRST, OTHER, SECOND, held
@@ -184,7 +185,7 @@ class TestATierThatRequiresEncryption:
 
 
 class TestWhatIsTaken:
-    @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(deadline=None, max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         body=st.binary(min_size=1, max_size=300),
         name=st.binary(max_size=40),

@@ -32,6 +32,7 @@ from kvstrata_sidecar.adapter.tier.encryption import GcmSealer
 from kvstrata_sidecar.adapter.tier.sealer import PlainSealer
 from kvstrata_sidecar.adapter.tier.tasks import Task, TaskTable
 from kvstrata_sidecar.gate.policy.volume import KeyFiles
+from tests.support.amounts import examples
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A
 from tests.tiers.lying_server import Lie, LyingServer, World, moved
 from tests.tiers.pool_gate import POOL
@@ -228,7 +229,7 @@ def play(lies: list[Lie], operations: list[str], *, servers: int, encrypted: boo
             scene.end()
 
 
-hostile = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+hostile = settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 structural = (garbage, errors, lengths, cut, doubled, longer, flip(60))
 
 

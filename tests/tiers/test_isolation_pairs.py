@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -16,13 +15,14 @@ import pytest
 
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata_sidecar.adapter.tier.interface import Block
+from tests.support.amounts import SEED, TIER_PAIRS
 from tests.tiers.gate_stand_in import GateStandIn
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import Driver
 
 pytestmark = pytest.mark.redis
 
-PAIRS = int(os.environ.get("KVSTRATA_PAIRS", "10000"))
+PAIRS = int(TIER_PAIRS)
 AT_ONCE = 100
 CHUNKS = 8
 SCOPES = tuple(
@@ -78,7 +78,7 @@ def test_nobody_finds_what_another_scope_has_while_policies_change(
     gate.allow(*spaces)
     for owner, keyspace in enumerate(spaces):
         driver.store([asked(keyspace, chunk(owner, number)) for number in range(CHUNKS)])
-    chance = random.Random(workers)
+    chance = random.Random(workers + SEED)
     foreign = missed = 0
     with changing(gate, spaces) as revisions:
         for _ in range(0, PAIRS, AT_ONCE):

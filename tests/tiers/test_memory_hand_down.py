@@ -17,6 +17,7 @@ from kvstrata_sidecar.adapter.index.scope_index import Book
 from kvstrata_sidecar.adapter.index.victims import Cause, Situation, choose
 from kvstrata_sidecar.adapter.memory import write_back as cleaner
 from kvstrata_sidecar.adapter.memory.presence import Words
+from tests.support.amounts import examples
 from tests.tiers.memory_server import TIER, A, B, Server, keys_of, until
 from tests.tiers.memory_stand_in import BLOCK_BYTES, Key, marker
 from tests.tiers.slower_tier import SlowerTier
@@ -283,7 +284,7 @@ def test_a_pools_blocks_are_handed_down_as_the_pools(server: Server) -> None:
     assert [key for key in server.resident() if key.cache_salt == A] == lent, "nothing is lent for the copy"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.data())
 def test_what_is_named_are_the_next_to_be_evicted(data: st.DataObject) -> None:
     """Whatever comes next, without further uses: the next blocks to go for want of room or by a limit were named."""
@@ -315,7 +316,7 @@ def test_what_is_named_are_the_next_to_be_evicted(data: st.DataObject) -> None:
             assert first in named
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 30), st.integers(1, 40), st.integers(0, 100))
 def test_a_block_is_named_from_ten_seconds_before_its_retention_ends(
     computed_s: int, retention_s: int, now_s: int

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstrata.contract.policy.bundle import TierBudget
+from tests.support.amounts import examples
 from tests.tiers.memory_readers import CHUNKS, P, content, found, from_the_pool
 from tests.tiers.memory_server import TIER, A, B, Server
 from tests.tiers.memory_stand_in import BLOCK_BYTES, READ_TTL_S, Key, MemoryObject, marker
@@ -147,4 +148,4 @@ class LendingMachine(RuleBasedStateMachine):
 
 
 TestAnyOrder = LendingMachine.TestCase
-TestAnyOrder.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestAnyOrder.settings = settings(max_examples=examples(120), stateful_step_count=40, deadline=None)

@@ -18,6 +18,7 @@ from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata_sidecar.adapter.memory import erase as purging
 from kvstrata_sidecar.adapter.memory import erasing as memory_erasing
 from kvstrata_sidecar.adapter.memory import evictor as governing
+from tests.support.amounts import examples
 from tests.tiers.memory_server import BOOT, TIER, A, B, Server, keys_of
 from tests.tiers.memory_stand_in import (
     BLOCK_BYTES,
@@ -128,7 +129,7 @@ def test_a_purge_is_not_answered_before_the_bytes_are_gone(server: Server, monke
 steps = st.tuples(st.sampled_from("sswwcrlpdt"), st.sampled_from([A, B]), st.integers(0, 5))
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(steps, max_size=60))
 @example([("w", A, 0)] * 6 + [("p", A, 0)])
 def test_whatever_happens_a_purged_block_leaves_no_byte_and_free_memory_holds_zeros(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvstrata.model.redis.cluster import Cluster
+from tests.support.amounts import SOAK
 from tests.tiers.server_kinds import KINDS, REDIS_7, ServerKind
 from tests.topology import looks
 from tests.topology.rig import Rig
@@ -18,7 +19,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "server_kind" in metafunc.fixturenames and "server_kind" not in own:
         marked = metafunc.definition.get_closest_marker("on_every_server") is not None
-        metafunc.parametrize("server_kind", KINDS if marked else (REDIS_7,), ids=str, scope="session")
+        metafunc.parametrize("server_kind", KINDS if marked or SOAK else (REDIS_7,), ids=str, scope="session")
 
 
 @pytest.fixture

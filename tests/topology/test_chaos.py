@@ -9,6 +9,8 @@ import sys
 import pytest
 
 from e2e.cluster.settings import REPOSITORY
+from tests.support import amounts
+from tests.support.amounts import examples
 from tests.support.redis_binary import needs_redis
 
 pytestmark = [
@@ -19,7 +21,7 @@ pytestmark = [
 SEED = "2766"
 """Draws one pod unplugged; one unheard while a minority is apart; a fourth shard, a roll of four, three shards again; a
 server frozen, and one killed. Other steps when the deck of faults changes."""
-PATIENCE_S = 600
+PATIENCE_S = examples(600)
 
 
 def test_after_whatever_happens_each_slot_has_one_primary_and_no_request_took_longer_than_it_may() -> None:
@@ -27,9 +29,9 @@ def test_after_whatever_happens_each_slot_has_one_primary_and_no_request_took_lo
     folders = ("operator/src", "sidecar/src", ".")
     path = os.pathsep.join(str(REPOSITORY / folder) for folder in folders)
     walk = subprocess.Popen(
-        [sys.executable, "-m", "e2e.chaos", "--seed", SEED],
+        [sys.executable, "-m", "e2e.chaos", "--seed", str(amounts.SEED) if amounts.SOAK else SEED],
         cwd=REPOSITORY,
-        env=os.environ | {"PYTHONPATH": path},
+        env={"KVSTRATA_CHAOS_STEPS": str(examples(7)), **os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from kvstrata.plan.redis.topology import Step, StepReason, step, view
 from kvstrata.plan.redis.topology.view import count
+from tests.support.amounts import examples
 from tests.topology.gossip_model import SLOTS, RefusedError
 from tests.topology.gossip_operator import Tended
 
@@ -328,7 +329,7 @@ def happen(model: Tended, what: str, number: int) -> None:
                 pass
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.booleans(), st.lists(happenings, max_size=25))
 def test_after_any_history_a_cluster_that_is_left_alone_becomes_whole(
     begins_formed: bool, history: list[tuple[str, int]]
@@ -344,7 +345,7 @@ def test_after_any_history_a_cluster_that_is_left_alone_becomes_whole(
     assert len(model.sent) == sent
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.integers(0, 1000), max_size=8))
 def test_commands_of_a_deposed_leader_lose_nothing(again: list[int]) -> None:
     model = formed()

@@ -25,6 +25,7 @@ from kvstrata.contract.policy.bundle import (
 )
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
 from kvstrata.contract.wire import digest_bytes
+from tests.support.amounts import examples
 from tests.unit.contract.documents import entries, junk, roots
 
 ROOT = Root("0" * 16, "tiny", "uid-1", 5, 2, Rules(), (ShardRef(0, "a", "d"),), 1)
@@ -178,7 +179,7 @@ def test_anything_else_than_a_root_is_a_contract_error(data: bytes) -> None:
         decode_shard(data, digest_bytes(data))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(roots, st.sampled_from(sorted(json.loads(ROOT.encode()))), junk)
 def test_a_root_with_one_wrong_field_is_read_or_a_contract_error(root: Root, field: str, value: object) -> None:
     raw = json.loads(root.encode()) | {field: value}

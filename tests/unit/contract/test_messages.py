@@ -27,6 +27,7 @@ from kvstrata.contract.policy.bundle import Bundle, Entry, Root
 from kvstrata.contract.policy.cache_view import FRESHNESS_FORMAT, CacheView
 from kvstrata.contract.store.redis_keys import BUCKETS, BlockKey, bucket_of, domain_pattern, parse_block_key
 from kvstrata.plan.bundle.restore import contradicts
+from tests.support.amounts import examples
 from tests.unit.contract.documents import counts, entries, hex32, junk, names, roots
 
 tier_states = st.builds(TierState, names, names, names, names, counts, counts, counts, counts)
@@ -118,7 +119,7 @@ def test_deep_and_infinite_documents_are_contract_errors(read: Callable[[bytes],
         read(data)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(pod_states, st.sampled_from(sorted(PodState.__dataclass_fields__)), junk)
 def test_a_pods_state_is_of_the_declared_types_or_refused(state: PodState, field: str, value: object) -> None:
     raw = json.loads(state.encode()) | {field: value}

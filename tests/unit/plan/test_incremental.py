@@ -18,6 +18,7 @@ from kvstrata.model.world import World
 from kvstrata.plan.actions import CommitBundle, Plan
 from kvstrata.plan.bundle.commit import plan_bundle
 from kvstrata.plan.bundle.compile import compile_policy
+from tests.support.amounts import examples
 from tests.support.objects import NAMESPACE, domain, group, hbm_tier, model, policy, redis_tier
 from tests.support.worlds import Simulation
 
@@ -74,7 +75,7 @@ def committed(plan: Plan) -> tuple[Any, ...]:
     )
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from(sorted(EDITS)), min_size=1, max_size=6))
 def test_what_is_remembered_is_what_would_be_computed(names: list[str]) -> None:
     simulation = start()

@@ -15,6 +15,7 @@ from kvstrata.objects.redis.passwords import password_facts
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, MARKER_PREFIX, user_words
 from kvstrata.plan.actions import Order
 from kvstrata.plan.redis.passwords import OVERLAP_S, ROTATE_EVERY_S, SETTLE_S, next_step, password_finding
+from tests.support.amounts import examples
 
 from .rotations import DOMAIN, KUBELET_S, SERVERS, START, Killed, Tier, rotate
 
@@ -110,7 +111,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.integers(0, 100))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_whatever_happens_no_server_that_was_looked_at_refuses_and_all_ends_well(
     events: list[tuple[str, int]], seed: int
 ) -> None:

@@ -13,6 +13,7 @@ from kvstrata.clients import lease as module
 from kvstrata.clients.kube import KubeError
 from kvstrata.clients.lease import Lease, WentBackError
 from kvstrata.clients.resources import Resource
+from tests.support.amounts import seeds
 from tests.support.memory_kube import MemoryKube
 from tests.support.virtual_time import in_virtual_time
 
@@ -98,7 +99,7 @@ async def _contend(seed: int, trouble: float, seconds: float) -> tuple[list[Cont
     return contenders, server
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", seeds(4))
 @in_virtual_time
 async def test_at_most_one_leads_at_any_instant(seed: int) -> None:
     contenders, _ = await _contend(seed, trouble=0.1, seconds=250)
