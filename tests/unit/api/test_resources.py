@@ -198,11 +198,9 @@ def test_label_requirements_match_as_in_kubernetes(
     assert [labels for labels in ({"k": "x"}, {"k": "y"}, {}) if selector.matches(labels)] == matching
 
 
-def test_the_strictest_classification_wins_and_nothing_known_is_the_strictest() -> None:
+def test_classifications_rank_in_their_order() -> None:
     levels = list(Classification)
     assert sorted(levels, key=lambda one: one.level) == levels
-    assert Classification.strictest([Classification.PUBLIC, Classification.CONFIDENTIAL]) is Classification.CONFIDENTIAL
-    assert Classification.strictest([]) is Classification.RESTRICTED
 
 
 def test_groups_pools_and_invalidations_have_the_documented_defaults() -> None:

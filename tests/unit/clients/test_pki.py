@@ -8,6 +8,7 @@ from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from kvstrata.clients import pki
+from tests.support.certificates import is_issued_for
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
@@ -50,7 +51,7 @@ def test_a_client_certificate_cannot_serve(authority: pki.KeyPair) -> None:
 def test_a_long_host_name_is_kept_whole_in_the_alternative_names(authority: pki.KeyPair) -> None:
     name = f"gate.{'m' * 40}.{'n' * 60}.kvstrata.internal"
     pair = pki.issue_server(authority, [name], NOW, pki.generate_key())
-    assert pki.is_issued_for(pair.certificate_pem, pair.key_pem, authority.certificate_pem, [name])
+    assert is_issued_for(pair.certificate_pem, pair.key_pem, authority.certificate_pem, [name])
 
 
 def test_a_leaf_never_outlives_its_authority(authority: pki.KeyPair) -> None:
@@ -75,12 +76,12 @@ def test_a_stored_pair_is_rejected_when_any_part_of_it_is_foreign(authority: pki
     pair = pki.issue_server(authority, ["a.example"], NOW, pki.generate_key())
     other = pki.create_authority("kvstrata", NOW, pki.generate_key())
     ca, key = authority.certificate_pem, pair.key_pem
-    assert pki.is_issued_for(pair.certificate_pem, key, ca, ["a.example"])
-    assert not pki.is_issued_for(pair.certificate_pem, key, ca, ["a.example", "b.example"])
-    assert not pki.is_issued_for(pair.certificate_pem, key, other.certificate_pem)
-    assert not pki.is_issued_for(pair.certificate_pem, other.key_pem, ca)
-    assert not pki.is_issued_for(b"junk", key, ca)
-    assert not pki.is_issued_for(pair.certificate_pem, b"junk", ca)
+    assert is_issued_for(pair.certificate_pem, key, ca, ["a.example"])
+    assert not is_issued_for(pair.certificate_pem, key, ca, ["a.example", "b.example"])
+    assert not is_issued_for(pair.certificate_pem, key, other.certificate_pem)
+    assert not is_issued_for(pair.certificate_pem, other.key_pem, ca)
+    assert not is_issued_for(b"junk", key, ca)
+    assert not is_issued_for(pair.certificate_pem, b"junk", ca)
 
 
 def test_a_server_certificate_without_names_is_refused(authority: pki.KeyPair) -> None:

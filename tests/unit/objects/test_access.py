@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import base64
 
-from kvstrata.contract.policy.bundle import Root, Rules, ShardRef, encode_shard
+from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root, Rules, ShardRef, encode_shard
+from kvstrata.objects import names
 from kvstrata.objects.erasure.delete_job import build_deletion_job
 from kvstrata.objects.pod.access import build_model_networkpolicy, build_redis_networkpolicy
 from kvstrata.objects.pod.pdb import build_pdb
 from kvstrata.objects.pod.pod import pod_template
 from kvstrata.objects.pod.rbac import build_role
 from kvstrata.objects.pod.servicemonitor import build_servicemonitor
-from kvstrata.objects.pod.workload import build_model_service, endpoint_url
-from kvstrata.objects.secret import build_bundle_root, build_bundle_shard
+from kvstrata.objects.pod.workload import build_model_service
+from kvstrata.reconcile.bundles import bundle_secret
 from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, cpu_tier, model, redis_tier
 
 
@@ -29,9 +30,9 @@ def test_a_role_names_the_secrets_that_the_bundle_is_stored_in() -> None:
     root = Root("d" * 16, "tiny", "uid-tiny", 1, 1, Rules(), (ShardRef(0, "a", "0" * 64),))
     owner = model().owner_reference()
     stored = [
-        build_bundle_root("team", owner, root),
-        build_bundle_shard("team", "tiny", owner, 0, "a", encode_shard(())),
-        build_bundle_shard("team", "tiny", owner, 0, "b", encode_shard(())),
+        bundle_secret(names.bundle_root("tiny"), {ROOT_DATA_KEY: root.encode()}, "tiny", owner),
+        bundle_secret(names.bundle_shard("tiny", 0, "a"), {SHARD_DATA_KEY: encode_shard(())}, "tiny", owner),
+        bundle_secret(names.bundle_shard("tiny", 0, "b"), {SHARD_DATA_KEY: encode_shard(())}, "tiny", owner),
     ]
     named = {name for rule in build_role(model(), 1)["rules"] for name in rule["resourceNames"]}
     assert {secret["metadata"]["name"] for secret in stored} <= named
@@ -73,8 +74,6 @@ def test_the_service_leads_to_the_port_that_the_gate_listens_on() -> None:
     encrypted, plain = model(), model(gate={"tls": {"mode": "Disabled"}})
     assert build_model_service(encrypted)["spec"]["ports"][0]["targetPort"] == 8443
     assert build_model_service(plain)["spec"]["ports"][0]["targetPort"] == 8080
-    assert endpoint_url(CONTEXT, encrypted) == "https://kvs-tiny.team.svc.cluster.local"
-    assert endpoint_url(CONTEXT, plain) == "http://kvs-tiny.team.svc.cluster.local"
 
 
 def test_a_single_replica_has_no_disruption_budget() -> None:

@@ -13,6 +13,7 @@ from kvstrata.objects import names
 from kvstrata.plan.actions import Order, Turn
 from kvstrata.plan.redis.certificates import CertificateCase, CertificateTerms, certificate_finding, next_step
 from kvstrata.plan.redis.passwords import OVERLAP_S, SETTLE_S
+from tests.support.certificates import is_issued_for
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NAMES = ("localhost", "shared.team.svc")
@@ -82,7 +83,7 @@ class Tier:
         return [
             name
             for name, shown in self.shown.items()
-            if not any(pki.is_issued_for(shown, self.key_of(shown), one) for one in split(trusted))
+            if not any(is_issued_for(shown, self.key_of(shown), one) for one in split(trusted))
         ]
 
     def key_of(self, certificate: bytes) -> bytes:

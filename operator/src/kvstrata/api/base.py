@@ -65,16 +65,6 @@ def exactly_one_of(fields: Sequence[str], message: str) -> Rule:
     )
 
 
-def at_most_one_of(fields: Sequence[str], message: str) -> Rule:
-    """At most one of the named (API-cased) fields may be present."""
-    present = ", ".join(f"has(self.{name})" for name in fields)
-    return Rule(
-        cel=f"[{present}].filter(x, x).size() <= 1",
-        message=message,
-        holds=lambda model: count_present(model, fields) <= 1,
-    )
-
-
 def count_present(model: ApiModel, aliases: Sequence[str]) -> int:
     """How many of the API-cased fields of `model` are present."""
     by_alias = {field.alias or name: name for name, field in type(model).model_fields.items()}

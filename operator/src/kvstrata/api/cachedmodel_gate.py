@@ -12,9 +12,6 @@ from kvstrata.api.common import ConfigMapKeyRef, LocalObjectRef, ServerTls, TlsM
 from kvstrata.api.markers import SetList
 from kvstrata.api.pod_template import ResourceRequirements
 
-API_KEYS_SECRET_KEY = "keys.json"  # noqa: S105 - a name, not a secret
-"""Key of the Secret that holds hashed API keys: ``{"keys": [{"tenant": "acme", "sha256": "<hex>"}]}``."""
-
 ClaimName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.:/]*$")]
 HeaderName = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9][-A-Za-z0-9]*$")]
 Url = Annotated[str, StringConstraints(min_length=9, max_length=1024, pattern=r"^https://[^\p{Z}\p{C}]+$")]

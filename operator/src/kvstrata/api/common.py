@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
@@ -110,11 +110,6 @@ class Classification(StrEnum):
     def level(self) -> int:
         """Rank for comparison; higher is stricter."""
         return list(Classification).index(self)
-
-    @classmethod
-    def strictest(cls, several: Iterable[Classification]) -> Classification:
-        """The strictest of several; Restricted when there is none, because nothing is known then."""
-        return max(several, key=lambda one: one.level, default=cls.RESTRICTED)
 
 
 class TierName(ApiModel):

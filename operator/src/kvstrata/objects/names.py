@@ -27,7 +27,6 @@ ACL_FILE_KEY = "users.acl"
 CERTIFICATE_KEY = "tls.crt"
 PRIVATE_KEY_KEY = "tls.key"
 AUTHORITY_KEY = "ca.crt"
-API_KEYS_KEY = "keys.json"
 
 RECEIPTS_KEY_SECRET = "kvstrata-receipts-key"  # noqa: S105  (a Secret's name)
 """Secret of the operator's namespace that holds the key that signs receipts."""
@@ -88,11 +87,6 @@ def place_in_cluster(tier: str, pod: str) -> tuple[int, int] | None:
 def is_single_server(tier: str, pod: str) -> bool:
     """Return whether a name is that of the one pod of a managed Redis tier that is no cluster."""
     return pod == f"{redis(tier)}-0"
-
-
-def redis_pod_host(tier: str, namespace: str, pod: str) -> str:
-    """Return the host name under which one pod of a managed Redis tier is reached from any namespace."""
-    return f"{pod}.{redis_host(tier, namespace)}"
 
 
 def redis_auth(tier: str) -> str:

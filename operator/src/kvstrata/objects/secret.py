@@ -6,7 +6,6 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, REPLICATION_USER, Passwords, users_acl
 
 from . import labels, names
@@ -40,20 +39,6 @@ def build_secret(
 def build_signing_key(operator_namespace: str, data: Mapping[str, bytes]) -> dict[str, Any]:
     """Return the Secret of the key that signs receipts. It has no owner: receipts of it may have to be continued."""
     return build_secret(names.RECEIPTS_KEY_SECRET, operator_namespace, labels.of_receipts("signing-key"), None, data)
-
-
-def build_bundle_root(namespace: str, owner: Mapping[str, Any], root: Root) -> dict[str, Any]:
-    """Return the Secret with the root of a model's bundle."""
-    own_labels = labels.of_model(root.model, "bundle") | {labels.BUNDLE_PART: "root"}
-    return build_secret(names.bundle_root(root.model), namespace, own_labels, owner, {ROOT_DATA_KEY: root.encode()})
-
-
-def build_bundle_shard(
-    namespace: str, model: str, owner: Mapping[str, Any], index: int, slot: str, shard: bytes
-) -> dict[str, Any]:
-    """Return the Secret with one slot of a bundle's shard; `shard` is `contract.bundle.encode_shard`'s."""
-    own_labels = labels.of_model(model, "bundle") | {labels.BUNDLE_PART: "shard"}
-    return build_secret(names.bundle_shard(model, index, slot), namespace, own_labels, owner, {SHARD_DATA_KEY: shard})
 
 
 def redis_auth_data(domain_id: str, passwords: Passwords) -> dict[str, bytes]:

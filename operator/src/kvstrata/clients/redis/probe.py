@@ -75,7 +75,7 @@ _SENTENCES: Mapping[RedisReason, str] = {
 class RedisReport:
     """What one server said. Sizes are bytes; the figures are zero and the strings empty unless `reachable`.
 
-    `maxmemory_bytes` 0 of a reachable server means that it has no bound. `connected_replicas` counts live links.
+    `maxmemory_bytes` 0 of a reachable server means that it has no bound.
     """
 
     endpoint: str
@@ -88,10 +88,6 @@ class RedisReport:
     role: str = ""
     version: str = ""
     software: str = "Redis"
-    replication_id: str = ""
-    connected_replicas: int = 0
-    cluster_enabled: bool = False
-    uptime_s: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,10 +253,6 @@ def _report(endpoint: str, info: Mapping[str, Any]) -> RedisReport:
         role=str(info.get("role", "")),
         version=str(info.get("valkey_version") or version),
         software="Valkey" if info.get("valkey_version") else "Redis",
-        replication_id=str(info.get("master_replid", "")),
-        connected_replicas=number(info, "connected_slaves"),
-        cluster_enabled=bool(number(info, "cluster_enabled")),
-        uptime_s=number(info, "uptime_in_seconds"),
     )
 
 

@@ -37,11 +37,6 @@ def epoch_commitment(domain: str, scope: ScopeKind, name: str, epoch: str) -> st
     return hashlib.sha256(b"kvstrata epoch\n" + canonical_json([domain, str(scope), name, epoch])).hexdigest()
 
 
-def model_commitment(domain: str, model: str, identity: str, generation: int) -> str:
-    """Return what a receipt says of a model's blocks under one cache identity; the identity is no secret."""
-    return hashlib.sha256(b"kvstrata model\n" + canonical_json([domain, model, identity, generation])).hexdigest()
-
-
 def prefix_commitment(domain_key: bytes, model: str, content_digest: str) -> str:
     """Return what a receipt says of a prefix: text can be guessed, so it takes the domain's key to confirm it."""
     return hmac.digest(domain_key, b"kvstrata prefix\n" + canonical_json([model, content_digest]), "sha256").hex()

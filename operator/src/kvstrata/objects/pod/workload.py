@@ -7,7 +7,6 @@ from typing import Any
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.objects import labels, names, paths
-from kvstrata.objects.context import BuildContext
 from kvstrata.objects.meta import metadata
 from kvstrata.objects.pod import gate
 from kvstrata.objects.redis.server import managed_by_us
@@ -73,9 +72,3 @@ def build_redis_service(tier: CacheTier) -> dict[str, Any] | None:
 def service_port(model: CachedModel) -> int:
     """Return the Service's port for callers."""
     return HTTP_SERVICE_PORT if gate.caller_port_name(model) == "http" else HTTPS_SERVICE_PORT
-
-
-def endpoint_url(ctx: BuildContext, model: CachedModel) -> str:
-    """Return the URL of a model's Service within the cluster, without a path."""
-    host = names.service_dns_names(names.model_child(model.name), model.namespace, ctx.cluster_domain)[-1]
-    return f"{gate.caller_port_name(model)}://{host}"

@@ -19,7 +19,6 @@ class Refusal(StrEnum):
     QUEUE_FULL = "queue_full"
     QUEUE_BYTES = "queue_bytes"
     TIER_FULL = "tier_full"
-    NO_TIER = "no_tier"
     OVER_BUDGET = "over_budget"
     TOMBSTONE = "tombstone"
     REVOKED = "revoked"
