@@ -150,5 +150,5 @@ class MoverRig(Rig):
 
 def total(reports: list[MoveReport]) -> Tally:
     """What orders did together."""
-    fields = ("slots", "keys", "bytes", "dropped", "dropped_bytes", "orphans")
+    fields = ("slots", "keys", "bytes", "dropped", "orphans")
     return Tally(*(sum(getattr(one.tally, field) for one in reports) for field in fields))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import struct
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -33,7 +34,7 @@ from kvstrata.contract.store.redis_keys import (
 )
 
 DOMAIN, KEYSPACE = "d" * 16, "a" * 32
-ALL = (*scripts.BUCKET_SCRIPTS, *scripts.LEDGER_SCRIPTS, *scripts.DOMAIN_SCRIPTS)
+ALL: tuple[scripts.Name, ...] = get_args(scripts.Name)
 COMMON = ("_bucket", "_ledger", "_rooms")
 FOLDER = REPOSITORY / "operator/src/kvstrata/contract/store/scripts"
 

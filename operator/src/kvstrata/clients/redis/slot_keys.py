@@ -225,7 +225,6 @@ class KeyMover:
     async def _drop_values(self, slot: int, sizes: Mapping[bytes, int]) -> set[bytes]:
         """Delete values that are still here, and take them out of their index, which is at the target by now."""
         removed = await self._drop(slot, list(sizes))
-        self._tally.dropped_bytes += sum(sizes[name] for name in removed)
         discard = script("discard").text
         for bucket, members in by_bucket(removed).items():
             for part in _parts(members):

@@ -28,7 +28,6 @@ class Tally:
     keys: int = 0
     bytes: int = 0
     dropped: int = 0
-    dropped_bytes: int = 0
     orphans: int = 0
 
 

@@ -53,7 +53,6 @@ BUCKET_SCRIPTS: tuple[Name, ...] = (
     "oust", "yield", "raise", "adopt",
 )  # fmt: skip
 LEDGER_SCRIPTS: tuple[Name, ...] = ("grant", "return", "rebuild", "share")
-DOMAIN_SCRIPTS: tuple[Name, ...] = ("room", "tidy", "revoke", "claim")
 
 COMMANDS: tuple[str, ...] = (
     "asking", "auth", "cluster|slots", "eval", "evalsha", "get", "getrange", "hdel", "hexists", "hget", "hincrby",

@@ -103,7 +103,6 @@ class Server:
     node_id: str
     software: str
     version: str
-    run_id: str
     peers: tuple[Peer, ...]
     cluster_ok: bool
     current_epoch: int
@@ -112,7 +111,6 @@ class Server:
     ever_synced: bool
     syncing: bool
     offset: int
-    replication_id: str
     used_bytes: int
     max_bytes: int
     keys: int
