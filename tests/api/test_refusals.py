@@ -101,6 +101,8 @@ IMMUTABLE = [
         "spec.medium",
         "is immutable",
     ),
+    ("CacheTier", {"encryption": "Required"}, "spec.encryption", "encryption is immutable"),
+    ("CacheTier", {"encryption": None}, "spec.encryption", "encryption is immutable"),
     ("PrefixPool", {"modelRef": {"name": "another"}}, "spec.modelRef", "modelRef is immutable"),
     ("CacheInvalidation", {"mode": "Eager"}, "spec", "an invalidation is immutable"),
     ("CacheInvalidation", {"reason": "added later"}, "spec", "an invalidation is immutable"),
@@ -136,6 +138,16 @@ def test_a_clusters_shards_replicas_and_capacity_can_be_changed(api: ApiServer) 
     try:
         for managed in ({"shards": 5}, {"replicasPerShard": 0}, {"shards": 3}, {"rebalance": "Drop"}):
             api.merge_patch(stored, {"spec": {"redis": {"managed": managed}, "capacity": "2Gi"}})
+    finally:
+        api.delete(stored)
+
+
+def test_a_default_can_be_written_out(api: ApiServer) -> None:
+    stored = changed(valid("CacheTier", name="default"), {"spec.encryption": "Required"})
+    api.create(stored)
+    try:
+        api.merge_patch(stored, {"spec": {"encryption": None}})
+        api.merge_patch(stored, {"spec": {"encryption": "Required"}})
     finally:
         api.delete(stored)
 

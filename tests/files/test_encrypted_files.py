@@ -63,7 +63,7 @@ def test_blocks_outlive_the_process(start: Start, driver: FileDriver, keyed: Key
     assert bytes(views[1]) == bytes([4]) * BLOCK_BYTES
 
 
-def test_plain_files_go_when_encryption_is_switched_on_before_anything_is_said_to_be_encrypted(
+def test_plain_files_of_a_deleted_tier_go_before_anything_is_said_to_be_encrypted(
     start: Start, gate: GateStandIn, keyed: KeyedGate, directory: Path
 ) -> None:
     plain = start()
@@ -76,7 +76,7 @@ def test_plain_files_go_when_encryption_is_switched_on_before_anything_is_said_t
     driver.until_ready()
     assert files_in(directory) == []
     state = driver.tier.state()
-    assert (state.encrypted, state.unseen, state.plaintext) == (True, 0, 0)
+    assert (state.encrypted, state.recovering) == (True, False)
 
 
 def test_a_purge_of_ciphertext_leaves_no_readable_residue(driver: FileDriver, directory: Path) -> None:

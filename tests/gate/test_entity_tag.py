@@ -11,7 +11,7 @@ from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata_sidecar.gate.control.service import entity_tag
 
-TIER = TierState("disk", "NVMe", "closed", unseen=2)
+TIER = TierState("disk", "NVMe", "closed")
 STATE = PodState("pod-0", "uid", "demo", "chat", "i", "g", "c", 1, 2, 2, True, 10, True, tiers=(TIER,))
 
 
@@ -22,7 +22,6 @@ def told(**changed: Any) -> bytes:
 @pytest.mark.parametrize("what", ["stored", "loaded", "refused", "errors", "settling", "used_bytes"])
 def test_counters_and_use_are_no_news(what: str) -> None:
     assert told(**{what: 7}) == entity_tag(STATE)
-    assert told(unseen=1) == entity_tag(STATE)
     assert entity_tag(replace(STATE, fresh_age_ms=99, usage=(ScopeUsage("a", "disk", 1, 1),))) == entity_tag(STATE)
 
 
@@ -37,7 +36,6 @@ def test_counters_and_use_are_no_news(what: str) -> None:
         {"floor_reached": True},
         {"encrypted": True},
         {"keyless": 1},
-        {"unseen": 0},
         {"capacity_bytes": 1},
     ],
     ids=str,

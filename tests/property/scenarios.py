@@ -137,6 +137,7 @@ SHARING: tuple[Raw, ...] = (
     *(pod(f"pod-{number}", render_id=rendered_by(model(tiers=("cpu", "shared")))) for number in (0, 1)),
 )
 """Tenants that want to read a pool, and pods that can render it."""
+DISK = cpu_tier("disk", medium="NVMe", capacityPerPod="1Gi", nvme={"emptyDir": {}}, encryption="Required")
 NOWHERE = {"tiers": [{"name": "gone", "limit": "1Mi"}]}
 BY_TENANT = {"scope": {"tenant": "c"}}
 
@@ -261,8 +262,12 @@ SCENARIOS: Mapping[str, Scenario] = {
     "tenants with data keys come and go": Scenario(
         SEALED, (put(policy("e")), leave("c"), delete(GROUP, "lab"), _list_and_diff, _list_and_diff)
     ),
-    "encryption is switched off and on": Scenario(
-        SEALED, (edit(TIER, "shared", encryption="Disabled"), edit(TIER, "shared", encryption="Required"))
+    "no tier encrypts for a while": Scenario(
+        SEALED,
+        (
+            edit(MODEL, "tiny", tiers=[]), delete(TIER, "shared"),
+            together(put(DISK), edit(MODEL, "tiny", tiers=[{"name": "disk"}])),
+        ),
     ),
     "children are changed and deleted by hand": Scenario(
         TEAM, (_scale_by_hand, together(delete("Service", "kvs-tiny"), delete("StatefulSet", "kvs-shared-redis")))

@@ -133,9 +133,7 @@ VIEW = CacheView(
 )  # fmt: skip
 
 USAGE = (ScopeUsage("0123456789ab", "fast", 5, 1, 10, 2), ScopeUsage("", "fast", 3, 1))
-TIER = TierState(
-    "shared", "Redis", "half-open", TEXT, 1, 2, 3, 4, True, True, 5, 6, 7, 8, 9, 10, 11, 12, True, True, True
-)
+TIER = TierState("shared", "Redis", "half-open", TEXT, 1, 2, 3, 4, True, True, 5, 6, 7, 8, 9, 12, True, True, True)
 POD = PodState(
     "chat-0", "pod-uid", "team", "chat", "identity", "gate-boot", "cache-boot", 2, 6, 7, True, 125, True,
     "the cache server does not answer", (TIER,), USAGE, 3, USAGE[:1], 7, "5" * 64, "model-uid", 1,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -230,11 +229,13 @@ class TestDropping:
         simulation = at_rest(redis_tier(), *OBJECTS)
         assert stored(simulation) == {}
         assert simulation.entry("acme").keys == ()
-        simulation.edit("CacheTier", "shared", encryption="Required")
+        simulation.put(redis_tier("sealed", encryption="Required"))
+        simulation.edit("CachedModel", "tiny", tiers=[{"name": "sealed"}])
         simulation.come_to_rest()
         keys = stored(simulation)
         assert simulation.entry("acme").keys != ()
-        simulation.edit("CacheTier", "shared", encryption="Disabled")
+        simulation.edit("CachedModel", "tiny", tiers=[{"name": "shared"}])
+        simulation.delete("CacheTier", "sealed")
         simulation.come_to_rest()
         assert simulation.entry("acme").keys == ()
         assert stored(simulation) == keys
@@ -299,24 +300,6 @@ class TestTelling:
             simulation.ack("pod-0", tiers=(told,))
             simulation.settle()
             assert simulation.condition("CacheTier", "shared", "Encrypted") == expected
-
-    def test_not_before_a_pod_of_each_model_looked_through_it_and_none_knows_of_plaintext(self) -> None:
-        simulation = at_rest(SEALED, *OBJECTS)
-        simulation.put(pod("pod-1"))
-        simulation.settle()
-
-        def encrypted(*pods: TierState) -> tuple[str, str]:
-            for number, told in enumerate(pods):
-                simulation.ack(f"pod-{number}", tiers=(told,))
-            simulation.settle()
-            return simulation.condition("CacheTier", "shared", "Encrypted")
-
-        seen = TierState("shared", "Redis", "closed", encrypted=True)
-        unseen, found = replace(seen, unseen=2), replace(seen, plaintext=1)
-        assert encrypted(unseen, unseen) == ("False", "PlaintextLeft")
-        assert encrypted(seen, unseen) == ("True", "KeysHeld"), "a pod that just began changes nothing"
-        assert encrypted(seen, found) == ("False", "PlaintextLeft")
-        assert encrypted(seen, seen) == ("True", "KeysHeld")
 
     def test_an_edit_of_a_policy_leaves_it_encrypted(self) -> None:
         simulation = at_rest(SEALED, *OBJECTS)

@@ -55,7 +55,6 @@ class TestConditions:
             ({"read_only": True}, "HasRoom", ("False", "DiskReadOnly")),
             ({"floor_reached": True}, "HasRoom", ("False", "FloorReached")),
             ({"keyless": 1}, "Encrypted", ("False", "AwaitingKeys")),
-            ({"unseen": 2}, "Encrypted", ("False", "PlaintextLeft")),
         ],
     )
     def test_what_a_pod_says_of_its_disk_is_told(
@@ -64,6 +63,17 @@ class TestConditions:
         simulation = serving(said=replace(USED, **said))
         assert condition(simulation, name) == expected
         assert condition(simulation, "Ready")[0] == "True", "what a disk does not take costs hits and nothing else"
+
+    def test_a_folder_of_a_node_is_not_called_encrypted_before_pods_have_read_it(self) -> None:
+        tier = file_tier(nvme={"hostPath": {"path": "/mnt/kv"}})
+        simulation = serving(tier, model(tiers=("disk",)), policy("acme"), said=replace(USED, recovering=True))
+        assert condition(simulation, "Encrypted") == ("False", "PlaintextLeft")
+        simulation.ack("pod-0", tiers=(USED,))
+        simulation.settle()
+        assert condition(simulation, "Encrypted") == ("True", "KeysHeld")
+
+    def test_a_new_volume_holds_nothing_that_a_tier_left_behind(self) -> None:
+        assert condition(serving(said=replace(USED, recovering=True)), "Encrypted") == ("True", "KeysHeld")
 
     def test_without_pods_nobody_knows(self) -> None:
         simulation = Simulation(file_tier(), model(tiers=("disk",)))

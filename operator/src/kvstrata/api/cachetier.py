@@ -210,7 +210,7 @@ class CacheTierSpec(ApiModel):
     """How the tier makes room; not for HBM, where the engine evicts."""
 
     encryption: Encryption | None = None
-    """Whether blocks at rest must be encrypted; for Redis and NVMe, where absent means Required."""
+    """Whether blocks at rest must be encrypted; for Redis and NVMe, where absent means Required. Immutable."""
 
     allowed_classifications: (
         Annotated[tuple[Classification, ...], Field(min_length=1, max_length=4), SetList()] | None
@@ -263,6 +263,12 @@ class CacheTierSpec(ApiModel):
             (Medium.CPU, Medium.NVME, Medium.REDIS),
             "eviction is not for the medium HBM, where the engine evicts on its own",
             "eviction",
+        ),
+        Rule(
+            cel="(has(self.encryption) ? self.encryption : 'Required') == "
+            "(has(oldSelf.encryption) ? oldSelf.encryption : 'Required')",
+            message="encryption is immutable: create another CacheTier and move the models to it",
+            field_path=".encryption",
         ),
     )
 

@@ -21,7 +21,7 @@ class TierReason(Reason):
     AWAITING_KEYS = texts.AWAITING_KEYS
     PLAINTEXT_LEFT = (
         "PlaintextLeft",
-        "Blocks may be left that were stored before the tier required encryption; pods look for them and delete them.",
+        "A folder of a node may hold plain files of a tier that was deleted; pods read it and delete them.",
     )
     NO_LIVE_PODS = texts.NO_LIVE_PODS
     ENCRYPTION_DISABLED = "EncryptionDisabled", "The spec says encryption: Disabled."

@@ -142,11 +142,9 @@ class TierState:
     for because they have no key. In a cluster `nodes` is how many servers have slots and `nodes_away` how many of them
     are not used now; the breaker is open when all are away. `capacity_bytes` is what all scopes may store there
     together, so that guarantees hold; 0 where nobody bounds it. `settling` is for how many scopes a limit or retention
-    that the policy changed is not put through yet. A tier that encrypts may hold plaintext of before: `unseen` is how
-    many of the scopes that the policy had when the pod began it has not looked through, `plaintext` in how many scopes
-    it found some that may not all be gone. Of a tier of files `used_bytes` is what they take on the disk, `recovering`
-    whether they are still being counted, `read_only` whether the file system takes none, and `floor_reached` whether
-    they may take less than the capacity because the file system has too little free.
+    that the policy changed is not put through yet. Of a tier of files `used_bytes` is what they take on the disk,
+    `recovering` whether they are still being counted, `read_only` whether the file system takes none, and
+    `floor_reached` whether they may take less than the capacity because the file system has too little free.
     """
 
     name: str
@@ -164,8 +162,6 @@ class TierState:
     nodes_away: int = 0
     capacity_bytes: int = 0
     settling: int = 0
-    unseen: int = 0
-    plaintext: int = 0
     used_bytes: int = 0
     read_only: bool = False
     recovering: bool = False

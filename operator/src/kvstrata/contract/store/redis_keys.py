@@ -15,9 +15,8 @@ block's does:
 * `#s` hash: `used`, `held` and `lease` in bytes, `version` of the ledger that gave the lease, `retention` (the longest
   life that anything in here was given), `cap` and `cap_since`, `cap_until` (a shortening under way), `tombstone` (the
   keyspace is revoked), `dropped_from`, `dropped`, `dropped_bytes` (since when, and how many values of how many bytes
-  were deleted for that), `p` (ARC's target: how many blocks that were used once are kept), `rc_at`, `rc_sum`,
-  `rc_used` (a recount under way), `sealed` (until when no plaintext is taken) and `ousting` (since when, while there
-  may be some)
+  were deleted for that), `p` (ARC's target: how many blocks that were used once are kept), `rc_at`, `rc_sum`
+  and `rc_used` (a recount under way)
 
 Moments are milliseconds of the server's clock, bytes are of whole values. Of a scope there is one ledger of leases
 `kvs1:<domain>:{<keyspace>}:#l` and a claim `#w` beside it (who sweeps now); of a domain the sorted set of revoked

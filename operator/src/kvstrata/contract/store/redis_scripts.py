@@ -8,19 +8,18 @@ script has to work on a server that is full: there the first write decides wheth
 
 | script | arguments | answer |
 |---|---|---|
-| reserve | member, bytes, token, window, keep, retention, limited, evict_before, arc, encrypts, age | `ok`, evicted, their bytes, their ages; `present`; `tombstone`; `sealed`; `short`, missing, evicted, their bytes, their ages |
+| reserve | member, bytes, token, window, keep, retention, limited, evict_before, arc, encrypts, age | `ok`, evicted, their bytes, their ages; `present`; `tombstone`; `short`, missing, evicted, their bytes, their ages |
 | commit | member, token, ttl, age, keep, arc | `ok` or `gone` |
 | abandon | member, token | 1 if the reservation stood |
 | touch | arc, members | how many there were |
 | discard | members | for each 1 if it was there |
 | sweep | count, arc, cursor | expired, dead reservations, 1 if more expired, next cursor |
-| audit | cursor, count | next cursor, entries without their value, their bytes |
+| audit | cursor, count, encrypts | next cursor, entries without their value, their bytes, values in plain where the tier encrypts |
 | strays | `x`, `a` or `f`, position, count | next position or -1, removed |
 | recount | entries that are added up at once, step | `ok`, `more` or `again`, drift of used, drift of held, strays |
 | clamp | retention, since, cursor, count | `done`, `more` or `again`, next cursor, since |
 | drop | count, keep | removed, left, their bytes, values deleted since the tombstone, their bytes, milliseconds since then |
 | cull | cursor, count, identities | next cursor, removed, their bytes, entries left, bytes of all, 1 if there was no time for all of these |
-| oust | window, keep, patience, since, cursor, count | `done`, `more` or `wait`, since, next cursor, removed |
 | yield | bytes, evict_before, count, arc | bytes yielded, ledger version, bytes evicted, how many, their ages |
 | raise | bytes, version | `ok` or `void` |
 | adopt | version, keep | `ok` or `newer`, lease or version |
@@ -44,13 +43,13 @@ from typing import Literal
 
 Name = Literal[
     "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "strays", "recount", "clamp", "drop", "cull",
-    "oust", "yield", "raise", "adopt", "grant", "return", "rebuild", "share", "room", "tidy", "revoke",
+    "yield", "raise", "adopt", "grant", "return", "rebuild", "share", "room", "tidy", "revoke",
     "claim",
 ]  # fmt: skip
 
 BUCKET_SCRIPTS: tuple[Name, ...] = (
     "reserve", "commit", "abandon", "touch", "discard", "sweep", "audit", "strays", "recount", "clamp", "drop", "cull",
-    "oust", "yield", "raise", "adopt",
+    "yield", "raise", "adopt",
 )  # fmt: skip
 LEDGER_SCRIPTS: tuple[Name, ...] = ("grant", "return", "rebuild", "share")
 

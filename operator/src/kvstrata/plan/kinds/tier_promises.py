@@ -37,8 +37,7 @@ def _encrypted(world: World, tier: CacheTier, unused: Decision | None) -> Findin
     """Return whether what is stored is ciphertext, by the word of every serving pod of the models that list the tier.
 
     A pod that requires it stores nothing else, so its word counts at whichever revision it is. One that says nothing
-    of it may run an adapter of the version before. Where a pod has looked through a scope, no pod stores plaintext any
-    more, so one pod of a model is enough to say that nothing is left; what any pod found counts.
+    of it may run an adapter of the version before.
     """
     kind = ConditionType.ENCRYPTED
     if tier.spec.medium not in (Medium.REDIS, Medium.NVME):
@@ -58,12 +57,13 @@ def _encrypted(world: World, tier: CacheTier, unused: Decision | None) -> Findin
             f"{len(lacking)} of {len(pods)} pods have not said that they encrypt and have a key for each keyspace of "
             f"their policy, without which they use the tier for none: {', '.join(lacking[:3])}",
         )
-    if _plaintext_left(world, tier):
+    reading = sorted(pod.name for pod in pods if any(one.recovering for one in _said(world, pod, tier.name)))
+    if tier.spec.outlives_pods and reading:
         return false(
             kind,
             TierReason.PLAINTEXT_LEFT,
-            "blocks that were stored before encryption was required may be left: pods look through the scopes of their "
-            "policy and delete them",
+            f"{len(reading)} pods still read what is in their folders, where a tier of this name that was deleted may "
+            f"have left plain files, and delete these: {', '.join(reading[:3])}",
         )
     return true(kind, TierReason.KEYS_HELD, f"{len(pods)} pods encrypt all that they store")
 
@@ -75,14 +75,6 @@ def _has_keys(world: World, pod: Pod, tier: str) -> bool:
         and told.state.acked > 0
         and any(one.encrypted and one.keyless == 0 for one in _said(world, pod, tier))
     )
-
-
-def _plaintext_left(world: World, tier: CacheTier) -> bool:
-    for model in world.models.values():
-        said = [one for pod in serving_with(world, tier, (model,)) for one in _said(world, pod, tier.name)]
-        if any(one.plaintext for one in said) or (said and all(one.unseen for one in said)):
-            return True
-    return False
 
 
 def _said(world: World, pod: Pod, tier: str) -> list[TierState]:

@@ -216,7 +216,7 @@ class FileTier:
 
     def state(self) -> TierState:
         """Return what the pod reports about this tier."""
-        counts, health, view = self._counters.snapshot(), self._files.health, self._enforcement.view
+        counts, health = self._counters.snapshot(), self._files.health
         return TierState(
             name=self._params.name,
             medium=MEDIUM,
@@ -230,7 +230,6 @@ class FileTier:
             encrypted=self._params.encrypts,
             keyless=self._enforcement.keyless() if self._params.encrypts else 0,
             capacity_bytes=self._params.capacity_bytes,
-            unseen=len(view.keyspaces) if self._params.encrypts and health.recovering and view is not None else 0,
             used_bytes=self._files.shelf.used_bytes,
             read_only=health.read_only,
             recovering=health.recovering,

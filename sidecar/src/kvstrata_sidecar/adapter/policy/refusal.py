@@ -25,7 +25,6 @@ class Refusal(StrEnum):
     LATE = "late"
     NO_KEY = "no_key"
     KEY_SPENT = "key_spent"
-    PLAINTEXT = "plaintext"
     NOT_A_READER = "not_a_reader"
     NOT_IN_POOL = "not_in_pool"
     NOT_ALLOWED = "not_allowed"

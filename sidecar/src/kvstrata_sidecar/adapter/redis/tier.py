@@ -33,7 +33,6 @@ from kvstrata_sidecar.adapter.redis.pool_places import PoolPlaces
 from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
 from kvstrata_sidecar.adapter.redis.shadow import Shadow
 from kvstrata_sidecar.adapter.redis.sizes import SizesPart
-from kvstrata_sidecar.adapter.redis.sweep.plaintext import Plaintext
 from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper
 from kvstrata_sidecar.adapter.redis.sweep.sweeper_hooks import SweeperHooks
 from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
@@ -102,7 +101,6 @@ class Tier:
         arc = tier.eviction == "ARC"
         aged = partial(self._counters.age, EVICTION)
         ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms, aged=aged, arc=arc)
-        self._plaintext = Plaintext(self._domain, self._counters.add, window_ms=window_ms) if tier.encrypts else None
         self._sweeper = Sweeper(
             f"kvs-{tier.name}-sweeper",
             self._domain,
@@ -121,7 +119,7 @@ class Tier:
             clock=clock,
             jitter=random.random,
             arc=arc,
-            plaintext=self._plaintext,
+            encrypts=tier.encrypts,
         )
         shadow = Shadow(
             held_faster, self._sweeper.touch, self._placing.first, self._counters.add, clock,
@@ -262,7 +260,6 @@ class Tier:
     def state(self) -> TierState:
         """Return what the pod reports about this tier."""
         counts = self._counters.snapshot()
-        view, plaintext = self._enforcement.view, self._plaintext
         return TierState(
             name=self._params.name,
             medium=MEDIUM,
@@ -279,8 +276,6 @@ class Tier:
             nodes_away=len(self._topology.away()),
             capacity_bytes=self._params.capacity_bytes or 0,
             settling=self._sweeper.settling,
-            unseen=plaintext.unseen(view.keyspaces.keys()) if plaintext is not None and view is not None else 0,
-            plaintext=plaintext.found if plaintext is not None else 0,
         )
 
     def policy_changed(self) -> None:

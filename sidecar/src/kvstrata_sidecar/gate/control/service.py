@@ -257,8 +257,6 @@ def entity_tag(state: PodState) -> bytes:
             errors=0,
             settling=0,
             used_bytes=0,
-            unseen=min(1, tier.unseen),
-            plaintext=min(1, tier.plaintext),
         )
         for tier in state.tiers
     )

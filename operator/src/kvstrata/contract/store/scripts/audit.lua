@@ -1,5 +1,6 @@
 local found = redis.call('HSCAN', entries, ARGV[1], 'COUNT', ARGV[2])
-local lost, freed = 0, 0
+local encrypts = ARGV[3] == '1'
+local lost, lost_bytes, plain, plain_bytes = 0, 0, 0, 0
 for i = 1, #found[2], 2 do
   local member, record = found[2][i], found[2][i + 1]
   forget(member)
@@ -9,10 +10,14 @@ for i = 1, #found[2], 2 do
     local size = redis.call('STRLEN', base .. member)
     local ordered = redis.call('ZSCORE', once, member) or redis.call('ZSCORE', often, member)
     if not expiry or size ~= size_of(record) or not ordered then
-      freed = freed + remove(member)
+      lost_bytes = lost_bytes + remove(member)
       lost = lost + 1
+    elseif encrypts and not encrypted(member) then
+      -- Left by a tier on the same server that was deleted.
+      plain_bytes = plain_bytes + remove(member)
+      plain = plain + 1
     end
   end
 end
-add('used', -freed)
-return {found[1], lost, freed}
+add('used', -lost_bytes - plain_bytes)
+return {found[1], lost, lost_bytes, plain}

@@ -29,15 +29,14 @@ if passed > 0 then
   ttl, age = ttl - passed, age + passed
 end
 add('held', -bytes)
-local longest, cap, cap_until, tombstone, sealed = fields('retention', 'cap', 'cap_until', 'tombstone', 'sealed')
-local unwanted = tombstone ~= 0 or (sealed > now and not encrypted(member))
+local longest, cap, cap_until, tombstone = fields('retention', 'cap', 'cap_until', 'tombstone')
 if longest > 0 then
   ttl = math.min(ttl, longest - age)
 end
 if cap > 0 and cap_until > now then
   ttl = math.min(ttl, cap - age)
 end
-if unwanted or ttl <= 0 or redis.call('STRLEN', value) ~= tonumber(bytes) then
+if tombstone ~= 0 or ttl <= 0 or redis.call('STRLEN', value) ~= tonumber(bytes) then
   redis.call('UNLINK', value)
   return 'gone'
 end

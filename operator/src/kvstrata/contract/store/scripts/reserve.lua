@@ -5,18 +5,14 @@ local encrypts = ARGV[10] == '1'
 -- When the block was computed. What passes until it is written, on a slow link, is a part of its life.
 local computed = now - (ARGV[11] or 0)
 
-local used, held, lease, longest, tombstone, sealed =
-  fields('used', 'held', 'lease', 'retention', 'tombstone', 'sealed')
+local used, held, lease, longest, tombstone = fields('used', 'held', 'lease', 'retention', 'tombstone')
 if tombstone ~= 0 then
   return {'tombstone'}
-end
-if sealed > now and not encrypts then
-  return {'sealed'}
 end
 
 local expiry = redis.call('ZSCORE', expiries, member)
 if expiry then
-  -- What is there in another form, as before the tier required encryption, could not be read: it makes room.
+  -- What is there in another form, as a tier left it that was deleted, could not be read: it makes room.
   local fits = redis.call('STRLEN', base .. member) == bytes and encrypted(member) == encrypts
   local alive = tonumber(expiry) > now and (longest == 0 or tonumber(expiry) <= now + longest)
   if alive and fits then

@@ -62,7 +62,7 @@ LEDGER_KEEP_MS = 7 * 86_400_000
 """How long a ledger lives that nobody asks any more; one that is gone is rebuilt from its buckets."""
 
 
-REFUSALS = {"tombstone": Refusal.TOMBSTONE, "sealed": Refusal.PLAINTEXT}
+REFUSALS = {"tombstone": Refusal.TOMBSTONE}
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,13 +108,13 @@ class Terms:
         return self.life_ms + INDEX_SLACK_MS
 
 
-RESERVED = frozenset({"ok", "present", "tombstone", "sealed", "short"})
+RESERVED = frozenset({"ok", "present", "tombstone", "short"})
 
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """The answer to a reservation: `ok`, `present`, `tombstone`, `sealed` against plaintext, or `short` of
-    `missing_bytes`; and what it evicted, with how long ago each of these blocks was computed.
+    """The answer to a reservation: `ok`, `present`, `tombstone`, or `short` of `missing_bytes`; and what it
+    evicted, with how long ago each of these blocks was computed.
     """
 
     status: str

@@ -28,18 +28,22 @@ class Count(Protocol):
         """Add to a count."""
 
 
-def audit_bucket(transport: Transport, state: bytes, count: Count) -> None:
+def audit_bucket(transport: Transport, state: bytes, count: Count, *, encrypts: bool = False) -> None:
     """Take out entries without their value, and correct accounting that differs from the index.
 
+    Where the tier `encrypts`, blocks go that are not encrypted: a tier that was deleted left them on the server.
     A large bucket is added up in steps. What is begun and not ended goes on with the next comparison.
     """
     cursor, begun = 0, False
     while cursor or not begun:
-        command = call("audit", state, cursor, ENTRIES_PER_CALL, read=lambda reply: read_numbers(reply, 3))
-        ((cursor, lost, lost_bytes),) = transport.ask([command])
+        command = call(
+            "audit", state, cursor, ENTRIES_PER_CALL, int(encrypts), read=lambda reply: read_numbers(reply, 4)
+        )
+        ((cursor, lost, lost_bytes, plain),) = transport.ask([command])
         begun = True
         count("drift_entries", lost)
         count("drift_bytes", lost_bytes)
+        count("plaintext_removed", plain)
     for index in (b"x", b"a", b"f"):
         position = 0
         while position >= 0:

@@ -32,7 +32,6 @@ from kvstrata_sidecar.adapter.redis.sweep.audit import audit_bucket
 from kvstrata_sidecar.adapter.redis.sweep.drift import LeaseDrift
 from kvstrata_sidecar.adapter.redis.sweep.inbox import Settling
 from kvstrata_sidecar.adapter.redis.sweep.pending import MAX_PENDING, Pending
-from kvstrata_sidecar.adapter.redis.sweep.plaintext import Plaintext
 from kvstrata_sidecar.adapter.redis.sweep.sweeper_hooks import SweeperHooks
 
 logger = logging.getLogger(__name__)
@@ -40,9 +39,6 @@ logger = logging.getLogger(__name__)
 TICK_S = 1.0
 SLICE_S = 1.0
 """How long a turn goes from scope to scope before it looks after what others left to it meanwhile."""
-
-LOOK_S = 0.5
-"""How long a turn looks for plaintext before it does what else is due."""
 
 AUDIT_EVERY = 10
 """Of how many sweeps of a scope, on average, one compares its index with its values."""
@@ -64,7 +60,7 @@ class Sweeper(threading.Thread):
         clock: Callable[[], float],
         jitter: Callable[[], float],
         arc: bool = False,
-        plaintext: Plaintext | None = None,
+        encrypts: bool = False,
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._domain = domain
@@ -77,7 +73,7 @@ class Sweeper(threading.Thread):
         self._clock = clock
         self._jitter = jitter
         self._arc = arc
-        self._plaintext = plaintext
+        self._encrypts = encrypts
         self._lock = threading.Lock()
         self._following = threading.Lock()
         self._at_work = threading.RLock()
@@ -198,8 +194,6 @@ class Sweeper(threading.Thread):
             self._forget_others(view)
             self._departed.follow(before.keyspaces if before is not None else (), view.keyspaces)
         self._put_through(changed=changed)
-        if self._plaintext is not None:
-            self._look_for_plaintext(self._plaintext, view)
         due = self._clock() >= self._sweep_at_s
         if due or changed:
             if due:
@@ -276,27 +270,16 @@ class Sweeper(threading.Thread):
             expired, dead = expire(transport, states, arc=self._arc)
             self._count("expired", expired, keyspace)
             self._count("reservations_reaped", dead)
-            if self._plaintext is not None:
-                self._plaintext.look(transport, keyspace)
             life_ms, bounds = self._hooks.life_ms(keyspace), self._hooks.bounds(keyspace)
             if life_ms is not None:
                 self._clamp(transport, keyspace, life_ms, scope)
             if thorough:
                 self._count("orphan_scans", 1)
+                count = partial(self._count, keyspace=keyspace)
                 for bucket in range(BUCKETS):
-                    audit_bucket(transport, self._state(keyspace, bucket), partial(self._count, keyspace=keyspace))
+                    audit_bucket(transport, self._state(keyspace, bucket), count, encrypts=self._encrypts)
             if bounds is not None:
                 self._balance(transport, keyspace, bounds)
-
-    def _look_for_plaintext(self, plaintext: Plaintext, view: CacheView) -> None:
-        plaintext.follow(view.keyspaces.keys())
-        until_s = self._clock() + LOOK_S
-        for keyspace in plaintext.todo():
-            if self._closed or self._clock() > until_s:
-                break
-            with self._access.apart(keyspace) as permitted:
-                if permitted:
-                    plaintext.look(self._access.connected(), keyspace)
 
     def _settle(self, keyspace: str, bounds: Bounds | None, life_ms: int | None) -> bool:
         """Put changed bounds of one scope through; whether they hold now."""
