@@ -21,21 +21,25 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
 from e2e.cluster.cli import main as cluster
 from e2e.cluster.disk import ALL_BYTES, warn_of_little_room
 from e2e.cluster.progress import ClusterError, Progress, describe
 from e2e.cluster.settings import REPOSITORY, Paths
 from e2e.rerun import Outcome, excuses, judge
-from e2e.spread import NICENESS, STORIES
 
 ENGINE_PYTHON = REPOSITORY / ".local" / "venv-engine" / "bin" / "python"
 MEMORY = REPOSITORY / ".local" / "failed-tests"
-RESULTS = REPOSITORY / ".local" / "log" / "tests.xml"
-"""Every test with its time, and of those that failed the output."""
+RESULTS = REPOSITORY / ".local" / "log" / "tests"
+"""Every test of the last runs with its time, and of those that failed the output."""
 
-WORKERS = 5
-"""Most tests wait for servers, leases, timeouts and watches; the cluster and four engines fit into 16 GB."""
+STORIES = "e2e/scenarios"
+WORKERS = 4
+"""Besides the stories. Most tests wait for servers, leases, timeouts and watches."""
+
+NICENESS = 10
+"""How far other tests make way for the stories, whose requests go through a whole cluster, as of nice(1)."""
 
 FIRST = ("apiserver", "dataplane", "topology", "tiers", "files", "property")
 """Folders of `tests` that take long or wait much. The others fill what is left."""
@@ -105,20 +109,30 @@ def _prepare_and_test(progress: Progress) -> tuple[list[str], list[str]]:
     if shutil.which("gcc") is None and (failure := prepare(COMPILER)):
         return [failure], []
     with ThreadPoolExecutor() as pool:
-        product, *others = pool.map(lambda steps: prepare(*steps), ((PROGRAMS, *PRODUCT), INSTALLERS))
-    failures = [failure for failure in (product, *others) if failure]
-    if product:
-        failures.append(f"NOT RUN: {STORIES}")
-    with progress.step("all tests"):
-        stories = () if product else (STORIES,)
-        first = run_tests(*spread(WORKERS), f"--junitxml={RESULTS}", *stories, *folders(), timeout_s=4200)
-    found, excused = judge(first, _again_under_load, excuses(), datetime.now(UTC).date())
-    return failures + found, excused
+        failures = [
+            failure for failure in pool.map(lambda steps: prepare(*steps), ((PROGRAMS,), INSTALLERS)) if failure
+        ]
+        if failures:
+            return [*failures, "NOT RUN: all tests"], []
+        with progress.step("all tests"):
+            others = pool.submit(run_tests, "tests", *spread(WORKERS), *folders(), timeout_s=4200)
+            if failure := prepare(*PRODUCT):
+                failures += [failure, f"NOT RUN: {STORIES}"]
+            stories = Outcome(0, ()) if failure else run_tests("stories", "-v", STORIES, timeout_s=4200)
+            ended = {"tests": others.result(), "stories": stories}
+    excused: list[str] = []
+    for name, first in ended.items():
+        found, allowed = judge(first, partial(_again_under_load, name), excuses(), datetime.now(UTC).date())
+        failures += found
+        excused += allowed
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    progress.say(f"{used.ru_utime + used.ru_stime:.0f} s of processors in all")
+    return failures, excused
 
 
-def _again_under_load(tests: Sequence[str]) -> Outcome:
+def _again_under_load(name: str, tests: Sequence[str]) -> Outcome:
     with busy():
-        return run_tests("-p", "e2e.spread", *NO_SKIPS, *tests, timeout_s=1200)
+        return run_tests(name, *NO_SKIPS, *tests, timeout_s=1200)
 
 
 def folders() -> list[str]:
@@ -135,7 +149,7 @@ def soak() -> int:
         print(failure, file=sys.stderr)
         return 1
     drawn = (f"--hypothesis-seed={seed}", "--timeout=14400")
-    ended = run_tests(*spread(WORKERS), *drawn, f"--junitxml={RESULTS}", *folders(), timeout_s=86_400)
+    ended = run_tests("tests", *spread(WORKERS), *drawn, *folders(), timeout_s=86_400)
     for test in ended.failed:
         print(
             f"FAILED: {test}: with KVSTRATA_SOAK=1 KVSTRATA_SEED={seed} and --hypothesis-seed={seed}", file=sys.stderr
@@ -151,16 +165,15 @@ def prepare(*steps: Step) -> str:
     return ""
 
 
-def run_tests(*arguments: str, timeout_s: float) -> Outcome:
-    """Run pytest to its end, say how much processor time that took, and return what failed."""
-    shutil.rmtree(MEMORY, ignore_errors=True)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def run_tests(name: str, *arguments: str, timeout_s: float) -> Outcome:
+    """Run pytest on `tests` or `stories` to its end, and return what failed."""
+    memory = MEMORY / name
+    shutil.rmtree(memory, ignore_errors=True)
     engine = {"KVSTRATA_LMCACHE_PYTHON": str(ENGINE_PYTHON), "KVSTRATA_ENGINE_PYTHON": str(ENGINE_PYTHON)}
-    code = run((*pytest(), f"-ocache_dir={MEMORY}", *arguments), timeout_s, engine)
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    used_s = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
-    print(f"pytest: exit {code}, {used_s:.0f} s of processors", flush=True)
-    found = MEMORY / "v" / "cache" / "lastfailed"
+    nice = () if name == "stories" else ("nice", "-n", str(NICENESS))
+    noted = (f"-ocache_dir={memory}", f"--junitxml={RESULTS / f'{name}.xml'}")
+    code = run((*nice, *pytest(), *noted, *arguments), timeout_s, engine)
+    found = memory / "v" / "cache" / "lastfailed"
     return Outcome(code, tuple(sorted(json.loads(found.read_text()))) if found.exists() else ())
 
 
@@ -177,8 +190,8 @@ def spread(workers: int) -> tuple[str, ...]:
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """Keep the processors as busy as while all tests run: all workers but one, with tests that need no server."""
-    command = (*pytest(), *spread(WORKERS - 1), "-q", "-p", "no:cacheprovider", *WITHOUT_SERVERS)
+    """Keep the processors as busy as while all tests run, with tests that need no server."""
+    command = (*pytest(), *spread(WORKERS), "-q", "-p", "no:cacheprovider", *WITHOUT_SERVERS)
     again = ("nice", "-n", str(NICENESS), "sh", "-c", 'while :; do "$@"; done', "sh", *command)
     with subprocess.Popen(again, cwd=REPOSITORY, stdout=subprocess.DEVNULL, start_new_session=True) as load:
         try:

@@ -1,22 +1,16 @@
 """A pytest plugin for `make test`: how tests are spread over the workers of pytest-xdist.
 
-A worker takes a whole file at a time, and files that share what is slow to start as one. The stories keep the machine's
-priority: their requests go through a whole cluster.
+A worker takes a whole file at a time, and files that share what is slow to start as one.
 """
 
 from __future__ import annotations
-
-import os
 
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-STORIES = "e2e/scenarios/"
-ENGINE_TESTS = "tests/dataplane/test_"
 TOGETHER: tuple[tuple[str, ...], ...] = (
-    (STORIES,),  # one cluster
     ("tests/api/",),  # one API server
     tuple(  # one API server, and one operator that leads
         f"tests/apiserver/test_{name}" for name in ("memory_api", "operator", "receipts", "refused_children", "secrets")
@@ -27,9 +21,6 @@ TOGETHER: tuple[tuple[str, ...], ...] = (
     ),
 )
 """How the paths begin of tests that one worker runs one after the other."""
-
-NICENESS = 10
-"""How far tests make way for the stories, as of nice(1)."""
 
 
 class ByServers(LoadScopeScheduling):
@@ -59,10 +50,3 @@ class ByServers(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByServers:
     """Spread tests by the servers that they share."""
     return ByServers(config, log)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Lower the worker's priority once it has done with the stories; what it starts inherits that."""
-    if not item.nodeid.startswith(STORIES):
-        os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))

@@ -31,6 +31,7 @@ def test_who(number):
 @pytest.fixture(autouse=True)
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_tests, "MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(run_tests, "RESULTS", tmp_path / "results")
 
 
 def suite_of(tmp_path: Path, **files: str) -> Path:
@@ -44,7 +45,7 @@ def suite_of(tmp_path: Path, **files: str) -> Path:
 
 def run(folder: Path, *arguments: str, only: str = "", timeout_s: float = 120) -> Outcome:
     path = folder / only
-    return run_tests.run_tests("-c", str(folder / "pytest.ini"), *arguments, str(path), timeout_s=timeout_s)
+    return run_tests.run_tests("tests", "-c", str(folder / "pytest.ini"), *arguments, str(path), timeout_s=timeout_s)
 
 
 def names(outcome: Outcome) -> list[str]:
@@ -187,7 +188,7 @@ def test_what_failed_fails_beside_load_again_and_the_load_ends(tmp_path: Path, m
     with run_tests.busy():
         while not told.exists():
             pass
-        assert names(run(folder, "-p", "e2e.spread", only="test_fails.py")) == ["test_fails"]
+        assert names(run(folder, only="test_fails.py")) == ["test_fails"]
     size = told.stat().st_size
     assert size == told.stat().st_size
 
