@@ -7,6 +7,7 @@ from dataclasses import replace
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvstrata.clients.signing import SigningKeys
+from kvstrata.contract.policy.data_key import key_fingerprint
 from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.receipt.facts import (
     Amount,
@@ -39,7 +40,6 @@ from kvstrata.contract.receipt.vocabulary import (
     Standing,
     SubjectKind,
     epoch_commitment,
-    key_fingerprint,
 )
 
 DOMAIN = "00112233445566aa"

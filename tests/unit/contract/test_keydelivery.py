@@ -20,8 +20,7 @@ from kvstrata.contract.messages.key_delivery import (
     unpack_keys,
 )
 from kvstrata.contract.messages.pools import MAX_REQUEST_BYTES
-from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, KEY_ID_DIGITS, KeyReference, key_id
-from kvstrata.contract.receipt.vocabulary import key_fingerprint
+from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, KEY_ID_DIGITS, KeyReference, key_fingerprint, key_id
 
 A, B, C = (bytes([n]) * DATA_KEY_BYTES for n in (1, 2, 3))
 secrets = st.binary(min_size=DATA_KEY_BYTES, max_size=DATA_KEY_BYTES).filter(any)

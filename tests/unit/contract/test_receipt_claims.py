@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from kvstrata.contract.policy.data_key import key_fingerprint
 from kvstrata.contract.policy.keyspace import ScopeKind
 from kvstrata.contract.receipt.claims import claims, contradiction, required_residue
 from kvstrata.contract.receipt.facts import Amount, Copies, Erasure, Fence, Probes, Revoked, Verification, Word
@@ -21,7 +22,6 @@ from kvstrata.contract.receipt.vocabulary import (
     ScopeForm,
     Standing,
     epoch_commitment,
-    key_fingerprint,
     prefix_commitment,
 )
 from tests.support.receipts import (

@@ -7,16 +7,9 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.policy.data_key import key_fingerprint
 from kvstrata.contract.receipt.facts import Amount, Copies, Fence, Revoked, Target, Word
-from kvstrata.contract.receipt.vocabulary import (
-    Hbm,
-    KeyCustody,
-    Party,
-    PodMedium,
-    RevokedKind,
-    Standing,
-    key_fingerprint,
-)
+from kvstrata.contract.receipt.vocabulary import Hbm, KeyCustody, Party, PodMedium, RevokedKind, Standing
 from kvstrata.model.erasure.facts import (
     Deletion,
     EngineReset,

@@ -11,9 +11,9 @@ from kvstrata.api.common import ScopeStatus
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
+from kvstrata.objects.labels import ERASES
 from kvstrata.plan.erasure.policy_deletion import (
     ABANDON,
-    ERASES,
     FINALIZER,
     AbandonErasure,
     CreateInvalidation,

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.residue import Claim, Residue
-from kvstrata.plan.erasure.policy_deletion import ERASES
+from kvstrata.objects.labels import ERASES
 from tests.support.objects import NAMESPACE, Raw, model, policy, redis_tier
 from tests.support.worlds import Simulation
 from tests.unit.plan.invalidations import at_rest

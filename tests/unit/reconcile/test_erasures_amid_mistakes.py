@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvstrata.contract.policy.data_key import key_fingerprint
 from kvstrata.contract.receipt.claims import claims
-from kvstrata.contract.receipt.vocabulary import key_fingerprint
 from kvstrata.objects import names
 from tests.unit.reconcile.erasing import KIND, World
 from tests.unit.reconcile.erasure_stories import ALL, acked, order, run, world

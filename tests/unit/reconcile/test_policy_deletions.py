@@ -7,7 +7,8 @@ import pytest
 from kvstrata.contract.receipt.claims import claims
 from kvstrata.contract.receipt.residue import Claim, Residue
 from kvstrata.contract.receipt.vocabulary import SubjectKind
-from kvstrata.plan.erasure.policy_deletion import ABANDON, ERASES, FINALIZER, invalidation_name
+from kvstrata.objects.labels import ERASES
+from kvstrata.plan.erasure.policy_deletion import ABANDON, FINALIZER, invalidation_name
 from tests.support.objects import group, invalidation, own, policy
 from tests.support.worlds import Simulation
 from tests.unit.plan.invalidations import at_rest

@@ -22,11 +22,11 @@ from kvstrata.model.guarantees import claims_of
 from kvstrata.model.pods import CommittedBundle, Pod, VerifiedState
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
+from kvstrata.objects.labels import ERASES
 from kvstrata.plan.actions import CommitBundle
 from kvstrata.plan.budgets.capacity import BUDGETED, keeps_budgets, overcommitted
 from kvstrata.plan.budgets.classification import sharers_to_tell
 from kvstrata.plan.budgets.usage import holders_of_news
-from kvstrata.plan.erasure.policy_deletion import ERASES
 from kvstrata.plan.pools.readers import narrowed_anew
 from kvstrata.plan.pools.shards import changed_pools, leftovers
 from kvstrata.plan.redis.backend import servers_held

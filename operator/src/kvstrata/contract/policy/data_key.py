@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ from typing import Any
 
 from kvstrata.contract import ContractError, contract_errors
 from kvstrata.contract.policy.keyspace import is_keyspace
-from kvstrata.contract.receipt.vocabulary import key_fingerprint
 
 DATA_KEY_BYTES = 32
 MAX_GENERATION = 255
@@ -147,3 +147,10 @@ def parse_file_name(name: str) -> tuple[str, int] | None:
     if matched is None or not is_keyspace(matched[1]) or int(matched[2]) > MAX_GENERATION:
         return None
     return matched[1], int(matched[2])
+
+
+def key_fingerprint(secret: bytes | bytearray) -> str:
+    """Return what a receipt says of a data key: whoever finds a key can tell whether it is this one."""
+    hashed = hashlib.sha256(b"kvstrata data key\n")
+    hashed.update(secret)
+    return hashed.hexdigest()

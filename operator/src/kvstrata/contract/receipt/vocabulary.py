@@ -42,13 +42,6 @@ def prefix_commitment(domain_key: bytes, model: str, content_digest: str) -> str
     return hmac.digest(domain_key, b"kvstrata prefix\n" + canonical_json([model, content_digest]), "sha256").hex()
 
 
-def key_fingerprint(secret: bytes | bytearray) -> str:
-    """Return what a receipt says of a data key: whoever finds a key can tell whether it is this one."""
-    hashed = hashlib.sha256(b"kvstrata data key\n")
-    hashed.update(secret)
-    return hashed.hexdigest()
-
-
 class SubjectKind(StrEnum):
     """What ordered the erasure: an invalidation, or the deletion of an object."""
 

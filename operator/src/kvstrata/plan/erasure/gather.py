@@ -17,6 +17,7 @@ from kvstrata.api.cacheinvalidation import AwaitedPod, CacheInvalidation, Invali
 from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.scalars import format_timestamp
+from kvstrata.contract.policy.data_key import key_fingerprint
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.receipt.facts import Component, Fence, Revoked, Subject, Target
 from kvstrata.contract.receipt.vocabulary import (
@@ -29,7 +30,6 @@ from kvstrata.contract.receipt.vocabulary import (
     Standing,
     SubjectKind,
     epoch_commitment,
-    key_fingerprint,
     prefix_commitment,
 )
 from kvstrata.model.erasure.evidence import has_acknowledged, standing_of, tiers_at_hand, witnesses

@@ -22,6 +22,7 @@ from kvstrata.contract.wire import digest
 from kvstrata.model.erasure.facts import ReceiptWritten
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
+from kvstrata.objects.labels import ERASES
 from kvstrata.plan.actions import Action, CarryOutErasure, Create, Decision, EndErasure, Plan, SetFinalizers
 from kvstrata.plan.bundle.enforcement import ENFORCED
 from kvstrata.plan.conditions import Finding, false, kstatus, true, write_status
@@ -30,8 +31,6 @@ FINALIZER = "kvstrata.io/erase"
 ABANDON = "kvstrata.io/abandon-erasure"
 """Annotation by which a person gives an erasure up; its value is the reason, which the receipt repeats."""
 
-ERASES = "kvstrata.io/erases"
-"""Annotation of the CacheInvalidation: the uid of the policy whose deletion ordered it."""
 
 KEPT_FOR_S = 24 * 3600
 """How long the CacheInvalidation stays when it has finished; its receipt stays for good."""

@@ -25,7 +25,6 @@ from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, wri
 from kvstrata.plan.isolation import isolation, probes_due
 from kvstrata.plan.kinds.model_rollback import FormerCaches, former_caches
 from kvstrata.plan.ownership import no_longer_wanted, taken_by_someone_else
-from kvstrata.plan.pools.readers import pools_of
 from kvstrata.plan.questions import TellIsolation
 from kvstrata.plan.redis.backend import in_force
 from kvstrata.plan.redis.external import is_awaited
@@ -33,6 +32,7 @@ from kvstrata.plan.rules import first
 from kvstrata.plan.rules import model as chain
 from kvstrata.plan.rules import tier as tier_chain
 from kvstrata.plan.rules.model import tiers_ordered
+from kvstrata.plan.rules.pool import pools_of
 from kvstrata.plan.witnesses import witnesses_of
 
 

@@ -17,7 +17,6 @@ from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.bundle import Entry
 from kvstrata.contract.policy.cache_view import effective_pools
 from kvstrata.contract.policy.keyspace import ScopeKind
-from kvstrata.contract.policy.pools import MAX_POOLS
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision
 from kvstrata.plan.conditions import Finding, false, true
@@ -43,18 +42,6 @@ def lists(world: World, pool: PrefixPool, tenant: str) -> bool:
 def may_read(world: World, tenant: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return those of the named pools that exist and list the tenant, in their order."""
     return tuple(name for name in names if (pool := present(world, name)) and lists(world, pool, tenant))
-
-
-def pools_of(world: World, model: CachedModel) -> tuple[PrefixPool, ...]:
-    """Return the pools of a model that its bundle has room for, eldest first."""
-    own = [p for p in world.pools.values() if p.spec.model_ref.name == model.name and not p.metadata.deleting]
-    return tuple(sorted(own, key=seniority)[:MAX_POOLS])
-
-
-def seniority(pool: PrefixPool) -> tuple[float, str]:
-    """Return what orders the pools of a model by age."""
-    created = pool.metadata.creation_timestamp
-    return (created.timestamp() if created else 0.0, pool.uid)
 
 
 def of_model(world: World, model: CachedModel, entry: Entry) -> Entry:

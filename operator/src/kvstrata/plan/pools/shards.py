@@ -26,10 +26,10 @@ from kvstrata.objects import names
 from kvstrata.plan.actions import EmptySecrets
 from kvstrata.plan.budgets.admission import held_bytes, key_of
 from kvstrata.plan.keys.data_keys import keys_of, seals
-from kvstrata.plan.pools.readers import pools_of
 from kvstrata.plan.pools.rendering import rendered_manifest
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import pool as chain
+from kvstrata.plan.rules.pool import pools_of
 from kvstrata.plan.scopes import Epoch, held, pool_scope
 
 POOL_RETENTION_S = 7 * 86_400

@@ -9,8 +9,8 @@ from kvstrata.api.reasons import InvalidationReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
 from kvstrata.contract.policy.keyspace import PUBLIC_SCOPE, Scope, ScopeKind
 from kvstrata.model.world import World
+from kvstrata.objects.labels import ERASES
 from kvstrata.plan.actions import Decision
-from kvstrata.plan.erasure.policy_deletion import ERASES
 from kvstrata.plan.rules import first
 from kvstrata.plan.scopes import former_scopes, group_scope, held, pool_scope, scope_in_force, tenant_scope
 

@@ -10,7 +10,6 @@ from kvstrata.contract.messages.template import refused_argument
 from kvstrata.contract.policy.pools import MAX_POOLS
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision
-from kvstrata.plan.pools.readers import pools_of
 
 
 def model_exists(world: World, pool: PrefixPool) -> Decision | None:
@@ -132,3 +131,15 @@ RULES = (
     template_arguments_can_be_sent,
     has_room_in_the_bundle,
 )
+
+
+def pools_of(world: World, model: CachedModel) -> tuple[PrefixPool, ...]:
+    """Return the pools of a model that its bundle has room for, eldest first."""
+    own = [p for p in world.pools.values() if p.spec.model_ref.name == model.name and not p.metadata.deleting]
+    return tuple(sorted(own, key=seniority)[:MAX_POOLS])
+
+
+def seniority(pool: PrefixPool) -> tuple[float, str]:
+    """Return what orders the pools of a model by age."""
+    created = pool.metadata.creation_timestamp
+    return (created.timestamp() if created else 0.0, pool.uid)

@@ -11,10 +11,11 @@ from kvstrata.clients.resources import BY_KIND
 from kvstrata.model.erasure.facts import Fact, Rolled
 from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.model.refs import Key
+from kvstrata.objects.labels import ERASES
 from kvstrata.plan.actions import CarryOutErasure
 from kvstrata.plan.erasure import gather
 from kvstrata.plan.erasure import gather_deleted_policy as departed
-from kvstrata.plan.erasure.policy_deletion import ABANDON, ERASES, FINALIZER
+from kvstrata.plan.erasure.policy_deletion import ABANDON, FINALIZER
 from kvstrata.reconcile.erasure.deps import Crew
 
 REMOVED = "the object that ordered it was removed"
