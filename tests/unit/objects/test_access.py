@@ -5,12 +5,9 @@ import base64
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Root, Rules, ShardRef, encode_shard
 from kvstrata.objects import names
 from kvstrata.objects.erasure.delete_job import build_deletion_job
-from kvstrata.objects.pod.access import build_model_networkpolicy, build_redis_networkpolicy
-from kvstrata.objects.pod.pdb import build_pdb
+from kvstrata.objects.pod.access import build_model_networkpolicy, build_redis_networkpolicy, build_role
 from kvstrata.objects.pod.pod import pod_template
-from kvstrata.objects.pod.rbac import build_role
-from kvstrata.objects.pod.servicemonitor import build_servicemonitor
-from kvstrata.objects.pod.workload import build_model_service
+from kvstrata.objects.pod.workload import build_model_service, build_pdb, build_servicemonitor
 from kvstrata.reconcile.bundles import bundle_secret
 from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, IDENTITY, cpu_tier, model, redis_tier
 

@@ -16,7 +16,7 @@ from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundl
 from kvstrata.contract.policy.cache_view import reads_of
 from kvstrata.contract.policy.pools import MAX_POOLS, PoolShard, PoolState, PoolVersion
 from kvstrata.objects import names
-from kvstrata.objects.pod.rbac import build_role
+from kvstrata.objects.pod.access import build_role
 from kvstrata.objects.quantities import MIB
 from tests.support.objects import NAMESPACE, Raw, cpu_tier, model, pod, policy, pool, redis_tier
 from tests.support.renderer import rendered_by

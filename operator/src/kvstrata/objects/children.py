@@ -11,12 +11,21 @@ from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
-from kvstrata.objects.pod.access import build_model_networkpolicy, build_redis_networkpolicy
-from kvstrata.objects.pod.deployment import build_deployment
-from kvstrata.objects.pod.pdb import build_pdb, build_redis_pdb
-from kvstrata.objects.pod.rbac import build_role, build_rolebinding, build_serviceaccount
-from kvstrata.objects.pod.servicemonitor import build_servicemonitor
-from kvstrata.objects.pod.workload import build_model_service, build_redis_service
+from kvstrata.objects.pod.access import (
+    build_model_networkpolicy,
+    build_redis_networkpolicy,
+    build_role,
+    build_rolebinding,
+    build_serviceaccount,
+)
+from kvstrata.objects.pod.workload import (
+    build_deployment,
+    build_model_service,
+    build_pdb,
+    build_redis_pdb,
+    build_redis_service,
+    build_servicemonitor,
+)
 from kvstrata.objects.redis.cluster import build_shard_statefulset
 from kvstrata.objects.redis.server import managed_by_us
 from kvstrata.objects.redis.statefulset import build_redis_statefulset

@@ -1,7 +1,8 @@
-"""NetworkPolicies: who may open connections to gates and to managed Redis servers.
+"""Who may open connections to gates and to managed Redis servers, and what a gate may do at the API server.
 
 Only ingress is restricted. A pod has to reach the API server, and neither its address nor its port can be named in a
-NetworkPolicy in a way that holds on every cluster; a rule that is wide enough to work everywhere would not protect.
+NetworkPolicy in a way that holds on every cluster; a rule that is wide enough to work everywhere would not protect. A
+gate reads its own bundle and its callers' keys, by name, nothing else.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.contract.messages.pod_state import CONTROL_PORT
+from kvstrata.contract.policy.pools import MAX_POOLS
+from kvstrata.contract.policy.shard_slots import SLOTS
 from kvstrata.objects import labels, names, paths
 from kvstrata.objects.context import BuildContext
 from kvstrata.objects.meta import metadata
@@ -79,3 +82,58 @@ def _beside_the_operator(ctx: BuildContext, pods: Mapping[str, str]) -> dict[str
 
 def _tcp(port: int) -> dict[str, Any]:
     return {"protocol": "TCP", "port": port}
+
+
+RBAC = "rbac.authorization.k8s.io"
+
+
+def build_serviceaccount(model: CachedModel) -> dict[str, Any]:
+    """Return the ServiceAccount of a model's pods. No token is mounted by itself: only the gate gets one."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": _metadata(model),
+        "automountServiceAccountToken": False,
+    }
+
+
+def build_role(model: CachedModel, shard_count: int, *, has_pools: bool = False) -> dict[str, Any]:
+    """Return the Role. `shard_count` is the number of the bundle's shards, present and imminent, `has_pools` whether
+    there may be shards of pools, too: of these all are named at once, because pools come and go.
+
+    A Role has to name a shard before the root does, or gates cannot read the new bundle: apply it first.
+    """
+    shards = [names.bundle_shard(model.name, index, slot) for index in range(shard_count) for slot in SLOTS]
+    if has_pools:
+        shards += [names.pool_shard(model.name, index, slot) for index in range(MAX_POOLS) for slot in SLOTS]
+    watched = [names.bundle_root(model.name)]
+    keys = model.spec.gate.authentication.api_keys
+    if keys is not None:
+        watched.append(keys.secret_ref.name)
+    rules = [{"apiGroups": [""], "resources": ["secrets"], "resourceNames": watched, "verbs": ["get", "watch"]}]
+    if shards:
+        rules.append({"apiGroups": [""], "resources": ["secrets"], "resourceNames": shards, "verbs": ["get"]})
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "Role",
+        "metadata": _metadata(model),
+        "rules": rules,
+    }
+
+
+def build_rolebinding(model: CachedModel) -> dict[str, Any]:
+    """Return the RoleBinding of the model's ServiceAccount to its Role."""
+    name = names.model_child(model.name)
+    return {
+        "apiVersion": f"{RBAC}/v1",
+        "kind": "RoleBinding",
+        "metadata": _metadata(model),
+        "roleRef": {"apiGroup": RBAC, "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": model.namespace}],
+    }
+
+
+def _metadata(model: CachedModel) -> dict[str, Any]:
+    return metadata(
+        names.model_child(model.name), model.namespace, labels.of_model(model.name), model.owner_reference()
+    )

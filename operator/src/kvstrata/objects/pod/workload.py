@@ -1,15 +1,101 @@
-"""Services: the one that callers of a model use, and the headless one of a managed Redis tier."""
+"""What runs a model and finds it: Deployment, Service, disruption budget and ServiceMonitor.
+
+Here, too, are the headless Service and the disruption budget of a managed Redis tier.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kvstrata.api.base import Resource
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import CacheTier
 from kvstrata.objects import labels, names, paths
+from kvstrata.objects.context import BuildContext
 from kvstrata.objects.meta import metadata
 from kvstrata.objects.pod import gate
+from kvstrata.objects.pod.pod import pod_template
 from kvstrata.objects.redis.server import managed_by_us
+
+REVISIONS_KEPT = 3
+PROGRESS_MARGIN_S = 300
+"""Time beyond startupTimeout for scheduling, pulling images and the other containers."""
+
+
+def build_deployment(
+    ctx: BuildContext,
+    domain_id: str,
+    model: CachedModel,
+    tiers: Sequence[CacheTier],
+    identity: str,
+    shard_count: int = 1,
+) -> dict[str, Any]:
+    """Return the Deployment. A new pod is ready before an old one goes: an engine takes minutes to start.
+
+    `tiers` are those to use, from fast to slow; `identity` is `cache_identity` of the same arguments; `shard_count` is
+    the number of the bundle's shards.
+    """
+    warmup = model.spec.cache_server.warmup
+    warm_up_s = warmup.timeout.in_seconds if warmup is not None else 0
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata(
+            names.model_child(model.name),
+            model.namespace,
+            labels.of_model(model.name),
+            model.owner_reference(),
+            {labels.IDENTITY: identity},
+        ),
+        "spec": {
+            "replicas": model.spec.engine.replicas,
+            "revisionHistoryLimit": REVISIONS_KEPT,
+            "progressDeadlineSeconds": model.spec.engine.startup_timeout_s + warm_up_s + PROGRESS_MARGIN_S,
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "selector": {"matchLabels": labels.selector_of_model(model.name)},
+            "template": pod_template(ctx, domain_id, model, tiers, identity, shard_count),
+        },
+    }
+
+
+def build_pdb(model: CachedModel) -> dict[str, Any] | None:
+    """Return a budget of one voluntary disruption at a time; None below two replicas.
+
+    With a single replica a budget either protects nothing or keeps nodes from being drained for ever. Pods that are
+    not ready may always be evicted, so a crash loop does not block a drain.
+    """
+    if model.spec.engine.replicas < 2:
+        return None
+    own_labels, selector = labels.of_model(model.name), labels.selector_of_model(model.name)
+    return _one_at_a_time(model, names.model_child(model.name), own_labels, selector)
+
+
+def build_redis_pdb(tier: CacheTier) -> dict[str, Any] | None:
+    """Return a budget of one voluntary disruption at a time for all shards together; None for any other tier.
+
+    The operator itself replaces one server at a time, and waits until its replica is in step again.
+    """
+    managed = managed_by_us(tier)
+    if managed is None or not managed.is_cluster:
+        return None
+    return _one_at_a_time(tier, names.redis(tier.name), labels.of_tier(tier.name), labels.selector_of_tier(tier.name))
+
+
+def _one_at_a_time(
+    owner: Resource, name: str, own_labels: Mapping[str, str], selector: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(name, owner.namespace, own_labels, owner.owner_reference()),
+        "spec": {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": dict(selector)},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
 
 HTTPS_SERVICE_PORT = 443
 HTTP_SERVICE_PORT = 80
@@ -72,3 +158,24 @@ def build_redis_service(tier: CacheTier) -> dict[str, Any] | None:
 def service_port(model: CachedModel) -> int:
     """Return the Service's port for callers."""
     return HTTP_SERVICE_PORT if gate.caller_port_name(model) == "http" else HTTPS_SERVICE_PORT
+
+
+SCRAPE_INTERVAL = "30s"
+
+
+def build_servicemonitor(model: CachedModel, crd_installed: bool) -> dict[str, Any] | None:
+    """Return the ServiceMonitor; None where that kind does not exist."""
+    if not crd_installed:
+        return None
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "ServiceMonitor",
+        "metadata": metadata(
+            names.model_child(model.name), model.namespace, labels.of_model(model.name), model.owner_reference()
+        ),
+        "spec": {
+            "selector": {"matchLabels": labels.selector_of_model(model.name)},
+            "endpoints": [{"port": "health", "path": "/metrics", "interval": SCRAPE_INTERVAL}],
+            "podTargetLabels": [labels.MODEL, labels.IDENTITY],
+        },
+    }
