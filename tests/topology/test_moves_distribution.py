@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.model.redis.cluster import SLOTS, SlotRange
-from kvstrata.plan.redis.topology.distribution import Transfer, parts, side_by_side, transfers
+from kvstrata.plan.redis.topology.moves import Transfer, parts, side_by_side, transfers
 from kvstrata.plan.redis.topology.view import count, ranges
 from tests.support.amounts import examples
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.plan.redis.serverpods import STUCK_AFTER_S
+from kvstrata.plan.redis.cluster import STUCK_AFTER_S
 from kvstrata.reconcile.redis.topology import Topologies
 from tests.support.objects import redis_tier, server_pod
 from tests.support.worlds import START, Simulation

@@ -25,7 +25,7 @@ from kvstrata.plan.kinds.tier_promises import USED_STEPS, file_findings, promise
 from kvstrata.plan.ownership import left_by_predecessor, no_longer_wanted, taken_by_someone_else
 from kvstrata.plan.redis import external
 from kvstrata.plan.redis.backend import addresses, asked_as, is_external, report_of, said_before
-from kvstrata.plan.redis.cluster import cluster_state, managed_cluster, without_cluster
+from kvstrata.plan.redis.cluster import cluster_state, hindrance, managed_cluster, stuck_pod, without_cluster
 from kvstrata.plan.redis.credentials import (
     Tending,
     has_secrets,
@@ -34,7 +34,6 @@ from kvstrata.plan.redis.credentials import (
     restart_token,
     tend_credentials,
 )
-from kvstrata.plan.redis.serverpods import hindrance, stuck_pod
 from kvstrata.plan.rules import first
 from kvstrata.plan.rules import tier as chain
 

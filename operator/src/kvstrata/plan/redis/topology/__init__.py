@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from kvstrata.model.redis.cluster import Cluster, Goal
 from kvstrata.plan.redis.topology import moves
-from kvstrata.plan.redis.topology.capacity import resize
-from kvstrata.plan.redis.topology.changes import Failover, failovers
-from kvstrata.plan.redis.topology.forget import forget
 from kvstrata.plan.redis.topology.health import covered, whole
-from kvstrata.plan.redis.topology.meet import meet
-from kvstrata.plan.redis.topology.replicas import replace, replicate
-from kvstrata.plan.redis.topology.roll import hand_over, replace_broken, replace_locked_out, replace_useless, roll
-from kvstrata.plan.redis.topology.servers import take_over
+from kvstrata.plan.redis.topology.moves import stand_still
+from kvstrata.plan.redis.topology.roll import (
+    hand_over,
+    replace_broken,
+    replace_locked_out,
+    replace_useless,
+    resize,
+    roll,
+)
+from kvstrata.plan.redis.topology.servers import forget, meet, replace, replicate, take_over
 from kvstrata.plan.redis.topology.slots import assign, form, rejoin
-from kvstrata.plan.redis.topology.standstill import stand_still
 from kvstrata.plan.redis.topology.steps import MoveOrder, Rule, Step, StepReason
-from kvstrata.plan.redis.topology.summary import Verdict, judge
+from kvstrata.plan.redis.topology.summary import Failover, Verdict, failovers, judge
 from kvstrata.plan.redis.topology.view import View
 
 __all__ = [

@@ -1,4 +1,5 @@
-"""Pods of a former template are replaced: replicas first, then primaries after they handed over.
+"""Pods of a former template are replaced: replicas first, then primaries after they handed over; and memory is set
+to what the capacity asks for.
 
 One at a time for the whole tier, and only when nothing else is missing; whoever asks twice names the same pod.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from kvstrata.api.reasons import TierReason
-from kvstrata.model.redis.cluster import ServerPod, SlotRange
+from kvstrata.model.redis.cluster import Server, ServerPod, SlotRange
 from kvstrata.plan.redis.topology.health import in_step
 from kvstrata.plan.redis.topology.servers import best_replica
 from kvstrata.plan.redis.topology.steps import Step, StepReason
@@ -132,3 +133,35 @@ def outdated(view: View, pod: ServerPod) -> bool:
     """Whether a pod is of a former template."""
     wanted = view.goal.revisions.get(pod.shard)
     return wanted is not None and pod.revision != wanted
+
+
+SPARE_PERCENT = 20
+"""By how much a server may have more than its pod was made for: containers have a quarter more, for fragmentation."""
+
+
+def resize(view: View) -> Step | None:
+    """Set the memory of servers that have another.
+
+    What is more than its container has room for, a server gets with its new pod: else the kernel would end it.
+    """
+    wanted = view.goal.max_bytes_each
+    commands = tuple(
+        to(server, "CONFIG", "SET", "maxmemory", wanted)
+        for server in view.servers.values()
+        if server.max_bytes != wanted and _has_room(view, server)
+    )
+    if not commands:
+        return None
+    return Step(StepReason.CHANGING_CAPACITY, f"{len(commands)} servers get {wanted} bytes each", commands)
+
+
+def _has_room(view: View, server: Server) -> bool:
+    """Whether a container has room for its server's part, by what its pod was made for.
+
+    Not by what the server has: that may have grown since. Nor by its template alone: which one is in force is not known
+    until Kubernetes has seen the newest, and a capacity counts from the moment at which it is declared.
+    """
+    pod = view.pod(server)
+    made_for_bytes = pod.made_for_bytes or server.max_bytes
+    within = view.goal.max_bytes_each * 100 <= made_for_bytes * (100 + SPARE_PERCENT)
+    return within or not (pod.made_for_bytes or outdated(view, pod))

@@ -1,4 +1,7 @@
-"""Slots of a server that is lost: a replica of it takes them over.
+"""Servers that come and go: who meets whom, who is forgotten, who replicates whom, who takes slots over.
+
+A server's start is a new identity. The former one would stay in everybody's list as failed, and with it the slots that
+nobody took over.
 
 Servers promote a replica by themselves when a majority of the primaries agrees that its primary failed. They do not
 when that majority is lost too, or when another server answers at the old one's address; and where the old identity is
@@ -7,11 +10,120 @@ gone for certain, there is no reason to wait for their time-out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import combinations
 
 from kvstrata.model.redis.cluster import Server
 from kvstrata.plan.redis.topology.steps import Step, StepReason
 from kvstrata.plan.redis.topology.view import View, count, to
+
+EACH_OTHER = 16
+"""Up to so many servers are introduced each to each; gossip alone takes seconds. More of them meet one, and their
+shard's primary: the number of introductions grows with its square."""
+
+
+def meet(view: View) -> Step | None:
+    """Introduce to each other those that must not wait for gossip, unless they are just meeting."""
+    commands = tuple(
+        to(one, "CLUSTER", "MEET", view.pod(other).ip, other.itself.port)
+        for one, other in _introductions(view)
+        if not (view.knows(one, other) and view.knows(other, one)) and not _meeting(view, one, other)
+    )
+    if not commands:
+        return None
+    return Step(StepReason.MEETING, f"{len(commands)} introductions among {len(view.servers)} servers", commands)
+
+
+def _introductions(view: View) -> Iterator[tuple[Server, Server]]:
+    servers = list(view.servers.values())
+    if len(servers) <= EACH_OTHER:
+        yield from combinations(servers, 2)
+        return
+    # What has slots is where most others are; of those without, any will do.
+    hub = max(servers, key=lambda server: (count(view.slots.get(server.node_id, ())), server.node_id))
+    for server in servers:
+        if server is hub:
+            continue
+        yield hub, server
+        leader = view.leader(view.pod(server).shard)
+        if leader is not None and leader is not server and leader is not hub:
+            yield leader, server
+
+
+def _meeting(view: View, one: Server, other: Server) -> bool:
+    """Whether one of them has begun to."""
+    pairs = ((one, view.pod(other).ip), (other, view.pod(one).ip))
+    return any(peer.handshake and peer.ip == ip for server, ip in pairs for peer in server.peers)
+
+
+def forget(view: View) -> Step | None:
+    """Have every server forget the identities that are gone, unless a copy of what one had may come back.
+
+    A server does not forget its own primary: first it becomes a primary itself, or another's replica.
+    """
+    gone = sorted(node_id for node_id in view.gone if not _awaited(view, node_id))
+    commands = tuple(
+        to(server, "CLUSTER", "FORGET", node_id)
+        for server in view.servers.values()
+        for node_id in gone
+        if view.sight(server, node_id) is not None and server.itself.primary != node_id
+    )
+    if not commands:
+        return None
+    names = ", ".join(view.name(command.words[-1]) for command in commands[: len(gone)])
+    return Step(StepReason.FORGETTING, f"servers forget {len(gone)} without a pod: {names}", commands)
+
+
+def _awaited(view: View, node_id: str) -> bool:
+    """Whether a replica of a lost primary is away, but may still be promoted: it is not known to have failed."""
+    if node_id not in view.slots:
+        return False
+    for replica, pod in view.away.items():
+        words = view.known[replica]
+        if any(word.primary == node_id for word in words) and (pod.ready or not any(word.failed for word in words)):
+            return True
+    return False
+
+
+def replicate(view: View) -> Step | None:
+    """Have the servers of each shard replicate its leader, as soon as they know it."""
+    pairs = [(server, leader) for server, leader in _astray(view) if not _holds_keys(server)]
+    if not pairs:
+        return None
+    commands = tuple(to(server, "CLUSTER", "REPLICATE", leader.node_id) for server, leader in pairs)
+    names = ", ".join(f"{view.name(server.node_id)} of {view.name(leader.node_id)}" for server, leader in pairs)
+    return Step(StepReason.REPLICATING, f"becomes a replica: {names}", commands)
+
+
+def replace(view: View) -> Step | None:
+    """Delete the pod of a primary that has keys but no slots: no server makes a replica of such a one.
+
+    Nobody reads what it holds. Its next server starts empty, and joins.
+    """
+    for server, leader in _astray(view):
+        if _holds_keys(server) and not view.pod(server).deleting:
+            message = f"{view.name(server.node_id)} holds keys of slots that are {view.name(leader.node_id)}'s"
+            return Step(StepReason.REPLACING, message, remove_pod=server.pod_uid)
+    return None
+
+
+def _astray(view: View) -> list[tuple[Server, Server]]:
+    """Servers that replicate another than their leader or nobody, with that leader.
+
+    One that claims slots is left alone: they move away first, or it has yet to hear that they are another's.
+    """
+    found = []
+    for server in view.servers.values():
+        leader = view.leader(view.pod(server).shard)
+        if leader is None or server is leader or server.itself.slots or server.itself.primary == leader.node_id:
+            continue
+        if view.knows(server, leader):
+            found.append((server, leader))
+    return found
+
+
+def _holds_keys(server: Server) -> bool:
+    return server.itself.is_primary and server.keys > 0
 
 
 def take_over(view: View) -> Step | None:
