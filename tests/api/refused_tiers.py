@@ -17,7 +17,7 @@ DOMAIN = [
     Row("stale_after_empty", "CacheDomain", {"spec.staleAfter": ""}, "spec.staleAfter", "at least 2 chars"),
     Row("drain_timeout", "CacheDomain", {"spec.drainTimeout": "2h"}, "spec.drainTimeout", "must be between 1s and 1h"),
     Row("on_stale", "CacheDomain", {"spec.onStale": "Hope"}, "spec.onStale", '"Fence", "ServeStale"'),
-    Row("custody", "CacheDomain", {"spec.keyCustody": "Paper"}, "spec.keyCustody", '"Secret", "Memory", "KMS"'),
+    Row("custody", "CacheDomain", {"spec.keyCustody": "Paper"}, "spec.keyCustody", '"Secret", "KMS"'),
     Row(
         "custody_of_none", "CacheDomain", {"spec.keyCustody": "KMS"}, "spec.kms", "kms is required for keyCustody: KMS"
     ),

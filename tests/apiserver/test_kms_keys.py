@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from kvstrata.contract.policy.data_key import KEYS_DIRECTORY
 from tests.apiserver.test_erasures import OPERATOR_NAMESPACE, Place
 from tests.apiserver.test_erasures import place as place
-from tests.apiserver.test_memory_keys import at_hand, keys_in
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.support.objects import NAMESPACE, invalidation, own
 from tests.support.redis_binary import needs_redis
@@ -32,6 +32,18 @@ def bao(tmp_path: Path) -> Iterator[BaoServer]:
     server = BaoServer(directory)
     yield server
     server.stop()
+
+
+def at_hand(place: Place) -> str:
+    """Whether the operator has every key."""
+    conditions = place.get("cachedomains", "default").get("status", {}).get("conditions", ())
+    return next((one["status"] for one in conditions if one["type"] == "KeysAtHand"), "")
+
+
+def keys_in(place: Place, number: int) -> set[bytes]:
+    """The keys in a pod's memory volume."""
+    directory = place.pods[number].directory / "policy" / KEYS_DIRECTORY
+    return {path.read_bytes() for path in directory.glob("*.*") if not path.name.startswith(".")}
 
 
 def token(place: Place, account: str, *audiences: str) -> str:

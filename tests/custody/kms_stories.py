@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from kvstrata.clients.transit_tokens import TokenFile
 from kvstrata.objects import names
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.keys.kms_custody import wrapping_key
+from kvstrata.reconcile.keys.kms_custody import KmsCustody, wrapping_key
 from kvstrata.reconcile.keys.kms_domains_store import Estate
 from kvstrata.reconcile.keys.wrapped_keys import SHARDS, WrappedKey
 from tests.custody.bao_server import MOUNT, BaoServer
@@ -78,6 +78,14 @@ def told(bao: BaoServer, token_file: Path, objects: tuple[dict[str, Any], ...]) 
         return asyncio.run(run())
 
     return tell
+
+
+async def unlock(custody: KmsCustody, epochs: Iterable[str]) -> dict[str, bytes]:
+    """Have keys unwrapped; raise what kept the custody from it."""
+    opened = await custody.open(epochs)
+    if opened.failure is not None:
+        raise opened.failure
+    return dict(opened.found)
 
 
 async def asked(pods: KeyPods) -> None:

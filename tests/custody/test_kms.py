@@ -17,10 +17,11 @@ from kvstrata.clients.transit_tokens import TokenFile
 from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keys import Undestroyed
 from kvstrata.objects import names
-from kvstrata.reconcile.keys import CustodyError, KeyCustody
+from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.kms_custody import KmsCustody, wrapping_key
 from kvstrata.reconcile.keys.wrapped_keys import WrappedKey, WrappedKeys
 from tests.custody.bao_server import MOUNT, BaoServer
+from tests.custody.kms_stories import unlock
 from tests.support.memory_kube import MemoryKube
 from tests.support.worlds import Killed
 
@@ -68,12 +69,11 @@ def secret_of(kube: MemoryKube, epoch: str) -> Any:
 
 
 async def test_a_key_is_drawn_once_and_no_secret_has_it(custody: KmsCustody, kube: MemoryKube) -> None:
-    drawing: KeyCustody = custody
-    await drawing.draw([ACME, GLOBEX])
-    keys = await drawing.unlock([ACME, GLOBEX])
+    await custody.draw([ACME, GLOBEX])
+    keys = await unlock(custody, [ACME, GLOBEX])
     assert len({*keys.values()}) == 2
-    await drawing.draw([GLOBEX, ACME])
-    assert await drawing.unlock([ACME, GLOBEX]) == keys
+    await custody.draw([GLOBEX, ACME])
+    assert await unlock(custody, [ACME, GLOBEX]) == keys
     for key in keys.values():
         for shape in (key, base64.b64encode(key), key.hex().encode()):
             assert not any(shape in stored(kube, epoch) for epoch in keys)
@@ -83,20 +83,20 @@ async def test_the_operator_that_was_started_anew_has_the_same_keys(
     custody: KmsCustody, custody_of: Callable[..., KmsCustody]
 ) -> None:
     await custody.draw([ACME])
-    assert await custody_of().unlock([ACME]) == await custody.unlock([ACME])
+    assert await unlock(custody_of(), [ACME]) == await unlock(custody, [ACME])
 
 
 async def test_a_destroyed_key_opens_from_no_backup_and_its_neighbour_still_does(
     custody: KmsCustody, client: TransitClient, kube: MemoryKube
 ) -> None:
     await custody.draw([ACME, GLOBEX])
-    keys = await custody.unlock([ACME, GLOBEX])
+    keys = await unlock(custody, [ACME, GLOBEX])
     backup = WrappedKey.decode(stored(kube))
     assert backup is not None
     assert await client.unwrap(backup.key, backup.wrapped) == keys[ACME], "the backup opens while the key is there"
     revoked = (await custody.revoke([ACME]))[ACME]
-    assert revoked.removed is not None
-    assert (revoked.removed.by, revoked.removed.name, revoked.removed.at) == (Party.OPERATOR, OPERATOR, NOW)
+    assert revoked is not None
+    assert (revoked.by, revoked.name, revoked.at) == (Party.OPERATOR, OPERATOR, NOW)
     assert backup.wrapped.encode() not in stored(kube)
     destroyed = (await custody.destroy([ACME]))[ACME]
     assert destroyed.confirmed is not None
@@ -105,26 +105,26 @@ async def test_a_destroyed_key_opens_from_no_backup_and_its_neighbour_still_does
         assert not any(epoch in line for line in destroyed.evidence)
     with pytest.raises(Exception, match="encryption key not found"):
         await client.unwrap(backup.key, backup.wrapped)
-    assert await custody.unlock([ACME, GLOBEX]) == {GLOBEX: keys[GLOBEX]}
+    assert await unlock(custody, [ACME, GLOBEX]) == {GLOBEX: keys[GLOBEX]}
 
 
 async def test_a_key_that_was_not_revoked_is_not_destroyed(custody: KmsCustody) -> None:
     await custody.draw([ACME])
     assert (await custody.destroy([ACME]))[ACME].why_not is Undestroyed.NOT_REVOKED
-    assert len(await custody.unlock([ACME])) == 1
+    assert len(await unlock(custody, [ACME])) == 1
 
 
 async def test_what_is_stored_nowhere_is_given_to_nobody_and_not_called_destroyed(custody: KmsCustody) -> None:
-    assert (await custody.revoke([ACME]))[ACME].removed is not None
+    assert (await custody.revoke([ACME]))[ACME] is not None
     assert (await custody.destroy([ACME]))[ACME].why_not is Undestroyed.CUSTODY_CANNOT_KNOW
 
 
 async def test_what_nobody_can_read_is_not_called_revoked(custody: KmsCustody, kube: MemoryKube) -> None:
     await custody.draw([ACME])
     secret_of(kube, ACME)["data"][ACME] = base64.b64encode(b"of another version").decode()
-    assert (await custody.revoke([ACME]))[ACME].removed is None
+    assert (await custody.revoke([ACME]))[ACME] is None
     secret_of(kube, ACME)["data"][ACME] = "no base64"
-    assert (await custody.revoke([ACME]))[ACME].removed is None
+    assert (await custody.revoke([ACME]))[ACME] is None
 
 
 async def test_a_revoked_epoch_gets_no_second_key_and_what_was_said_stays(
@@ -133,7 +133,7 @@ async def test_a_revoked_epoch_gets_no_second_key_and_what_was_said_stays(
     await custody.draw([ACME])
     first = await custody.revoke([ACME])
     await custody.draw([ACME])
-    assert await custody.unlock([ACME]) == {}
+    assert await unlock(custody, [ACME]) == {}
     assert await custody.revoke([ACME]) == first
 
 
@@ -152,7 +152,7 @@ async def test_a_death_at_any_write_of_a_key_s_end_changes_nothing_of_it(
     with pytest.raises(Killed):
         await custody_of().revoke([ACME])
     kube.before_write = kube.after_write = lambda *_: None
-    assert (await custody_of().revoke([ACME]))[ACME].removed is not None
+    assert (await custody_of().revoke([ACME]))[ACME] is not None
     await client.delete(record.key)  # and here between what the service did and what was heard of it
     destroyed = (await custody_of().destroy([ACME]))[ACME]
     assert destroyed.confirmed is not None
@@ -170,13 +170,13 @@ async def test_of_two_operators_that_draw_at_once_one_key_stays(
     class Overtaken(WrappedKeys):
         async def change(self, name: str, change: Any) -> None:
             await fast.draw([ACME])
-            drawn.update(await fast.unlock([ACME]))
+            drawn.update(await unlock(fast, [ACME]))
             await super().change(name, change)
 
     slow._stored = Overtaken(kube, NAMESPACE, slow.domain)
     await slow.draw([ACME])
     assert drawn
-    assert await slow.unlock([ACME]) == drawn
+    assert await unlock(slow, [ACME]) == drawn
 
 
 async def test_a_conflict_of_writes_is_an_error_and_overwrites_nothing(custody: KmsCustody, kube: MemoryKube) -> None:
@@ -188,7 +188,7 @@ async def test_a_conflict_of_writes_is_an_error_and_overwrites_nothing(custody: 
         await custody.draw([ACME])
     kube.before_write = lambda *_: None
     await custody.draw([ACME])
-    assert len(await custody.unlock([ACME])) == 1
+    assert len(await unlock(custody, [ACME])) == 1
 
 
 async def test_a_service_that_was_set_up_anew_cannot_say_that_a_key_is_gone(
@@ -198,7 +198,7 @@ async def test_a_service_that_was_set_up_anew_cannot_say_that_a_key_is_gone(
     await custody.draw([ACME])
     _rewrite(kube, service="another-cluster")
     with pytest.raises(CustodyError, match="another one answers"):
-        await custody.unlock([ACME])
+        await unlock(custody, [ACME])
     await custody.revoke([ACME])
     assert (await custody.destroy([ACME]))[ACME].why_not is Undestroyed.ANOTHER_KMS
 
@@ -238,7 +238,7 @@ async def test_without_the_service_nothing_is_claimed_and_the_error_names_it(
 ) -> None:
     await custody.draw([ACME])
     revoked = await custody.revoke([ACME])
-    assert revoked[ACME].removed is not None, "the Secret is the operator's own"
+    assert revoked[ACME] is not None, "the Secret is the operator's own"
     bao.seal()
     try:
         with pytest.raises(CustodyError, match="Sealed"):
@@ -274,7 +274,7 @@ async def test_another_domain_s_record_is_neither_unwrapped_nor_lets_its_key_be_
     stored_in = WrappedKeys(kube, NAMESPACE, custody.domain)
     record = (await stored_in.read([ACME]))[ACME]
     strange = KmsCustody(client, stored_in, "another", lambda: datetime(2026, 11, 22, 10, tzinfo=UTC), OPERATOR)
-    assert await strange.unlock([ACME]) == {}
+    assert await unlock(strange, [ACME]) == {}
     assert await strange.recorded([ACME]) == {ACME}
     await stored_in.change("a", lambda _: {ACME: replace(record, wrapped="", revoked_at=NOW)})
     assert (await strange.destroy([ACME]))[ACME].why_not is Undestroyed.CUSTODY_CANNOT_KNOW
@@ -286,7 +286,7 @@ async def test_one_record_that_cannot_be_opened_keeps_no_key_of_its_secret_away(
 ) -> None:
     first, *rest = (ACME[:-1] + digit for digit in "0123456789")
     await custody.draw([first, *rest])
-    keys = await custody.unlock(rest)
+    keys = await unlock(custody, rest)
     secret = secret_of(kube, first)
     record = WrappedKey.decode(stored(kube, first))
     assert record is not None
@@ -314,7 +314,7 @@ async def test_when_all_ends_a_note_stays_of_what_somebody_will_ask_about(
     for epoch in (ACME, GLOBEX):
         assert await client.look(wrapping_key(custody.domain, epoch)) is None
     assert await custody.recorded([ACME, GLOBEX]) == {ACME}
-    assert (await custody.revoke([ACME]))[ACME].removed is not None
+    assert (await custody.revoke([ACME]))[ACME] is not None
     assert (await custody.destroy([ACME]))[ACME].confirmed is not None
     asked.clear()
     secret_of(kube, GLOBEX)["data"] = {"c" * 32: base64.b64encode(b"of another version").decode()}

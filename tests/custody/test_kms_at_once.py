@@ -16,6 +16,7 @@ from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.kms_custody import KmsCustody
 from kvstrata.reconcile.keys.wrapped_keys import WrappedKeys
 from tests.custody.bao_server import MOUNT, BaoServer
+from tests.custody.kms_stories import unlock
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE
 
@@ -71,7 +72,7 @@ async def test_as_many_keys_are_asked_about_at_once_as_there_are_connections(
 ) -> None:
     await custody.draw(EPOCHS)
     assert counting.most_since() == AT_ONCE
-    keys = await custody.unlock(EPOCHS)
+    keys = await unlock(custody, EPOCHS)
     assert counting.most_since() == AT_ONCE
     assert (len(keys), len({*keys.values()})) == (len(EPOCHS), len(EPOCHS))
     await custody.revoke(EPOCHS)
@@ -89,7 +90,7 @@ async def test_what_was_drawn_before_a_failure_is_kept_and_nothing_is_begun_afte
     assert counting.drawn < 3 * AT_ONCE
     kept = await custody.recorded(EPOCHS)
     assert len(kept) == counting.drawn - 1
-    before = await custody.unlock(EPOCHS)
+    before = await unlock(custody, EPOCHS)
     await custody.draw(EPOCHS)
     assert counting.drawn == len(EPOCHS) + 1, "only what was missing is drawn"
-    assert (await custody.unlock(EPOCHS)).items() > before.items()
+    assert (await unlock(custody, EPOCHS)).items() > before.items()

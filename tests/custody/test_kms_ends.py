@@ -126,14 +126,14 @@ def test_of_a_domain_that_is_gone_keys_are_revoked_where_it_is_noted_that_they_a
                 await ask(NAMESPACE, domain, [acme])
         unreadable.clear()
         before = secret_of(pods, acme, domain)["data"][acme]
-        assert (await pods.sim.kms.revoke(NAMESPACE, domain, [acme]))[acme].removed is not None
+        assert (await pods.sim.kms.revoke(NAMESPACE, domain, [acme]))[acme] is not None
         noted = [
             WrappedKey.decode(base64.b64decode(raw)) for raw in (before, secret_of(pods, acme, domain)["data"][acme])
         ]
         assert [bool(record and record.wrapped) for record in noted] == [True, False]
         assert (await pods.sim.kms.destroy(NAMESPACE, domain, [acme]))[acme].confirmed is not None
         # Of a domain that is noted nowhere nobody has a key, and nobody can say that a service has none.
-        assert (await pods.sim.kms.revoke(NAMESPACE, "elsewhere", [acme]))[acme].removed is not None
+        assert (await pods.sim.kms.revoke(NAMESPACE, "elsewhere", [acme]))[acme] is not None
         assert (await pods.sim.kms.destroy(NAMESPACE, "elsewhere", [acme]))[acme].confirmed is None
         domains["default"] = found
 
@@ -185,7 +185,7 @@ def test_keys_of_a_domain_that_could_not_be_read_at_the_start_are_not_given_up(
         await pods.turn()
         pods.sim.put({**readable, "metadata": {**readable["metadata"], "labels": {"read": "again"}}})
         assert pods.sim.world.domain is not None
-        await pass_by(pods, lambda: {*pods.sim.memory.custody(NAMESPACE).ids(before)} == {*before})
+        await pass_by(pods, lambda: {*pods.sim.ring.ids(NAMESPACE, before)} == {*before})
         await asked(pods)
         await pods.turn()
         assert at_hand(pods) == ("True", "KeysAtHand")
@@ -206,7 +206,7 @@ def test_a_domain_that_has_another_custody_now_is_asked_for_no_service(
             await restart(pods)
             assert at_hand(pods) == ("False", "KeyCustodyAway")
             raw = pods.sim.kube.objects["CacheDomain", NAMESPACE, "default"]
-            pods.sim.put({**raw, "status": {**raw["status"], "keyCustody": "Memory"}})
+            pods.sim.put({**raw, "status": {**raw["status"], "keyCustody": "Secret"}})
             pods.sim.settle()
             assert at_hand(pods)[1] != "KeyCustodyAway"
             work = pods.sim.kms._work[NAMESPACE]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from kvstrata.clients.transit_tokens import TokenFile
 from kvstrata.contract.receipt.claims import claims
 from kvstrata.contract.receipt.residue import Claim
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
+from kvstrata.plan.erasure.next_step import LOOK_AGAIN_S
+from kvstrata.reconcile.erasure.keys import KeyRevoker
 from tests.custody.bao_server import BaoServer
 from tests.custody.kms_stories import asked
 from tests.custody.kms_stories import objects as objects
@@ -115,6 +118,34 @@ def test_a_service_that_is_away_is_waited_for_by_name(told: Callable[[Story], Wo
 
     made = told(story)
     assert made.proven() == ALL | {Claim.KEYS_DESTROYED}
+
+
+@pytest.mark.parametrize("ask", ["revoke", "destroy"])
+def test_a_custody_that_has_no_news_is_asked_again_after_a_while_and_not_at_once(
+    ask: str, told: Callable[[Story], World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions: list[Any] = []
+
+    async def nothing(*about: Any) -> tuple[()]:
+        questions.append(about)
+        return ()
+
+    crew = World.crew
+
+    async def sleep(seconds: float) -> None:
+        await (asyncio.Event().wait() if seconds == LOOK_AGAIN_S else asyncio.sleep(0))
+
+    monkeypatch.setattr(KeyRevoker, ask, nothing)
+    monkeypatch.setattr(World, "crew", lambda made: replace(crew(made), sleep=sleep))
+
+    async def story(w: World) -> None:
+        order(w.sim)
+        await until(w, lambda: questions)
+        for _ in range(5):
+            await w.turn(1)
+        assert len(questions) == 1
+
+    told(story)
 
 
 def test_an_operator_that_was_started_anew_waits_for_the_key_of_a_deleted_policy_before_it_begins(

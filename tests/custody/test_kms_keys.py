@@ -10,7 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from kvstrata.contract.policy.data_key import key_id
+from kvstrata.reconcile.keys.kms_custody import wrapping_key
 from kvstrata.reconcile.keys.wrapped_keys import WrappedKey
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.custody.kms_stories import (
@@ -19,6 +22,7 @@ from tests.custody.kms_stories import (
     Story,
     asked,
     at_hand,
+    domain_of,
     epochs,
     restart,
     secret_of,
@@ -26,7 +30,8 @@ from tests.custody.kms_stories import (
 from tests.custody.kms_stories import objects as objects
 from tests.custody.kms_stories import told as told
 from tests.support.key_pods import KeyPods
-from tests.support.objects import NAMESPACE
+from tests.support.objects import NAMESPACE, group, policy
+from tests.support.worlds import Killed
 
 
 def test_pods_are_brought_keys_that_no_object_holds_unwrapped(told: Callable[[Story], KeyPods]) -> None:
@@ -50,6 +55,56 @@ def test_pods_are_brought_keys_that_no_object_holds_unwrapped(told: Callable[[St
     told(story)
 
 
+def test_a_pod_that_starts_later_is_brought_them_and_one_that_has_them_is_left_alone(
+    told: Callable[[Story], KeyPods],
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        before = [*pods.brought]
+        pods.start("pod-2")
+        await pods.turn()
+        assert pods.brought == [*before, ("pod-2", 2)]
+
+    told(story)
+
+
+def test_no_pod_is_brought_a_key_whose_token_is_another_s(told: Callable[[Story], KeyPods]) -> None:
+    async def story(pods: KeyPods) -> None:
+        pods.start("pod-2")
+        pods.token = "token-of-pod-0"
+        await pods.turn()
+        assert pods.held["pod-2"] == {}
+        pods.token = ""
+        await pods.turn(20)
+        await pods.turn()
+        assert pods.held["pod-2"] == pods.held["pod-0"]
+
+    told(story)
+
+
+def test_a_pod_that_did_not_answer_is_asked_again_after_a_while(told: Callable[[Story], KeyPods]) -> None:
+    async def story(pods: KeyPods) -> None:
+        pods.start("pod-2")
+        pods.say("pod-2")
+        pods.away.add("pod-2")
+        await pods.turn(20)
+        assert pods.held["pod-2"] == {}
+        pods.away.clear()
+        await pods.turn()
+        assert pods.held["pod-2"] == pods.held["pod-0"]
+
+    told(story)
+
+
+def test_an_operator_that_does_not_lead_any_more_brings_nothing(told: Callable[[Story], KeyPods]) -> None:
+    async def story(pods: KeyPods) -> None:
+        pods.lead(leading=False)
+        pods.start("pod-2")
+        await pods.turn()
+        assert pods.held["pod-2"] == {}
+
+    told(story)
+
+
 def test_an_operator_that_is_started_anew_has_them_unwrapped_although_no_pod_is_left(
     told: Callable[[Story], KeyPods],
 ) -> None:
@@ -57,7 +112,13 @@ def test_an_operator_that_is_started_anew_has_them_unwrapped_although_no_pod_is_
         before, held = epochs(pods), dict(pods.held["pod-0"])
         pods.end("pod-0")
         pods.end("pod-1")
-        await restart(pods)
+        await pods.sim.kms.__aexit__(None, None, None)
+        pods.sim.restart()
+        pods.sim.settle()
+        assert at_hand(pods) == ("False", "KeysUnwrapping")
+        pods.lead()
+        await asked(pods)
+        await pods.turn()
         assert epochs(pods) == before
         pods.start("pod-2")
         await pods.turn()
@@ -109,6 +170,72 @@ def test_a_key_that_the_service_does_not_have_any_more_is_lost_and_its_epoch_rep
     told(story)
 
 
+def test_a_group_whose_key_is_lost_gets_another_epoch_and_so_do_its_members(
+    told: Callable[[Story], KeyPods], bao: BaoServer
+) -> None:
+    async def story(pods: KeyPods) -> None:
+        pods.sim.put(group("lab", "a", "b"), policy("a", group="lab"), policy("b", group="lab"))
+        await pods.turn()
+        await asked(pods)
+        await pods.turn()
+        before = pods.sim.status("TenantGroup", "lab")["scope"]["epoch"]
+        name = wrapping_key(domain_of(pods), before)
+        bao.admin("POST", f"{MOUNT}/keys/{name}/config", {"deletion_allowed": True})
+        bao.admin("DELETE", f"{MOUNT}/keys/{name}")
+        await restart(pods)
+        for _ in range(2):
+            await asked(pods)
+            await pods.turn()
+        after = pods.sim.status("TenantGroup", "lab")["scope"]["epoch"]
+        assert after != before
+        assert {pods.sim.status(TCP, name)["scope"]["epoch"] for name in ("a", "b")} == {after}
+        assert {*pods.held["pod-0"]} == pods.named()
+
+    told(story)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_wherever_an_operator_dies_the_next_one_has_pods_with_the_keys_that_their_bundle_names(
+    told: Callable[[Story], KeyPods], after: bool
+) -> None:
+    outlived: list[int] = []
+
+    async def change(pods: KeyPods) -> None:
+        pods.sim.edit(TCP, "acme", cacheGeneration=2)
+        for seconds in (1, 61, 61):
+            await pods.turn(seconds)
+            await asked(pods)
+
+    def died_at(number: int) -> Story:
+        async def story(pods: KeyPods) -> None:
+            pods.sim.kill_at(number, after=after)
+            try:
+                await change(pods)
+            except Killed:
+                pass
+            else:
+                task = pods.sim.kms._work[NAMESPACE].task
+                if task is None or not isinstance(task.exception(), Killed):
+                    outlived.append(number)
+                    return
+            await restart(pods)
+            for _ in range(3):
+                await pods.turn(61)
+                await asked(pods)
+            assert {*pods.held["pod-0"]} == pods.named() != set(), number
+            assert at_hand(pods) == ("True", "KeysAtHand"), number
+            assert pods.sim.condition(TCP, "acme", "Enforced")[0] == "True", number
+            assert pods.sim.status(TCP, "acme")["cacheGeneration"] in (0, 1, 2)
+
+        return story
+
+    number = 0
+    while not outlived:
+        number += 1
+        told(died_at(number))
+    assert number > 5
+
+
 def test_a_record_that_cannot_be_opened_keeps_nobody_else_from_their_keys(told: Callable[[Story], KeyPods]) -> None:
     async def story(pods: KeyPods) -> None:
         acme, globex = epochs(pods)
@@ -119,7 +246,7 @@ def test_a_record_that_cannot_be_opened_keeps_nobody_else_from_their_keys(told: 
         secret["data"][acme] = base64.b64encode(replace(record, service="another").encode()).decode()
         await restart(pods)
         async with asyncio.timeout(PATIENCE_S):
-            while globex not in pods.sim.memory.custody(NAMESPACE).ids([globex]):  # noqa: ASYNC110
+            while globex not in pods.sim.ring.ids(NAMESPACE, [globex]):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         assert at_hand(pods) == ("False", "KeyCustodyAway")
         assert "another one answers" in pods.sim.store.domain(NAMESPACE).keys_problem
@@ -132,7 +259,7 @@ def test_a_key_that_nobody_needs_is_deleted_in_the_service(told: Callable[[Story
         def wrapping() -> int:
             return sum((pods.sim.world.domain_id or "-") in name for name in bao.key_names())
 
-        count = wrapping()
+        count, before = wrapping(), pods.named()
         pods.sim.edit(TCP, "acme", cacheGeneration=2)
         await pods.turn()
         await asked(pods)
@@ -141,6 +268,9 @@ def test_a_key_that_nobody_needs_is_deleted_in_the_service(told: Callable[[Story
         await asked(pods)
         assert wrapping() == count
         assert {*pods.held["pod-0"]} == pods.named()
+        (gone,) = before - pods.named()
+        assert pods.sim.ring.secrets(NAMESPACE, [gone]) == []
+        assert gone not in pods.sim.world.data_keys.values()
 
     told(story)
 
@@ -184,9 +314,9 @@ def test_a_key_that_is_given_up_while_it_is_being_unwrapped_does_not_come_back(
         pods.sim.restart()
         await asyncio.sleep(0)  # what is stored was read, and the service is being asked
         revoked = await pods.sim.kms.revoke(NAMESPACE, pods.sim.world.domain_id or "", [acme])
-        assert revoked[acme].removed is not None
+        assert revoked[acme] is not None
         await asked(pods)
-        assert acme not in pods.sim.memory.custody(NAMESPACE).ids(epochs(pods))
+        assert acme not in pods.sim.ring.ids(NAMESPACE, epochs(pods))
         assert acme not in pods.sim.world.data_keys
 
     told(story)
@@ -200,11 +330,11 @@ def test_nobody_is_asked_for_a_namespace_without_its_domain(told: Callable[[Stor
             work = pods.sim.kms._work[NAMESPACE]
             assert work.task is not None
             assert not work.task.done()
-            assert pods.sim.store.domain(NAMESPACE).keys_awaited
+            assert pods.sim.store.domain(NAMESPACE).keys_unwrapping
             pods.sim.delete("CacheDomain", "default")
             pods.sim.store.domain(NAMESPACE).objects["CacheDomain"].clear()
             await asyncio.wait_for(work.task, PATIENCE_S)
-            assert not pods.sim.store.domain(NAMESPACE).keys_awaited, "nor is a key waited for"
+            assert not pods.sim.store.domain(NAMESPACE).keys_unwrapping, "nor is a key waited for"
         finally:
             bao.unseal()
 

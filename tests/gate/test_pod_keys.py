@@ -1,4 +1,4 @@
-"""Data keys that a bundle only names: brought by the operator, read by the cache server, given back, and gone."""
+"""Data keys that a bundle only names: brought by the operator, read by the cache server, and gone."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ import pytest
 from kvstrata.clients.gate import GateClient, GateError, GateFailure
 from kvstrata.contract.messages.key_delivery import (
     CONTENT_TYPE,
-    KEYS_BACK_PATH,
     KEYS_PATH,
-    KeysHeld,
-    KeysWanted,
     pack_keys,
-    unpack_keys,
 )
 from kvstrata.contract.messages.pod_state import PodState, gate_server_name
 from kvstrata.contract.policy.bundle import Entry
@@ -58,12 +54,13 @@ async def operator(gate: World) -> AsyncIterator[GateClient]:
         yield client
 
 
-async def held(operator: GateClient) -> KeysHeld:
-    return (await operator.keys("127.0.0.1", NAME))[0]
+async def lacking(operator: GateClient) -> set[str]:
+    return {*(await operator.keys("127.0.0.1", NAME))[0].ids}
 
 
-async def bring(operator: GateClient, *secrets: bytes) -> KeysHeld:
-    return (await operator.bring_keys("127.0.0.1", NAME, pack_keys(secrets)))[0]
+async def bring(operator: GateClient, *secrets: bytes) -> set[str]:
+    """Bring keys; return which lack afterwards."""
+    return {*(await operator.bring_keys("127.0.0.1", NAME, pack_keys(secrets)))[0].ids}
 
 
 async def test_a_pod_says_which_keys_it_lacks_and_has_them_once_they_are_brought(
@@ -71,10 +68,8 @@ async def test_a_pod_says_which_keys_it_lacks_and_has_them_once_they_are_brought
 ) -> None:
     word, token = await operator.keys("127.0.0.1", NAME)
     assert token == "the-pods-token"
-    assert (word.held, {*word.lacking}) == ((), {key_id(OWN), key_id(OTHER)})
-    assert (word.gate_boot, word.cache_boot, word.revision) == (gate.gate.boot, "boot-1", 2)
-    after = await bring(operator, OWN)
-    assert (after.held, after.lacking) == ((key_id(OWN),), (key_id(OTHER),))
+    assert {*word.ids} == {key_id(OWN), key_id(OTHER)}
+    assert await bring(operator, OWN) == {key_id(OTHER)}
     assert files(gate) == {f"{keyspace('acme')}.7": OWN}
 
 
@@ -96,47 +91,21 @@ async def test_the_cache_server_is_asked_to_read_what_was_brought(gate: World, o
     assert not gate.adapter.refusals, "an application that is refused is tried again"
 
 
-async def test_what_the_bundle_does_not_name_is_neither_taken_nor_given(gate: World, operator: GateClient) -> None:
-    word = await bring(operator, STRANGE)
-    assert (word.held, len(word.lacking)) == ((), 2)
+async def test_what_the_bundle_does_not_name_is_not_taken(gate: World, operator: GateClient) -> None:
+    assert await bring(operator, STRANGE) == {key_id(OWN), key_id(OTHER)}
     assert files(gate) == {}
-    body, _ = await operator.keys_back("127.0.0.1", NAME, KeysWanted((key_id(STRANGE), key_id(OWN))))
-    assert body == pack_keys([])
 
 
-async def test_a_pod_gives_back_what_it_has_to_an_operator_that_lost_it(gate: World, operator: GateClient) -> None:
-    await bring(operator, OWN, OTHER)
-    body, token = await operator.keys_back("127.0.0.1", NAME, KeysWanted((key_id(OWN),)))
-    assert token == "the-pods-token"
-    taken, strange = unpack_keys(body, [key_id(OWN)])
-    assert (taken, strange) == ({key_id(OWN): OWN}, 0)
-
-
-async def test_a_key_counts_as_held_until_the_cache_server_has_applied_a_policy_without_it(
-    gate: World, operator: GateClient
-) -> None:
+async def test_a_policy_without_a_key_ends_its_file_before_it_is_applied(gate: World, operator: GateClient) -> None:
     await bring(operator, OWN, OTHER)
     gate.adapter.gate.clear()
     revision = await gate.publish([entry("acme", "acme-2"), entry("globex", keys=named(OTHER))])
     await until(lambda: gate.gate.enforcement.revision == revision)
     assert files(gate) == {f"{keyspace('globex')}.7": OTHER}
-    assert {*(await held(operator)).held} == {key_id(OWN), key_id(OTHER)}
+    assert gate.gate.enforcement.acked < revision
     gate.adapter.gate.set()
     await gate.acked(revision)
-    word = await held(operator)
-    assert word.held == (key_id(OTHER),)
-    assert word.says_gone([key_id(OWN)], revision)
-    assert not word.says_gone([key_id(OTHER)], revision)
-
-
-async def test_a_pod_whose_cache_server_is_away_cannot_say_that_a_key_is_gone(
-    gate: World, operator: GateClient
-) -> None:
-    revision = await gate.publish([entry("acme")])
-    await gate.acked(revision)
-    await gate.adapter.stop()
-    await until(lambda: not gate.gate.enforcement.cache_boot)
-    assert not (await held(operator)).says_gone([key_id(OWN)], revision)
+    assert await lacking(operator) == set()
 
 
 async def test_pools_keys_are_brought_as_well(gate: World, operator: GateClient) -> None:
@@ -144,8 +113,8 @@ async def test_pools_keys_are_brought_as_well(gate: World, operator: GateClient)
         keyspace("docs"), "f" * 16, PoolState.WARMING, pack_hashes([bytes(32)]), ("shared",), keys=named(STRANGE, 1)
     )
     await gate.acked(await gate.publish([entry("acme")], pools={0: PoolShard("docs", "uid-docs", (version,))}))
-    assert (await held(operator)).lacking == (key_id(STRANGE),)
-    assert (await bring(operator, STRANGE)).held == (key_id(STRANGE),)
+    assert await lacking(operator) == {key_id(STRANGE)}
+    assert await bring(operator, STRANGE) == set()
     assert files(gate) == {f"{keyspace('docs')}.1": STRANGE}
 
 
@@ -161,25 +130,22 @@ async def test_a_gate_that_starts_anew_goes_on_with_the_files_that_hold_the_righ
     spoilt.write_bytes(STRANGE)
     async with world.started():
         await world.acked(revision)
-        assert (world.gate.volume.keys.held, world.gate.volume.keys.lacking) == ({key_id(OWN)}, {key_id(OTHER)})
+        assert world.gate.volume.keys.lacking == {key_id(OTHER)}
         assert files(world) == {f"{keyspace('acme')}.7": OWN}
 
 
-@pytest.mark.parametrize(("method", "path"), [("POST", KEYS_PATH), ("POST", KEYS_BACK_PATH), ("GET", KEYS_PATH)])
-async def test_only_the_operators_certificate_may_ask_or_bring(
-    gate: World, operator: GateClient, method: str, path: str
-) -> None:
+@pytest.mark.parametrize("method", ["POST", "GET"])
+async def test_only_the_operators_certificate_may_ask_or_bring(gate: World, operator: GateClient, method: str) -> None:
     await bring(operator, OWN)
-    body = bytes(pack_keys([OTHER])) if path == KEYS_PATH else KeysWanted((key_id(OWN),)).encode()
-    kind = CONTENT_TYPE if path == KEYS_PATH else "application/json"
-    request = posted(path, body, kind) if method == "POST" else f"GET {path} HTTP/1.1\r\nHost: g\r\n\r\n".encode()
+    bringing = posted(KEYS_PATH, bytes(pack_keys([OTHER])), CONTENT_TYPE)
+    request = bringing if method == "POST" else f"GET {KEYS_PATH} HTTP/1.1\r\nHost: g\r\n\r\n".encode()
     for name in ("kvstrata-gate", "kvstrata-operator.evil", "acme"):
         other = gate.authority.issue(gate.directory / name, name, server=False)
         answer = await say(gate, request, pki.client_context(other, present=True))
         assert answer.status == 403
         assert OWN not in answer.body
     assert (await gate.ask(request)).status in (401, 404)
-    assert (await held(operator)).lacking == (key_id(OTHER),)
+    assert await lacking(operator) == {key_id(OTHER)}
     assert (await say(gate, request)).status == 200
 
 
@@ -191,17 +157,16 @@ async def test_a_body_that_is_no_message_of_keys_is_refused_and_not_quoted(
     assert answer.status == 400
     assert OWN[:-1] not in answer.body
     assert (await say(gate, posted(KEYS_PATH, body))).status == 415, "keys are not JSON"
-    assert (await say(gate, posted(KEYS_BACK_PATH, body))).status == 400
 
 
 async def test_a_gate_that_knows_no_named_keys_is_told_apart(gate: World, operator: GateClient) -> None:
     gate.gate.control._methods.pop(KEYS_PATH)
     with pytest.raises(GateError) as caught:
-        await held(operator)
+        await lacking(operator)
     assert caught.value.reason is GateFailure.UNSUPPORTED
 
 
-async def test_the_real_adapter_seals_with_a_key_that_was_brought_and_overwrites_it_before_the_pod_says_it_is_gone(
+async def test_the_real_adapter_seals_with_a_key_that_was_brought_and_overwrites_it_before_it_acknowledges(
     real: World, capfd: pytest.CaptureFixture[str]
 ) -> None:
     entries: list[Entry] = [entry("acme", keys=named(OWN)), entry("globex")]
@@ -219,7 +184,6 @@ async def test_the_real_adapter_seals_with_a_key_that_was_brought_and_overwrites
             assert (sealing.generation, bytes(sealing._secret)) == (7, OWN)
             revision = await real.publish([replace(entries[0], keyspace=keyspace("acme-2"), keys=())])
             await until(lambda: real.gate.enforcement.acked >= revision)
-            assert (await held(operator)).says_gone([key_id(OWN)], revision)
             assert bytes(sealing._secret) == bytes(32)
             assert files(real) == {}
     finally:
@@ -233,12 +197,12 @@ class TestFiles:
         keys = KeyFiles(tmp_path)
         keys.write({keyspace("acme"): named(OWN)})
         assert keys.bring({key_id(STRANGE): bytearray(STRANGE)}) == 0
-        assert keys.read([key_id(STRANGE), key_id(OWN)]) == []
+        assert not any((tmp_path / KEYS_DIRECTORY).iterdir())
 
     def test_a_keyspace_whose_key_is_in_the_bundle_is_not_waited_for(self, tmp_path: Path) -> None:
         keys = KeyFiles(tmp_path)
         keys.write({keyspace("acme"): (DataKey(1, OWN),), keyspace("globex"): named(OTHER)})
-        assert (keys.held, keys.lacking) == (set(), {key_id(OTHER)})
+        assert keys.lacking == {key_id(OTHER)}
         assert keys.left([keyspace("acme"), keyspace("globex")]).volume == 1
 
     def test_another_key_in_its_place_ends_the_first(self, tmp_path: Path) -> None:
@@ -246,7 +210,5 @@ class TestFiles:
         keys.write({keyspace("acme"): named(OWN)})
         keys.bring({key_id(OWN): bytearray(OWN)})
         keys.write({keyspace("acme"): named(OTHER)})
-        assert (keys.held, keys.lacking) == ({key_id(OWN)}, {key_id(OTHER)})
-        keys.applied()
-        assert keys.held == set()
+        assert keys.lacking == {key_id(OTHER)}
         assert list((tmp_path / KEYS_DIRECTORY).iterdir()) == []

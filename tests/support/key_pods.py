@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from kvstrata.clients.gate import GateError, GateFailure
 from kvstrata.clients.kube import TokenIdentity
-from kvstrata.contract.messages.key_delivery import KeysHeld, KeysWanted, pack_keys, unpack_keys
+from kvstrata.contract.messages.key_delivery import KeysLacking, unpack_keys
 from kvstrata.contract.policy.bundle import Bundle
 from kvstrata.contract.policy.cache_view import data_keys
 from kvstrata.contract.policy.data_key import KeyReference
 from kvstrata.objects import names
-from kvstrata.reconcile.keys.delivery import KeyCourier
+from kvstrata.reconcile.keys.delivery import KeyDelivery
 
 from .objects import NAMESPACE, pod
 from .worlds import Simulation
@@ -28,14 +28,10 @@ class KeyPods:
         """By pod, the keys that it has, by id."""
         self.away: set[str] = set()
         """Pods that do not answer."""
-        self.outdated: set[str] = set()
-        """Pods of a version that knows no named keys."""
-        self.forgetting = True
-        """Cleared: pods keep keys that their bundle no longer names."""
         self.token = ""
         """What is sent instead of the pod's own token."""
         self.brought: list[tuple[str, int]] = []
-        self.courier: KeyCourier | None = None
+        self.delivery: KeyDelivery | None = None
 
     def start(self, name: str, model: str = "tiny") -> None:
         """Let a pod come up with an address of its own, and acknowledge."""
@@ -45,39 +41,35 @@ class KeyPods:
         self.held[name] = {}
         self.sim.settle()
 
-    def lead(self, *, leading: bool = True) -> KeyCourier:
-        """Return the courier of the operator that leads now."""
-        self.courier = KeyCourier(
+    def lead(self, *, leading: bool = True) -> None:
+        """Let the operator that leads now bring keys."""
+        self.delivery = KeyDelivery(
             self.sim.kube,
             self,
             self.sim.store,
-            self.sim.memory,
-            self.sim.holders,
+            self.sim.ring,
             lambda: leading,
             monotonic=lambda: self.sim.now.timestamp(),
         )
-        return self.courier
 
     async def turn(self, seconds: float = 1.0) -> None:
         """Let everybody acknowledge and say what they lack, visit whoever is to be visited, and let time pass."""
-        assert self.courier is not None
+        assert self.delivery is not None
         for _ in range(4):
             self.sim.settle()
             for name in self.addresses.keys() - self.away:
                 if name in self.sim.world.pods.get("tiny", {}):
                     self.say(name)
-            self.courier.follow()
-            await asyncio.gather(*self.courier._looks.values())
-            await asyncio.gather(*self.courier._visits.values())
+            self.delivery.follow()
+            await asyncio.gather(*self.delivery._visits.values())
             self.sim.settle()
         self.sim.advance(seconds)
 
     def say(self, name: str) -> None:
         """Let a pod acknowledge its bundle, drop what that does not name, and tell how many keys lack."""
         ids = self.named()
-        if self.forgetting:
-            self.held[name] = {one: key for one, key in self.held[name].items() if one in ids}
-        lacking = 0 if name in self.outdated else len(ids - self.held[name].keys())
+        self.held[name] = {one: key for one, key in self.held[name].items() if one in ids}
+        lacking = len(ids - self.held[name].keys())
         found = self.sim.pod(name)
         known = self.sim.acks.get(found.uid)
         revision = self.bundle().root.revision
@@ -111,14 +103,14 @@ class KeyPods:
         """The ids of the keys that it names."""
         return {key.id for keys in data_keys(self.bundle()).values() for key in keys if isinstance(key, KeyReference)}
 
-    # what the courier asks
+    # what the operator asks
 
-    async def keys(self, pod_ip: str, server_name: str) -> tuple[KeysHeld, str]:
-        """Tell which keys a pod has."""
+    async def keys(self, pod_ip: str, server_name: str) -> tuple[KeysLacking, str]:
+        """Tell which keys a pod lacks."""
         name, token = self._answering(pod_ip)
         return self._word(name), token
 
-    async def bring_keys(self, pod_ip: str, server_name: str, message: bytearray) -> tuple[KeysHeld, str]:
+    async def bring_keys(self, pod_ip: str, server_name: str, message: bytearray) -> tuple[KeysLacking, str]:
         """Take what lacks."""
         name, token = self._answering(pod_ip)
         taken, _ = unpack_keys(message, self.named() - self.held[name].keys())
@@ -126,23 +118,13 @@ class KeyPods:
         self.brought.append((name, len(taken)))
         return self._word(name), token
 
-    async def keys_back(self, pod_ip: str, server_name: str, wanted: KeysWanted) -> tuple[bytearray, str]:
-        """Give back what is there."""
-        name, token = self._answering(pod_ip)
-        assert {*wanted.ids} <= self.named(), "it asks for nothing else"
-        return pack_keys(key for one, key in self.held[name].items() if one in wanted.ids), token
-
-    def _word(self, name: str) -> KeysHeld:
-        state, ids = self.sim.acks[self.sim.pod(name).uid], self.named()
-        held = self.held[name].keys()
-        return KeysHeld(state.gate_boot, state.cache_boot, state.acked, tuple(held), tuple(ids - held))
+    def _word(self, name: str) -> KeysLacking:
+        return KeysLacking(tuple(self.named() - self.held[name].keys()))
 
     def _answering(self, ip: str) -> tuple[str, str]:
         name = next(name for name, address in self.addresses.items() if address == ip)
         if name in self.away:
             raise GateError(GateFailure.TIMEOUT, "it did not answer")
-        if name in self.outdated:
-            raise GateError(GateFailure.UNSUPPORTED, "HTTP 404", 404)
         account = f"system:serviceaccount:{NAMESPACE}:{names.model_child('tiny')}"
         token = f"token-of-{name}"
         self.sim.kube.tokens[token] = TokenIdentity(account, self.sim.pod(name).uid)

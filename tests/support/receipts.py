@@ -58,6 +58,7 @@ OLD_EPOCH = epoch_commitment(DOMAIN, ScopeKind.TENANT, "acme", "0" * 31 + "1")
 NEW_EPOCH = epoch_commitment(DOMAIN, ScopeKind.TENANT, "acme", "0" * 31 + "2")
 OPERATOR = Word(Party.OPERATOR, "operator-pod-uid", T4)
 JOB = Word(Party.JOB, "job-uid", T3)
+KMS = Word(Party.CUSTODY, "transit:cluster-id", T4)
 
 
 def subject(uid: str = "order-1", **changes: object) -> Subject:
@@ -113,8 +114,8 @@ def tier(name: str = "redis", **changes: object) -> TierFact:
 
 
 def data_key(**changes: object) -> KeyFact:
-    """A data key that was in memory only, and is destroyed."""
-    whole = KeyFact(key_fingerprint(b"k" * 32), OLD_EPOCH, KeyCustody.MEMORY, OPERATOR, OPERATOR)
+    """A data key that a KMS wrapped, and that is destroyed."""
+    whole = KeyFact(key_fingerprint(b"k" * 32), OLD_EPOCH, KeyCustody.KMS, OPERATOR, KMS)
     return replace(whole, **changes)  # type: ignore[arg-type]
 
 

@@ -27,12 +27,11 @@ from kvstrata.objects.applied import is_applied, stamped
 from kvstrata.objects.context import BuildContext
 from kvstrata.plan.actions import EndReclaim, ErasureOrder, Plan, ProbeBackend, Question, ReclaimQuestion, TendServers
 from kvstrata.plan.questions import IsolationQuestion, PoolQuestion
-from kvstrata.reconcile.keyholders import KeyHolders
+from kvstrata.reconcile.keys.key_ring import KeyRing
 from kvstrata.reconcile.keys.kms_domains import KmsEstates
 from kvstrata.reconcile.keys.kms_services import KmsServices, Login, by_service_account
 from kvstrata.reconcile.keys.kms_worker import KmsKeys
 from kvstrata.reconcile.loop import plan
-from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync
 from kvstrata.reconcile.secret_watch import SecretWatch
@@ -90,8 +89,6 @@ class Simulation:
         self.kms_login: Login = by_service_account(Path("/nonexistent"))
         self.plans: list[tuple[Key, Plan]] = []
         self.boots = 0
-        self.operator_pod = ""
-        """Of which pod operators that are started from now on are; empty: each of one of its own."""
         self._boot()
         self.put(*objects)
 
@@ -99,25 +96,21 @@ class Simulation:
         self.store = Store(lambda: self.random.randbytes(64), lambda: self.now)
         self.boots += 1
         self.store.term = self.boots
-        operator = self.operator_pod or f"op-{self.boots}"
+        operator = f"op-{self.boots}"
         self.queue = WorkQueue(lambda: (self.now - START).total_seconds())
         keeper = MemoryKeeper(self.kube, "kvstrata-system", self.random.randbytes, lambda: self.now)
         self.keeper = keeper
         self.secret_watch = SecretWatch(self.store, keeper)
-        self.memory = MemoryKeys(self.store, self.queue, self.random.randbytes, lambda: self.now, operator)
-        self.holders = KeyHolders(
-            self.kube, "kvstrata-system", self.store, self.memory, operator, lambda: self.now, lambda: True,
-            lambda: self.now.timestamp(),
-        )  # fmt: skip
+        self.ring = KeyRing()
         services = KmsServices(self.kube, map(AllowedService, self.kms_addresses), self.kms_login)
         self.estates = KmsEstates(
             self.kube, "kvstrata-system", self.store, services, operator, lambda: self.now, lambda: True
         )
-        self.kms = KmsKeys(self.store, self.queue, self.memory, self.estates, operator, lambda: self.now, lambda: True)
+        self.kms = KmsKeys(self.store, self.queue, self.ring, self.estates, operator, lambda: self.now, lambda: True)
         self.writer = Writer(
             self.kube, self.store, self.queue, keeper, lambda: True,
             lambda _, asked: self.pool_questions.append(asked), lambda _, asked: self.isolation_questions.append(asked),
-            lambda where, order: self.erase(where, order), self.kms, self,
+            lambda where, order: self.erase(where, order), self.kms.keep, self,
         )  # fmt: skip
         self.resync = Resync(self.kube, self.store, keeper, [NAMESPACE], False)
 
@@ -229,7 +222,6 @@ class Simulation:
         finish(self.resync.objects(lambda _: None))
         self.store.recall_departures()
         finish(self.resync.secrets())
-        self.memory.begin()
         self.kms.begin()
         for model in self.world.models:
             for pod in self.world.live_pods(model):

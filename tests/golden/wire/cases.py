@@ -53,7 +53,7 @@ from kvstrata.contract.messages.erase_2 import (
     VerifyQuestion,
 )
 from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion, PoolTierState
-from kvstrata.contract.messages.key_delivery import KeysHeld, KeysWanted
+from kvstrata.contract.messages.key_delivery import KeysLacking
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.messages.pools import (
     PoolReport,
@@ -342,10 +342,8 @@ def cases() -> Iterator[Case]:
     yield _own("warm", "PoolReport full", PoolReport("gate-boot", "cache-boot", (held,)))
     yield _own("warm", "PoolReport minimal", PoolReport("gate-boot", ""))
 
-    yield _own("keydelivery", "KeysHeld full", KeysHeld("gate-boot", "cache-boot", 7, ("e" * 64,), ("f" * 64,)))
-    yield _own("keydelivery", "KeysHeld minimal", KeysHeld("", "", 0, ()))
-    yield _own("keydelivery", "KeysWanted full", KeysWanted(("e" * 64, "f" * 64)))
-    yield _own("keydelivery", "KeysWanted minimal", KeysWanted(()))
+    yield _own("keydelivery", "KeysLacking full", KeysLacking(("e" * 64, "f" * 64)))
+    yield _own("keydelivery", "KeysLacking minimal", KeysLacking())
 
     yield _told("Line full", HAPPENED)
     yield _told("Line of a tenant", SERVED)

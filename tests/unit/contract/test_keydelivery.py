@@ -1,4 +1,4 @@
-"""Keys travel as bytes, are taken by their own digest only, and a pod's word on them says what it says."""
+"""Keys travel as bytes, and are taken by their own digest only."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from kvstrata.contract.messages.key_delivery import (
     MAX_CARRIED,
     MAX_KEYS,
     MAX_KEYS_BYTES,
-    KeysHeld,
-    KeysWanted,
+    KeysLacking,
     overwrite,
     pack_keys,
     unpack_keys,
@@ -64,13 +63,10 @@ def test_what_is_no_key_is_not_packed(secret: bytes) -> None:
 
 def test_the_largest_messages_fit() -> None:
     ids = tuple(f"{n:0{KEY_ID_DIGITS}x}" for n in range(MAX_KEYS))
-    assert len(KeysHeld("g", "c", 1, ids).encode()) <= MAX_KEYS_BYTES
-    assert len(KeysWanted(ids[:MAX_CARRIED]).encode()) <= MAX_REQUEST_BYTES
+    assert len(KeysLacking(ids).encode()) <= MAX_KEYS_BYTES
     assert len(pack_keys([A] * MAX_CARRIED)) <= MAX_REQUEST_BYTES
     with pytest.raises(ContractError):
         pack_keys([A] * (MAX_CARRIED + 1))
-    with pytest.raises(ContractError):
-        KeysWanted(ids[: MAX_CARRIED + 1]).encode()
 
 
 def test_an_id_is_what_a_receipt_says() -> None:
@@ -90,47 +86,23 @@ def test_a_malformed_reference_is_refused(raw: object) -> None:
         KeyReference.from_json(raw)  # type: ignore[arg-type]
 
 
-def test_a_word_on_keys_and_a_question_for_them_are_read_as_written() -> None:
-    held = KeysHeld("gate-1", "cache-1", 4, (key_id(A),), (key_id(B),))
-    assert KeysHeld.decode(held.encode()) == held
-    wanted = KeysWanted((key_id(A),))
-    assert KeysWanted.decode(wanted.encode()) == wanted
+def test_which_keys_lack_is_read_as_written() -> None:
+    lacking = KeysLacking((key_id(A), key_id(B)))
+    assert {*KeysLacking.decode(lacking.encode()).ids} == {*lacking.ids}
 
 
 @pytest.mark.parametrize(
     "change",
     [
         {"contract": 9},
-        {"gate_boot": 3},
-        {"gate_boot": "x" * 129},
-        {"revision": -1},
-        {"revision": True},
-        {"held": "a" * KEY_ID_DIGITS},
-        {"held": [key_id(A), key_id(A)]},
-        {"held": [key_id(A)], "lacking": [key_id(A)]},
+        {"lacking": "a" * KEY_ID_DIGITS},
+        {"lacking": [key_id(A), key_id(A)]},
         {"lacking": [None]},
+        {"lacking": None},
     ],
     ids=str,
 )
-def test_a_malformed_word_is_refused(change: dict[str, object]) -> None:
-    raw = json.loads(KeysHeld("gate-1", "cache-1", 4, (key_id(A),), (key_id(B),)).encode())
+def test_a_malformed_answer_is_refused(change: dict[str, object]) -> None:
+    raw = json.loads(KeysLacking((key_id(A),)).encode())
     with pytest.raises(ContractError):
-        KeysHeld.decode(json.dumps(raw | change).encode())
-
-
-class TestAPodSaysThatKeysAreGone:
-    def test_by_both_processes_under_a_revision_that_does_not_name_them(self) -> None:
-        assert KeysHeld("gate-1", "cache-1", 5, (key_id(B),)).says_gone([key_id(A)], 5)
-
-    @pytest.mark.parametrize(
-        "word",
-        [
-            KeysHeld("gate-1", "cache-1", 5, (key_id(A),)),
-            KeysHeld("gate-1", "cache-1", 4, ()),
-            KeysHeld("gate-1", "", 5, ()),
-            KeysHeld("", "cache-1", 5, ()),
-        ],
-        ids=["it has it", "an older revision", "no cache server", "no gate"],
-    )
-    def test_and_otherwise_it_does_not(self, word: KeysHeld) -> None:
-        assert not word.says_gone([key_id(A)], 5)
+        KeysLacking.decode(json.dumps(raw | change).encode())

@@ -118,11 +118,8 @@ def test_of_nothing_nothing_is_claimed() -> None:
         ({"removed": Word(Party.POD, "pod-1", T1)}, ()),
         ({"destroyed": None}, (Claim.KEYS_REVOKED,)),
         ({"destroyed": Word(Party.POD, "pod-1", T1)}, (Claim.KEYS_REVOKED,)),
-        ({"custody": KeyCustody.KMS}, (Claim.KEYS_REVOKED,)),
-        (
-            {"custody": KeyCustody.KMS, "destroyed": Word(Party.CUSTODY, "kms", T3)},
-            (Claim.KEYS_REVOKED, Claim.KEYS_DESTROYED),
-        ),
+        ({"destroyed": Word(Party.OPERATOR, "operator-1", T3)}, (Claim.KEYS_REVOKED,)),
+        ({"destroyed": Word(Party.CUSTODY, "kms", T3)}, (Claim.KEYS_REVOKED, Claim.KEYS_DESTROYED)),
         ({"custody": KeyCustody.SECRET, "destroyed": None}, (Claim.KEYS_REVOKED,)),
     ],
 )

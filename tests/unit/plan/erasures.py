@@ -71,7 +71,7 @@ def witness(uid: str, *tiers: HeldTier) -> Witness:
 
 def rolled(*pods: Witness, keys: tuple[HeldKey, ...] | None = None) -> Rolled:
     """New epochs are in every bundle, after a second."""
-    held = (HeldKey(KEY, OLD_EPOCH, KeyCustody.MEMORY),) if keys is None else keys
+    held = (HeldKey(KEY, OLD_EPOCH, KeyCustody.KMS),) if keys is None else keys
     revoked = (Revoked(RevokedKind.TENANT, "acme", OLD_EPOCH, NEW_EPOCH),)
     return Rolled(at(1), revoked, (Target("chat", 7),), pods or (witness("p1", MEMORY), witness("p2", MEMORY)), held)
 
@@ -93,9 +93,12 @@ def fenced(uid: str, waited_s: int = 330) -> PodSeen:
 
 
 def removed(after_s: float = 3) -> tuple[KeyRemoved, KeyDestroyed]:
-    """The data key is gone, by the operator's word."""
-    word = Word(Party.OPERATOR, "operator-1", format_timestamp(at(after_s)))
-    return KeyRemoved(KEY, word), KeyDestroyed(KEY, word)
+    """The data key is gone, as the operator and the KMS reported."""
+    moment = format_timestamp(at(after_s))
+    return (
+        KeyRemoved(KEY, Word(Party.OPERATOR, "operator-1", moment)),
+        KeyDestroyed(KEY, Word(Party.CUSTODY, "transit:1", moment)),
+    )
 
 
 def deleted(node: str, began_s: float = 35, ended_s: float = 36, round: int = 1, **changes: object) -> Deletion:
@@ -194,7 +197,8 @@ class Simulation:
     slots_move_until_s: float = 0
     jobs_fail: int = 0
     late_copies: int = 0
-    custody: KeyCustody = KeyCustody.MEMORY
+    custody: KeyCustody = KeyCustody.KMS
+    custody_confirms: bool = True
     dies_at: frozenset[int] = frozenset()
     shuffle: Callable[[list[Fact]], list[Fact]] = lambda facts: facts
     now_s: float = 0
@@ -301,12 +305,10 @@ class Simulation:
                     self.has_key = False
                     self.key_facts = removed(self.now_s)[:1]
             case DestroyKeys():
-                first = self.key_facts[0]
-                assert isinstance(first, KeyRemoved)
-                told: Fact = KeyNotDestroyed(KEY, "a process may still have it", at(self.now_s))
-                if self.custody is KeyCustody.MEMORY:
-                    told = KeyDestroyed(KEY, first.by)
-                self.key_facts = (first, told)
+                told: Fact = KeyNotDestroyed(KEY, "the key can be exported", at(self.now_s))
+                if self.custody_confirms:
+                    told = removed(self.now_s)[1]
+                self.key_facts = (self.key_facts[0], told)
             case StartDeletion(tier=tier, primary=node, round=turn):
                 job = Deletion(tier, node, turn, f"job-{node}-{turn}", JobState.RUNNING, at(self.now_s), 2)
                 self.jobs.setdefault((tier, node, turn), job)

@@ -71,7 +71,7 @@ def test_once_every_pod_is_settled_keys_go(word: Fact) -> None:
     assert holding(step) == {"LogicallyInvalid"}
 
 
-def test_whoever_had_a_key_that_was_in_memory_only_is_asked_before_anything_is_deleted() -> None:
+def test_the_kms_is_asked_to_end_a_removed_key_before_anything_is_deleted() -> None:
     gone, destroyed = removed()
     facts = (rolled(), acked("p1"), acked("p2", 4), gone)
     step = step_of(*facts, now_s=400)
@@ -80,14 +80,14 @@ def test_whoever_had_a_key_that_was_in_memory_only_is_asked_before_anything_is_d
     assert "KeysDestroyed" in holding(step_of(*facts, destroyed, now_s=400))
 
 
-def test_a_key_whose_end_nobody_can_tell_holds_up_nothing_and_its_condition_says_who_has_it() -> None:
+def test_a_key_whose_end_is_not_confirmed_holds_up_nothing_and_its_condition_says_why() -> None:
     gone, _ = removed()
-    why = KeyNotDestroyed(KEY, "1 of 2 pods have not let go", at(10))
+    why = KeyNotDestroyed(KEY, "key k can be exported", at(10))
     step = step_of(rolled(), acked("p1"), acked("p2", 4), gone, why, now_s=400)
     assert step.phase is ErasurePhase.ERASING
     lacking = next(one for one in step.findings if one.type == "KeysDestroyed")
     assert (lacking.status, lacking.reason) == ("False", R.NOT_CONFIRMED)
-    assert lacking.message.endswith("1 of 2 pods have not let go")
+    assert lacking.message.endswith("key k can be exported")
 
 
 def test_a_custody_that_is_away_is_named_and_nothing_is_deleted_before_keys_are_gone() -> None:

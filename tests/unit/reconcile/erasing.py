@@ -290,6 +290,7 @@ class World:
     def crew(self) -> Crew:
         """Everybody whom the operator of this moment knows."""
         sim = self.sim
+        self.keys.lead()
 
         def may_write() -> None:
             if not self.leading:
@@ -312,18 +313,7 @@ class World:
             queue=sim.queue,
             events=Events(sim.kube),
             keep=Keep(sim.kube, OPERATOR_NAMESPACE),
-            keys=KeyRevoker(
-                sim.kube,
-                sim.store,
-                sim.queue,
-                sim.keeper,
-                "operator-1",
-                now,
-                may_write,
-                sim.memory,
-                sim.kms,
-                self.keys.lead().ask_holders,
-            ),
+            keys=KeyRevoker(sim.kube, sim.store, sim.queue, sim.keeper, "operator-1", now, may_write, sim.kms),
             looks=Looks(sim.kube, "operator-1", now, verifier),
             pods=Pods(sim.kube, self.gates, now),
             jobs=self.jobs,

@@ -43,7 +43,6 @@ class KeyCustody(StrEnum):
     """Where the data keys of a domain are kept."""
 
     SECRET = "Secret"  # noqa: S105 - a name, not a secret
-    MEMORY = "Memory"
     KMS = "KMS"
 
 
@@ -122,10 +121,8 @@ class CacheDomainSpec(ApiModel):
     invalidation cannot be promised for unreachable pods. Absent means Fence."""
 
     key_custody: KeyCustody | None = None
-    """Where data keys are kept. Secret: in Secrets of the namespace. Memory: in the operator and in pods only, so that
-    their end can be known; what no pod has when the operator starts anew is lost, and with it what it encrypted. KMS:
-    wrapped by a key management service, which can end them. It cannot be changed while there are keys. Absent means
-    Secret."""
+    """Where data keys are kept. Secret: in Secrets of the namespace. KMS: wrapped by a key management service, which
+    can end them. It cannot be changed while there are keys. Absent means Secret."""
 
     kms: KeyManagement | None = None
     """The service, for keyCustody: KMS. Leave it until the last key that it wraps has ended: without it no key is

@@ -28,13 +28,12 @@ from kvstrata.reconcile.erasure.deps import assemble
 from kvstrata.reconcile.erasure.former_identities import Reclaims
 from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.erasure.tasks import Erasures
-from kvstrata.reconcile.keyholders import KeyHolders
-from kvstrata.reconcile.keys.delivery import KeyCourier
+from kvstrata.reconcile.keys.delivery import KeyDelivery
+from kvstrata.reconcile.keys.key_ring import KeyRing
 from kvstrata.reconcile.keys.kms_domains import KmsEstates
 from kvstrata.reconcile.keys.kms_services import KmsServices, by_service_account
 from kvstrata.reconcile.keys.kms_worker import KmsKeys
 from kvstrata.reconcile.loop import Loop
-from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.metrics import build_app
 from kvstrata.reconcile.pod_states import AckListener
 from kvstrata.reconcile.pools import Warming
@@ -81,14 +80,11 @@ class Operator:
         self._store = Store(lambda: secrets.token_bytes(64), utc_now)
         self._queue = WorkQueue(time.monotonic)
         self._keeper = Keeper(kube, settings.namespace, secrets.token_bytes, utc_now)
-        self._memory = MemoryKeys(self._store, self._queue, secrets.token_bytes, utc_now, settings.pod_name)
+        self._ring = KeyRing()
         services = KmsServices(kube, settings.kms_services, by_service_account(Path(settings.kms_token_file)))
         word = (settings.pod_name, utc_now, self._may_write)
         estates = KmsEstates(kube, settings.namespace, self._store, services, *word)
-        self._kms = KmsKeys(self._store, self._queue, self._memory, estates, *word)
-        self._holders = KeyHolders(
-            kube, settings.namespace, self._store, self._memory, settings.pod_name, utc_now, self._may_write
-        )
+        self._kms = KmsKeys(self._store, self._queue, self._ring, estates, *word)
         self._lease = Leadership(Kube.connect, settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s)
         self._met = asyncio.Event()
         self._elected = asyncio.Event()
@@ -117,9 +113,7 @@ class Operator:
         for task in pending:
             task.cancel()
         # A part that does not heed its cancellation may not hold up the end.
-        _, hanging = await asyncio.wait(pending, timeout=STOP_WITHIN_S)
-        if self._elected.is_set() and not hanging:
-            await self._holders.leave()
+        await asyncio.wait(pending, timeout=STOP_WITHIN_S)
         await self._lease.release()
         for task in done:
             error = task.exception()
@@ -206,8 +200,7 @@ class Operator:
 
     async def _lead(self) -> None:
         await self._met.wait()
-        async with self._holders.telling_of_former_self():
-            self._store.term = await self._lease.acquire()
+        self._store.term = await self._lease.acquire()
         self._elected.set()
         holding = asyncio.create_task(self._lease.hold(), name="lease")
         acting = asyncio.create_task(self._act(), name="act")
@@ -230,7 +223,6 @@ class Operator:
         client = await self._keeper.open()
         resync = Resync(self._kube, self._store, self._keeper, self._settings.watch_namespaces, self._service_monitors)
         await self._first_look(resync)
-        self._memory.begin()
         self._kms.begin()
         self._leading = True
         metrics.LEADING.set(1)
@@ -241,11 +233,11 @@ class Operator:
             Probing(self._kube, gates, self._store, self._queue, self._may_write) as probing,
         ):
             parts = (self._kube, self._store, self._queue, self._keeper, gates, self._context(), self._may_write)
-            courier = KeyCourier(self._kube, gates, self._store, self._memory, self._holders, self._may_write)
-            erasures = Erasures(assemble(*parts, self._memory, self._kms, courier.ask_holders, self._settings.pod_name))
+            delivery = KeyDelivery(self._kube, gates, self._store, self._ring, self._may_write)
+            erasures = Erasures(assemble(*parts, self._kms, self._settings.pod_name))
             jobs = Jobs(self._kube, self._context(), utc_now, self._may_write)
             reclaims = Reclaims(self._store, self._queue, jobs, utc_now)
-            asked = (warming.ask, probing.ask, erasures.take, self._kms, reclaims)
+            asked = (warming.ask, probing.ask, erasures.take, self._kms.keep, reclaims)
             writer = Writer(self._kube, self._store, self._queue, self._keeper, self._may_write, *asked)
             listener = AckListener(self._kube, gates, self._store, self._queue)
             loop = Loop(self._store, self._queue, writer, self._context(), self._settings.workers)
@@ -256,7 +248,7 @@ class Operator:
                 self._enqueue_all()
                 self._synced = True
                 group.create_task(listener.run(), name="acks")
-                group.create_task(courier.run(), name="keys")
+                group.create_task(delivery.run(), name="keys")
                 group.create_task(loop.run(), name="loop")
                 group.create_task(self._resync_for_ever(resync), name="resync")
 

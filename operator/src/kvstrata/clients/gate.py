@@ -32,11 +32,9 @@ from kvstrata.contract.messages.erase import (
 )
 from kvstrata.contract.messages.key_delivery import (
     CONTENT_TYPE,
-    KEYS_BACK_PATH,
     KEYS_PATH,
     MAX_KEYS_BYTES,
-    KeysHeld,
-    KeysWanted,
+    KeysLacking,
 )
 from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER, CONTROL_PORT, STATE_PATH, PodState
 from kvstrata.contract.messages.pools import (
@@ -255,33 +253,24 @@ class GateClient:
         answer = await self._ask(pod_ip, server_name, question, Probed.decode)
         return answer.body, answer.token
 
-    async def keys(self, pod_ip: str, server_name: str) -> tuple[KeysHeld, str]:
-        """Return which data keys that its bundle names a pod has, and the token that came with it, unchecked.
+    async def keys(self, pod_ip: str, server_name: str) -> tuple[KeysLacking, str]:
+        """Return which data keys that its bundle names a pod lacks, and the token that came with it, unchecked.
 
         Raises GateError.
         """
         question = _Question("GET", KEYS_PATH, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, newer=True)
-        answer = await self._ask(pod_ip, server_name, question, KeysHeld.decode)
+        answer = await self._ask(pod_ip, server_name, question, KeysLacking.decode)
         return answer.body, answer.token
 
-    async def bring_keys(self, pod_ip: str, server_name: str, message: bytearray) -> tuple[KeysHeld, str]:
-        """Bring a pod data keys (`pack_keys`); return its word after it, and the token that came with it, unchecked.
+    async def bring_keys(self, pod_ip: str, server_name: str, message: bytearray) -> tuple[KeysLacking, str]:
+        """Bring a pod data keys (`pack_keys`); return which it lacks now, and the token that came with it, unchecked.
 
         The caller overwrites the message. Raises GateError, after which the keys may have arrived.
         """
         question = _Question(
             "POST", KEYS_PATH, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, body=message, content_type=CONTENT_TYPE, newer=True
         )
-        answer = await self._ask(pod_ip, server_name, question, KeysHeld.decode)
-        return answer.body, answer.token
-
-    async def keys_back(self, pod_ip: str, server_name: str, wanted: KeysWanted) -> tuple[bytearray, str]:
-        """Return a message with those of the wanted keys that a pod has, and the token that came with it, unchecked.
-
-        The caller overwrites the message. Raises GateError, and ContractError for a question that no gate would take.
-        """
-        question = _Question("POST", KEYS_BACK_PATH, KEYS_TIMEOUT_S, MAX_KEYS_BYTES, body=wanted.encode(), newer=True)
-        answer = await self._ask(pod_ip, server_name, question, bytearray)
+        answer = await self._ask(pod_ip, server_name, question, KeysLacking.decode)
         return answer.body, answer.token
 
     async def _ask(

@@ -67,11 +67,10 @@ class World:
     `servers` gives the pods of a managed tier by the tier's name and their own, `clusters` the last look at a managed
     cluster.
 
-    `data_keys` gives the data key of an epoch, or its id where only the operator's and the pods' memory have it.
-    `judged_epochs` are those of them which no status names unless one in this snapshot does; of the others a status may
-    still be news to come. `keys_awaited` are epochs whose keys the operator asks pods for, `keys_lost` those whose keys
-    nobody has any more, or may have been drawn by an operator that did not leave them behind. `keys_problem` is what is
-    the matter with a key management service, for people.
+    `data_keys` gives the data key of an epoch, or its id where a KMS wraps it. `judged_epochs` are those of them which
+    no status names unless one in this snapshot does; of the others a status may still be news to come.
+    `keys_unwrapping` are epochs whose keys are being unwrapped, `keys_lost` those whose keys cannot be had any more.
+    `keys_problem` is why the KMS cannot be used, for people.
     """
 
     namespace: str
@@ -80,7 +79,7 @@ class World:
     domain_key: bytes | None = field(default=None, repr=False)
     data_keys: Mapping[str, bytes | str] = field(default_factory=dict, repr=False)
     judged_epochs: Set[str] = frozenset()
-    keys_awaited: Set[str] = frozenset()
+    keys_unwrapping: Set[str] = frozenset()
     keys_lost: Set[str] = frozenset()
     keys_problem: str = ""
     domains: Mapping[str, CacheDomain] = field(default_factory=dict)

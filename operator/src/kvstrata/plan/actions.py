@@ -72,9 +72,8 @@ class EnsureSecret:
 
 
 @dataclass(frozen=True, slots=True)
-class KeepInMemory:
-    """Draw a data key for each of `epochs` that has none, and overwrite those of `spent`; no object ever has one that
-    is not wrapped."""
+class KeepInKms:
+    """Have the KMS wrap a data key for each of `epochs` that has none, and delete what wraps those of `spent`."""
 
     epochs: tuple[str, ...] = ()
     spent: tuple[str, ...] = ()
@@ -300,15 +299,7 @@ Question = ProbeBackend | TendServers | TendCluster | PoolQuestion | IsolationQu
 """Actions that change no object of the plan; their answers are facts of a later plan, and nobody waits for them."""
 
 Write = (
-    EnsureSecret
-    | KeepInMemory
-    | TurnSecret
-    | CommitBundle
-    | EmptySecrets
-    | SetFinalizers
-    | Create
-    | Remove
-    | EndReclaim
+    EnsureSecret | KeepInKms | TurnSecret | CommitBundle | EmptySecrets | SetFinalizers | Create | Remove | EndReclaim
 )
 Action = Write | Question
 

@@ -142,8 +142,8 @@ def tell_secret(namespace: str, name: str, material: str, *, made: int, removed:
     _tell_made(namespace, f"Secret/{name}", material, made, removed)
 
 
-def tell_memory(namespace: str, *, made: int, removed: int) -> None:
-    """Tell how many data keys were drawn that no object holds, and how many were overwritten."""
+def tell_data_keys(namespace: str, *, made: int, removed: int) -> None:
+    """Tell how many data keys were unwrapped by a KMS, and how many were overwritten."""
     _tell_made(namespace, f"CacheDomain/{DOMAIN_NAME}", str(Material.DATA_KEYS), made, removed)
 
 

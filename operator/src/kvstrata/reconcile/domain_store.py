@@ -37,7 +37,6 @@ from kvstrata.model.reclaim import ReclaimReport
 from kvstrata.model.redis.cluster import ServerPod
 from kvstrata.model.redis.credentials import CredentialLook
 from kvstrata.model.refs import Key
-from kvstrata.plan.keys.custody import in_force
 from kvstrata.reconcile.parse import OWN_KINDS
 
 
@@ -62,7 +61,7 @@ class DomainStore:
     domain_key: bytes | None = field(default=None, repr=False)
     data_keys: Mapping[str, bytes | str] = field(default_factory=dict, repr=False)
     """By epoch; replaced as a whole when one changes. A text is the id of a key that is in no Secret."""
-    keys_awaited: frozenset[str] = frozenset()
+    keys_unwrapping: frozenset[str] = frozenset()
     keys_lost: frozenset[str] = frozenset()
     keys_problem: str = ""
     judged_epochs: set[str] = field(default_factory=set)
@@ -155,7 +154,7 @@ def note_presence(ending: Ending, after: Resource) -> None:
         case CachedModel():
             ending.models.pop(after.name, None)
         case CacheDomain() if after.status.domain_id is not None:
-            ending.domain_id = ending.custody = None
+            ending.domain_id = None
 
 
 def note_end(ending: Ending, before: Resource | None) -> None:
@@ -170,14 +169,13 @@ def note_end(ending: Ending, before: Resource | None) -> None:
             ending.models[before.name] = before
         case CacheDomain():
             ending.domain_id = before.status.domain_id or ending.domain_id
-            ending.custody = in_force(before)
 
 
 def keys_of_former(data_keys: Mapping[str, bytes | str], before: Resource | None, after: Resource) -> frozenset[str]:
     """Return the epochs whose keys were another CacheDomain's, if `after` is a new one.
 
-    No Secret that goes with the former tells it of those that no Secret has. Where they are kept, and how they end, is
-    not the new domain's to say: its epochs get new ones.
+    Secrets of keys go with their CacheDomain; keys that a KMS wraps do not. How those end is not the new domain's to
+    say, so its epochs get new ones.
     """
     new = isinstance(after, CacheDomain) and after.status.domain_id is None
     if not new or (before is not None and before.uid == after.uid):

@@ -68,7 +68,7 @@ class Store:
             domain_key=d.domain_key,
             data_keys=d.data_keys,
             judged_epochs=d.judged_epochs,
-            keys_awaited=d.keys_awaited,
+            keys_unwrapping=d.keys_unwrapping,
             keys_lost=d.keys_lost,
             keys_problem=d.keys_problem,
             domains=d.objects["CacheDomain"],

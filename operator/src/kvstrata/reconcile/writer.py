@@ -24,7 +24,7 @@ from kvstrata.plan.actions import (
     EndReclaim,
     EnsureSecret,
     ErasureOrder,
-    KeepInMemory,
+    KeepInKms,
     Plan,
     ProbeBackend,
     ReclaimFormer,
@@ -60,7 +60,6 @@ from .background import utc_now
 from .bundles import bundle_secret, read_bundle, shards_of, take
 from .events import Events
 from .lifecycle import create, set_finalizers
-from .memorykeys import KeepsKeys
 from .metrics import count_lazy
 from .queue import WorkQueue
 from .reclaimed import Reclaimer, reclaim, tell_reclaimed
@@ -77,8 +76,7 @@ PROGRESS_INTERVAL_S = 0.25
 class Writer:
     """Carries out plans for one operator process. `leading` says whether this process may still write, `ask_for_pools`
     begins with what a plan of a pool asks of others, `probe` with a probe of isolation, `erase` with what a plan of an
-    eager invalidation orders. `memory` has the data keys of namespaces that keep them there, `reclaims` deletes former
-    caches."""
+    eager invalidation orders, `keep_in_kms` has a KMS draw and end data keys, `reclaims` deletes former caches."""
 
     def __init__(
         self,
@@ -90,11 +88,11 @@ class Writer:
         ask_for_pools: Callable[[str, PoolQuestion], None],
         probe: Callable[[str, IsolationQuestion], None],
         erase: Callable[[str, ErasureOrder], None] = lambda _namespace, _order: None,
-        memory: KeepsKeys | None = None,
+        keep_in_kms: Callable[[str, KeepInKms], None] = lambda _namespace, _order: None,
         reclaims: Reclaimer | None = None,
     ) -> None:
         self._kube, self._store, self._queue, self._keeper, self._leading = kube, store, queue, keeper, leading
-        self._ask_for_pools, self._probe, self._erase, self._memory = ask_for_pools, probe, erase, memory
+        self._ask_for_pools, self._probe, self._erase, self._keep_in_kms = ask_for_pools, probe, erase, keep_in_kms
         self._reclaims = reclaims
         self._events = Events(kube)
         self.backends = Backends(kube, store, queue)
@@ -134,8 +132,8 @@ class Writer:
             case EnsureSecret():
                 self._may_write()
                 await self._ensure(key.namespace, action)
-            case KeepInMemory() if self._memory is not None:
-                await self._memory.keep(key.namespace, action)
+            case KeepInKms():
+                self._keep_in_kms(key.namespace, action)
             case CommitBundle():
                 await self._commit(key, action)
             case EmptySecrets():

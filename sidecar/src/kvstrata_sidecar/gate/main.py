@@ -15,7 +15,7 @@ from typing import Any
 from kvstrata.contract.messages.audit import Action, Source, Teller
 from kvstrata.contract.messages.engine_reset import RESET_PATH
 from kvstrata.contract.messages.erase import ERASE_PATH, VERIFY_PATH
-from kvstrata.contract.messages.key_delivery import KEYS_BACK_PATH, KEYS_PATH
+from kvstrata.contract.messages.key_delivery import KEYS_PATH
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.messages.pools import POOL_PATH, RENDER_PATH, WARM_PATH
 from kvstrata.contract.messages.probe import PROBE_PATH
@@ -142,7 +142,7 @@ class Gate:
             random_salt=random_salt,
             draining=lambda: self._stopping.is_set() or self.drain.active,
         )
-        self.data_keys = PodKeys(boot=self.boot, enforcement=self.enforcement, volume=self.volume)
+        self.data_keys = PodKeys(self.enforcement, self.volume)
         work: dict[tuple[bytes, str], control.Work] = {
             (b"POST", RENDER_PATH): self.warming.render,
             (b"POST", WARM_PATH): self.warmer.warm,
@@ -152,7 +152,6 @@ class Gate:
             (b"POST", RESET_PATH): self.resetter.reset,
             (b"POST", PROBE_PATH): self.prober.probe,
             (b"GET", KEYS_PATH): self.data_keys.tell,
-            (b"POST", KEYS_BACK_PATH): self.data_keys.give_back,
         }
         carrying = {KEYS_PATH: self.data_keys.take}
         self.control = ControlService(self.state, settings.ack_token_file, loop, work, carrying, self.audit)

@@ -51,11 +51,14 @@ class DomainReason(Reason):
         "The key management service does not do what it is asked, or may not be asked; pods go on with their keys.",
     )
     KEYS_AT_HAND = "KeysAtHand", "The operator has every data key that is in use."
-    KEYS_AWAITED = (
-        "KeysAwaited",
-        "The operator was started anew and asks pods for data keys; those that have them go on meanwhile.",
+    KEYS_UNWRAPPING = (
+        "KeysUnwrapping",
+        "The operator was started anew and has data keys unwrapped; pods that have theirs go on meanwhile.",
     )
-    KEYS_LOST = "KeysLost", "Nobody has the data keys of some epochs any more; these get new epochs, with a cold cache."
+    KEYS_LOST = (
+        "KeysLost",
+        "The data keys of some epochs cannot be unwrapped any more; these get new epochs, with a cold cache.",
+    )
     BUDGETS_NOT_ENFORCED = texts.BUDGETS_NOT_ENFORCED
     BUDGETS_ENFORCED = texts.BUDGETS_ENFORCED
     MEMORY_NOT_GOVERNED = texts.MEMORY_NOT_GOVERNED

@@ -185,7 +185,7 @@ class Action(StrEnum):
     )  # fmt: skip
     KEYS_MADE = (
         "KeysMade", Event.KEY, _OPERATOR,
-        "keys, users or a certificate were written to a Secret, or data keys drawn in memory: `count` that are new",
+        "keys, users or a certificate were written to a Secret, or data keys unwrapped by a KMS: `count` that are new",
         (*_SECRET, "count"),
     )  # fmt: skip
     KEYS_REMOVED = (

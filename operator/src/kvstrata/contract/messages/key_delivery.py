@@ -1,13 +1,10 @@
-"""Data keys on their way from the operator to pods and back, where no Secret may hold them.
+"""Data keys on their way from the operator to pods, where no Secret may hold them in the clear.
 
 With a custody that keeps keys out of Secrets a bundle names keys only (`KeyReference`), and the operator, which calls
 gates over mutual TLS anyway, brings the keys themselves: no pod needs an address or credentials for asking.
 
-`GET /v1/keys` tells which of the keys that its bundle names a pod holds (`KeysHeld`); the operator asks it whom to
-bring keys, and, once a bundle names a key no more, whether it is gone. `POST /v1/keys` brings keys (`pack_keys`) and is
-answered like the question. `POST /v1/keys/back` asks for keys by their ids (`KeysWanted`) and is answered with the
-keys: an operator that was started anew finds them in pods that still hold them. Every answer carries the header
-`Kvstrata-Ack-Token`, as states do.
+`GET /v1/keys` returns which of the keys that its bundle names a pod does not have (`KeysLacking`). `POST /v1/keys`
+brings keys (`pack_keys`) and returns the same. Both answers carry the header `Kvstrata-Ack-Token`, as states do.
 
 Keys travel as bytes, never in JSON, so that each side reads them into a buffer that it can overwrite. They need no
 names: a key's id is its own digest, so a side takes those keys that it knows the id of, and nobody can put another in
@@ -17,32 +14,28 @@ their place.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
 from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, key_id, require_key_id
 from kvstrata.contract.wire import canonical_json
 
 KEYS_PATH = "/v1/keys"
-KEYS_BACK_PATH = "/v1/keys/back"
 
 MAX_KEYS = 32_768
-"""How many keys a pod's word may name: no bundle of the size that this version is made for has as many."""
+"""How many keys an answer may name: no bundle of the size that this version is made for has as many."""
 
 MAX_CARRIED = 4096
-"""How many keys one message brings, or one question asks for; whoever has more sends several."""
+"""How many keys one message brings; more take several messages."""
 
 MAX_KEYS_BYTES = 4 * 1024 * 1024
-"""How large a pod's word on keys may be."""
+"""How large an answer may be."""
 
 CONTENT_TYPE = "application/octet-stream"
 """Of messages that hold keys."""
 
 _MAGIC = b"KVSK\x01"
-_BOOT = re.compile(r"[0-9A-Za-z._:-]{0,128}")
 
 
 def pack_keys(secrets: Iterable[bytes | bytearray]) -> bytearray:
@@ -87,70 +80,26 @@ def overwrite(secret: bytearray) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class KeysHeld:
-    """A pod's word on keys: which it holds in its volume or its processes, and which its bundle names besides.
+class KeysLacking:
+    """The ids of the keys that a pod's bundle names and that the pod does not have."""
 
-    It enforces `revision`. `gate_boot` and `cache_boot` name the processes that say so; a pod whose cache server does
-    not answer (`cache_boot` empty) cannot say that a key is gone.
-    """
-
-    gate_boot: str
-    cache_boot: str
-    revision: int
-    held: tuple[str, ...]
-    lacking: tuple[str, ...] = ()
-
-    def says_gone(self, ids: Iterable[str], revision: int) -> bool:
-        """Whether it says that none of these keys is left in its pod, by processes that enforce `revision`."""
-        return bool(self.gate_boot and self.cache_boot) and self.revision >= revision and not {*ids} & {*self.held}
+    ids: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """Return the body."""
-        fields = {name: getattr(self, name) for name in ("gate_boot", "cache_boot", "revision")}
-        ids = {"held": sorted(self.held), "lacking": sorted(self.lacking)}
-        return canonical_json({"contract": CONTRACT_VERSION, **fields, **ids})
+        return canonical_json({"contract": CONTRACT_VERSION, "lacking": sorted(self.ids)})
 
     @classmethod
-    def decode(cls, data: bytes) -> KeysHeld:
-        """Read the body. Raises ContractError for anything malformed, of an unknown version, or without sense."""
-        with contract_errors("a pod's word on keys"):
-            raw = json.loads(data)
-            require_version(raw, "a pod's word on keys")
-            boots, revision = (raw["gate_boot"], raw["cache_boot"]), raw["revision"]
-            if not all(isinstance(boot, str) and _BOOT.fullmatch(boot) for boot in boots):
-                raise ContractError("a pod's word on keys does not say whose it is")
-            if type(revision) is not int or revision < 0:
-                raise ContractError("a pod's word on keys names a revision that is none")
-            held, lacking = _ids(raw["held"]), _ids(raw["lacking"])
-            if {*held} & {*lacking}:
-                raise ContractError("a pod's word on keys says of one that it is there and lacking")
-            return cls(*boots, revision, held, lacking)
-
-
-@dataclass(frozen=True, slots=True)
-class KeysWanted:
-    """The operator asks for keys that it lost, by their ids. A gate gives those that its own bundle names."""
-
-    ids: tuple[str, ...]
-
-    def encode(self) -> bytes:
-        """Return the body. Raises ContractError for too many."""
-        return canonical_json({"contract": CONTRACT_VERSION, "ids": sorted(_ids(list(self.ids), MAX_CARRIED))})
-
-    @classmethod
-    def decode(cls, data: bytes) -> KeysWanted:
+    def decode(cls, data: bytes) -> KeysLacking:
         """Read the body. Raises ContractError for anything malformed or of an unknown version."""
-        with contract_errors("a question for keys"):
+        with contract_errors("a list of lacking data keys"):
             raw = json.loads(data)
-            require_version(raw, "a question for keys")
-            return cls(_ids(raw["ids"], MAX_CARRIED))
-
-
-def _ids(raw: Any, most: int = MAX_KEYS) -> tuple[str, ...]:
-    if type(raw) is not list or len(raw) > most:
-        raise ContractError(f"a message names {most} data keys at most, in a list")
-    for one in raw:
-        require_key_id(one)
-    if len({*raw}) != len(raw):
-        raise ContractError("a message names a data key twice")
-    return tuple(raw)
+            require_version(raw, "a list of lacking data keys")
+            ids = raw["lacking"]
+            if type(ids) is not list or len(ids) > MAX_KEYS:
+                raise ContractError(f"a message names {MAX_KEYS} data keys at most, in a list")
+            for one in ids:
+                require_key_id(one)
+            if len({*ids}) != len(ids):
+                raise ContractError("a message names a data key twice")
+            return cls(tuple(ids))

@@ -167,15 +167,8 @@ def _keys_destroyed(erasure: Erasure) -> bool:
 
 
 def _destroyed(key: KeyFact) -> bool:
-    """Whether somebody who can know says so: a KMS of itself, the operator of keys that were in memory only."""
-    if key.destroyed is None:
-        return False
-    match key.custody:
-        case KeyCustody.KMS:
-            return key.destroyed.by is Party.CUSTODY
-        case KeyCustody.MEMORY:
-            return key.destroyed.by in (Party.OPERATOR, Party.CUSTODY)
-    return False
+    """Whether a custody that can know says so: a KMS of its own key."""
+    return key.custody is KeyCustody.KMS and key.destroyed is not None and key.destroyed.by is Party.CUSTODY
 
 
 def _erased(erasure: Erasure) -> bool:

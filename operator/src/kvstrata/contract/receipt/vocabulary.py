@@ -103,7 +103,6 @@ class KeyCustody(StrEnum):
     """Where a data key was kept: what can be said of its end depends on it."""
 
     SECRET = "Secret"  # noqa: S105  (a name)
-    MEMORY = "Memory"
     KMS = "KMS"
 
 

@@ -48,7 +48,6 @@ from kvstrata.model.world import World
 from kvstrata.plan.erasure.epoch_rolls import holder_of, leaves
 from kvstrata.plan.erasure.erasureprefix import chunks_of as prefix_chunks
 from kvstrata.plan.erasure.erasureprefix import source_of
-from kvstrata.plan.keys.custody import last_in_force
 from kvstrata.plan.redis.backend import report_of
 from kvstrata.plan.rules.invalidation import scopes_to_leave
 from kvstrata.plan.witnesses import FENCE_MARGIN_S, is_fenced
@@ -114,24 +113,24 @@ def left_out(scopes: Iterable[Scope]) -> tuple[str, ...]:
 def keys_held(world: World, domain: str, epochs: Iterable[LeftEpoch]) -> tuple[HeldKey, ...]:
     """Return the data keys of epochs, as far as there are any."""
     return tuple(
-        _held_key(world, world.data_keys[one.old], _commitment(domain, one))
-        for one in epochs
-        if one.old in world.data_keys
+        _held_key(world.data_keys[one.old], _commitment(domain, one)) for one in epochs if one.old in world.data_keys
     )
 
 
 def lacks_keys(world: World, record: ErasureRecord) -> bool:
-    """Whether keys of what is erased are still being had from where they are kept: which they are, nobody knows yet.
+    """Whether keys of what is erased are still being unwrapped, so that their ids are not known yet.
 
-    With its CacheDomain a namespace loses where they are kept: from then on none is to come. Those of a prefix stay.
+    With its CacheDomain a namespace loses its KMS: from then on none is to come. The keys of a prefix stay.
     """
     going = world.domain is not None and record.erasure.order.prefix is None
-    return going and any(left.old in world.keys_awaited and left.old not in world.data_keys for left in record.epochs)
+    return going and any(
+        left.old in world.keys_unwrapping and left.old not in world.data_keys for left in record.epochs
+    )
 
 
-def _held_key(world: World, kept: bytes | str, revoked: str) -> HeldKey:
+def _held_key(kept: bytes | str, revoked: str) -> HeldKey:
     if isinstance(kept, str):
-        return HeldKey(kept, revoked, last_in_force(world) or KeyCustody.MEMORY)
+        return HeldKey(kept, revoked, KeyCustody.KMS)
     return HeldKey(key_fingerprint(kept), revoked, KeyCustody.SECRET)
 
 

@@ -11,8 +11,9 @@ They are replaced at once: what they encrypted is unreachable by the domain's ne
 An entry never waits for its key: until it is there, tiers that require encryption refuse the keyspace, and its policy
 is not called enforced.
 
-Where keys are kept in memory (`plan.keys.custody`) bundles name them. What nobody has any more is lost: whose status
-names its epoch draws another one, as for an invalidation, because a second key for it would be taken for the first.
+Where a KMS wraps keys (`plan.keys.custody`) bundles name them. A key that the KMS cannot unwrap any more is lost: the
+scope whose status names its epoch gets another epoch, as for an invalidation, because a second key for the same epoch
+would be taken for the first.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kvstrata.contract.receipt.vocabulary import KeyCustody
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
 from kvstrata.objects import labels, names
-from kvstrata.plan.actions import EnsureSecret, KeepInMemory, Material, Plan
+from kvstrata.plan.actions import EnsureSecret, KeepInKms, Material, Plan
 from kvstrata.plan.keys.custody import in_force
 from kvstrata.plan.scopes import Epoch
 from kvstrata.plan.witnesses import account_for, witnesses_now
@@ -61,7 +62,7 @@ def keys_of(world: World, epoch: Epoch) -> tuple[BundledKey, ...]:
 
 
 def is_lost(world: World, epoch: str | None) -> bool:
-    """Whether a scope needs another epoch, because nobody has the key of this one."""
+    """Whether a scope needs another epoch, because the key of this one is lost."""
     return epoch in world.keys_lost and encrypts(world)
 
 
@@ -81,7 +82,7 @@ def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
         return Plan()
     used = epochs_in_use(world)
     if in_force(domain) is not KeyCustody.SECRET:
-        return _plan_in_memory(world, used, now)
+        return _plan_in_kms(world, used, now)
     back = {name for name in map(names.data_keys_secret, world.data_keys) if _came_back(world, name)}
     gone = world.keys_lost | _ending(world)
     wanted = {epoch for epoch in used - gone if epoch not in world.data_keys or names.data_keys_secret(epoch) in back}
@@ -107,13 +108,13 @@ def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
     )
 
 
-def _plan_in_memory(world: World, used: set[str], now: datetime) -> Plan:
+def _plan_in_kms(world: World, used: set[str], now: datetime) -> Plan:
     unused = world.data_keys.keys() - used
     gone = world.keys_lost | _ending(world)
     wanted = used - world.data_keys.keys() - gone if encrypts(world) else set()
     spent = _droppable(world, unused, now)
     return Plan(
-        actions=(KeepInMemory(tuple(sorted(wanted)), tuple(sorted(spent))),) if wanted or spent else (),
+        actions=(KeepInKms(tuple(sorted(wanted)), tuple(sorted(spent))),) if wanted or spent else (),
         enqueue=tuple(Key(BUNDLE, world.namespace, name) for name in world.models) if wanted else (),
         wake_after_s=LOOK_AGAIN_S if unused else None,
     )

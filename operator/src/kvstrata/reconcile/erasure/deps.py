@@ -14,7 +14,7 @@ from kvstrata.clients.kube import Kube
 from kvstrata.objects.context import BuildContext
 from kvstrata.reconcile.background import utc_now
 from kvstrata.reconcile.erasure.jobs import Jobs
-from kvstrata.reconcile.erasure.keys import AskHolders, KeyRevoker
+from kvstrata.reconcile.erasure.keys import KeyRevoker
 from kvstrata.reconcile.erasure.pods import Pods
 from kvstrata.reconcile.erasure.ports import DeletionJobs, ReceiptChains
 from kvstrata.reconcile.erasure.receipt_chain import Chains
@@ -22,7 +22,6 @@ from kvstrata.reconcile.erasure.record_store import Keep
 from kvstrata.reconcile.erasure.tiers import Looks
 from kvstrata.reconcile.events import Events
 from kvstrata.reconcile.keys.kms_worker import KmsKeys
-from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.secrets import Keeper
 from kvstrata.reconcile.store import Store
@@ -67,9 +66,7 @@ def assemble(
     gates: GateClient,
     ctx: BuildContext,
     leading: Callable[[], bool],
-    memory: MemoryKeys,
     kms: KmsKeys,
-    ask_holders: AskHolders,
     operator: str,
 ) -> Crew:
     """Return everybody who carries erasures out in one operator process, whose pod has the name `operator`."""
@@ -84,7 +81,7 @@ def assemble(
         queue=queue,
         events=Events(kube),
         keep=Keep(kube, ctx.operator_namespace),
-        keys=KeyRevoker(kube, store, queue, keeper, operator, utc_now, may_write, memory, kms, ask_holders),
+        keys=KeyRevoker(kube, store, queue, keeper, operator, utc_now, may_write, kms),
         looks=Looks(kube, operator, utc_now),
         pods=Pods(kube, gates, utc_now),
         jobs=Jobs(kube, ctx, utc_now, leading),

@@ -1,51 +1,35 @@
-"""Data keys of what is erased go: out of the Secrets or the memory that keeps them, and out of bundles' free slots.
+"""Data keys of what is erased go: out of their custody, and out of bundles' free slots.
 
 A bundle writes what changed into the other slot of its shards, so what it was before stays there until the next change.
-Nobody reads it any more, because every pod has acknowledged a newer root; a key in it would be a copy nevertheless.
-
-Where keys were in memory only, their end can be known: whoever had one is asked, or has ended.
+No pod reads it any more, because every pod has acknowledged a newer root; a key in it would be a copy nevertheless.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import Protocol
 
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import SECRET
 from kvstrata.contract.receipt.facts import Word
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
-from kvstrata.model.erasure.facts import KeyDestroyed, KeyNotDestroyed, KeyRemoved, Rolled
+from kvstrata.model.erasure.facts import KeyDestroyed, KeyNotDestroyed, KeyRemoved
 from kvstrata.model.erasure.record import ErasureRecord
 from kvstrata.model.keys import Destruction
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import names
 from kvstrata.plan.erasure.gather import epoch_of
 from kvstrata.plan.erasure.orders import DestroyKeys, RevokeKeys
-from kvstrata.reconcile.keys import CustodyError
-from kvstrata.reconcile.keys.delivery import PodSilentError
+from kvstrata.reconcile.keys import CustodyError, secret_custody
 from kvstrata.reconcile.keys.kms_worker import KmsKeys
-from kvstrata.reconcile.keys.secret_custody import SecretCustody
-from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.secrets import Keeper
 from kvstrata.reconcile.store import Store
 
 
-class AskHolders(Protocol):
-    """Asks pods for their word on keys, as `reconcile.keycourier.KeyCourier.ask_holders` does."""
-
-    async def __call__(self, namespace: str, keys: Mapping[str, str], revisions: Mapping[str, int]) -> None:
-        """Ask every pod in contact that may have them. Raises PodSilentError and CustodyError."""
-
-
 class KeyRevoker:
-    """Revokes data keys. `operator` is whose word it is, `may_write` raises when this process may not.
-
-    `memory` and `kms` have the keys that are in no Secret, and `ask_holders` asks pods that had them.
-    """
+    """Revokes data keys. `operator` is whose word it is, `may_write` raises when this process may not."""
 
     def __init__(
         self,
@@ -56,72 +40,33 @@ class KeyRevoker:
         operator: str,
         now: Callable[[], datetime],
         may_write: Callable[[], None],
-        memory: MemoryKeys,
         kms: KmsKeys,
-        ask_holders: AskHolders,
     ) -> None:
-        self._memory, self._kms, self._ask_holders = memory, kms, ask_holders
-        self._kube, self._store, self._queue, self._keeper = kube, store, queue, keeper
+        self._kube, self._store, self._queue, self._keeper, self._kms = kube, store, queue, keeper, kms
         self._operator, self._now, self._may_write = operator, now, may_write
 
     async def revoke(self, record: ErasureRecord, order: RevokeKeys) -> tuple[KeyRemoved, ...]:
         """Take keys out of wherever the operator put them; return those that are gone. Raises CustodyError."""
         gone: list[KeyRemoved] = []
         for custody, named in _by_custody(record, order.fingerprints).items():
-            match custody:
-                case KeyCustody.MEMORY:
-                    gone += await self._overwrite(record, named)
-                case KeyCustody.KMS:
-                    self._may_write()
-                    words = await self._kms.revoke(record.namespace, record.domain, named)
-                    gone += [KeyRemoved(named[one], word.removed) for one, word in words.items() if word.removed]
-                case _:
-                    gone += await self._remove(record, named)
+            if custody is KeyCustody.KMS:
+                self._may_write()
+                words = await self._kms.revoke(record.namespace, record.domain, named)
+                gone += [KeyRemoved(named[epoch], word) for epoch, word in words.items()]
+            else:
+                gone += await self._remove(record, named)
         return tuple(gone)
 
     async def destroy(self, record: ErasureRecord, order: DestroyKeys) -> tuple[KeyDestroyed | KeyNotDestroyed, ...]:
-        """Ask whoever had removed keys, and return what their custody knows of their end. Raises CustodyError."""
-        ends: dict[str, KeyDestroyed | KeyNotDestroyed] = {}
-        for custody, named in _by_custody(record, order.fingerprints).items():
-            if custody is KeyCustody.KMS:
-                said = await self._kms.destroy(record.namespace, record.domain, named)
-            else:
-                said = await self._word_of_holders(record, named)
-            ends |= {named[epoch]: self._end(named[epoch], end) for epoch, end in said.items()}
-        return tuple(end for _, end in sorted(ends.items()))
-
-    async def _word_of_holders(self, record: ErasureRecord, named: Mapping[str, str]) -> Mapping[str, Destruction]:
-        stated = record.erasure.only(Rolled)
-        revisions = {target.model: target.revision for target in stated.targets} if stated else {}
-        try:
-            await self._ask_holders(record.namespace, named, revisions)
-        except PodSilentError as error:
-            raise CustodyError(str(error)) from error
-        return await self._memory.custody(record.namespace).destroy(named)
+        """Have the KMS delete what wrapped removed keys, and return its answers. Raises CustodyError."""
+        named = _by_custody(record, order.fingerprints).get(KeyCustody.KMS, {})
+        ends = await self._kms.destroy(record.namespace, record.domain, named) if named else {}
+        return tuple(self._end(named[epoch], end) for epoch, end in sorted(ends.items()))
 
     def _end(self, fingerprint: str, end: Destruction) -> KeyDestroyed | KeyNotDestroyed:
         if end.confirmed is not None:
             return KeyDestroyed(fingerprint, end.confirmed)
         return KeyNotDestroyed(fingerprint, "; ".join(end.evidence) or str(end.why_not), self._now())
-
-    async def _overwrite(self, record: ErasureRecord, wanted: Mapping[str, str]) -> tuple[KeyRemoved, ...]:
-        """Overwrite keys that are in memory only.
-
-        A key that this process never had is given to nobody either; whether it is gone, nobody can say.
-        """
-        if not wanted:
-            return ()
-        self._may_write()
-        custody = self._memory.custody(record.namespace)
-        awaited = self._memory.wanted(record.namespace).keys() & wanted.keys()
-        if awaited:
-            raise CustodyError(f"{len(awaited)} data keys are still asked back from pods")
-        strange = [epoch for epoch in wanted if not custody.knows(epoch)]
-        own = Word(Party.OPERATOR, self._operator, format_timestamp(self._now()))
-        revoked = {epoch: one.removed for epoch, one in (await custody.revoke(wanted)).items()}
-        await self._memory.revoke(record.namespace, wanted)
-        words = revoked | dict.fromkeys(strange, own)
-        return tuple(KeyRemoved(wanted[epoch], word) for epoch, word in sorted(words.items()) if word is not None)
 
     async def _remove(self, record: ErasureRecord, wanted: Mapping[str, str]) -> tuple[KeyRemoved, ...]:
         """Take keys out of their Secrets."""
@@ -134,15 +79,13 @@ class KeyRevoker:
             raise CustodyError(f"Secret {full} still holds what a bundle said before, and is about to be emptied")
         found = self._store.world(record.namespace).domain
         if found is None:
-            # With the domain its Secrets went: what is not there needs no owner.
-            word = Word(Party.OPERATOR, self._operator, format_timestamp(self._now()))
-            return tuple(KeyRemoved(name, word) for old, name in sorted(wanted.items()) if old not in domain.data_keys)
-        self._may_write()
-        custody = SecretCustody(self._keeper, domain, found.owner_reference(), self._operator, self._now)
-        revoked = await custody.revoke(tuple(sorted(wanted)))
-        return tuple(
-            KeyRemoved(wanted[epoch], one.removed) for epoch, one in sorted(revoked.items()) if one.removed is not None
-        )
+            # With the domain its Secrets went.
+            gone = frozenset(wanted) - domain.data_keys.keys()
+        else:
+            self._may_write()
+            gone = await secret_custody.revoke(self._keeper, domain, found.owner_reference(), wanted)
+        word = Word(Party.OPERATOR, self._operator, format_timestamp(self._now()))
+        return tuple(KeyRemoved(wanted[epoch], word) for epoch in sorted(gone))
 
     async def _free_slot_with_something(self, namespace: str) -> str | None:
         """Return the name of a Secret of a bundle that its root does not name and that is not empty.

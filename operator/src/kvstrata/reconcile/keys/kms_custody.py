@@ -21,10 +21,9 @@ from typing import TypeVar
 from kvstrata.api.scalars import format_timestamp
 from kvstrata.clients.transit import AT_ONCE, KmsError, KmsFailure, Service, TransitClient
 from kvstrata.contract.receipt.facts import Word
-from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.contract.wire import canonical_json
-from kvstrata.model.keys import Destruction, Revocation, Undestroyed
+from kvstrata.model.keys import Destruction, Undestroyed
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.wrapped_keys import Change, Held, WrappedKey, WrappedKeys, by_shard
 
@@ -97,8 +96,6 @@ class KmsCustody:
     why no key of the domain may be drawn by now: what was drawn then ends at once. Empty if it may.
     """
 
-    kind = Kind.KMS
-
     def __init__(
         self,
         client: TransitClient,
@@ -132,16 +129,6 @@ class KmsCustody:
                 raise CustodyError(why_not)
             if failure is not None:
                 raise failure
-
-    async def unlock(self, epochs: Iterable[str]) -> Mapping[str, bytes]:
-        """Return the keys of these epochs, as the service unwraps them. A key that it cannot unwrap is left out.
-
-        Raises CustodyError if the service does not answer, or is another than the one that wrapped them.
-        """
-        opened = await self.open(epochs)
-        if opened.failure is not None:
-            raise opened.failure
-        return opened.found
 
     async def open(self, epochs: Iterable[str]) -> Opened:
         """Have the service unwrap what it can of these epochs' keys. Raises CustodyError if it cannot be asked."""
@@ -218,10 +205,11 @@ class KmsCustody:
             unreadable = await self._stored.remove()
         return Left(unended, len(over), unreadable, len(records))
 
-    async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Revocation]:
+    async def revoke(self, epochs: Iterable[str]) -> Mapping[str, Word | None]:
         """Take the wrapped keys out of their Secrets, and keep note of what the service has to delete.
 
-        What is stored nowhere is given to nobody; of what this version cannot read it cannot be said.
+        Returns by whom each was taken out, None for one that is still there. What is stored nowhere is given to no pod;
+        of what this version cannot read that cannot be said. Raises CustodyError.
         """
         wanted = tuple(epochs)
         at, shards = format_timestamp(self._now()), by_shard(wanted)
@@ -290,28 +278,28 @@ class KmsCustody:
     def _of_domain(self, stored: Mapping[str, WrappedKey]) -> dict[str, WrappedKey]:
         return {epoch: one for epoch, one in stored.items() if one.key == wrapping_key(self.domain, epoch)}
 
-    def _revocation(self, epoch: str, held: Held, at: str) -> Revocation:
+    def _revocation(self, epoch: str, held: Held, at: str) -> Word | None:
         record = held.records.get(epoch)
         if epoch in held.unreadable or (record is not None and record.wrapped):
-            return Revocation(self.kind, None)
+            return None
         since = record.revoked_at if record is not None else ""
-        return Revocation(self.kind, Word(Party.OPERATOR, self._operator, since or at))
+        return Word(Party.OPERATOR, self._operator, since or at)
 
     async def _destroyed(self, record: WrappedKey | None, service: Service) -> Destruction:
         if record is None:
-            return Destruction(self.kind, None, Undestroyed.CUSTODY_CANNOT_KNOW, (UNRECORDED,))
+            return Destruction(None, Undestroyed.CUSTODY_CANNOT_KNOW, (UNRECORDED,))
         if record.wrapped:
-            return Destruction(self.kind, None, Undestroyed.NOT_REVOKED)
+            return Destruction(None, Undestroyed.NOT_REVOKED)
         if not self._is_of(record, service):
-            return Destruction(self.kind, None, Undestroyed.ANOTHER_KMS, (_another(record),))
+            return Destruction(None, Undestroyed.ANOTHER_KMS, (_another(record),))
         try:
             before = await self._client.look(record.key)
             if before is not None and before.copyable:
-                return Destruction(self.kind, None, Undestroyed.EXPORTABLE, (f"key {record.key} can be exported",))
+                return Destruction(None, Undestroyed.EXPORTABLE, (f"key {record.key} can be exported",))
             if before is not None:
                 await self._client.delete(record.key)
             if await self._client.look(record.key) is not None:
-                return Destruction(self.kind, None, Undestroyed.STILL_THERE, (f"key {record.key} was not deleted",))
+                return Destruction(None, Undestroyed.STILL_THERE, (f"key {record.key} was not deleted",))
         except KmsError as error:
             raise _of_key(error) from error
         seen = "was there, and was deleted" if before is not None else "had been deleted before"
@@ -319,7 +307,7 @@ class KmsCustody:
             f"key {record.key} in {record.place} {seen}; asked again, the service has no such key",
             f"service {service.cluster}, version {service.version}",
         )
-        return Destruction(self.kind, self._word_of(service), evidence=evidence)
+        return Destruction(self._word_of(service), evidence=evidence)
 
     def _word_of(self, service: Service) -> Word:
         return Word(Party.CUSTODY, f"transit:{service.cluster}", format_timestamp(self._now()))

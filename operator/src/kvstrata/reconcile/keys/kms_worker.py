@@ -1,9 +1,9 @@
 """Data keys that a key management service wraps: drawn, unwrapped and ended beside the loop, which does not wait.
 
-Keys that were unwrapped are held in memory like those of custody Memory, and brought to pods by the same courier. What
-Secrets have is worth nothing without the service. A process that begins to lead has everything unwrapped; until that
-is done the plans see what bundles name, so that pods go on. A key whose record is there and that the service does not
-unwrap any more is lost, and so is one that a bundle names and of which there is no record.
+Keys that were unwrapped are held in memory (`key_ring`) and brought to pods (`delivery`). What Secrets have is worth
+nothing without the service. A process that begins to lead has everything unwrapped; until that is done the plans see
+what bundles name, so that pods go on. A key whose record is there and that the service does not unwrap any more is
+lost, and so is one that a bundle names and of which there is no record.
 
 What was to end when a former process did is found in the Secrets: records of epochs that no status names. Their keys
 are unwrapped like the others, so that the plans see them and end them when nobody can need them any more. What a
@@ -23,18 +23,18 @@ from kvstrata.api.scalars import format_timestamp
 from kvstrata.contract.receipt.facts import Word
 from kvstrata.contract.receipt.vocabulary import KeyCustody as Kind
 from kvstrata.contract.receipt.vocabulary import Party
-from kvstrata.model.keys import Destruction, Revocation, Undestroyed
+from kvstrata.model.keys import Destruction, Undestroyed
 from kvstrata.model.refs import BUNDLE, Key
-from kvstrata.plan.actions import KeepInMemory
+from kvstrata.plan.actions import KeepInKms
 from kvstrata.plan.keys.custody import in_force, named_in_bundles
 from kvstrata.plan.keys.data_keys import epochs_in_use, epochs_with_a_future
 from kvstrata.reconcile import metrics
-from kvstrata.reconcile.audit import tell_memory
+from kvstrata.reconcile.audit import tell_data_keys
 from kvstrata.reconcile.keys import CustodyError
+from kvstrata.reconcile.keys.key_ring import KeyRing
 from kvstrata.reconcile.keys.kms_custody import UNRECORDED, KmsCustody, OneKeyError
 from kvstrata.reconcile.keys.kms_domains import KmsEstates, is_unreadable, tell_unended
 from kvstrata.reconcile.keys.wrapped_keys import by_shard
-from kvstrata.reconcile.memorykeys import MemoryKeys
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store
 
@@ -78,7 +78,7 @@ class _Work:
 
 
 class KmsKeys:
-    """The keys of one operator process that services wrap, and for everybody else those of `memory`.
+    """The keys of one operator process that services wrap. Those that were unwrapped are in `ring`.
 
     `operator` is whose word a revocation is, `now` the wall clock in UTC, `leading` whether this process may write.
     Use it as a context manager, within one event loop: it ends what is under way.
@@ -88,13 +88,13 @@ class KmsKeys:
         self,
         store: Store,
         queue: WorkQueue,
-        memory: MemoryKeys,
+        ring: KeyRing,
         estates: KmsEstates,
         operator: str,
         now: Callable[[], datetime],
         leading: Callable[[], bool],
     ) -> None:
-        self._store, self._queue, self._memory, self._estates = store, queue, memory, estates
+        self._store, self._queue, self._ring, self._estates = store, queue, ring, estates
         self._operator, self._now, self._leading = operator, now, leading
         self._work: dict[str, _Work] = {}
         self._settling: asyncio.Task[None] | None = None
@@ -123,18 +123,16 @@ class KmsKeys:
                 continue
             used = epochs_in_use(world)
             if world.domain is not None:
-                self._memory.custody(namespace)
-                domain.data_keys, domain.keys_awaited = dict(named_in_bundles(world)), frozenset(used)
+                domain.data_keys, domain.keys_unwrapping = dict(named_in_bundles(world)), frozenset(used)
             work = self._work.setdefault(namespace, _Work())
             work.unlock |= used
             work.unlisted = True
             self._wake(namespace)
 
-    async def keep(self, namespace: str, order: KeepInMemory) -> None:
-        """Have keys drawn for epochs, and ended that nobody needs any more; nobody waits for the service."""
+    def keep(self, namespace: str, order: KeepInKms) -> None:
+        """Begin to have keys drawn for epochs, and keys ended that no pod needs any more."""
         domain = self._store.world(namespace).domain
         if domain is None or in_force(domain) is not Kind.KMS:
-            await self._memory.keep(namespace, order)
             return
         work = self._work.setdefault(namespace, _Work())
         news = {*order.epochs} - work.unlock - work.draw
@@ -144,40 +142,44 @@ class KmsKeys:
             work.woken.set()
         self._wake(namespace)
 
-    async def revoke(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Revocation]:
+    async def revoke(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Word]:
         """Take wrapped keys of the domain with this id out of their Secrets, and give these keys to nobody any more.
 
         Raises CustodyError.
         """
         wanted = tuple(epochs)
-        await self._give_up(namespace, wanted)
+        self._give_up(namespace, wanted)
         custody = await self._estates.of_domain(namespace, domain)
         if custody is None:
             # What is noted nowhere is given to nobody.
-            word = Word(Party.OPERATOR, self._operator, format_timestamp(self._now()))
-            return {epoch: Revocation(Kind.KMS, word) for epoch in wanted}
+            return dict.fromkeys(wanted, Word(Party.OPERATOR, self._operator, format_timestamp(self._now())))
         words = await custody.revoke(wanted)
-        if kept := sum(word.removed is None for word in words.values()):
+        gone = {epoch: word for epoch, word in words.items() if word is not None}
+        if kept := len(words) - len(gone):
             raise CustodyError(
                 f"{kept} data keys are in Secrets still, or this version cannot read what is said of them"
             )
-        return words
+        return gone
 
     async def destroy(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Destruction]:
         """Have the service delete what wrapped these keys, and return its word. Raises CustodyError."""
         wanted = tuple(epochs)
         custody = await self._estates.of_domain(namespace, domain)
         if custody is None:
-            unknown = Destruction(Kind.KMS, None, Undestroyed.CUSTODY_CANNOT_KNOW, (UNRECORDED,))
+            unknown = Destruction(None, Undestroyed.CUSTODY_CANNOT_KNOW, (UNRECORDED,))
             return dict.fromkeys(wanted, unknown)
         return await custody.destroy(wanted)
 
-    async def _give_up(self, namespace: str, epochs: Iterable[str]) -> None:
+    def _give_up(self, namespace: str, epochs: Iterable[str]) -> None:
         gone, work = frozenset(epochs), self._work.setdefault(namespace, _Work())
         for wanted in (work.draw, work.unlock, work.strays):
             wanted -= gone
         work.ended |= gone
-        await self._memory.revoke(namespace, gone)
+        self._ring.remove(namespace, gone)
+        domain = self._store.domain(namespace)
+        domain.data_keys = {epoch: key for epoch, key in domain.data_keys.items() if epoch not in gone}
+        domain.judged_epochs -= gone
+        domain.keys_unwrapping -= gone
 
     def _wake(self, namespace: str) -> None:
         work = self._work[namespace]
@@ -212,7 +214,7 @@ class KmsKeys:
         elsewhere = world.domain is not None and in_force(world.domain) is not Kind.KMS
         if elsewhere or (world.domain is None and not is_unreadable(world)):
             # What a deleted domain leaves is ended by itself, and who has another one draws other epochs.
-            domain.keys_awaited -= work.draw | work.unlock
+            domain.keys_unwrapping -= work.draw | work.unlock
             work.clear()
             self._tell(namespace, "")
             return False
@@ -221,11 +223,13 @@ class KmsKeys:
         used = epochs_in_use(world)
         late = (work.draw | work.unlock) - used
         work.strays |= late
-        domain.keys_awaited -= late
+        domain.keys_unwrapping -= late
         work.draw &= used
         work.unlock &= used
         work.ended &= used
         work.spent -= used
+        # The scope of a lost key has another epoch by now, or its end has begun.
+        domain.keys_lost &= epochs_with_a_future(world)
         return True
 
     async def _turn(self, namespace: str, work: _Work) -> None:
@@ -276,12 +280,12 @@ class KmsKeys:
         domain = self._store.domain(namespace)
         lost = (recorded | frozenset(domain.data_keys)) & missing & epochs_with_a_future(self._store.world(namespace))
         self._hold(namespace, work, opened.found, missing)
-        domain.keys_awaited -= wanted
+        domain.keys_unwrapping -= wanted
         domain.keys_lost |= lost
         work.draw -= wanted
         work.unlock -= wanted
         if lost:
-            log.warning("nobody has data keys any more", extra={"namespace": namespace, "keys": len(lost)})
+            log.warning("data keys cannot be unwrapped any more", extra={"namespace": namespace, "keys": len(lost)})
         self._queue_keys(namespace, everything=bool(lost))
         if failure := failure or opened.failure:
             raise failure
@@ -289,14 +293,14 @@ class KmsKeys:
     def _hold(
         self, namespace: str, work: _Work, found: Mapping[str, bytes], missing: Iterable[str] = frozenset()
     ) -> None:
-        domain, ring = self._store.domain(namespace), self._memory.custody(namespace)
+        domain = self._store.domain(namespace)
         for epoch, secret in found.items():
             if epoch not in work.ended:
-                ring.take(epoch, secret)
+                self._ring.add(namespace, epoch, secret)
         gone = frozenset(missing)
         kept = {epoch: key for epoch, key in domain.data_keys.items() if epoch not in gone}
-        tell_memory(namespace, made=len(found.keys() - domain.data_keys), removed=0)
-        domain.data_keys = {**kept, **ring.ids(found)}
+        tell_data_keys(namespace, made=len(found.keys() - domain.data_keys), removed=0)
+        domain.data_keys = {**kept, **self._ring.ids(namespace, found)}
 
     async def _take_strays(self, namespace: str, custody: KmsCustody, work: _Work) -> None:
         """Have the plans see keys that only records tell of, so that they end. One that does not open is left alone."""
@@ -346,8 +350,8 @@ class KmsKeys:
         work.spent -= known.keys()
         work.revoked -= known.keys()
         if done := spent & known.keys():
-            await self._give_up(namespace, done)
-            tell_memory(namespace, made=0, removed=len(done))
+            self._give_up(namespace, done)
+            tell_data_keys(namespace, made=0, removed=len(done))
             self._queue_keys(namespace, everything=False)
         if ended.failure is not None:
             raise ended.failure

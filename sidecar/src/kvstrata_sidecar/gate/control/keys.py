@@ -1,14 +1,13 @@
-"""Data keys that a bundle only names: the operator asks which are here, brings those that lack, or asks for them back.
+"""Data keys that a bundle only names: the operator asks which are missing here, and brings them.
 
-What its bundle does not name the pod does not take, and does not give. Where keys are named, a pod that was brought
-none serves as before, but for tiers that hold ciphertext: the cache server does not use them for a keyspace whose key
-it has not.
+What its bundle does not name the pod does not take. A pod whose named keys were not brought serves as before, but for
+tiers that hold ciphertext: the cache server does not use them for a keyspace whose key it does not have.
 """
 
 from __future__ import annotations
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.key_delivery import KeysHeld, KeysWanted, overwrite, pack_keys, unpack_keys
+from kvstrata.contract.messages.key_delivery import KeysLacking, overwrite, unpack_keys
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.http.errors import Reason, bad_request
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement
@@ -16,19 +15,18 @@ from kvstrata_sidecar.gate.policy.freshness import PolicyVolume
 
 
 class PodKeys:
-    """Answers the operator. `boot` is the gate's."""
+    """Answers the operator's requests about data keys."""
 
-    def __init__(self, *, boot: str, enforcement: Enforcement, volume: PolicyVolume) -> None:
-        self._boot = boot
+    def __init__(self, enforcement: Enforcement, volume: PolicyVolume) -> None:
         self._enforcement = enforcement
         self._keys = volume.keys
 
     async def tell(self, _: bytes) -> bytes:
-        """Answer which keys are here and which lack."""
-        return self._word().encode()
+        """Answer which keys are missing."""
+        return self._lacking()
 
     async def take(self, body: bytearray) -> bytes:
-        """Take the keys of a message that lack here, have the cache server read them, and overwrite the message.
+        """Take the missing keys of a message, have the cache server read them, and overwrite the message.
 
         Raises Refusal (400) for what is no such message, and OSError where a file cannot be written.
         """
@@ -46,27 +44,7 @@ class PodKeys:
         if written:
             log.info("data keys were brought", keys=written, left_aside=strange, lacking=len(self._keys.lacking))
             self._enforcement.keys_came()
-        return self._word().encode()
+        return self._lacking()
 
-    async def give_back(self, body: bytes) -> bytearray:
-        """Answer a question for keys with those that are here.
-
-        Raises Refusal (400) for what is no such question.
-        """
-        try:
-            wanted = KeysWanted.decode(body)
-        except ContractError:
-            raise bad_request(Reason.BAD_VALUE, "the body is no question for data keys") from None
-        found = self._keys.read(wanted.ids)
-        try:
-            return pack_keys(found)
-        finally:
-            for secret in found:
-                overwrite(secret)
-
-    def _word(self) -> KeysHeld:
-        enforcement, keys = self._enforcement, self._keys
-        lacking = keys.lacking
-        # A key may be dropped under one name and lack under another.
-        held = keys.held - lacking
-        return KeysHeld(self._boot, enforcement.cache_boot, enforcement.acked, tuple(held), tuple(lacking))
+    def _lacking(self) -> bytes:
+        return KeysLacking(tuple(self._keys.lacking)).encode()

@@ -18,7 +18,7 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 from kvstrata.contract.messages.audit import Action
-from kvstrata.contract.messages.key_delivery import CONTENT_TYPE, overwrite
+from kvstrata.contract.messages.key_delivery import CONTENT_TYPE
 from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER, OPERATOR_COMMON_NAME, STATE_PATH, PodState
 from kvstrata.contract.messages.pools import MAX_REQUEST_BYTES
 from kvstrata_sidecar.gate import log
@@ -32,14 +32,13 @@ LIMITS = Limits(body_bytes=MAX_REQUEST_BYTES, buffered_bytes=16 * MAX_REQUEST_BY
 
 _TICK_S = 1.0
 
-Work = Callable[[bytes], Awaitable[bytes | bytearray]]
-"""Answers what was posted, or the query of what is got, with a body; one that can be overwritten is, once it is sent.
-May raise Refusal."""
+Work = Callable[[bytes], Awaitable[bytes]]
+"""Answers what was posted, or the query of what is got, with a body. May raise Refusal."""
 
 KeyWork = Callable[[bytearray], Awaitable[bytes]]
 """Answers what was posted as bytes of data keys, and overwrites it. May raise Refusal."""
 
-_Begun = Callable[[], Awaitable[bytes | bytearray]]
+_Begun = Callable[[], Awaitable[bytes]]
 
 
 class ControlService:
@@ -138,15 +137,13 @@ class ControlService:
         for job in tuple(self._jobs):
             job.client_gone()
 
-    def done(self, job: _Job, answer: bytes | bytearray | Refusal) -> None:
+    def done(self, job: _Job, answer: bytes | Refusal) -> None:
         """Answer whoever waits for a job."""
         self._jobs.discard(job)
         if isinstance(answer, Refusal):
             job.connection.refuse(answer)
             return
-        self._reply(job.connection, bytes(answer), b"")
-        if isinstance(answer, bytearray):
-            overwrite(answer)
+        self._reply(job.connection, answer, b"")
 
     def drop(self, job: _Job) -> None:
         """The job's caller has gone."""
@@ -200,7 +197,7 @@ class _Job:
         self._task = loop.create_task(self._run(work))
 
     async def _run(self, work: _Begun) -> None:
-        answer: bytes | bytearray | Refusal
+        answer: bytes | Refusal
         try:
             answer = await work()
         except Refusal as refusal:

@@ -98,9 +98,7 @@ class PolicyVolume:
         return self.keys.left(keyspaces)
 
     def policy_applied(self) -> None:
-        """The adapter applied the policy that was written last: what that does not name it has no more, and manifests
-        may go."""
-        self.keys.applied()
+        """The adapter applied the policy that was written last: manifests that it does not name may go."""
         try:
             self._manifests.retain(self._named)
         except OSError as error:

@@ -42,18 +42,11 @@ class KeyFiles:
         """By file, the ids of named keys that are there."""
         self._lacking: dict[str, str] = {}
         """By file, the ids of named keys that are not."""
-        self._dropped: set[str] = set()
-        """Ids of keys whose files are removed, and which the cache server may still have."""
         self.changes = 0
         """How often files were written or removed."""
 
     def __len__(self) -> int:
         return len(self._written) + len(self._brought)
-
-    @property
-    def held(self) -> frozenset[str]:
-        """The ids of named keys that are here, or that the cache server may have."""
-        return frozenset(self._brought.values()) | self._dropped
 
     @property
     def lacking(self) -> frozenset[str]:
@@ -68,8 +61,7 @@ class KeyFiles:
         self._directory.mkdir(mode=0o700, exist_ok=True)
         there = set(os.listdir(self._directory))
         self._lacking = {}
-        for name in self._brought.keys() - wanted.keys():
-            self._dropped.add(self._brought.pop(name))
+        self._brought = {name: one for name, one in self._brought.items() if name in wanted}
         self.changes += bool(there - wanted.keys())
         for name in there - wanted.keys():
             (self._directory / name).unlink(missing_ok=True)
@@ -90,18 +82,6 @@ class KeyFiles:
             self._brought[name] = one
             del self._lacking[name]
         return len(fitting)
-
-    def read(self, ids: Collection[str]) -> list[bytearray]:
-        """Return those named keys of these ids that are here; overwrite them when they are sent."""
-        found = []
-        for name, one in self._brought.items():
-            if one in ids and (secret := self._read(name)) is not None:
-                found.append(secret)
-        return found
-
-    def applied(self) -> None:
-        """The cache server has overwritten every key that the policy does not name."""
-        self._dropped.clear()
 
     def left(self, keyspaces: Collection[str]) -> LeftKeys:
         """Return how many keys of these keyspaces are held to be written, and how many files there are, unfinished
@@ -128,8 +108,7 @@ class KeyFiles:
 
     def _lack(self, name: str, wanted: str) -> None:
         """Remove whatever is there instead of a named key, and note that it lacks."""
-        if (before := self._brought.pop(name, None)) is not None:
-            self._dropped.add(before)
+        self._brought.pop(name, None)
         self._written.pop(name, None)
         if (self._directory / name).exists():
             (self._directory / name).unlink(missing_ok=True)
