@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.wire import from_wire, to_wire
 from tests.dataplane import memory_scan
 from tests.dataplane.conftest import StartServer, file_tier, tier
 from tests.dataplane.fresh import CHUNKS, until
@@ -140,13 +141,13 @@ def test_a_tier_that_is_opened_takes_what_is_stored_from_then_on(pod: Pod, seque
 
 def test_a_pod_of_the_version_before_obeys_by_the_limit(pod: Pod, sequence: int, keyspace: str) -> None:
     """It reads no `denied`, and of the row no more than that the scope may keep nothing."""
-    row = TierBudget.denying("shared").to_json()
+    row = to_wire(TierBudget.denying("shared"))
     row.pop("denied")
     marker = os.urandom(16)
     pod.gate.enforce({keyspace: ()})
     assert pod.server.store_marked(sequence, keyspace, marker)["stored"]
     pod.until_in(marker, frozenset(TIERS))
-    pod.gate.enforce({keyspace: (TierBudget.from_json(row),)})
+    pod.gate.enforce({keyspace: (from_wire(TierBudget, row),)})
     pod.until_in(marker, frozenset({"dram", "disk"}))
     assert pod.server.store_marked(sequence + 1, keyspace, marker)["stored"]
     pod.until_in(marker, frozenset({"dram", "disk"}))

@@ -13,6 +13,7 @@ from typing import Any
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle, Root, decode_shard
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind, derive_keyspace
 from kvstrata.contract.policy.pools import PoolShard
+from kvstrata.contract.wire import to_wire
 from kvstrata.objects import labels, names
 from kvstrata.objects.applied import APPLIED
 from tests.support.objects import NAMESPACE
@@ -165,7 +166,7 @@ def _bundle(objects: Objects, model: str, token: Callable[[str], str]) -> Any:
     return {
         "domain": token(root.domain),
         "model": token(root.model_uid),
-        "rules": root.rules.to_json(),
+        "rules": to_wire(root.rules),
         "pools": {
             name: [
                 (token(v.keyspace), str(v.state), v.manifest, v.tiers, v.budgets, len(v.keys)) for v in shard.versions

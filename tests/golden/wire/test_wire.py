@@ -30,7 +30,7 @@ PARTS = {part: tuple(group) for part, group in groupby(sorted(ALL, key=lambda ca
 
 NOT_SENT = {
     "BlockKey", "Bundle", "Chain", "Form", "Happened", "Header", "Link", "Receipt", "Script", "Teller",
-    "_ErasureBody", "_HandOverBody", "_Signed",
+    "_ErasureBody", "_HandOverBody", "_Shard", "_Signed",
 }  # fmt: skip
 """Dataclasses of the contract that are no part of a message by themselves."""
 

@@ -24,7 +24,7 @@ from kvstrata.contract.policy.bundle import (
     split_into_shards,
 )
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
-from kvstrata.contract.wire import digest_bytes
+from kvstrata.contract.wire import digest_bytes, from_wire, to_wire
 from tests.support.amounts import examples
 from tests.unit.contract.documents import entries, junk, roots
 
@@ -54,8 +54,8 @@ def test_a_shard_is_read_as_it_was_written_whatever_the_order(group: list[Entry]
 @given(entries)
 def test_an_entry_that_pauses_is_a_suspended_one_to_every_reader_and_comes_back_as_it_was(entry: Entry) -> None:
     paused = entry.paused(True)
-    assert paused.to_json()["suspended"] is True
-    assert Entry.from_json(paused.to_json()) == paused == paused.paused(True)
+    assert to_wire(paused)["suspended"] is True
+    assert from_wire(Entry, to_wire(paused)) == paused == paused.paused(True)
     assert paused.enforces_the_same_as(replace(entry, suspended=True)) is entry.suspended
     assert paused.paused(False) == entry
 
@@ -197,7 +197,7 @@ def test_deep_and_infinite_documents_are_contract_errors(data: bytes) -> None:
 
 def test_who_is_kept_off_a_tier_may_keep_nothing_there_whatever_else_is_said() -> None:
     row = TierBudget.denying("fast", 60)
-    assert row.to_json() == {"tier": "fast", "limitBytes": 0, "retentionSeconds": 60, "denied": True}
-    wrong = row.to_json() | {"limitBytes": 1 << 30, "guaranteedBytes": 1 << 20}
-    assert TierBudget.from_json(row.to_json()) == TierBudget.from_json(wrong) == row
-    assert "denied" not in TierBudget("fast", limit_bytes=0).to_json()
+    assert to_wire(row) == {"tier": "fast", "limitBytes": 0, "retentionSeconds": 60, "denied": True}
+    wrong = to_wire(row) | {"limitBytes": 1 << 30, "guaranteedBytes": 1 << 20}
+    assert from_wire(TierBudget, to_wire(row)) == from_wire(TierBudget, wrong) == row
+    assert "denied" not in to_wire(TierBudget("fast", limit_bytes=0))

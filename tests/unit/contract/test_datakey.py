@@ -16,7 +16,7 @@ from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules, decode_s
 from kvstrata.contract.policy.cache_view import CacheView, data_keys
 from kvstrata.contract.policy.data_key import DataKey, file_name, parse_file_name
 from kvstrata.contract.policy.keyspace import Scope, ScopeKind
-from kvstrata.contract.wire import digest_bytes
+from kvstrata.contract.wire import digest_bytes, from_wire, to_wire
 from kvstrata.plan.actions import CommitBundle
 
 SECRET = bytes(range(1, 33))
@@ -51,9 +51,9 @@ def test_an_entry_is_read_with_the_keys_that_it_was_written_with(some: tuple[Dat
 
 
 def test_an_entry_without_keys_is_written_as_the_version_before_wrote_it_and_read() -> None:
-    raw = replace(ENTRY, keys=()).to_json()
+    raw = to_wire(replace(ENTRY, keys=()))
     assert "keys" not in raw
-    assert Entry.from_json(raw).keys == ()
+    assert from_wire(Entry, raw).keys == ()
 
 
 def test_nothing_that_is_printed_shows_a_key() -> None:
@@ -87,16 +87,16 @@ def test_the_digest_in_status_knows_generations_and_not_keys_but_enforcement_tel
 )
 def test_a_malformed_key_is_refused_without_quoting_it(raw: dict[str, object]) -> None:
     with pytest.raises(ContractError) as refused:
-        DataKey.from_json(raw)
+        from_wire(DataKey, raw)
     assert not any(trace in str(refused.value) for trace in traces(SECRET))
     assert refused.value.__cause__ is None
 
 
 def test_two_keys_of_one_generation_are_refused() -> None:
-    raw = ENTRY.to_json()
+    raw = to_wire(ENTRY)
     raw["keys"] = [raw["keys"][0]] * 2
     with pytest.raises(ContractError):
-        Entry.from_json(raw)
+        from_wire(Entry, raw)
 
 
 def test_the_view_names_the_generations_of_allowed_keyspaces_in_order() -> None:

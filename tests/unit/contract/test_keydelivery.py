@@ -20,6 +20,7 @@ from kvstrata.contract.messages.key_delivery import (
 )
 from kvstrata.contract.messages.pools import MAX_REQUEST_BYTES
 from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, KEY_ID_DIGITS, KeyReference, key_fingerprint, key_id
+from kvstrata.contract.wire import from_wire, to_wire
 
 A, B, C = (bytes([n]) * DATA_KEY_BYTES for n in (1, 2, 3))
 secrets = st.binary(min_size=DATA_KEY_BYTES, max_size=DATA_KEY_BYTES).filter(any)
@@ -76,14 +77,14 @@ def test_an_id_is_what_a_receipt_says() -> None:
 
 def test_a_reference_holds_no_key_and_is_read_as_written() -> None:
     reference = KeyReference(7, key_id(A))
-    assert KeyReference.from_json(reference.to_json()) == reference
-    assert A.hex() not in json.dumps(reference.to_json())
+    assert from_wire(KeyReference, to_wire(reference)) == reference
+    assert A.hex() not in json.dumps(to_wire(reference))
 
 
 @pytest.mark.parametrize("raw", [{}, {"generation": 256, "id": key_id(A)}, {"generation": 1, "id": "x"}, [], None])
 def test_a_malformed_reference_is_refused(raw: object) -> None:
     with pytest.raises(ContractError):
-        KeyReference.from_json(raw)  # type: ignore[arg-type]
+        from_wire(KeyReference, raw)
 
 
 def test_which_keys_lack_is_read_as_written() -> None:

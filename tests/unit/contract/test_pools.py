@@ -30,7 +30,7 @@ from kvstrata.contract.policy.pools import (
     read_manifest,
     shard_name,
 )
-from kvstrata.contract.wire import canonical_json, digest_bytes
+from kvstrata.contract.wire import canonical_json, digest_bytes, from_wire, to_wire
 from tests.unit.contract.documents import budgets, counts, hex32, junk, names, roots
 
 KEY = DataKey(1, bytes(range(1, 33)))
@@ -81,7 +81,7 @@ def test_a_root_and_an_entry_without_pools_are_written_as_the_version_before_wro
     assert set(json.loads(plain.encode())) == {
         "contract", "domain", "model", "modelUid", "revision", "term", "rules", "rulesSince", "shards"
     }  # fmt: skip
-    assert "pools" not in entry("acme", "a").to_json()
+    assert "pools" not in to_wire(entry("acme", "a"))
     assert not {"pools", "reads"} & set(json.loads(CacheView.of(bundle([entry("acme", "a")], [])).encode()))
 
 
@@ -89,9 +89,9 @@ def test_what_the_version_before_wrote_has_no_pools() -> None:
     root = json.loads(replace(bundle([], []).root, pools=(PoolRef(0, "a", "d", 1),)).encode())
     del root["pools"]
     assert Root.decode(canonical_json(root)).pools == ()
-    raw = entry("acme", "a", "docs").to_json()
+    raw = to_wire(entry("acme", "a", "docs"))
     del raw["pools"]
-    assert Entry.from_json(raw).pools == ()
+    assert from_wire(Entry, raw).pools == ()
     view = json.loads(
         CacheView.of(bundle([entry("acme", "a", "docs")], [PoolShard("docs", "u", (version("b"),))])).encode()
     )
@@ -104,7 +104,7 @@ def test_the_version_before_finds_all_that_it_reads() -> None:
     new = replace(bundle([], []).root, pools=(PoolRef(0, "a", "d", 1),))
     raw, known = json.loads(new.encode()), json.loads(replace(new, pools=()).encode())
     assert {name: raw[name] for name in known} == known
-    with_pools, without = entry("acme", "a", "docs").to_json(), entry("acme", "a").to_json()
+    with_pools, without = to_wire(entry("acme", "a", "docs")), to_wire(entry("acme", "a"))
     assert {name: with_pools[name] for name in without} == without
     view = CacheView.of(bundle([entry("acme", "a", "docs")], [PoolShard("docs", "u", (version("b"),))]))
     told, before = json.loads(view.encode()), json.loads(replace(view, pools={}, reads={}).encode())
@@ -122,7 +122,7 @@ def test_pools_are_part_of_what_an_entry_enforces_and_of_its_digest() -> None:
 @pytest.mark.parametrize("pools", ["docs", [1], [""], ["a", "a"], {}, [f"p{n}" for n in range(MAX_ENTRY_POOLS + 1)]])
 def test_an_entry_with_malformed_pools_is_refused(pools: object) -> None:
     with pytest.raises(ContractError):
-        Entry.from_json(entry("acme", "a").to_json() | {"pools": pools})
+        from_wire(Entry, to_wire(entry("acme", "a")) | {"pools": pools})
 
 
 def test_two_full_versions_fit_into_a_shard_and_one_chunk_more_is_refused() -> None:
@@ -154,12 +154,12 @@ def test_a_manifest_is_read_under_its_own_digest_only() -> None:
 @pytest.mark.parametrize(
     "change",
     [{"keyspace": "acme"}, {"state": "Ready"}, {"hashes": "?"}, {"hashes": None}, {"tiers": [1]}, {"tiers": ["x"] * 17},
-     {"keys": [{}]}, {"keys": [KEY.to_json()] * 2}, {"beforeReadySeconds": 121}, {"beforeReadySeconds": True},
+     {"keys": [{}]}, {"keys": [to_wire(KEY)] * 2}, {"beforeReadySeconds": 121}, {"beforeReadySeconds": True},
      {"renderID": 1}, {"budgets": [{}]}],
 )  # fmt: skip
 def test_a_malformed_version_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ContractError):
-        PoolVersion.from_json(version("a").to_json() | change)
+        from_wire(PoolVersion, to_wire(version("a")) | change)
 
 
 def test_a_shard_of_another_digest_is_refused() -> None:

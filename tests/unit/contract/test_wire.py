@@ -170,7 +170,7 @@ def test_what_an_earlier_version_does_not_write_has_its_default() -> None:
         ({"rows": [["x"]]}, "a message.rows[0] lacks count"),
         ({"rows": [["x", "y"]]}, "a message.rows[0].count is no whole number"),
         ({"table": []}, "a message.table is no object"),
-        ({"table": {"a": "b"}}, "a message.table.a is no whole number"),
+        ({"table": {"a": "b"}}, "a message.table[0] is no whole number"),
         ({"either": [{"d": 1}]}, "a message.either[0] is none of Sum, Other"),
         ({"either": [{"a": 2, "b": 1}]}, "a sum has more than there is"),
         ({"contract": CONTRACT_VERSION + 1}, "a message is of another version of the contract"),

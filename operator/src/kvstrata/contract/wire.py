@@ -20,7 +20,7 @@ from enum import StrEnum
 from functools import cache
 from math import inf
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from . import CONTRACT_VERSION, MALFORMED, ContractError
 
@@ -42,9 +42,9 @@ class Wire:
     """How a class is written and read. Without `WIRE` it is like the class that it is a part of.
 
     `what` is its name in errors. `versioned`: it has the field `contract`, the version. `complete`: a missing field is
-    an error. `closed`: an unknown field is an error, and texts and numbers without a rule are bounded as in receipts.
-    `camel`: keys are in camelCase. `names`: keys that are other than their fields. `omit`: fields that are left out at
-    their defaults. `row`: the class is a list of values, without keys.
+    an error, but for those that `omit` names, which are left out at their defaults. `closed`: an unknown field is an
+    error, and texts and numbers without a rule are bounded as in receipts. `camel`: keys are in camelCase; `names` has
+    those that are otherwise. `row`: the class is a list of values, without keys.
     """
 
     what: str
@@ -212,6 +212,33 @@ def _written(value: Any, outer: Wire) -> Any:
     return str(value) if isinstance(value, StrEnum) else value
 
 
+class Message:
+    """A class that is sent as a whole."""
+
+    __slots__ = ()
+
+    def encode(self) -> bytes:
+        """Return the message, canonical JSON."""
+        return encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read the message. Raises ContractError for anything else."""
+        return decode(cls, data)
+
+
+class Request(Message):
+    """A message that is not written if its reader would refuse it."""
+
+    __slots__ = ()
+
+    def encode(self) -> bytes:
+        """Return the message. Raises ContractError for what is none."""
+        data = encode(self)
+        self.decode(data)
+        return data
+
+
 class _MisfitError(ContractError):
     """The end of a sentence that begins with the place of what does not fit."""
 
@@ -249,7 +276,7 @@ def _reader(kind: Any, outer: Wire) -> Reader:
     if origin is UnionType or origin is Union:
         return _one_of(arguments, outer)
     if origin is not None:
-        return _table(_reader(arguments[1], outer))
+        return _table(_reader(arguments[0], outer), _reader(arguments[1], outer))
     if rules:
         return _RULES[type(rules[0])](rules[0])
     if is_dataclass(kind):
@@ -355,16 +382,16 @@ def _rows(kind: Any, items: Items, outer: Wire) -> Reader:
     return reader
 
 
-def _table(read: Reader) -> Reader:
+def _table(read_key: Reader, read: Reader) -> Reader:
     def reader(raw: Any) -> dict[str, Any]:
         if type(raw) is not dict:
             raise _MisfitError(" is no object")
         found: dict[str, Any] = {}
-        for key, one in raw.items():
-            try:
-                found[key] = read(one)
-            except _MisfitError as error:
-                raise _MisfitError(f".{key}{error}") from None
+        try:
+            for key, one in raw.items():
+                found[read_key(key)] = read(one)
+        except _MisfitError as error:
+            raise _MisfitError(f"[{len(found)}]{error}") from None
         return found
 
     return reader
@@ -408,7 +435,8 @@ def _object(kind: Any, wire: Wire) -> Reader:
         wire.key(one.name): (one.name, _plain(hints[one.name], wire), _reader(hints[one.name], wire))
         for one in fields(kind)
     }
-    needed = {one.name for one in fields(kind) if wire.complete or _default(one) is MISSING}
+    optional = wire.omit if wire.complete else [one.name for one in fields(kind) if _default(one) is not MISSING]
+    needed = {one.name for one in fields(kind)}.difference(optional)
     row, versioned, closed = wire.row, wire.versioned, wire.closed
     known, every = {*parts, "contract"} if versioned else set(parts), len(parts)
 

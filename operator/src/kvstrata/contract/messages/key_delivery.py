@@ -13,13 +13,13 @@ their place.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
-from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, key_id, require_key_id
-from kvstrata.contract.wire import canonical_json
+from kvstrata.contract import ContractError
+from kvstrata.contract.policy.data_key import DATA_KEY_BYTES, KeyId, key_id
+from kvstrata.contract.wire import Items, Message, Wire
 
 KEYS_PATH = "/v1/keys"
 
@@ -80,26 +80,13 @@ def overwrite(secret: bytearray) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class KeysLacking:
+class KeysLacking(Message):
     """The ids of the keys that a pod's bundle names and that the pod does not have."""
 
-    ids: tuple[str, ...] = ()
+    WIRE: ClassVar[Wire] = Wire("a list of lacking data keys", versioned=True, complete=True, names={"ids": "lacking"})
 
-    def encode(self) -> bytes:
-        """Return the body."""
-        return canonical_json({"contract": CONTRACT_VERSION, "lacking": sorted(self.ids)})
+    ids: Annotated[tuple[KeyId, ...], Items(most=MAX_KEYS, distinct=True)] = ()
 
-    @classmethod
-    def decode(cls, data: bytes) -> KeysLacking:
-        """Read the body. Raises ContractError for anything malformed or of an unknown version."""
-        with contract_errors("a list of lacking data keys"):
-            raw = json.loads(data)
-            require_version(raw, "a list of lacking data keys")
-            ids = raw["lacking"]
-            if type(ids) is not list or len(ids) > MAX_KEYS:
-                raise ContractError(f"a message names {MAX_KEYS} data keys at most, in a list")
-            for one in ids:
-                require_key_id(one)
-            if len({*ids}) != len(ids):
-                raise ContractError("a message names a data key twice")
-            return cls(tuple(ids))
+    def __post_init__(self) -> None:
+        """Name the keys in order."""
+        object.__setattr__(self, "ids", tuple(sorted(self.ids)))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
+
+from kvstrata.contract.wire import Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,31 +16,26 @@ class TierBudget:
     and what is there has to go. Then `limit_bytes` is 0, which pods of the version before obey, too.
     """
 
+    WIRE: ClassVar[Wire] = Wire(
+        "a budget",
+        camel=True,
+        omit=("limit_bytes", "guaranteed_bytes", "retention_s", "denied"),
+        names={"retention_s": "retentionSeconds"},
+    )
+
     tier: str
     limit_bytes: int | None = None
     guaranteed_bytes: int | None = None
     retention_s: int | None = None
     denied: bool = False
 
+    def __post_init__(self) -> None:
+        """What is denied has no bound but 0, whatever else is said."""
+        if self.denied:
+            object.__setattr__(self, "limit_bytes", 0)
+            object.__setattr__(self, "guaranteed_bytes", None)
+
     @classmethod
     def denying(cls, tier: str, retention_s: int | None = None) -> TierBudget:
         """Return what keeps a scope off a tier; `retention_s` is how long what is there may live in the meantime."""
-        return cls(tier, limit_bytes=0, retention_s=retention_s, denied=True)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the wire form."""
-        fields = {
-            "tier": self.tier,
-            "limitBytes": self.limit_bytes,
-            "guaranteedBytes": self.guaranteed_bytes,
-            "retentionSeconds": self.retention_s,
-            "denied": self.denied or None,
-        }
-        return {name: value for name, value in fields.items() if value is not None}
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> TierBudget:
-        """Read the wire form. What is denied has no bound but 0, whatever else is said."""
-        if raw.get("denied", False):
-            return cls.denying(raw["tier"], raw.get("retentionSeconds"))
-        return cls(raw["tier"], raw.get("limitBytes"), raw.get("guaranteedBytes"), raw.get("retentionSeconds"))
+        return cls(tier, retention_s=retention_s, denied=True)

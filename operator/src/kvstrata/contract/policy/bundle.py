@@ -9,19 +9,19 @@ reader that holds a root can read every shard that it names.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from itertools import pairwise
+from typing import Annotated, ClassVar
 
-from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
+from kvstrata.contract import ContractError
 from kvstrata.contract.policy.budget import TierBudget as TierBudget
-from kvstrata.contract.policy.data_key import BundledKey, keys_from_json, keys_to_json
-from kvstrata.contract.policy.keyspace import Scope, ScopeKind, is_keyspace
-from kvstrata.contract.policy.pools import MAX_ENTRY_POOLS, MAX_POOLS, PoolRef, PoolShard
-from kvstrata.contract.policy.shard_slots import SLOTS, other_slot
-from kvstrata.contract.wire import canonical_json, digest, digest_bytes
+from kvstrata.contract.policy.data_key import BundledKey, check_keys
+from kvstrata.contract.policy.keyspace import Keyspace, Scope
+from kvstrata.contract.policy.pools import MAX_ENTRY_POOLS, PoolName, PoolRef, PoolShard
+from kvstrata.contract.policy.shard_slots import Slot, other_slot
+from kvstrata.contract.wire import Form, Items, Message, Wire, decode, digest, digest_bytes, encode, to_wire
 
 MAX_SHARD_BYTES = 64 * 1024
 ROOT_DATA_KEY = "root.json"
@@ -39,16 +39,23 @@ class Entry:
     for means nothing. `resumes` is whether it is suspended for an erasure only, and will be in use again as it was.
     """
 
+    WIRE: ClassVar[Wire] = Wire("a bundle entry", camel=True, omit=("keys", "pools", "resumes"))
+
     tenant: str
-    keyspace: str
+    keyspace: Keyspace
     scope: Scope
     policy: str
     since: int = 0
     suspended: bool = False
     budgets: tuple[TierBudget, ...] = ()
     keys: tuple[BundledKey, ...] = ()
-    pools: tuple[str, ...] = ()
+    pools: Annotated[tuple[PoolName, ...], Items(most=MAX_ENTRY_POOLS, distinct=True)] = ()
     resumes: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise ContractError for data keys that no reader would take."""
+        if len(self.keys) > 1:
+            check_keys(self.keys)
 
     def enforces_the_same_as(self, other: Entry) -> bool:
         """Whether nothing but the revision of the last change differs."""
@@ -69,46 +76,9 @@ class Entry:
 
         It is shown in status, so it knows the generations of data keys and nothing else of them.
         """
-        content = replace(self, since=0, keys=()).to_json()
+        content = to_wire(replace(self, since=0, keys=()))
         generations = [key.generation for key in self.keys]
         return digest(content | {"generations": generations} if generations else content)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the wire form, which holds data keys: it belongs into Secrets only."""
-        pools = {"pools": list(self.pools)} if self.pools else {}
-        return (
-            keys_to_json(self.keys)
-            | pools
-            | ({"resumes": True} if self.resumes else {})
-            | {
-                "tenant": self.tenant,
-                "keyspace": self.keyspace,
-                "scope": {"kind": str(self.scope.kind), "name": self.scope.name},
-                "policy": self.policy,
-                "since": self.since,
-                "suspended": self.suspended,
-                "budgets": [budget.to_json() for budget in self.budgets],
-            }
-        )
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Entry:
-        """Read the wire form. Raises ContractError for a malformed keyspace."""
-        if not is_keyspace(raw["keyspace"]):
-            raise ContractError("a bundle entry holds a malformed keyspace")
-        return cls(
-            tenant=raw["tenant"],
-            keyspace=raw["keyspace"],
-            scope=Scope(ScopeKind(raw["scope"]["kind"]), raw["scope"]["name"]),
-            policy=raw["policy"],
-            since=int(raw["since"]),
-            suspended=bool(raw.get("suspended", False)),
-            budgets=tuple(TierBudget.from_json(budget) for budget in raw.get("budgets", ())),
-            keys=keys_from_json(raw),
-            # An operator of the version before knows no pools: its tenants read none.
-            pools=_pool_names(raw.get("pools", [])),
-            resumes=bool(raw.get("resumes", False)),
-        )
 
     def paused(self, paused: bool) -> Entry:
         """Return the entry as it is while its scope pauses for an erasure, or as it is without that."""
@@ -124,45 +94,20 @@ class Rules:
     `audit_tenants` is whether the audit log may have tenants' names.
     """
 
+    WIRE: ClassVar[Wire] = Wire(
+        "the bundle's rules",
+        complete=True,
+        camel=True,
+        omit=("audit_tenants",),
+        names={"stale_after_s": "staleAfterSeconds", "drain_timeout_s": "drainTimeoutSeconds"},
+    )
+
     stale_after_s: int = 300
     drain_timeout_s: int = 30
-    on_stale: str = "Fence"
-    unknown_tenants: str = "NoReuse"
-    reuse: str = "Prefix"
+    on_stale: Annotated[str, Form("Fence|ServeStale", "mode that this version knows")] = "Fence"
+    unknown_tenants: Annotated[str, Form("NoReuse|Refuse", "mode that this version knows")] = "NoReuse"
+    reuse: Annotated[str, Form("Prefix|Off", "mode that this version knows")] = "Prefix"
     audit_tenants: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse modes that readers do not know: neither side may guess. Raises ContractError."""
-        if (
-            self.on_stale not in ("Fence", "ServeStale")
-            or self.unknown_tenants not in ("NoReuse", "Refuse")
-            or self.reuse not in ("Prefix", "Off")
-        ):
-            raise ContractError("the bundle's rules hold a mode that readers do not know")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the wire form."""
-        return {
-            "staleAfterSeconds": self.stale_after_s,
-            "drainTimeoutSeconds": self.drain_timeout_s,
-            "onStale": self.on_stale,
-            "unknownTenants": self.unknown_tenants,
-            "reuse": self.reuse,
-            **({"auditTenants": True} if self.audit_tenants else {}),
-        }
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Rules:
-        """Read the wire form. Unknown modes are refused: a reader must not guess what it does not know."""
-        return cls(
-            int(raw["staleAfterSeconds"]),
-            int(raw["drainTimeoutSeconds"]),
-            raw["onStale"],
-            raw["unknownTenants"],
-            raw["reuse"],
-            # An operator of the version before allows no names.
-            raw.get("auditTenants") is True,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +115,7 @@ class ShardRef:
     """Where a shard is (its slot) and what it must hash to."""
 
     index: int
-    slot: str
+    slot: Slot
     digest: str
 
     @property
@@ -180,8 +125,10 @@ class ShardRef:
 
 
 @dataclass(frozen=True, slots=True)
-class Root:
+class Root(Message):
     """The head of a bundle. Revisions grow by one a commit; a lower revision or term is refused by readers."""
+
+    WIRE: ClassVar[Wire] = Wire("the bundle root", versioned=True, camel=True, omit=("pools",))
 
     domain: str
     model: str
@@ -193,49 +140,12 @@ class Root:
     rules_since: int = 0
     pools: tuple[PoolRef, ...] = ()
 
-    def encode(self) -> bytes:
-        """Return the stored form, canonical JSON."""
-        pools = {"pools": [reference.to_json() for reference in self.pools]} if self.pools else {}
-        return canonical_json(
-            pools
-            | {
-                "contract": CONTRACT_VERSION,
-                "domain": self.domain,
-                "model": self.model,
-                "modelUid": self.model_uid,
-                "revision": self.revision,
-                "term": self.term,
-                "rules": self.rules.to_json(),
-                "rulesSince": self.rules_since,
-                "shards": [{"index": s.index, "slot": s.slot, "digest": s.digest} for s in self.shards],
-            }
-        )
-
-    @classmethod
-    def decode(cls, data: bytes) -> Root:
-        """Read the stored form. Raises ContractError for anything malformed or of an unknown version."""
-        with contract_errors("the bundle root"):
-            raw = json.loads(data)
-            require_version(raw, "the bundle root")
-            shards = tuple(ShardRef(int(s["index"]), s["slot"], s["digest"]) for s in raw["shards"])
-            if [s.index for s in shards] != list(range(len(shards))) or any(s.slot not in SLOTS for s in shards):
-                raise ContractError("the bundle root names shards out of order or in unknown slots")
-            # An operator of the version before knows no pools, and a gate of that version reads none.
-            pools = tuple(PoolRef.from_json(reference) for reference in raw.get("pools", ()))
-            indexes = [reference.index for reference in pools]
-            if indexes != sorted(set(indexes)) or not set(indexes) <= set(range(MAX_POOLS)):
-                raise ContractError(f"the bundle root names pools out of order or beyond {MAX_POOLS}")
-            return cls(
-                domain=raw["domain"],
-                model=raw["model"],
-                model_uid=raw["modelUid"],
-                revision=int(raw["revision"]),
-                term=int(raw["term"]),
-                rules=Rules.from_json(raw["rules"]),
-                shards=shards,
-                rules_since=int(raw.get("rulesSince", 0)),
-                pools=pools,
-            )
+    def __post_init__(self) -> None:
+        """Raise ContractError for shards or pools that are not in order."""
+        if any(shard.index != index for index, shard in enumerate(self.shards)):
+            raise ContractError("the bundle root names shards out of order")
+        if any(one.index >= following.index for one, following in pairwise(self.pools)):
+            raise ContractError("the bundle root names pools out of order")
 
     def supersedes(self, other: Root | None) -> bool:
         """Whether a reader that holds `other` may go on to this root."""
@@ -244,27 +154,31 @@ class Root:
         return self.model_uid == other.model_uid and self.term >= other.term and self.revision > other.revision
 
 
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    WIRE: ClassVar[Wire] = Wire("a bundle shard", versioned=True)
+
+    entries: tuple[Entry, ...]
+
+
 def encode_shard(entries: Iterable[Entry]) -> bytes:
     """Return the stored form of a shard, canonical JSON with the entries in tenant order."""
     ordered = sorted(entries, key=lambda entry: entry.tenant)
-    head = canonical_json({"contract": CONTRACT_VERSION, "entries": []}).removesuffix(b"]}")
+    head = encode(_Shard(())).removesuffix(b"]}")
     return head + b",".join(map(_encoded, ordered)) + b"]}"
 
 
 @lru_cache(maxsize=16_384)
 def _encoded(entry: Entry) -> bytes:
     """Return an entry's canonical JSON; most entries of a shard that is written are as they were."""
-    return canonical_json(entry.to_json())
+    return encode(entry)
 
 
 def decode_shard(data: bytes, expected_digest: str) -> tuple[Entry, ...]:
     """Return a shard's entries. Raises ContractError if the bytes do not hash to `expected_digest`."""
     if digest_bytes(data) != expected_digest:
         raise ContractError("a bundle shard does not match the digest in its root")
-    with contract_errors("a bundle shard"):
-        raw = json.loads(data)
-        require_version(raw, "a bundle shard")
-        return tuple(Entry.from_json(entry) for entry in raw["entries"])
+    return decode(_Shard, data).entries
 
 
 @lru_cache(maxsize=65_536)
@@ -324,12 +238,3 @@ def split_into_shards(entries: Iterable[Entry], minimum_count: int = 1) -> tuple
         if any(len(group) == 1 for group in oversized):
             raise ContractError("the policy of a single tenant exceeds a bundle shard")
         count *= 2
-
-
-def _pool_names(raw: Any) -> tuple[str, ...]:
-    names = tuple(raw) if isinstance(raw, list) else None
-    if names is None or not all(isinstance(name, str) and name for name in names) or len(set(names)) != len(names):
-        raise ContractError("a bundle entry names pools in an unknown form")
-    if len(names) > MAX_ENTRY_POOLS:
-        raise ContractError(f"a bundle entry names more than {MAX_ENTRY_POOLS} pools")
-    return names

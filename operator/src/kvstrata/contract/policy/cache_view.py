@@ -11,20 +11,19 @@ goes after the adapter applied one that does not.
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, ClassVar
 
-from kvstrata.contract import CONTRACT_VERSION, MALFORMED, ContractError, require_version
+from kvstrata.contract import ContractError
 from kvstrata.contract.policy.budget import TierBudget
 from kvstrata.contract.policy.bundle import Bundle, Entry, Rules
-from kvstrata.contract.policy.data_key import MAX_GENERATION, BundledKey
-from kvstrata.contract.policy.keyspace import is_keyspace
+from kvstrata.contract.policy.data_key import BundledKey, Generation
+from kvstrata.contract.policy.keyspace import Keyspace
 from kvstrata.contract.policy.pools import MAX_POOLS, MAX_VERSIONS
-from kvstrata.contract.wire import canonical_json
+from kvstrata.contract.wire import HexDigest, Items, Message, Wire
 
 POLICY_FILE = "policy.json"
 FRESHNESS_FILE = "freshness"
@@ -40,24 +39,13 @@ _MANIFEST = re.compile(r"[0-9a-f]{64}")
 class PoolView:
     """What the adapter knows of a pool's version: the digest of its manifest, whether it may be read, where it is."""
 
-    manifest: str
+    manifest: HexDigest
     published: bool
     tiers: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the wire form."""
-        return {"manifest": self.manifest, "published": self.published, "tiers": list(self.tiers)}
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> PoolView:
-        """Read the wire form. Raises ContractError for a malformed digest."""
-        if not is_manifest(raw["manifest"]) or type(raw["published"]) is not bool:
-            raise ContractError("the cache view holds a malformed pool")
-        return cls(raw["manifest"], raw["published"], tuple(raw["tiers"]))
-
 
 @dataclass(frozen=True, slots=True)
-class CacheView:
+class CacheView(Message):
     """What the policy adapter enforces. `keyspaces` maps each allowed keyspace to its budgets.
 
     `generations` maps those that have data keys to the keys' generations: the first encrypts, all decrypt.
@@ -65,14 +53,28 @@ class CacheView:
     in the order in which they are asked.
     """
 
+    WIRE: ClassVar[Wire] = Wire("the cache view", versioned=True, omit=("generations", "pools", "reads"))
+
     domain: str
     revision: int
     term: int
     rules: Rules
-    keyspaces: Mapping[str, tuple[TierBudget, ...]]
-    generations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    pools: Mapping[str, PoolView] = field(default_factory=dict)
-    reads: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    keyspaces: Mapping[Keyspace, tuple[TierBudget, ...]]
+    generations: Mapping[Keyspace, tuple[Generation, ...]] = field(default_factory=dict)
+    pools: Mapping[Keyspace, PoolView] = field(default_factory=dict)
+    reads: Mapping[Keyspace, Annotated[tuple[Keyspace, ...], Items(most=MAX_READS, distinct=True)]] = field(
+        default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        """Raise ContractError unless tenants' keyspaces, and no pool's, read published pools."""
+        if not self.pools.keys() <= self.keyspaces.keys() or not all(
+            reader in self.keyspaces
+            and reader not in self.pools
+            and all(name in self.pools and self.pools[name].published for name in named)
+            for reader, named in self.reads.items()
+        ):
+            raise ContractError("the cache view holds pools that fit nothing else in it")
 
     @classmethod
     def of(cls, bundle: Bundle) -> CacheView:
@@ -92,62 +94,6 @@ class CacheView:
                     pools[version.keyspace] = PoolView(version.manifest, version.published, version.tiers)
         generations = {name: tuple(key.generation for key in keys) for name, keys in data_keys(bundle).items()}
         return cls(root.domain, root.revision, root.term, root.rules, allowed, generations, pools, reads_of(bundle))
-
-    def encode(self) -> bytes:
-        """Return the stored form, canonical JSON."""
-        generations = {"generations": {name: list(numbers) for name, numbers in self.generations.items()}}
-        pools = {
-            "pools": {name: pool.to_json() for name, pool in self.pools.items()},
-            "reads": {name: list(keyspaces) for name, keyspaces in self.reads.items()},
-        }
-        return canonical_json(
-            (generations if self.generations else {})
-            | (pools if self.pools else {})
-            | {
-                "contract": CONTRACT_VERSION,
-                "domain": self.domain,
-                "revision": self.revision,
-                "term": self.term,
-                "rules": self.rules.to_json(),
-                "keyspaces": {name: [b.to_json() for b in budgets] for name, budgets in self.keyspaces.items()},
-            }
-        )
-
-    @classmethod
-    def decode(cls, data: bytes) -> CacheView:
-        """Read the stored form. Raises ContractError for anything malformed or of an unknown version."""
-        try:
-            raw: dict[str, Any] = json.loads(data)
-            require_version(raw, "the cache view")
-            keyspaces = {
-                name: tuple(TierBudget.from_json(budget) for budget in budgets)
-                for name, budgets in raw["keyspaces"].items()
-            }
-            if not all(is_keyspace(name) for name in keyspaces):
-                raise ContractError("the cache view holds a malformed keyspace")
-            # A gate of the version before knows no data keys.
-            generations = {name: tuple(numbers) for name, numbers in raw.get("generations", {}).items()}
-            if not all(_are_generations(numbers) for numbers in generations.values()):
-                raise ContractError("the cache view holds a malformed generation of a data key")
-            # Nor does it know pools.
-            pools = {name: PoolView.from_json(pool) for name, pool in raw.get("pools", {}).items()}
-            reads = {name: tuple(read) for name, read in raw.get("reads", {}).items()}
-            if not pools.keys() <= keyspaces.keys() or not _may_be_read(pools, reads, keyspaces):
-                raise ContractError("the cache view holds pools that fit nothing else in it")
-            return cls(
-                raw["domain"],
-                int(raw["revision"]),
-                int(raw["term"]),
-                Rules.from_json(raw["rules"]),
-                keyspaces,
-                generations,
-                pools,
-                reads,
-            )
-        except ContractError:
-            raise
-        except MALFORMED as error:
-            raise ContractError(f"the cache view is malformed: {error!r}") from error
 
 
 def data_keys(bundle: Bundle) -> dict[str, tuple[BundledKey, ...]]:
@@ -214,20 +160,3 @@ def _with_denials_of(others: tuple[TierBudget, ...], budgets: tuple[TierBudget, 
     denied = {budget.tier: budget for budget in others if budget.denied}
     kept = tuple(budget for budget in budgets if budget.tier not in denied)
     return (*kept, *denied.values()) if denied else budgets
-
-
-def _may_be_read(
-    pools: Mapping[str, PoolView], reads: Mapping[str, tuple[str, ...]], keyspaces: Mapping[str, object]
-) -> bool:
-    """Whether tenants' keyspaces, and no pool's, read published pools, each once."""
-    return all(
-        reader in keyspaces
-        and reader not in pools
-        and len(named) == len(set(named)) <= MAX_READS
-        and all(name in pools and pools[name].published for name in named)
-        for reader, named in reads.items()
-    )
-
-
-def _are_generations(numbers: tuple[object, ...]) -> bool:
-    return all(type(number) is int and 0 <= number <= MAX_GENERATION for number in numbers)

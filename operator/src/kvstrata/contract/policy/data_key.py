@@ -8,16 +8,14 @@ the adapter reads it from there. `policy.json`, status, logs and messages name g
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, ClassVar
 
-from kvstrata.contract import ContractError, contract_errors
+from kvstrata.contract import ContractError
 from kvstrata.contract.policy.keyspace import is_keyspace
+from kvstrata.contract.wire import Base64, Form, Range, Wire
 
 DATA_KEY_BYTES = 32
 MAX_GENERATION = 255
@@ -26,7 +24,9 @@ KEYS_DIRECTORY = "keys"
 KEY_ID_DIGITS = 64
 """Digits of a key's id, which is what a receipt says of it: a SHA-256 of 256 random bits."""
 
-_ID = re.compile(rf"[0-9a-f]{{{KEY_ID_DIGITS}}}")
+Generation = Annotated[int, Range(0, MAX_GENERATION)]
+KeyId = Annotated[str, Form(f"[0-9a-f]{{{KEY_ID_DIGITS}}}", "id of a data key")]
+
 _FILE_NAME = re.compile(r"([0-9a-f]{32})\.(0|[1-9][0-9]{0,2})")
 
 
@@ -34,12 +34,14 @@ _FILE_NAME = re.compile(r"([0-9a-f]{32})\.(0|[1-9][0-9]{0,2})")
 class DataKey:
     """One key of a keyspace. `generation`, 0 to 255, is what values name it by. Nothing prints `secret`."""
 
-    generation: int
-    secret: bytes = field(repr=False)
+    WIRE: ClassVar[Wire] = Wire("a data key", names={"secret": "key"})
+
+    generation: Generation
+    secret: Annotated[bytes, Base64(DATA_KEY_BYTES, 1, 1)] = field(repr=False)
 
     def __post_init__(self) -> None:
         """Raise ContractError for a key that cannot be one."""
-        if type(self.generation) is not int or not 0 <= self.generation <= MAX_GENERATION:
+        if not 0 <= self.generation <= MAX_GENERATION:
             raise ContractError(f"the generation of a data key is a number from 0 to {MAX_GENERATION}")
         if len(self.secret) != DATA_KEY_BYTES or not any(self.secret):
             raise ContractError(f"a data key has {DATA_KEY_BYTES} random bytes")
@@ -47,54 +49,18 @@ class DataKey:
     def __repr__(self) -> str:
         return f"DataKey(generation={self.generation}, secret=***)"
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the wire form, which is as secret as the key."""
-        return {"generation": self.generation, "key": base64.b64encode(self.secret).decode()}
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> DataKey:
-        """Read the wire form. Raises ContractError, which does not quote it, for anything malformed."""
-        try:
-            return cls(raw["generation"], base64.b64decode(raw["key"], validate=True))
-        except ContractError:
-            raise
-        except (KeyError, TypeError, ValueError, binascii.Error):
-            raise ContractError("a data key is malformed") from None
-
 
 def key_id(secret: bytes | bytearray) -> str:
     """Return a data key's id: what a receipt says of it."""
     return key_fingerprint(secret)
 
 
-def require_key_id(raw: Any) -> None:
-    """Raise ContractError unless this has the form of a key's id."""
-    if not isinstance(raw, str) or _ID.fullmatch(raw) is None:
-        raise ContractError(f"the id of a data key has {KEY_ID_DIGITS} hexadecimal digits")
-
-
 @dataclass(frozen=True, slots=True)
 class KeyReference:
     """What a bundle says of a data key that it does not hold. `generation`, 0 to 255, is what values name it by."""
 
-    generation: int
-    id: str
-
-    def __post_init__(self) -> None:
-        """Raise ContractError for a reference that cannot be one."""
-        if type(self.generation) is not int or not 0 <= self.generation <= MAX_GENERATION:
-            raise ContractError(f"the generation of a data key is a number from 0 to {MAX_GENERATION}")
-        require_key_id(self.id)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the wire form."""
-        return {"generation": self.generation, "id": self.id}
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> KeyReference:
-        """Read the wire form. Raises ContractError for anything malformed."""
-        with contract_errors("a reference to a data key"):
-            return cls(raw["generation"], raw["id"])
+    generation: Generation
+    id: KeyId
 
 
 BundledKey = DataKey | KeyReference
@@ -106,34 +72,12 @@ def what_is_kept(key: BundledKey) -> bytes | str:
     return key.secret if isinstance(key, DataKey) else key.id
 
 
-def keys_to_json(keys: tuple[BundledKey, ...]) -> dict[str, Any]:
-    """Return the fields of an entry or of a pool's version that tell its data keys.
-
-    Those that are only named have a field of their own: a reader of the version before has no key for the keyspace
-    then, and uses no tier that requires one for it.
-    """
-    held = [key.to_json() for key in keys if isinstance(key, DataKey)]
-    named = [key.to_json() for key in keys if isinstance(key, KeyReference)]
-    return ({"keys": held} if held else {}) | ({"namedKeys": named} if named else {})
-
-
-def keys_from_json(raw: Mapping[str, Any]) -> tuple[BundledKey, ...]:
-    """Read what `keys_to_json` wrote. Raises ContractError for anything malformed, or two keys of one generation.
-
-    An operator of an earlier version writes neither field.
-    """
-    held = tuple(DataKey.from_json(key) for key in raw.get("keys", ()))
-    named = tuple(KeyReference.from_json(key) for key in raw.get("namedKeys", ()))
-    if held and named:
-        raise ContractError("a keyspace has data keys in the bundle and others that are only named")
-    return require_distinct(held or named)
-
-
-def require_distinct(keys: tuple[BundledKey, ...]) -> tuple[BundledKey, ...]:
-    """Return `keys`. Raises ContractError if two of them have the same generation."""
+def check_keys(keys: tuple[BundledKey, ...]) -> None:
+    """Raise ContractError if two keys of a keyspace have one generation, or only some of them are in the bundle."""
     if len({key.generation for key in keys}) != len(keys):
         raise ContractError("two data keys of one keyspace have the same generation")
-    return keys
+    if len(set(map(type, keys))) > 1:
+        raise ContractError("a keyspace has data keys in the bundle and others that are only named")
 
 
 def file_name(keyspace: str, generation: int) -> str:

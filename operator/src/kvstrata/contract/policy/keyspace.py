@@ -12,6 +12,9 @@ import re
 import struct
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from kvstrata.contract.wire import Form
 
 DOMAIN_KEY_BYTES = 32
 EPOCH_BYTES = 16
@@ -19,6 +22,8 @@ KEYSPACE_HEX_DIGITS = 32
 
 _EPOCH = re.compile(r"[0-9a-f]{32}")
 _KEYSPACE = re.compile(r"[0-9a-f]{32}")
+
+Keyspace = Annotated[str, Form(_KEYSPACE.pattern, "keyspace")]
 
 
 class ScopeKind(StrEnum):

@@ -7,21 +7,19 @@ readers keep the old. Shards hold data keys and the hashes of what they cache, s
 
 from __future__ import annotations
 
-import base64
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, ClassVar
 
-from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
+from kvstrata.contract import ContractError
 from kvstrata.contract.policy.budget import TierBudget
-from kvstrata.contract.policy.data_key import BundledKey, keys_from_json, keys_to_json, require_distinct
-from kvstrata.contract.policy.keyspace import is_keyspace
-from kvstrata.contract.policy.shard_slots import SLOTS, other_slot
-from kvstrata.contract.wire import canonical_json, digest_bytes
+from kvstrata.contract.policy.data_key import BundledKey, check_keys
+from kvstrata.contract.policy.keyspace import Keyspace, is_keyspace
+from kvstrata.contract.policy.shard_slots import Slot, other_slot
+from kvstrata.contract.wire import Base64, Form, Items, Range, Wire, decode, digest_bytes, encode
 
 CHUNK_HASH_BYTES = 32
 MAX_CHUNKS = 4096
@@ -34,6 +32,8 @@ MAX_POOLS = 32
 MAX_ENTRY_POOLS = 64
 MAX_POOL_SHARD_BYTES = 384 * 1024
 """Two versions of `MAX_CHUNKS` with room for the rest; only a changed digest makes a pod read it."""
+
+PoolName = Annotated[str, Form("(?s).+", "name")]
 
 MAX_POOL_TIERS = 16
 MAX_BEFORE_READY_S = 120
@@ -57,27 +57,28 @@ class PoolVersion:
     Raises ContractError for what no version can be.
     """
 
-    keyspace: str
+    WIRE: ClassVar[Wire] = Wire(
+        "a pool's version",
+        camel=True,
+        omit=("keys", "before_ready_s"),
+        names={"render_id": "renderID", "before_ready_s": "beforeReadySeconds"},
+    )
+
+    keyspace: Keyspace
     render_id: str
     state: PoolState
-    hashes: bytes = field(repr=False)
-    tiers: tuple[str, ...] = ()
+    hashes: Annotated[bytes, Base64(CHUNK_HASH_BYTES, MAX_CHUNKS, 1)] = field(repr=False)
+    tiers: Annotated[tuple[PoolName, ...], Items(most=MAX_POOL_TIERS)] = ()
     budgets: tuple[TierBudget, ...] = ()
     keys: tuple[BundledKey, ...] = ()
-    before_ready_s: int = 0
+    before_ready_s: Annotated[int, Range(0, MAX_BEFORE_READY_S)] = 0
 
     def __post_init__(self) -> None:
         """Raise ContractError for a version that cannot be one."""
         if not is_keyspace(self.keyspace):
             raise ContractError("a pool's version has a malformed keyspace")
-        if not isinstance(self.render_id, str):
-            raise ContractError("a pool's version does not name what rendered it")
-        if len(self.tiers) > MAX_POOL_TIERS or not all(isinstance(tier, str) and tier for tier in self.tiers):
-            raise ContractError("a pool's version names its tiers in an unknown form")
-        if type(self.before_ready_s) is not int or not 0 <= self.before_ready_s <= MAX_BEFORE_READY_S:
-            raise ContractError(f"a pool holds up a new pod for 0 to {MAX_BEFORE_READY_S} s")
         chunk_hashes(self.hashes)
-        require_distinct(self.keys)
+        check_keys(self.keys)
 
     @property
     def published(self) -> bool:
@@ -94,43 +95,14 @@ class PoolVersion:
         """The digest of its hashes, 64 hexadecimal digits: what a file of them is named by."""
         return _digest_of(self.hashes)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the wire form, which holds data keys."""
-        waits: dict[str, Any] = {"beforeReadySeconds": self.before_ready_s} if self.before_ready_s else {}
-        return (
-            waits
-            | keys_to_json(self.keys)
-            | {
-                "keyspace": self.keyspace,
-                "renderID": self.render_id,
-                "state": str(self.state),
-                "hashes": base64.b64encode(self.hashes).decode(),
-                "tiers": list(self.tiers),
-                "budgets": [budget.to_json() for budget in self.budgets],
-            }
-        )
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> PoolVersion:
-        """Read the wire form. Raises ContractError; a state that readers do not know is refused, not guessed."""
-        with contract_errors("a pool's version"):
-            return cls(
-                raw["keyspace"],
-                raw["renderID"],
-                PoolState(raw["state"]),
-                base64.b64decode(raw["hashes"], validate=True),
-                tuple(raw["tiers"]),
-                tuple(TierBudget.from_json(budget) for budget in raw["budgets"]),
-                keys_from_json(raw),
-                raw.get("beforeReadySeconds", 0),
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class PoolShard:
     """What a bundle says of one pool. The first version is asked first; two have different keyspaces."""
 
-    pool: str
+    WIRE: ClassVar[Wire] = Wire("a pool's shard", versioned=True)
+
+    pool: PoolName
     uid: str
     versions: tuple[PoolVersion, ...]
 
@@ -142,11 +114,11 @@ class PoolShard:
             raise ContractError("two versions of a pool have one keyspace")
 
     def encode(self) -> bytes:
-        """Return the stored form, canonical JSON. Raises ContractError above `MAX_POOL_SHARD_BYTES`."""
-        versions = [version.to_json() for version in self.versions]
-        data = canonical_json({"contract": CONTRACT_VERSION, "pool": self.pool, "uid": self.uid, "versions": versions})
+        """Return the stored form. Raises ContractError above `MAX_POOL_SHARD_BYTES`, and for what no reader takes."""
+        data = encode(self)
         if len(data) > MAX_POOL_SHARD_BYTES:
             raise ContractError(f"the pool {self.pool} exceeds a bundle shard")
+        decode(PoolShard, data)
         return data
 
     @classmethod
@@ -154,12 +126,7 @@ class PoolShard:
         """Read the stored form. Raises ContractError if the bytes do not hash to `expected_digest`, or are none."""
         if digest_bytes(data) != expected_digest:
             raise ContractError("a pool's shard does not match the digest in its root")
-        with contract_errors("a pool's shard"):
-            raw = json.loads(data)
-            require_version(raw, "a pool's shard")
-            if not (isinstance(raw["pool"], str) and raw["pool"] and isinstance(raw["uid"], str)):
-                raise ContractError("a pool's shard has no name")
-            return cls(raw["pool"], raw["uid"], tuple(PoolVersion.from_json(one) for one in raw["versions"]))
+        return decode(cls, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +136,8 @@ class PoolRef:
     `since` is the revision in which the shard last changed: it is in force once every live pod acknowledged that one.
     """
 
-    index: int
-    slot: str
+    index: Annotated[int, Range(0, MAX_POOLS - 1)]
+    slot: Slot
     digest: str
     since: int
 
@@ -178,17 +145,6 @@ class PoolRef:
     def other_slot(self) -> str:
         """The slot that a writer may fill while readers use this one."""
         return other_slot(self.slot)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the wire form."""
-        return {"index": self.index, "slot": self.slot, "digest": self.digest, "since": self.since}
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> PoolRef:
-        """Read the wire form. Raises ContractError for an unknown slot."""
-        if raw["slot"] not in SLOTS or not isinstance(raw["digest"], str):
-            raise ContractError("the bundle root names a pool in an unknown slot")
-        return cls(int(raw["index"]), raw["slot"], raw["digest"], int(raw["since"]))
 
 
 @lru_cache(maxsize=2 * MAX_POOLS * MAX_VERSIONS)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from kvstrata.contract.wire import Form
+
 SLOTS = ("a", "b")
+Slot = Annotated[str, Form("[ab]", "slot")]
 
 
 def other_slot(slot: str) -> str:
