@@ -24,8 +24,8 @@ import yaml
 from kvstrata.contract.messages.pod_state import CONTROL_PORT
 from kvstrata.contract.policy.cache_view import POLICY_FILE
 from kvstrata_sidecar.adapter.files.tier import FileTier
-from kvstrata_sidecar.adapter.hashing import Hasher
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, FileTierParams, TierParams
+from kvstrata_sidecar.adapter.pool_report import Hasher
 from kvstrata_sidecar.adapter.runtime import Runtime
 from kvstrata_sidecar.adapter.tier.tasks import Task
 from kvstrata_sidecar.connector.reset import ENGINE_RESET_PATH

@@ -15,8 +15,8 @@ import pytest
 
 from e2e.cluster.control_plane import ControlPlane
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
-from kvstrata_sidecar.adapter.hashing import Hasher
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
+from kvstrata_sidecar.adapter.pool_report import Hasher
 from kvstrata_sidecar.adapter.runtime import Runtime, acquire, release
 from kvstrata_sidecar.adapter.tier.interface import Block
 from tests.support.objects import cpu_tier, model, own, policy

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from kvstrata.contract import ContractError
-from kvstrata_sidecar.adapter.hashing import Hasher
+from kvstrata_sidecar.adapter.pool_report import Hasher
 
 
 def packed(*tokens: int) -> bytes:

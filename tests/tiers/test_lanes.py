@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.tier.part import Gain, Part
 from kvstrata_sidecar.adapter.tier.queues import Lane
-from kvstrata_sidecar.adapter.tier.tasks import Task, TaskKind
+from kvstrata_sidecar.adapter.tier.tasks import Gain, Part, Task, TaskKind
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ from kvstrata_sidecar.adapter.index.scope_index import Book
 from kvstrata_sidecar.adapter.index.victims import Cause, Situation, choose
 from kvstrata_sidecar.adapter.policy.enforcement import NANOSECONDS, Enforcement, Permit, Refusal
 from kvstrata_sidecar.adapter.policy.pools import MAX_CANDIDATES, Manifests, Readable
-from kvstrata_sidecar.adapter.redis.shares import Shares, Whereabouts
+from kvstrata_sidecar.adapter.redis.exchanges import Shares, Whereabouts
 from tests.tiers.gate_stand_in import DOMAIN
 
 READER, OTHER, NEW, OLD, WARMING = "a" * 32, "b" * 32, "c" * 32, "d" * 32, "e" * 32

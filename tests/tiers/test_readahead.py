@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata_sidecar.adapter.redis.client.readahead import ReadAhead
+from kvstrata_sidecar.adapter.redis.client.replies import ReadAhead
 
 CAPACITY, STEP = 32, 8
 

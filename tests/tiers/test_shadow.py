@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract.store.redis_keys import BUCKETS, bucket_prefix
-from kvstrata_sidecar.adapter.redis.shadow import Hints
+from kvstrata_sidecar.adapter.redis.lookups import Hints
 from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_UNKNOWN
 from tests.tiers.redis_process import RedisProcess

@@ -1,11 +1,17 @@
-"""What the tiers of this pod hold of a pool's version, chunk by chunk. A chunk counts when all its parts are there."""
+"""What the tiers of this pod hold of a pool's version, chunk by chunk. A chunk counts when all its parts are there.
+
+Chunks are named by LMCache's own hasher, so chunk size and algorithm are those in force, not those that were
+configured.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvstrata.contract import ContractError
+from kvstrata.contract.messages.adapter import TOKEN_BYTES
 from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion, PoolTierState
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
@@ -100,3 +106,24 @@ def _block(keyspace: str, key: Any) -> Block:
 
 def _nothing(blocks: Sequence[Block]) -> Sequence[int]:
     return [0] * len(blocks)
+
+
+class Hasher:
+    """Names chunks of `chunk_tokens` by `compute`, which takes token ids and returns a name for each whole chunk."""
+
+    def __init__(self, chunk_tokens: int, compute: Callable[[list[int]], Iterable[bytes]]) -> None:
+        self.chunk_tokens = chunk_tokens
+        self._compute = compute
+
+    def hashes(self, tokens: bytes) -> bytes:
+        """Return the names of the whole chunks, one after the other; `tokens` are `TOKEN_BYTES` each.
+
+        Raises ContractError if the server's names are no hashes of 32 bytes, as those of its other algorithms.
+        """
+        count = len(tokens) // TOKEN_BYTES // self.chunk_tokens * self.chunk_tokens
+        ids = list(struct.unpack(f"<{count}I", tokens[: count * TOKEN_BYTES]))
+        names = list(self._compute(ids)) if ids else []
+        whole = count // self.chunk_tokens
+        if len(names) != whole or not all(isinstance(one, bytes) and len(one) == CHUNK_HASH_BYTES for one in names):
+            raise ContractError("this cache server names chunks in a way that pools cannot use")
+        return b"".join(names)

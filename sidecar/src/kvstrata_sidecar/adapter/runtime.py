@@ -33,9 +33,9 @@ from kvstrata_sidecar.adapter.pool_report import Lacking, Names, Sizes, holding_
 from kvstrata_sidecar.adapter.tier.buffers import Spans
 from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
 
-from .hashing import Hasher
 from .metrics import page
 from .params import AdapterParams
+from .pool_report import Hasher
 
 
 def no_names(keyspace: str, chunk_hashes: Sequence[bytes]) -> None:

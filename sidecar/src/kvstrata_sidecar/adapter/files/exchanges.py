@@ -24,8 +24,7 @@ from kvstrata_sidecar.adapter.policy.ages import Ages
 from kvstrata_sidecar.adapter.policy.enforcement import LoadedFrom, Refusal, nobody_asks
 from kvstrata_sidecar.adapter.tier.buffers import Spans, address_of
 from kvstrata_sidecar.adapter.tier.counts import EVICTION, HIT, Counters
-from kvstrata_sidecar.adapter.tier.part import Gain, Part
-from kvstrata_sidecar.adapter.tier.tasks import Key, Task
+from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Part, Task
 
 CLAIM_TIMEOUT_S = 5.0
 """How long a store waits for others to remove what has to go before its own file may be written."""

@@ -16,9 +16,8 @@ from kvstrata_sidecar.adapter.files.file_format import Pages
 from kvstrata_sidecar.adapter.params import FileTierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.part import AnyPart
 from kvstrata_sidecar.adapter.tier.queues import Lane
-from kvstrata_sidecar.adapter.tier.tasks import Task, TaskTable
+from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Task, TaskTable
 from kvstrata_sidecar.adapter.tier.workers import Worker
 
 CLOSE_TIMEOUT_S = 1.0

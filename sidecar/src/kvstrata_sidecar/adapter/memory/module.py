@@ -16,13 +16,13 @@ from lmcache.v1.distributed.memory_manager import L1MemoryManager
 from lmcache.v1.distributed.storage_controllers.store_controller import StoreListener
 from lmcache.v1.memory_management import TensorMemoryObj
 
-from kvstrata_sidecar.adapter.hashing import Hasher
 from kvstrata_sidecar.adapter.memory import lmcache_version as pin
 from kvstrata_sidecar.adapter.memory.evictor import Governor
 from kvstrata_sidecar.adapter.memory.lmcache_keys import Chunks
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.memory.warmup import Memory, Warmer
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, nobody_asks
+from kvstrata_sidecar.adapter.pool_report import Hasher
 from kvstrata_sidecar.adapter.runtime import acquire, no_names, nobody_offers, release
 
 from .lending import PolicyLending

@@ -1,26 +1,39 @@
-"""The exchanges that a tier makes besides loads and stores: look up, delete, probe; and what all have in common."""
+"""Exchanges that a tier makes besides loads and stores: look up, delete, probe, ask for sizes.
+
+A block of a lookup may be asked for in several places, under the reader's own keyspace and under pools', on servers
+that answer one by one. Found anywhere is a hit. Found in a pool and under the reader's keyspace, as from before the
+pool was published, it is stored twice: the reader's copy is deleted. Where a pool had it is remembered for a moment.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvstrata_sidecar.adapter.policy.ages import Ages
 from kvstrata_sidecar.adapter.policy.enforcement import LoadedFrom, Refusal
 from kvstrata_sidecar.adapter.redis.budget.leases import Ledgers
 from kvstrata_sidecar.adapter.redis.client import commands as protocol
-from kvstrata_sidecar.adapter.redis.client.commands import Place, Sought, Terms
+from kvstrata_sidecar.adapter.redis.client.commands import (
+    MEMBERS_PER_COMMAND,
+    Place,
+    Sought,
+    Terms,
+    Transport,
+    read_list,
+    read_moment_ms,
+    state_key,
+)
 from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology, key_of
-from kvstrata_sidecar.adapter.redis.client.resp import Command
+from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Reply, integer
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
-from kvstrata_sidecar.adapter.redis.shares import Shares
 from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper
 from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.part import Gain, Part
-from kvstrata_sidecar.adapter.tier.sealer import Sealer
-from kvstrata_sidecar.adapter.tier.tasks import Key, Task
+from kvstrata_sidecar.adapter.tier.encryption import Sealer
+from kvstrata_sidecar.adapter.tier.tasks import Gain, Key, Part, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,3 +201,154 @@ def _amount(sought: Sequence[Sought]) -> int:
 
 def _numbers(sought: Sequence[Sought]) -> list[int]:
     return [number for one in sought for number in one.numbers]
+
+
+REMEMBER_S = 10.0
+MAX_REMEMBERED = 65_536
+
+
+class Whereabouts:
+    """In which pool readers found their chunks a moment ago. Safe to share between threads.
+
+    A chunk that leaves the pool meanwhile is a miss for that moment, also for a reader that has a copy of its own.
+    """
+
+    def __init__(self, clock: Callable[[], float], remember_s: float = REMEMBER_S, limit: int = MAX_REMEMBERED) -> None:
+        self.remember_s = remember_s
+        self._clock = clock
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._pools: OrderedDict[tuple[str, bytes], tuple[str, float]] = OrderedDict()
+
+    def of(self, reader: str, member: bytes, now_s: float) -> str | None:
+        """Return the keyspace of the pool that had a chunk for `reader`, None if that is not known any more."""
+        known = self._pools.get((reader, member))
+        return known[0] if known is not None and now_s < known[1] else None
+
+    def note(self, found: Iterable[tuple[str, bytes, str]]) -> None:
+        """Remember readers, chunks and the pools that had them."""
+        until_s = self._clock() + self.remember_s
+        with self._lock:
+            for reader, member, pool in found:
+                self._pools[reader, member] = pool, until_s
+                self._pools.move_to_end((reader, member))
+            while len(self._pools) > self._limit:
+                self._pools.popitem(last=False)
+
+
+class Shares:
+    """What became of these blocks, by number. Safe to share between threads.
+
+    `asked` counts the places of each. `twice` is told once of those that are under the reader's keyspace needlessly,
+    `settled` of those that a pool has, by number, when all places have answered.
+    """
+
+    def __init__(
+        self,
+        asked: Counter[int],
+        twice: Callable[[Sequence[int]], None],
+        settled: Callable[[Mapping[int, str]], None] = lambda _: None,
+    ) -> None:
+        self._open = asked
+        self._twice = twice
+        self._settled = settled
+        self._own: set[int] = set()
+        self._pools: dict[int, str] = {}
+        self._all = frozenset(asked)
+        self._lock = threading.Lock()
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._all
+
+    def told(self, numbers: Iterable[int], hits: Iterable[int], pool: str | None) -> tuple[int, int]:
+        """Learn what one place said of `numbers`, a pool's keyspace or None for the reader's own; return how many
+        blocks are thereby known to be hits and misses.
+        """
+        found = missed = 0
+        settled: dict[int, str] = {}
+        with self._lock:
+            before = self._own & self._pools.keys()
+            for number in self._all.intersection(hits):
+                if pool is None:
+                    self._own.add(number)
+                else:
+                    self._pools.setdefault(number, pool)
+            twice = sorted((self._own & self._pools.keys()) - before)
+            for number in self._all.intersection(numbers):
+                self._open[number] -= 1
+                if not self._open[number]:
+                    found += (there := number in self._own or number in self._pools)
+                    missed += not there
+                    if number in self._pools:
+                        settled[number] = self._pools[number]
+        if twice:
+            self._twice(twice)
+        if settled:
+            self._settled(settled)
+        return found, missed
+
+
+def sizes(transport: Transport, places: Sequence[Place]) -> list[int]:
+    """Return how many bytes each block takes, 0 for one that is not committed or whose time is over."""
+    found = [0] * len(places)
+    by_bucket: dict[bytes, list[int]] = defaultdict(list)
+    for number, place in enumerate(places):
+        by_bucket[place.base].append(number)
+    if not by_bucket:
+        return found
+    first = state_key(next(iter(by_bucket)))
+    commands, asked = [Command(first, (b"TIME",), read_moment_ms)], list[list[int]]()
+    for base, numbers in by_bucket.items():
+        for start in range(0, len(numbers), MEMBERS_PER_COMMAND):
+            some = numbers[start : start + MEMBERS_PER_COMMAND]
+            members = [places[number].member for number in some]
+            key, read = state_key(base), _listed(len(members))
+            commands.append(Command(key, (b"ZMSCORE", base + b":#x", *members), read))
+            commands.append(Command(key, (b"HMGET", base + b":#m", *members), read))
+            asked.append(some)
+    now_ms, *answers = transport.ask(commands)
+    for numbers, expiries, told in zip(asked, answers[::2], answers[1::2], strict=True):
+        for number, expires, text in zip(numbers, expiries, told, strict=True):
+            if expires is not None and _moment_ms(expires) > now_ms:
+                found[number] = _size_bytes(text)
+    return found
+
+
+@dataclass(slots=True, eq=False)
+class SizesPart(Part[ClusterTransport]):
+    """Ask what blocks of one keyspace take; `done` is set when it is over and `sizes` says it, if it could be asked."""
+
+    keyspace: str
+    places: Sequence[Place]
+    counters: Counters
+    task: Task | None = None
+    urgent: bool = True
+    sizes: list[int] = field(default_factory=list)
+    done: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, transport: ClusterTransport, gain: Gain) -> None:  # noqa: ARG002
+        """Ask for all of them in one pipeline."""
+        self.sizes = sizes(transport, self.places)
+
+    def refused(self, refusal: Refusal) -> None:
+        """Count the blocks."""
+        self.counters.refuse(refusal, len(self.places), self.keyspace)
+
+    def over(self, error: Exception | None) -> None:  # noqa: ARG002
+        """Release whoever waits."""
+        self.done.set()
+
+
+def _listed(count: int) -> Callable[[Reply], list[Reply]]:
+    return lambda reply: read_list(reply, count)
+
+
+def _moment_ms(score: Reply) -> float:
+    try:
+        return float(score) if isinstance(score, (bytes, float, int)) else 0.0
+    except ValueError as error:
+        raise FramingError("a score is no number") from error
+
+
+def _size_bytes(told: Reply) -> int:
+    return integer(told.partition(b":")[0]) if isinstance(told, bytes) else 0

@@ -23,8 +23,7 @@ from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.threads import Crew
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.hot import Heat, Hot, most_of_each
-from kvstrata_sidecar.adapter.tier.part import Gain, Part
-from kvstrata_sidecar.adapter.tier.tasks import Task
+from kvstrata_sidecar.adapter.tier.tasks import Gain, Part, Task
 
 T = TypeVar("T")
 

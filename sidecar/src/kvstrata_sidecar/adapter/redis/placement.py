@@ -1,4 +1,8 @@
-"""Where the blocks of a request are in one tier, which may be asked for now, and how workers share them."""
+"""Where the blocks of a request are in one tier, which may be asked for now, and how workers share them.
+
+That includes pools, whose blocks are under keyspaces of their own, and nodes that had no memory for a block a moment
+ago.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,6 @@ from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.redis.block_exchanges import BATCH_BLOCKS, BATCH_BYTES, Lent
 from kvstrata_sidecar.adapter.redis.client.commands import Place
 from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
-from kvstrata_sidecar.adapter.redis.pool_places import NOWHERE, PoolPlaces
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.interface import Block
 
@@ -134,3 +137,98 @@ class Placing:
                 size += len(one.view)
             batches.append((keyspace, node, batch))
         return batches
+
+
+FULL_PAUSE_S = 1.0
+"""How long stores rest after the tier said that it has no memory: its answer costs the transfer of a whole block."""
+
+
+class FullNodes:
+    """Safe to share between threads. `clock` returns seconds."""
+
+    def __init__(self, topology: Topology, clock: Callable[[], float]) -> None:
+        self._topology = topology
+        self._clock = clock
+        self._until_s: dict[Node | None, float] = {}
+
+    def note(self, place: Place, left: bool) -> None:
+        """Note whether the node of a block took it or had no memory for it."""
+        node = self._topology.node_of(place.base)
+        if not left:
+            self._until_s[node] = self._clock() + FULL_PAUSE_S
+        elif self._until_s:
+            self._until_s.pop(node, None)
+
+    def rests(self, node: Node) -> bool:
+        """Whether stores rest, because the node had no memory a moment ago."""
+        return self._clock() < self._until_s.get(node, 0.0)
+
+    @property
+    def detail(self) -> str:
+        """What to tell of it, empty if there is nothing."""
+        return "the tier is out of memory: it refuses blocks" if self._until_s else ""
+
+
+NOWHERE: Mapping[int, tuple[Place, ...]] = {}
+
+
+class PoolPlaces:
+    """Finds the places of chunks in pools that their reader may read and that are kept in the tier named `tier`.
+
+    `refusal` returns why a pool's keyspace may not be used now, None if it may.
+    """
+
+    def __init__(
+        self,
+        params: AdapterParams,
+        tier: str,
+        topology: Topology,
+        enforcement: Enforcement,
+        refusal: Callable[[str], Refusal | None],
+        counters: Counters,
+    ) -> None:
+        self._domain, self._identity, self._tier = params.domain, params.identity, tier
+        self._topology = topology
+        self._enforcement = enforcement
+        self._refusal = refusal
+        self._counters = counters
+
+    def usable(self) -> Callable[[str, bytes], Sequence[str]]:
+        """Return what tells the pools' keyspaces that may have a reader's chunk, for the blocks of one request."""
+        readable = self._enforcement.readable
+        refusals: dict[str, Refusal | None] = {}
+
+        def usable(pool: str) -> bool:
+            if pool not in refusals:
+                refusals[pool] = refusal = self._refusal(pool)
+                if refusal is not None:
+                    self._counters.refuse(refusal, 1, pool)
+            return refusals[pool] is None
+
+        def of(reader: str, chunk_hash: bytes) -> Sequence[str]:
+            candidates = readable.candidates(reader, chunk_hash, self._tier)
+            return candidates and [pool for pool in candidates if usable(pool)]
+
+        return of
+
+    def of(self, blocks: Sequence[Block]) -> Mapping[int, tuple[Place, ...]]:
+        """Return the places to ask, in order, of the blocks that have any, by their number; servers that are away are
+        left out.
+        """
+        if not self._enforcement.readable.anybody_reads:
+            return NOWHERE
+        found: dict[int, tuple[Place, ...]] = {}
+        pools_of = self.usable()
+        for number, block in enumerate(blocks):
+            if not (pools := pools_of(block.keyspace, block.chunk_hash)):
+                continue
+            member = member_of(self._identity, block.rank, block.group, block.chunk_hash)
+            places = (Place.at(self._domain, pool, member, block.chunk_hash) for pool in pools)
+            reachable = tuple(place for place in places if self._reachable(place))
+            if reachable:
+                found[number] = reachable
+        return found
+
+    def _reachable(self, place: Place) -> bool:
+        node = self._topology.node_of(place.base)
+        return node is not None and node.breaker.closed

@@ -19,9 +19,8 @@ from kvstrata_sidecar.adapter.redis.client.resp import NodeAwayError, PeerClosed
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.exchanges import ProbePart
 from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.part import AnyPart, Part
 from kvstrata_sidecar.adapter.tier.queues import Lane
-from kvstrata_sidecar.adapter.tier.tasks import TaskTable
+from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Part, TaskTable
 from kvstrata_sidecar.adapter.tier.workers import Worker
 
 PROBE_TIMEOUT_S = 1.0

@@ -22,29 +22,22 @@ from kvstrata_sidecar.adapter.redis.client.commands import WRITE_WINDOW_MS
 from kvstrata_sidecar.adapter.redis.client.nodes import Node, Topology
 from kvstrata_sidecar.adapter.redis.client.slot_refresh import Scout
 from kvstrata_sidecar.adapter.redis.client.slots import Address
-from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
-from kvstrata_sidecar.adapter.redis.client.ways import Ways
-from kvstrata_sidecar.adapter.redis.exchanges import DeletePart, DiscardPart, LookupPart, Shared
-from kvstrata_sidecar.adapter.redis.full_nodes import FullNodes
+from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport, Ways
+from kvstrata_sidecar.adapter.redis.exchanges import DeletePart, DiscardPart, LookupPart, Shared, SizesPart
 from kvstrata_sidecar.adapter.redis.hottest import Hottest
-from kvstrata_sidecar.adapter.redis.lookups import Lookups
-from kvstrata_sidecar.adapter.redis.placement import Placing
-from kvstrata_sidecar.adapter.redis.pool_places import PoolPlaces
+from kvstrata_sidecar.adapter.redis.lookups import Lookups, Shadow
+from kvstrata_sidecar.adapter.redis.placement import FullNodes, Placing, PoolPlaces
 from kvstrata_sidecar.adapter.redis.revoked import RevokedSet
-from kvstrata_sidecar.adapter.redis.shadow import Shadow
-from kvstrata_sidecar.adapter.redis.sizes import SizesPart
 from kvstrata_sidecar.adapter.redis.sweep.sweeper import Sweeper
 from kvstrata_sidecar.adapter.redis.sweep.sweeper_hooks import SweeperHooks
 from kvstrata_sidecar.adapter.redis.terms import ScopeTerms
 from kvstrata_sidecar.adapter.redis.threads import CLOSE_TIMEOUT_S, Crew
 from kvstrata_sidecar.adapter.redis.usage import usage_rows
 from kvstrata_sidecar.adapter.tier.counts import EVICTION, Counters, Histogram
-from kvstrata_sidecar.adapter.tier.encryption import sealers
+from kvstrata_sidecar.adapter.tier.encryption import Sealer, sealers
 from kvstrata_sidecar.adapter.tier.hot import Hot
 from kvstrata_sidecar.adapter.tier.interface import Block
-from kvstrata_sidecar.adapter.tier.part import Part
-from kvstrata_sidecar.adapter.tier.sealer import Sealer
-from kvstrata_sidecar.adapter.tier.tasks import Key, StoreOutcome, Task, TaskKind, TaskTable
+from kvstrata_sidecar.adapter.tier.tasks import Key, Part, StoreOutcome, Task, TaskKind, TaskTable
 
 MEDIUM = "Redis"
 SWEEP_INTERVAL_S = 60.0

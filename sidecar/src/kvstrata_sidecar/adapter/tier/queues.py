@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable
 
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
-from kvstrata_sidecar.adapter.tier.part import AnyPart
+from kvstrata_sidecar.adapter.tier.tasks import AnyPart
 
 Label = Hashable
 

@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable
 
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Permit, Refusal
-from kvstrata_sidecar.adapter.tier.part import AnyPart, Carrier, Gain
 from kvstrata_sidecar.adapter.tier.queues import Lane
-from kvstrata_sidecar.adapter.tier.tasks import TaskTable
+from kvstrata_sidecar.adapter.tier.tasks import AnyPart, Carrier, Gain, TaskTable
 
 ATTEMPTS = 3
 """How often a part is tried that failed for a reason that may be gone at once."""

@@ -44,7 +44,7 @@ from kvstrata_sidecar.adapter.redis.client.resp import (
     spelled_out,
     unknown_script,
 )
-from kvstrata_sidecar.adapter.tier.sealer import Opening
+from kvstrata_sidecar.adapter.tier.encryption import Opening
 
 __all__ = [
     "AccessError",
