@@ -15,13 +15,16 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 
 from e2e.cluster.cli import main as cluster
 from e2e.cluster.disk import ALL_BYTES, warn_of_little_room
@@ -43,6 +46,9 @@ NICENESS = 10
 
 FIRST = ("apiserver", "dataplane", "topology", "tiers", "files", "property")
 """Folders of `tests` that take long or wait much. The others fill what is left."""
+
+SHORT_PATHS = Path(tempfile.gettempdir(), f"kv-{zlib.crc32(str(REPOSITORY).encode()) & 0xFFFF:04x}")
+"""Where tests have their files: the path of a Unix socket has at most 107 bytes."""
 
 WITHOUT_SERVERS = ("tests/unit", "tests/property")
 NO_SKIPS = ("-p", "e2e.no_skips")
@@ -171,7 +177,8 @@ def run_tests(name: str, *arguments: str, timeout_s: float) -> Outcome:
     shutil.rmtree(memory, ignore_errors=True)
     engine = {"KVSTRATA_LMCACHE_PYTHON": str(ENGINE_PYTHON), "KVSTRATA_ENGINE_PYTHON": str(ENGINE_PYTHON)}
     nice = () if name == "stories" else ("nice", "-n", str(NICENESS))
-    noted = (f"-ocache_dir={memory}", f"--junitxml={RESULTS / f'{name}.xml'}")
+    SHORT_PATHS.mkdir(exist_ok=True)
+    noted = (f"-ocache_dir={memory}", f"--junitxml={RESULTS / f'{name}.xml'}", f"--basetemp={SHORT_PATHS / name}")
     code = run((*nice, *pytest(), *noted, *arguments), timeout_s, engine)
     found = memory / "v" / "cache" / "lastfailed"
     return Outcome(code, tuple(sorted(json.loads(found.read_text()))) if found.exists() else ())

@@ -61,12 +61,12 @@ class Ordeal:
 
 
 @contextmanager
-def tenants_ask(stage: Stage, extra_delay_s: float) -> Iterator[Ordeal]:
+def tenants_ask(stage: Stage, extra_delay_s: float | None = None) -> Iterator[Ordeal]:
     """Let two tenants ask both replicas before, during and after a fault that the block makes.
 
-    In the end all must have been answered, half of them within `extra_delay_s` of what half of them took before, and
-    the slowest within `extra_delay_s` of the slowest before, on a machine that is as busy as CROWDED and BUSY_S say.
-    Whoever waits for a cache server that is not there, and not only for the processor, takes seconds.
+    In the end all must have been answered. With `extra_delay_s`, half of them within that of what half of them took
+    before, and the slowest within that of the slowest before, on a machine that is as busy as CROWDED and BUSY_S say.
+    Delays that are small beside those are the benchmark `outages`'s to judge.
     """
     callers = []
     for (tenant, key), (leads, follows) in zip(
@@ -84,6 +84,8 @@ def tenants_ask(stage: Stage, extra_delay_s: float) -> Iterator[Ordeal]:
     before, since = ordeal.before, ordeal.since
     stage.say(f"before the fault: {before}; since: {since}")
     assert not running.account.failed, str(running.account)
+    if extra_delay_s is None:
+        return
     usual_s = before.took_s(50) * CROWDED
     assert since.took_s(50) <= usual_s + extra_delay_s, f"before: {before}; since: {since}"
     assert since.slowest_s <= before.slowest_s + extra_delay_s + BUSY_S, f"before: {before}; since: {since}"

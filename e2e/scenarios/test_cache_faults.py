@@ -2,8 +2,9 @@
 it, without a restart of the engine.
 
 Three ways to end and three moments; all nine are gone through with a real engine and a real cache server in
-`tests/dataplane/test_cache_server_ends.py`. Here each way and each moment comes once, in real pods. Kubernetes starts a
-container again at once the first time it ends, and waits longer each time, so each pod loses its own only once.
+`tests/dataplane/test_cache_server_ends.py`, and the benchmark `outages` judges what they cost requests. Here each way
+and each moment comes once, in real pods. Kubernetes starts a container again at once the first time it ends, and waits
+longer each time, so each pod loses its own only once.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from e2e.product.chapters import ACME_KEY, GLOBEX_KEY, MODEL, Stage, fresh_promp
 from e2e.product.direct import direct_replica
 from e2e.product.faults import Victim
 from e2e.product.faults_traffic import (
-    BUSY_S,
     found_across,
     product_lives,
     tenants_ask,
@@ -36,9 +36,6 @@ from e2e.product.shared_tier import make_room
 from e2e.product.streams import streaming
 
 pytestmark = pytest.mark.cluster
-
-EXTRA_DELAY_S = 0.1
-"""What a cache server that ends may cost a request."""
 
 BACK_S = 300.0
 """Within this the container runs again and hits return; a cache server takes some 10 s to start on a quiet machine."""
@@ -52,7 +49,7 @@ TIMED_OUT = re.compile(r"given up after \d+ ms: no answer|timed out|not availabl
 
 
 def test_killed_with_requests_in_flight(stage: Stage) -> None:
-    with a_cache_container_ends(stage, stage.first) as cache, tenants_ask(stage, EXTRA_DELAY_S) as ordeal:
+    with a_cache_container_ends(stage, stage.first) as cache, tenants_ask(stage) as ordeal:
         body = {"model": MODEL, "prompt": fresh_prompt("in flight"), "max_tokens": STREAM_TOKENS, "ignore_eos": True}
         # Looked up before, and streamed without the API server between, which hands over in one piece what an engine
         # that is fast has streamed to its end meanwhile.
@@ -72,7 +69,6 @@ def test_out_of_memory_while_nobody_asks(stage: Stage) -> None:
         cache.run_out_of_memory()
         after_s = slowest_s(stage.second, 4)
         stage.say(f"the slowest of 4 requests took {usual_s:.2f} s before, {after_s:.2f} s after")
-        assert after_s <= usual_s + EXTRA_DELAY_S + BUSY_S
         hits_return(stage, stage.first, stage.second)
 
 
@@ -84,7 +80,6 @@ def test_terminated_before_an_engines_first_request(kubectl: Kubectl, stage: Sta
             cache.send(signal.SIGTERM)
             first_s, second_s = slowest_s(new, 1), slowest_s(new, 1)
             stage.say(f"the engine's first request took {first_s:.2f} s, its second {second_s:.2f} s")
-            assert max(first_s, second_s) <= BUSY_S
             hits_return(opened, stage.first, new)
 
 

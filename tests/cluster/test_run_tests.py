@@ -32,6 +32,7 @@ def test_who(number):
 def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_tests, "MEMORY", tmp_path / "memory")
     monkeypatch.setattr(run_tests, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(run_tests, "SHORT_PATHS", tmp_path / "files")
 
 
 def suite_of(tmp_path: Path, **files: str) -> Path:

@@ -8,97 +8,24 @@ costs. That is asserted by the engine's own words, because durations say little 
 
 from __future__ import annotations
 
-import re
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 
 import pytest
 
 from tests.dataplane.conftest import StartServer
+from tests.dataplane.ending_server import ENDS, Pod
 from tests.dataplane.engine_process import CHUNK_TOKENS, EngineProcess, engine_python
-from tests.dataplane.lmcache_server import LMCacheServer
-from tests.dataplane.memory_killer import kill_for_memory
-from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
+from tests.tiers.gate_stand_in import GateStandIn
 
 pytestmark = [pytest.mark.lmcache]
 
-PROMPT_BYTES = 600
 BOUND_S = 15.0
-"""No request may take longer on a busy machine."""
-
-REUSE_IS_BACK_S = 60.0
-
-HEARD = "The cache server is gone"
-"""The guard's words, of the scheduler's and of the worker's connection, when they are closed."""
-
-WAITED = re.compile(r"A lookup was given up after (\d+) ms: the cache|The cache server failed in .* after (\d+) ms")
-TIMED_OUT = re.compile(r"given up after \d+ ms: no answer|timed out|not available within timeout")
-"""What the guard, lookups and transfers say when a timer has run out."""
+"""A request that takes longer hangs. What it may take on a quiet machine, the benchmark `outages` judges."""
 
 
-def kill(server: LMCacheServer) -> None:
-    server.kill_server()
-
-
-def terminate(server: LMCacheServer) -> None:
-    server.kill_server(signal.SIGTERM)
-
-
-def run_out_of_memory(server: LMCacheServer) -> None:
-    kill_for_memory(server.process)
-
-
-@dataclass
-class Pod:
-    """An engine of its own for each way to end, with a cache server that ends in it."""
-
-    server: LMCacheServer
-    engine: EngineProcess
-    end: Callable[[LMCacheServer], None]
-    _asked: int = 0
-
-    def ask(self) -> float:
-        """Ask what nobody asked before; return the seconds that it took."""
-        self._asked += 1
-        return self.engine.complete(f"{self.end.__name__} {self._asked} ".ljust(PROMPT_BYTES, "x"), KEYSPACE_A)
-
-    def reuse_is_back(self) -> bool:
-        """Whether a prompt that is sent a second time is found in the cache server."""
-        self._asked += 1
-        text = f"{self.end.__name__} again {self._asked} ".ljust(PROMPT_BYTES, "x")
-        self.engine.complete(text, KEYSPACE_A)
-        time.sleep(0.3)
-        before = self.engine.external_hits()
-        self.engine.complete(text, KEYSPACE_A)
-        return self.engine.external_hits() > before
-
-    def come_back(self) -> None:
-        """Start the server and see reuse return, without touching the engine."""
-        self.server.start_server_again()
-        give_up_at_s = time.monotonic() + REUSE_IS_BACK_S
-        while not self.reuse_is_back():
-            assert time.monotonic() < give_up_at_s, self.engine.log_file.read_text()[-6000:]
-
-    @contextmanager
-    def nobody_waits(self) -> Iterator[list[int]]:
-        """See that the engine hears of the server's end in the block, and that no timer runs out.
-
-        Yields a list that holds, in the end, each wait for the server that was in vain, in milliseconds.
-        """
-        before = len(self.engine.log_file.read_text())
-        waits_ms: list[int] = []
-        yield waits_ms
-        said = self.engine.log_file.read_text()[before:]
-        assert said.count(HEARD) == 2, said[-6000:]
-        assert not TIMED_OUT.findall(said), said[-6000:]
-        waits_ms += [int(one or other) for one, other in WAITED.findall(said)]
-
-
-@pytest.fixture(scope="module", params=[kill, run_out_of_memory, terminate], ids=lambda end: end.__name__)
+@pytest.fixture(scope="module", params=ENDS, ids=lambda end: end.__name__)
 def pod(
     request: pytest.FixtureRequest, start_server: StartServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pod]:
