@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,14 @@ from e2e.product.chapters import Stage, open_stage
 from e2e.product.direct import pods_run_here
 from e2e.product.direct_stage import open_direct_stage
 from e2e.product.kubectl import Kubectl
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give stories the time in which they give up by themselves: some wait for several rollouts of engines."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.timeout(2400))
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ from tests.tiers.faulty_proxy import FaultyProxy
 from tests.tiers.redis_cluster import RedisCluster
 from tests.tiers.redis_process import RedisProcess
 
-pytestmark = needs_redis
+pytestmark = [*needs_redis, pytest.mark.timeout(2400)]
 
 CALM, OPERATORS, PODS, DELETIONS, SERVERS = WARDS = ("calm", "operators", "pods", "deletions", "servers")
 VICTIMS = {

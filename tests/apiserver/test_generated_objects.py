@@ -111,6 +111,7 @@ def operator(plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> I
         running.kill()
 
 
+@pytest.mark.timeout(2400 * max(1, PER_KIND // 500))
 async def test_every_generated_object_ends_ready_or_stalled_with_a_reason(plane: ControlPlane, operator: Judge) -> None:
     began = time.monotonic()
     crowd = Crowd(plane, load_schemas(REPOSITORY / "crds"), per_kind=PER_KIND, namespaces=NAMESPACES, seed=SEED)
