@@ -42,6 +42,7 @@ class Settings:
     job_placement: Mapping[str, Any] = field(default_factory=dict)
     kms_services: tuple[AllowedService, ...] = ()
     kms_token_file: str = ""
+    receipts_key_days: float = 365
 
     @property
     def cluster_wide(self) -> bool:
@@ -101,6 +102,7 @@ class Settings:
             job_placement=placement("KVSTRATA_JOB_PLACEMENT"),
             kms_services=_services("KVSTRATA_KMS_ADDRESSES", env.get("KVSTRATA_KMS_ADDRESSES") or "[]"),
             kms_token_file=env.get("KVSTRATA_KMS_TOKEN_FILE") or "",
+            receipts_key_days=number("KVSTRATA_RECEIPTS_KEY_DAYS", "365"),
         )
 
 

@@ -27,6 +27,8 @@ from kvstrata.reconcile.background import since_boot_s, utc_now
 from kvstrata.reconcile.erasure.deps import assemble
 from kvstrata.reconcile.erasure.former_identities import Reclaims
 from kvstrata.reconcile.erasure.jobs import Jobs
+from kvstrata.reconcile.erasure.key_rotation import KeyRotation
+from kvstrata.reconcile.erasure.receipt_chain import Chains
 from kvstrata.reconcile.erasure.tasks import Erasures
 from kvstrata.reconcile.keys.delivery import KeyDelivery
 from kvstrata.reconcile.keys.key_ring import KeyRing
@@ -51,6 +53,7 @@ from . import garbage
 
 log = logging.getLogger(__name__)
 
+SECONDS_PER_DAY = 86_400
 LEASE_NAME = "kvstrata-operator"
 API_RETRY_S = 2.0
 """Between two looks at an API server that is not ready when the process starts."""
@@ -233,8 +236,10 @@ class Operator:
             Probing(self._kube, gates, self._store, self._queue, self._may_write) as probing,
         ):
             parts = (self._kube, self._store, self._queue, self._keeper, gates, self._context(), self._may_write)
+            chains = Chains(self._kube, self._settings.namespace, utc_now, self._may_write)
+            rotation = KeyRotation(self._kube, self._store, chains, self._settings.receipts_key_days * SECONDS_PER_DAY)
             delivery = KeyDelivery(self._kube, gates, self._store, self._ring, self._may_write)
-            erasures = Erasures(assemble(*parts, self._kms, self._settings.pod_name))
+            erasures = Erasures(assemble(*parts, self._kms, self._settings.pod_name, chains))
             jobs = Jobs(self._kube, self._context(), utc_now, self._may_write)
             reclaims = Reclaims(self._store, self._queue, jobs, utc_now)
             asked = (warming.ask, probing.ask, erasures.take, self._kms.keep, reclaims)
@@ -250,6 +255,7 @@ class Operator:
                 group.create_task(listener.run(), name="acks")
                 group.create_task(delivery.run(), name="keys")
                 group.create_task(loop.run(), name="loop")
+                group.create_task(rotation.run(), name="key of receipts")
                 group.create_task(self._resync_for_ever(resync), name="resync")
 
     async def _first_look(self, resync: Resync) -> None:

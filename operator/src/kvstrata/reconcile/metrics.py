@@ -113,6 +113,12 @@ KMS_ESTATES_OPEN = Gauge(
     "kvstrata_kms_deleted_domains", "Deleted domains whose keys a key management service still has, or may have"
 )
 KEYS_BROUGHT = Counter("kvstrata_data_keys_brought_total", "Data keys that were brought to pods")
+RECEIPT_KEY_ROTATIONS = Counter(
+    "kvstrata_receipts_key_rotations_total", "Times that another key began to sign receipts"
+)
+RECEIPT_CHAINS_STUCK = Gauge(
+    "kvstrata_receipt_chains_not_handed_over", "Chains of receipts that could not be handed over to the current key"
+)
 KEYS_NOT_ENDED = Counter("kvstrata_data_keys_not_ended_total", "Unused data keys that a KMS did not end", ["reason"])
 FORMER_IDENTITIES = Gauge(
     "kvstrata_former_identities",

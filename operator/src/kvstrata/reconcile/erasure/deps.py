@@ -17,7 +17,6 @@ from kvstrata.reconcile.erasure.jobs import Jobs
 from kvstrata.reconcile.erasure.keys import KeyRevoker
 from kvstrata.reconcile.erasure.pods import Pods
 from kvstrata.reconcile.erasure.ports import DeletionJobs, ReceiptChains
-from kvstrata.reconcile.erasure.receipt_chain import Chains
 from kvstrata.reconcile.erasure.record_store import Keep
 from kvstrata.reconcile.erasure.tiers import Looks
 from kvstrata.reconcile.events import Events
@@ -68,6 +67,7 @@ def assemble(
     leading: Callable[[], bool],
     kms: KmsKeys,
     operator: str,
+    chains: ReceiptChains,
 ) -> Crew:
     """Return everybody who carries erasures out in one operator process, whose pod has the name `operator`."""
 
@@ -85,7 +85,7 @@ def assemble(
         looks=Looks(kube, operator, utc_now),
         pods=Pods(kube, gates, utc_now),
         jobs=Jobs(kube, ctx, utc_now, leading),
-        chains=Chains(kube, ctx.operator_namespace, utc_now, leading),
+        chains=chains,
         operator=operator,
         may_write=may_write,
         now=utc_now,

@@ -1,19 +1,26 @@
 """Receipts go into their domain's chain, signed by the operator's key.
 
 Observes: the key's Secret, the published keys, a domain's receipts, all in the operator's namespace.
-Writes: the Secret, once, if no key was ever there; public keys; receipts. Nothing of these is ever overwritten but the
-ConfigMap of public keys, to which keys are added.
+Writes: the Secret, when no key was ever there and when the key is rotated; public keys, which are only added; receipts,
+which are never overwritten.
 
 The chain's head is whatever record has the highest number, and the next number's object can be created once: who comes
 second is refused by the API server, reads anew, and goes on behind the first. Everything is read again after it was
 written, so what is told is what is stored. `plan.erasure.receipt_chain` decides, and says the same from wherever one
 starts again.
+
+A rotation has three steps, each one write or several that can be repeated: the Secret gets a new current key and keeps
+the one before (`rotate`), each chain gets a record that both keys sign (`hand_over`), and the key before leaves the
+Secret when no chain needs it (`finish_rotation`). Public keys stay for good.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -24,6 +31,7 @@ from kvstrata.clients.resources import CONFIG_MAP, SECRET
 from kvstrata.clients.signing import SigningError, SigningKeys, generate, is_signed
 from kvstrata.contract.receipt.facts import Erasure
 from kvstrata.contract.receipt.record import Link, ReceiptError, check_signatures, read_link
+from kvstrata.contract.receipt.vocabulary import moment_in_s
 from kvstrata.objects import labels, names
 from kvstrata.objects.erasure.receipts import build_public_keys, build_receipt, read_receipt_objects
 from kvstrata.objects.secret import build_signing_key
@@ -33,6 +41,7 @@ from kvstrata.plan.erasure.receipt_chain import (
     IssueReceipt,
     KeysInUse,
     Receipted,
+    plan_hand_over,
     plan_receipt,
 )
 from kvstrata.reconcile.audit import tell_secret
@@ -55,6 +64,20 @@ class _CannotGoOnError(Exception):
     """Something is not as it has to be, and only a person can mend it. The message names the object and the way out."""
 
 
+ToldChain = Callable[[str, str], ReceiptChain | None]
+"""What the CacheDomain of a namespace reports of the chain of the domain with this id."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """A chain whose newest record is a hand-over to the current key, and how it stands."""
+
+    namespace: str
+    domain: str
+    count: int
+    head: str
+
+
 class Chains:
     """The chains of all domains. `may_write` is asked before every write; `now` is the wall clock in UTC."""
 
@@ -62,6 +85,7 @@ class Chains:
         self, kube: Kube, namespace: str, now: Callable[[], datetime], may_write: Callable[[], bool] = lambda: True
     ) -> None:
         self._kube, self._namespace, self._now, self._may_write = kube, namespace, now, may_write
+        self._turns, self._issuing = asyncio.Condition(), 0
 
     async def issue(
         self, namespace: str, domain: str, told: ReceiptChain | None, facts: Erasure
@@ -72,17 +96,136 @@ class Chains:
         nothing is written then. Raises KubeError and NotLeadingError; what was written until then is found again.
         """
         found: ConfigMaps = {}
-        try:
-            keys, published = await self._keys()
-            for _ in range(ATTEMPTS):
-                chain = await self._chain(namespace, domain, told, keys, published, found)
-                step = plan_receipt(chain, KeysInUse(keys.current_id, keys.since, keys.previous_id), facts)
-                if not isinstance(step, IssueReceipt):
-                    return step
-                await self._write(keys.sign(step.record), found)
-        except (_CannotGoOnError, SigningError, ReceiptError) as error:
-            return ChainConflict(str(error))
+        async with self._one_of_many():
+            try:
+                for _ in range(ATTEMPTS):
+                    keys, published = await self._keys()
+                    chain = await self._chain(namespace, domain, told, keys, published, found)
+                    step = plan_receipt(chain, _in_use(keys), facts)
+                    if not isinstance(step, IssueReceipt):
+                        return step
+                    await self._write(keys.sign(step.record), found)
+            except (_CannotGoOnError, SigningError, ReceiptError) as error:
+                return ChainConflict(str(error))
         raise KubeError(409, "Conflict", f"others write receipts of domain {domain} all the time")
+
+    async def rotate(self, max_age_s: float) -> bool:
+        """Put a new key in use if the current one is older than `max_age_s` (0: at any age), or a new value of the
+        annotation asks for it; return whether that was done.
+
+        Nothing is done before the first receipt, or while the last rotation is not over. Raises KubeError,
+        NotLeadingError, and SigningError for a Secret that holds no key.
+        """
+        stored = await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET)
+        public = await self._kube.get(CONFIG_MAP, self._namespace, names.RECEIPT_PUBLIC_KEYS)
+        if stored is None or public is None:
+            return False
+        keys, wish = SigningKeys.from_secret_data(decode(stored)), _annotations(public).get(labels.ROTATE_RECEIPTS_KEY)
+        wished = bool(wish) and wish != _annotations(stored).get(labels.ROTATED_FOR)
+        expired = max_age_s > 0 and self._now().timestamp() - moment_in_s(keys.since) >= max_age_s
+        if keys.previous is not None or not (wished or expired):
+            return False
+        rotated = keys.rotated(format_timestamp(self._now()))
+        await self._put_key(stored, rotated, {labels.ROTATED_FOR: wish} if wish else {})
+        await self._publish(rotated, public)
+        tell_secret(self._namespace, names.RECEIPTS_KEY_SECRET, "ReceiptsKey", made=1)
+        return True
+
+    async def hand_over(self, told: ToldChain) -> tuple[list[HandedOver], list[str]]:
+        """Give each chain that the previous key signed a record that both keys sign.
+
+        Returns the chains that end with such a record, and why others could not get one: those keep the previous key in
+        the Secret. Does nothing while no rotation is under way. Raises KubeError, NotLeadingError and SigningError.
+        """
+        done, problems = list[HandedOver](), list[str]()
+        stored = await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET)
+        if stored is None or SigningKeys.from_secret_data(decode(stored)).previous is None:
+            return done, problems
+        for domain in await self._domains():
+            try:
+                if (one := await self._handed_over(domain, told)) is not None:
+                    done.append(one)
+            except (_CannotGoOnError, SigningError, ReceiptError) as error:
+                problems.append(str(error))
+        return done, problems
+
+    async def finish_rotation(self, told: ToldChain) -> bool:
+        """Take the previous key out of the Secret if no chain needs it; return whether that was done.
+
+        No receipt is written meanwhile: one that was signed by the previous key would be continued by no one. Raises
+        KubeError and NotLeadingError.
+        """
+        async with self._alone():
+            stored = await self._kube.get(SECRET, self._namespace, names.RECEIPTS_KEY_SECRET)
+            if stored is None:
+                return False
+            try:
+                keys = SigningKeys.from_secret_data(decode(stored))
+                if keys.previous is None:
+                    return False
+                for domain in await self._domains():
+                    keys, _, chain = await self._handing_over(domain, told)
+                    if plan_hand_over(chain, _in_use(keys)) is not None:
+                        return False
+            except (_CannotGoOnError, SigningError, ReceiptError):
+                return False
+            await self._put_key(stored, keys.without_previous(), {})
+        tell_secret(self._namespace, names.RECEIPTS_KEY_SECRET, "ReceiptsKey", made=0, removed=1)
+        return True
+
+    async def _handed_over(self, domain: str, told: ToldChain) -> HandedOver | None:
+        for _ in range(ATTEMPTS):
+            keys, found, chain = await self._handing_over(domain, told)
+            step = plan_hand_over(chain, _in_use(keys))
+            if isinstance(step, ChainConflict):
+                raise _CannotGoOnError(step.message)
+            if step is None:
+                newest = max(chain.stored, key=lambda link: link.head.sequence, default=None)
+                if newest is None or newest.subject_uid is not None:
+                    return None
+                return HandedOver(chain.namespace, domain, newest.head.sequence, newest.digest)
+            await self._write(keys.sign(step.record), found)
+        raise KubeError(409, "Conflict", f"others write receipts of domain {domain} all the time")
+
+    async def _handing_over(self, domain: str, told: ToldChain) -> tuple[SigningKeys, ConfigMaps, ChainState]:
+        keys, published = await self._keys()
+        found: ConfigMaps = {}
+        chain = await self._chain("", domain, None, keys, published, found)
+        namespace = chain.stored[-1].head.namespace if chain.stored else ""
+        return keys, found, replace(chain, namespace=namespace, told=told(namespace, domain))
+
+    async def _domains(self) -> list[str]:
+        """Return the ids of all domains that have receipts, by the receipts' names."""
+        selector = f"{_OF_RECEIPTS},{_WHOLE}"
+        found = [raw["metadata"]["name"] async for raw in self._kube.list(CONFIG_MAP, self._namespace, selector)]
+        wholes = [name.removeprefix(names.RECEIPT_PREFIX) for name in found if name.startswith(names.RECEIPT_PREFIX)]
+        return sorted({name.rpartition("-")[0] for name in wholes})
+
+    async def _put_key(self, stored: Mapping[str, Any], keys: SigningKeys, noted: Mapping[str, str]) -> None:
+        """Replace the Secret of the key, if nothing else wrote it meanwhile."""
+        metadata = {**stored["metadata"], "annotations": {**_annotations(stored), **noted}}
+        body = {**stored, "metadata": metadata, "data": build_signing_key("", keys.secret_data())["data"]}
+        self._require_lead()
+        await self._kube.replace(SECRET, self._namespace, body)
+
+    @asynccontextmanager
+    async def _one_of_many(self) -> AsyncIterator[None]:
+        """Write receipts, beside others that do."""
+        async with self._turns:
+            self._issuing += 1
+        try:
+            yield
+        finally:
+            async with self._turns:
+                self._issuing -= 1
+                self._turns.notify_all()
+
+    @asynccontextmanager
+    async def _alone(self) -> AsyncIterator[None]:
+        """Change what signs while no receipt is being written."""
+        async with self._turns:
+            await self._turns.wait_for(lambda: self._issuing == 0)
+            yield
 
     async def _keys(self) -> tuple[SigningKeys, frozenset[str]]:
         """Return the keys that sign, and the ids of all that are published, these among them."""
@@ -194,6 +337,14 @@ class Chains:
     def _require_lead(self) -> None:
         if not self._may_write():
             raise NotLeadingError("a receipt would be written by a process that lost the Lease")
+
+
+def _in_use(keys: SigningKeys) -> KeysInUse:
+    return KeysInUse(keys.current_id, keys.since, keys.previous_id)
+
+
+def _annotations(raw: Mapping[str, Any]) -> Mapping[str, str]:
+    return raw["metadata"].get("annotations") or {}
 
 
 def _not_ours(name: str, why: str) -> str:

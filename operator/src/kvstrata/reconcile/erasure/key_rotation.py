@@ -1,0 +1,86 @@
+"""Rotates the key that signs receipts: on schedule, and when it is asked for.
+
+Observes: the age of the key, the annotation of the ConfigMap with public keys, all chains of receipts.
+Writes: the key's Secret, hand-overs into the chains, `status.receipts` of CacheDomains, Events about them.
+Runs again when: a while has passed. Each look repeats what a process that ended left undone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from kvstrata.api.cachedomain import DOMAIN_NAME, CacheDomain, ReceiptChain
+from kvstrata.clients.kube import Kube, KubeError
+from kvstrata.clients.resources import BY_KIND
+from kvstrata.clients.signing import SigningError
+from kvstrata.reconcile import metrics
+from kvstrata.reconcile.erasure.receipt_chain import Chains, HandedOver
+from kvstrata.reconcile.events import Events
+from kvstrata.reconcile.store import Store
+from kvstrata.reconcile.writer import NotLeadingError
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 15.0
+RETRY_S = 10.0
+
+
+class KeyRotation:
+    """Rotates the key while this process leads. `max_age_s` is how long a key signs, 0 for ever."""
+
+    def __init__(self, kube: Kube, store: Store, chains: Chains, max_age_s: float) -> None:
+        self._kube, self._store, self._chains, self._max_age_s = kube, store, chains, max_age_s
+        self._events = Events(kube)
+
+    async def run(self) -> None:
+        """Look for what is due until cancelled."""
+        while True:
+            wait_s = LOOK_S
+            try:
+                await self.look()
+            except (KubeError, SigningError, NotLeadingError) as error:
+                log.warning("the key of receipts was not rotated", extra={"error": str(error)})
+                wait_s = RETRY_S
+            except Exception:
+                log.exception("the key of receipts was not rotated; this is a defect")
+                metrics.FAILURES.labels("CacheDomain", "Bug").inc()
+            await asyncio.sleep(wait_s)
+
+    async def look(self) -> None:
+        """Begin a rotation if one is due, and do what is left of one.
+
+        Raises KubeError, SigningError and NotLeadingError; the next look goes on where this one ended.
+        """
+        if await self._chains.rotate(self._max_age_s):
+            log.warning("another key signs receipts from now on")
+            metrics.RECEIPT_KEY_ROTATIONS.inc()
+        done, problems = await self._chains.hand_over(self._told)
+        for one in done:
+            await self._tell(one)
+        for problem in problems:
+            log.warning("a chain of receipts was not handed over to the current key", extra={"problem": problem})
+        metrics.RECEIPT_CHAINS_STUCK.set(len(problems))
+        if await self._chains.finish_rotation(self._told):
+            log.info("every chain of receipts was handed over to the current key")
+
+    def _domain(self, namespace: str, domain: str) -> CacheDomain | None:
+        found: CacheDomain | None = self._store.domain(namespace).objects["CacheDomain"].get(DOMAIN_NAME)
+        return found if found is not None and found.status.domain_id == domain else None
+
+    def _told(self, namespace: str, domain: str) -> ReceiptChain | None:
+        found = self._domain(namespace, domain) if namespace else None
+        return found.status.receipts if found is not None else None
+
+    async def _tell(self, one: HandedOver) -> None:
+        """Write how the chain stands into the CacheDomain's status, and tell an Event about it."""
+        found = self._domain(one.namespace, one.domain)
+        if found is None or (found.status.receipts is not None and found.status.receipts.count >= one.count):
+            return
+        resource = BY_KIND[CacheDomain.INFO.kind]
+        receipts = {"count": one.count, "head": one.head}
+        version = found.metadata.resource_version
+        written = await self._kube.patch_status(resource, one.namespace, DOMAIN_NAME, {"receipts": receipts}, version)
+        self._store.observe(written | {"apiVersion": resource.api_version, "kind": resource.kind})
+        message = f"receipt {one.count} hands the chain over to the new signing key"
+        await self._events.tell(found, "ReceiptsKeyRotated", message)
