@@ -15,7 +15,7 @@ from kvstrata.clients.transit_tokens import TokenFile
 from kvstrata.objects import names
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.keys.kms_custody import KmsCustody, wrapping_key
-from kvstrata.reconcile.keys.kms_domains_store import Estate
+from kvstrata.reconcile.keys.kms_domains_store import KmsDomain
 from kvstrata.reconcile.keys.wrapped_keys import SHARDS, WrappedKey
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.support.key_pods import KeyPods
@@ -169,7 +169,7 @@ def left(pods: KeyPods, domain: str) -> list[str]:
 
 def waiting() -> float:
     """How many deleted domains the metric tells."""
-    return metrics.KMS_ESTATES_OPEN._value.get()
+    return metrics.KMS_DOMAINS_OPEN._value.get()
 
 
 def domain_of(pods: KeyPods) -> str:
@@ -179,10 +179,10 @@ def domain_of(pods: KeyPods) -> str:
     return found
 
 
-async def noted(pods: KeyPods) -> Estate:
+async def noted(pods: KeyPods) -> KmsDomain:
     """What is noted of the only domain."""
-    (estate,) = (await pods.sim.estates._estates.all()).estates
-    return estate
+    (kms_domain,) = (await pods.sim.kms_domains._stored.all()).kms_domains
+    return kms_domain
 
 
 def forget_policies(pods: KeyPods) -> None:

@@ -146,7 +146,7 @@ def test_for_a_domain_that_goes_while_its_service_is_looked_for_no_key_is_drawn_
     """What of it has to end ends with all of it."""
 
     async def story(pods: KeyPods) -> None:
-        acme, count, real = epochs(pods)[0], len(bao.key_names()), pods.sim.estates.of_namespace
+        acme, count, real = epochs(pods)[0], len(bao.key_names()), pods.sim.kms_domains.of_namespace
         made: list[str] = []
 
         async def of_namespace(namespace: str) -> KmsCustody:
@@ -159,7 +159,7 @@ def test_for_a_domain_that_goes_while_its_service_is_looked_for_no_key_is_drawn_
             raise AssertionError
 
         monkeypatch.setattr(TransitClient, "make", make)
-        monkeypatch.setattr(pods.sim.estates, "of_namespace", of_namespace)
+        monkeypatch.setattr(pods.sim.kms_domains, "of_namespace", of_namespace)
         work = pods.sim.kms._work[NAMESPACE]
         work.draw, work.spent = {"a" * 32}, {acme}
         await pods.sim.kms._turn(NAMESPACE, work)

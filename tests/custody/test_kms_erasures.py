@@ -191,15 +191,15 @@ def test_keys_of_a_namespace_that_is_deleted_end_by_the_service_s_word_and_nothi
         if first:
             w.sim.kube.api.ending.add(NAMESPACE)
             w.sim.delete("CacheDomain", "default")
-            await w.sim.estates.settle()
+            await w.sim.kms_domains.settle()
             assert not any(domain in name for name in bao.key_names())
         delete_namespace(w.sim)
         end_pods(w.sim)
-        await w.sim.estates.settle()
+        await w.sim.kms_domains.settle()
         for name in ("acme", "globex"):
             await gone(w, name=name, tick_s=5)
         for _ in range(3):
-            await w.sim.estates.settle()
+            await w.sim.kms_domains.settle()
         assert not any(domain in name for name in bao.key_names())
         assert not any(domain in name for kind, _, name in w.sim.kube.objects if kind == "Secret")
 

@@ -46,7 +46,7 @@ from tests.support.objects import NAMESPACE, invalidation
 
 def lose_note(pods: KeyPods) -> str:
     """Delete what is noted, as somebody does who tidies up; return its Secret's name."""
-    name = names.kms_estate(domain_of(pods))
+    name = names.kms_domain(domain_of(pods))
     pods.sim.kube.remove("Secret", OPERATORS, name)
     return name
 
@@ -63,7 +63,7 @@ async def settle_without_domain(pods: KeyPods, *, policies: bool = True) -> str:
     pods.sim.delete("CacheDomain", "default")
     if not policies:
         forget_policies(pods)
-    await pods.sim.estates.settle()
+    await pods.sim.kms_domains.settle()
     return domain
 
 
@@ -87,7 +87,7 @@ def test_a_note_that_is_deleted_is_written_anew_though_no_key_is_drawn(told: Cal
     async def story(pods: KeyPods) -> None:
         before = await noted(pods)
         lose_note(pods)
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         assert await noted(pods) == before
 
     told(story)
@@ -105,7 +105,7 @@ def test_a_list_without_a_domain_that_the_watch_still_has_ends_nothing(
                     yield raw
 
         monkeypatch.setattr(pods.sim.kube, "list", listed)
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         assert (wrapping(bao, domain_of(pods)), waiting()) == (count, 1)
         assert not (await noted(pods)).ending
 
@@ -121,7 +121,7 @@ def test_a_domain_that_is_restored_with_its_id_while_its_keys_end_goes_on(
         assert (await noted(pods)).ending
         metadata = {"name": "default", "namespace": NAMESPACE}
         pods.sim.put({**{key: raw[key] for key in ("apiVersion", "kind", "spec", "status")}, "metadata": metadata})
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         found = await noted(pods)
         assert (found.ending, found.uid) == (
             False,
@@ -144,10 +144,10 @@ def test_a_note_is_not_replaced_by_a_way_that_the_service_does_not_let_the_opera
         for epoch in recorded(pods):
             secret_of(pods, epoch)["data"].clear()  # no record says that it is not the way
         pods.sim.edit("CacheDomain", "default", kms={**kms, "mount": "elsewhere"})
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         assert await noted(pods) == before
         pods.sim.edit("CacheDomain", "default", kms={**kms, "mount": MOUNT, "role": "another"})
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         assert (await noted(pods)).kms.role == "another"
 
     told(story)
@@ -161,12 +161,12 @@ def test_a_note_is_not_replaced_by_the_way_to_another_service_than_wrapped_what_
         own = secret_of(pods, acme)["data"][acme]
         spoil(pods, acme)
         authority(pods)["ca.crt"] += "\n"
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         assert await noted(pods) == before
         with pytest.raises(CustodyError, match=r"another one answers; spec\.kms is to be as it was"):
-            await pods.sim.estates.of_namespace(NAMESPACE)
+            await pods.sim.kms_domains.of_namespace(NAMESPACE)
         secret_of(pods, acme)["data"][acme] = own
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         assert await noted(pods) == replace(before, authority=before.authority + b"\n")
 
     told(story)
@@ -179,9 +179,9 @@ def test_keys_of_which_nothing_says_where_the_rest_is_are_counted_and_not_called
         domain, acme = domain_of(pods), epochs(pods)[0]
         lose_note(pods)
         pods.sim.delete("CacheDomain", "default")
-        pods.sim.estates._looks = 0
+        pods.sim.kms_domains._looks = 0
         for _ in range(2):
-            await pods.sim.estates.settle()
+            await pods.sim.kms_domains.settle()
             assert waiting() == 1
         for secret in left(pods, domain):
             data = pods.sim.kube.objects["Secret", OPERATORS, secret]["data"]
@@ -190,8 +190,8 @@ def test_keys_of_which_nothing_says_where_the_rest_is_are_counted_and_not_called
             await pods.sim.kms.revoke(NAMESPACE, domain, [acme])
         for secret in left(pods, domain):
             pods.sim.kube.remove("Secret", OPERATORS, secret)
-        pods.sim.estates._looks = 0
-        await pods.sim.estates.settle()
+        pods.sim.kms_domains._looks = 0
+        await pods.sim.kms_domains.settle()
         assert waiting() == 0
 
     told(story)
@@ -230,24 +230,24 @@ def test_a_note_goes_when_nothing_was_found_twice_in_a_row(
     told: Callable[[Story], KeyPods], bao: BaoServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(pods: KeyPods) -> None:
-        custody = await pods.sim.estates.of_namespace(NAMESPACE)
+        custody = await pods.sim.kms_domains.of_namespace(NAMESPACE)
         domain = await settle_without_domain(pods, policies=False)
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
 
         async def late() -> str:
             return ""
 
         monkeypatch.setattr(custody, "_why_not", late)
         await custody.draw(["a" * 32])
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         assert wrapping(bao, domain) == 0
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         with monkeypatch.context() as patched:
-            patched.setattr(pods.sim.estates._services, "client", None)
-            await pods.sim.estates.settle()
-        await pods.sim.estates.settle()
-        assert left(pods, domain) == [names.kms_estate(domain)], "a look that failed is between the two"
-        await pods.sim.estates.settle()
+            patched.setattr(pods.sim.kms_domains._services, "client", None)
+            await pods.sim.kms_domains.settle()
+        await pods.sim.kms_domains.settle()
+        assert left(pods, domain) == [names.kms_domain(domain)], "a look that failed is between the two"
+        await pods.sim.kms_domains.settle()
         assert left(pods, domain) == []
 
     told(story)
@@ -282,7 +282,7 @@ def test_every_note_stays_while_nobody_can_read_who_asks(what: str, told: Callab
         if what == "record":
             pods.sim.kube.remove("Secret", OPERATORS, "record")
         for _ in range(3):
-            await pods.sim.estates.settle()
+            await pods.sim.kms_domains.settle()
         assert left(pods, domain) == []
 
     told(story)
@@ -292,14 +292,14 @@ def test_a_note_stays_that_a_status_named_when_records_of_erasures_began_to_be_l
     told: Callable[[Story], KeyPods], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story(pods: KeyPods) -> None:
-        acme, real = epochs(pods)[0], pods.sim.estates._keep.records
+        acme, real = epochs(pods)[0], pods.sim.kms_domains._keep.records
 
         async def records(**options: Any) -> AsyncIterator[ErasureRecord]:
             async for record in real(**options):
                 yield record
             pods.sim.store.domain(NAMESPACE).objects[TCP].clear()
 
-        monkeypatch.setattr(pods.sim.estates._keep, "records", records)
+        monkeypatch.setattr(pods.sim.kms_domains._keep, "records", records)
         domain = await settle_without_domain(pods)
         assert acme in secret_of(pods, acme, domain)["data"]
 
@@ -323,7 +323,7 @@ def test_notes_that_stay_cost_sixteen_reads_and_the_service_nothing(
 
         monkeypatch.setattr(pods.sim.kube, "get", get)
         monkeypatch.setattr(TransitClient, "call", call)
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         assert (len(reads), requests, waiting()) == (16, [], 0)
 
     told(story)
@@ -337,7 +337,7 @@ def test_the_id_of_another_namespace_s_domain_is_of_no_use_to_the_one_that_claim
         pods.sim.store.observe({**raw, "metadata": {**raw["metadata"], "namespace": "elsewhere", "uid": "other"}})
         assert pods.sim.store.world("elsewhere").domain_id == domain_of(pods)
         with pytest.raises(CustodyError, match="never in this namespace"):
-            await pods.sim.estates.of_domain("elsewhere", domain_of(pods))
+            await pods.sim.kms_domains.of_domain("elsewhere", domain_of(pods))
 
     told(story)
 
@@ -347,10 +347,10 @@ def test_a_note_that_does_not_say_whether_keys_end_is_read_as_one_whose_keys_do_
 ) -> None:
     async def story(pods: KeyPods) -> None:
         before = await noted(pods)
-        data = pods.sim.kube.objects["Secret", OPERATORS, names.kms_estate(domain_of(pods))]["data"]
-        raw = json.loads(base64.b64decode(data["estate.json"]))
+        data = pods.sim.kube.objects["Secret", OPERATORS, names.kms_domain(domain_of(pods))]["data"]
+        raw = json.loads(base64.b64decode(data["domain.json"]))
         del raw["ending"]
-        data["estate.json"] = base64.b64encode(json.dumps(raw).encode()).decode()
+        data["domain.json"] = base64.b64encode(json.dumps(raw).encode()).decode()
         assert await noted(pods) == before
 
     told(story)

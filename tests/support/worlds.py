@@ -17,7 +17,7 @@ from kvstrata.clients.kube import KubeError
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle, Entry
-from kvstrata.model.kmsservices import AllowedService
+from kvstrata.model.keys import AllowedService
 from kvstrata.model.pods import Pod, VerifiedState
 from kvstrata.model.redis.external import ExternalReport
 from kvstrata.model.refs import Key
@@ -28,7 +28,7 @@ from kvstrata.objects.context import BuildContext
 from kvstrata.plan.actions import EndReclaim, ErasureOrder, Plan, ProbeBackend, Question, ReclaimQuestion, TendServers
 from kvstrata.plan.questions import IsolationQuestion, PoolQuestion
 from kvstrata.reconcile.keys.key_ring import KeyRing
-from kvstrata.reconcile.keys.kms_domains import KmsEstates
+from kvstrata.reconcile.keys.kms_domains import KmsDomains
 from kvstrata.reconcile.keys.kms_services import KmsServices, Login, by_service_account
 from kvstrata.reconcile.keys.kms_worker import KmsKeys
 from kvstrata.reconcile.loop import plan
@@ -103,10 +103,12 @@ class Simulation:
         self.secret_watch = SecretWatch(self.store, keeper)
         self.ring = KeyRing()
         services = KmsServices(self.kube, map(AllowedService, self.kms_addresses), self.kms_login)
-        self.estates = KmsEstates(
+        self.kms_domains = KmsDomains(
             self.kube, "kvstrata-system", self.store, services, operator, lambda: self.now, lambda: True
         )
-        self.kms = KmsKeys(self.store, self.queue, self.ring, self.estates, operator, lambda: self.now, lambda: True)
+        self.kms = KmsKeys(
+            self.store, self.queue, self.ring, self.kms_domains, operator, lambda: self.now, lambda: True
+        )
         self.writer = Writer(
             self.kube, self.store, self.queue, keeper, lambda: True,
             lambda _, asked: self.pool_questions.append(asked), lambda _, asked: self.isolation_questions.append(asked),

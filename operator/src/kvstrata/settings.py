@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvstrata.model.kmsservices import AllowedService
+from kvstrata.model.keys import AllowedService
 
 PLACEMENT = frozenset({"nodeSelector", "tolerations", "affinity", "priorityClassName"})
 """Fields of a pod's spec that say where it may run."""

@@ -13,7 +13,7 @@ import yaml
 
 from kvstrata.api import KINDS
 from kvstrata.clients.resources import CHILD_RESOURCES, OWN_RESOURCES
-from kvstrata.model.kmsservices import AllowedService
+from kvstrata.model.keys import AllowedService
 from kvstrata.objects.context import BuildContext
 from kvstrata.settings import Settings, SettingsError
 

@@ -10,9 +10,9 @@ import pytest
 from kvstrata.api.cachedomain import KeyManagement
 from kvstrata.clients.transit import KmsError, KmsFailure, TransitClient
 from kvstrata.clients.transit_tokens import KubernetesLogin, TokenFile
-from kvstrata.model.kmsservices import AllowedService
+from kvstrata.model.keys import AllowedService
 from kvstrata.reconcile.keys import CustodyError
-from kvstrata.reconcile.keys.kms_domains_store import Estate
+from kvstrata.reconcile.keys.kms_domains_store import KmsDomain
 from kvstrata.reconcile.keys.kms_services import KmsServices, by_service_account
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE
@@ -43,7 +43,7 @@ async def test_an_address_is_allowed_by_its_whole_name_and_port(other: str) -> N
     with pytest.raises(CustodyError, match="has not allowed"):
         await asked.authority(NAMESPACE, kms(address=other))
     with pytest.raises(CustodyError, match="has not allowed"):
-        await asked.client(Estate("d", NAMESPACE, "u", kms(address=other), b""))
+        await asked.client(KmsDomain("d", NAMESPACE, "u", kms(address=other), b""))
 
 
 WAYS: list[tuple[AllowedService, dict[str, str], bool]] = [
@@ -66,7 +66,7 @@ async def test_the_token_is_shown_to_a_method_in_a_namespace_that_was_allowed_an
     with pytest.raises(CustodyError, match="does not exist" if may else f"has not allowed {ADDRESS} with namespace"):
         await ways.authority(NAMESPACE, kms(**fields))
     with pytest.raises(CustodyError, match="cannot be made" if may else "has not allowed"):
-        await ways.client(Estate("d", NAMESPACE, "u", kms(**fields), b"no certificate"))
+        await ways.client(KmsDomain("d", NAMESPACE, "u", kms(**fields), b"no certificate"))
 
 
 @pytest.mark.parametrize("path", ["..", "x/../../attacker", "x/./y", "a//b", "/a", "a/"])
@@ -88,8 +88,8 @@ async def test_a_new_authority_replaces_the_client_once_and_the_old_one_says_so(
         directory = tmp_path / name
         directory.mkdir()
         kube.put(config_map(**{"ca.crt": Authority(directory).file.read_text()}))
-        estate = Estate("d", NAMESPACE, "u", kms(), await allowed.authority(NAMESPACE, kms()))
-        one, other = await asyncio.gather(allowed.client(estate), allowed.client(estate))
+        kms_domain = KmsDomain("d", NAMESPACE, "u", kms(), await allowed.authority(NAMESPACE, kms()))
+        one, other = await asyncio.gather(allowed.client(kms_domain), allowed.client(kms_domain))
         assert one is other
         if name == "first":
             old = one
@@ -107,4 +107,4 @@ async def test_what_is_wrong_with_the_authority_is_named() -> None:
         await allowed.authority(NAMESPACE, kms())
     kube.put(config_map(**{"ca.crt": "no certificate"}))
     with pytest.raises(CustodyError, match=f"the way to {ADDRESS} cannot be made"):
-        await allowed.client(Estate("d", NAMESPACE, "u", kms(), await allowed.authority(NAMESPACE, kms())))
+        await allowed.client(KmsDomain("d", NAMESPACE, "u", kms(), await allowed.authority(NAMESPACE, kms())))

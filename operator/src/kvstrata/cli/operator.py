@@ -32,7 +32,7 @@ from kvstrata.reconcile.erasure.receipt_chain import Chains
 from kvstrata.reconcile.erasure.tasks import Erasures
 from kvstrata.reconcile.keys.delivery import KeyDelivery
 from kvstrata.reconcile.keys.key_ring import KeyRing
-from kvstrata.reconcile.keys.kms_domains import KmsEstates
+from kvstrata.reconcile.keys.kms_domains import KmsDomains
 from kvstrata.reconcile.keys.kms_services import KmsServices, by_service_account
 from kvstrata.reconcile.keys.kms_worker import KmsKeys
 from kvstrata.reconcile.loop import Loop
@@ -86,8 +86,8 @@ class Operator:
         self._ring = KeyRing()
         services = KmsServices(kube, settings.kms_services, by_service_account(Path(settings.kms_token_file)))
         word = (settings.pod_name, utc_now, self._may_write)
-        estates = KmsEstates(kube, settings.namespace, self._store, services, *word)
-        self._kms = KmsKeys(self._store, self._queue, self._ring, estates, *word)
+        kms_domains = KmsDomains(kube, settings.namespace, self._store, services, *word)
+        self._kms = KmsKeys(self._store, self._queue, self._ring, kms_domains, *word)
         self._lease = Leadership(Kube.connect, settings.namespace, LEASE_NAME, settings.pod_name, since_boot_s)
         self._met = asyncio.Event()
         self._elected = asyncio.Event()

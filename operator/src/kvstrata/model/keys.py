@@ -1,11 +1,35 @@
-"""What is reported of the end of a data key."""
+"""Which KMS may be used for data keys, and what is reported of the end of a key."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvstrata.api.cachedomain import DEFAULT_AUTH_MOUNT, KeyManagement
 from kvstrata.contract.receipt.facts import Word
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedService:
+    """An address, and where there the operator may show its token. An empty `role` stands for any.
+
+    The address alone is not enough: a tenant of the service may set up an authentication method of its own there, and
+    that has tokens reviewed by whom the tenant chooses.
+    """
+
+    address: str
+    namespace: str = ""
+    auth_mount: str = DEFAULT_AUTH_MOUNT
+    role: str = ""
+
+    def allows(self, kms: KeyManagement) -> bool:
+        """Whether the operator may log in as this says."""
+        return (
+            kms.address == self.address.rstrip("/")
+            and (kms.namespace or "") == self.namespace
+            and kms.effective_auth_mount == self.auth_mount
+            and self.role in ("", kms.role)
+        )
 
 
 class Undestroyed(StrEnum):

@@ -149,7 +149,7 @@ def domain_of_wrapped_keys(secret: str) -> str:
     return domain_id if domain_id and secret == wrapped_keys_secret(domain_id, shard) else ""
 
 
-def kms_estate(domain_id: str) -> str:
+def kms_domain(domain_id: str) -> str:
     """Return the name of the Secret that says where the keys of a domain are that a service wraps."""
     return f"{KMS_ESTATE_PREFIX}{domain_id}"
 

@@ -109,7 +109,7 @@ INVALIDATIONS = Histogram(
 )
 ORPHAN_SCANS = Counter("kvstrata_erasure_looks_total", "Looks at a tier's servers after a deletion")
 ORPHANS = Counter("kvstrata_erasure_orphans_total", "Blocks that a look found after a deletion", ["outcome"])
-KMS_ESTATES_OPEN = Gauge(
+KMS_DOMAINS_OPEN = Gauge(
     "kvstrata_kms_deleted_domains", "Deleted domains whose keys a key management service still has, or may have"
 )
 KEYS_BROUGHT = Counter("kvstrata_data_keys_brought_total", "Data keys that were brought to pods")

@@ -1,6 +1,6 @@
 """Who is to be asked about keys that a service wraps, also when the CacheDomain that named it is gone.
 
-Observes: CacheDomains, and what is noted of those that were (`custody.estates`). Writes: that note, before a domain's
+Observes: CacheDomains, and what is noted of those that were (`kms_domains_store`). Writes: that note, before a domain's
 first key is made and when the way to its service has changed; the domain's Secrets of wrapped keys go with it when the
 service has nothing of the domain any more. Runs again when: a while has passed.
 
@@ -33,7 +33,7 @@ from kvstrata.reconcile import metrics
 from kvstrata.reconcile.erasure.record_store import Keep
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.kms_custody import KmsCustody
-from kvstrata.reconcile.keys.kms_domains_store import Estate, Estates, Noted
+from kvstrata.reconcile.keys.kms_domains_store import KmsDomain, KmsDomainStore, Noted
 from kvstrata.reconcile.keys.kms_services import KmsServices
 from kvstrata.reconcile.keys.wrapped_keys import WrappedKey, WrappedKeys, domains_with_keys
 from kvstrata.reconcile.store import Store
@@ -50,7 +50,7 @@ STRAYS_EVERY = 40
 """At every how many of these looks all Secrets of wrapped keys are listed."""
 
 
-class KmsEstates:
+class KmsDomains:
     """Custodies of one operator process. `namespace` is the operator's, `operator` is whose word a revocation is,
     `now` the wall clock in UTC, `leading` whether this process may write."""
 
@@ -66,7 +66,7 @@ class KmsEstates:
     ) -> None:
         self._kube, self._namespace, self._store, self._services = kube, namespace, store, services
         self._operator, self._now, self._leading = operator, now, leading
-        self._estates, self._keep = Estates(kube, namespace), Keep(kube, namespace)
+        self._stored, self._keep = KmsDomainStore(kube, namespace), Keep(kube, namespace)
         self._empty = set[str]()
         """Domains of which nothing was found at the last look."""
         self._over: dict[str, dict[str, WrappedKey]] = {}
@@ -76,13 +76,13 @@ class KmsEstates:
 
     async def of_namespace(self, namespace: str) -> KmsCustody:
         """Return the custody that the CacheDomain of a namespace names, once it is noted. Raises CustodyError."""
-        estate = await self._estate_of(namespace)
-        custody = await self._custody(estate)
-        if not await self._estates.has(estate):
+        kms_domain = await self._kms_domain_of(namespace)
+        custody = await self._custody(kms_domain)
+        if not await self._stored.has(kms_domain):
             # Of a way that leads elsewhere a note would be of no use, and the last one may still lead there.
             await custody.leads_there()
             self._require_leading()
-            await self._estates.note(estate)
+            await self._stored.note(kms_domain)
         return custody
 
     async def of_domain(self, namespace: str, domain_id: str) -> KmsCustody | None:
@@ -90,18 +90,18 @@ class KmsEstates:
 
         Raises CustodyError.
         """
-        estate = await self._estates.of(domain_id)
-        if estate is not None and estate.namespace != namespace:
+        kms_domain = await self._stored.of(domain_id)
+        if kms_domain is not None and kms_domain.namespace != namespace:
             raise CustodyError("the domain was never in this namespace")
         domain = self._domain_of(namespace)
         if domain is not None and domain.status.domain_id == domain_id:
-            return await self._custody(await self._estate_of(namespace))
-        if estate is None:
+            return await self._custody(await self._kms_domain_of(namespace))
+        if kms_domain is None:
             held = await WrappedKeys(self._kube, self._namespace, domain_id).held()
             if held.unreadable or any(record.wrapped for record in held.records.values()):
                 raise CustodyError("there are wrapped keys of the domain, and nothing says which service has the rest")
             return None
-        return await self._custody(estate)
+        return await self._custody(kms_domain)
 
     async def run(self) -> None:
         """Settle what domains leave until cancelled."""
@@ -116,25 +116,25 @@ class KmsEstates:
         """Have services delete what they have of domains that are gone; who fails is asked again next time."""
         with_keys = await self._with_keys()
         try:
-            noted = await self._estates.all()
+            noted = await self._stored.all()
         except CustodyError as error:
             log.info("what domains left could not be looked at", extra={"error": str(error)})
             return
         if noted.unreadable:
             log.warning("nobody can read which service has keys", extra={"secrets": noted.unreadable})
         waiting = len(noted.unreadable)
-        for estate in noted.estates:
-            about = {"namespace": estate.namespace, "domain": estate.domain}
-            was_empty = estate.domain in self._empty
-            self._empty.discard(estate.domain)
+        for kms_domain in noted.kms_domains:
+            about = {"namespace": kms_domain.namespace, "domain": kms_domain.domain}
+            was_empty = kms_domain.domain in self._empty
+            self._empty.discard(kms_domain.domain)
             try:
-                if await self._is_gone(estate):
-                    waiting += not await self._ended(estate, was_empty)
+                if await self._is_gone(kms_domain):
+                    waiting += not await self._ended(kms_domain, was_empty)
                     continue
-                if estate.ending:
-                    await self._go_on(estate)
-                if self._is_there(estate):
-                    await self._renew(estate.namespace)
+                if kms_domain.ending:
+                    await self._go_on(kms_domain)
+                if self._is_there(kms_domain):
+                    await self._renew(kms_domain.namespace)
             except (CustodyError, KubeError) as error:
                 waiting += 1
                 problem = {"problem": str(error)}
@@ -143,46 +143,46 @@ class KmsEstates:
                 waiting += 1
                 _report(error)
         await self._note_missing(noted)
-        metrics.KMS_ESTATES_OPEN.set(waiting + self._without_note(with_keys, noted))
+        metrics.KMS_DOMAINS_OPEN.set(waiting + self._without_note(with_keys, noted))
 
     async def close(self) -> None:
         """Close every connection."""
         await self._services.close()
 
-    async def _ended(self, estate: Estate, was_empty: bool) -> bool:
+    async def _ended(self, kms_domain: KmsDomain, was_empty: bool) -> bool:
         """End all keys of a domain; return whether the service has none any more. `was_empty` is whether nothing was
         found at the look before, which makes this the last one if it finds nothing either."""
         self._require_leading()
-        await self._estates.begin_end(estate)
-        custody = await self._custody(estate)
-        left = await custody.end_all(lambda: self._asked(estate), self._over.setdefault(estate.domain, {}))
-        tell_unended(estate.namespace, left.unended.values())
+        await self._stored.begin_end(kms_domain)
+        custody = await self._custody(kms_domain)
+        left = await custody.end_all(lambda: self._asked(kms_domain), self._over.setdefault(kms_domain.domain, {}))
+        tell_unended(kms_domain.namespace, left.unended.values())
         if left.unreadable:
-            about = {"namespace": estate.namespace, "secrets": left.unreadable}
+            about = {"namespace": kms_domain.namespace, "secrets": left.unreadable}
             log.warning("nobody can read what keys a service has", extra=about)
         if left:
             return not (left.unended or left.unreadable)
         if not was_empty:
             # What was being drawn when the end began ends by whoever drew it, who needs the client for that.
-            self._empty.add(estate.domain)
+            self._empty.add(kms_domain.domain)
             return True
-        await self._estates.remove(estate.domain)
-        await self._services.forget(estate)
-        self._over.pop(estate.domain, None)
-        log.info("a service has no key of a domain that is gone", extra={"namespace": estate.namespace})
+        await self._stored.remove(kms_domain.domain)
+        await self._services.forget(kms_domain)
+        self._over.pop(kms_domain.domain, None)
+        log.info("a service has no key of a domain that is gone", extra={"namespace": kms_domain.namespace})
         return True
 
-    async def _go_on(self, estate: Estate) -> None:
+    async def _go_on(self, kms_domain: KmsDomain) -> None:
         """Have keys drawn again of a domain that was restored with its id. What has ended by then has."""
         self._require_leading()
-        await self._estates.reopen(estate)
-        self._over.pop(estate.domain, None)
-        about = {"namespace": estate.namespace, "domain": estate.domain}
+        await self._stored.reopen(kms_domain)
+        self._over.pop(kms_domain.domain, None)
+        about = {"namespace": kms_domain.namespace, "domain": kms_domain.domain}
         log.warning("a CacheDomain is there again: its keys are not ended any further", extra=about)
 
-    def _is_there(self, estate: Estate) -> bool:
-        domain = self._store.world(estate.namespace).domain
-        return domain is not None and domain.status.domain_id == estate.domain and domain.spec.kms is not None
+    def _is_there(self, kms_domain: KmsDomain) -> bool:
+        domain = self._store.world(kms_domain.namespace).domain
+        return domain is not None and domain.status.domain_id == kms_domain.domain and domain.spec.kms is not None
 
     async def _renew(self, namespace: str) -> None:
         """Note the way to the service of a domain that is there if it is another one, as soon as it leads there."""
@@ -194,7 +194,7 @@ class KmsEstates:
 
     async def _note_missing(self, noted: Noted) -> None:
         """Note the ways of domains that are there and of which nothing is noted, although they may have keys."""
-        known = {estate.domain for estate in noted.estates}
+        known = {kms_domain.domain for kms_domain in noted.kms_domains}
         for namespace in self._store.namespaces:
             domain = self._store.world(namespace).domain
             if domain is None or domain.spec.kms is None or in_force(domain) is not KeyCustody.KMS:
@@ -219,8 +219,8 @@ class KmsEstates:
 
         `with_keys` were listed before what is noted: that is written before the first key, and removed after the last.
         """
-        known = {estate.domain for estate in noted.estates}
-        known |= {domain for domain in with_keys or () if names.kms_estate(domain) in noted.unreadable}
+        known = {kms_domain.domain for kms_domain in noted.kms_domains}
+        known |= {domain for domain in with_keys or () if names.kms_domain(domain) in noted.unreadable}
         if with_keys is not None:
             there = (self._store.world(namespace).domain_id for namespace in self._store.namespaces)
             self._strays = with_keys - known - {*there}
@@ -230,34 +230,34 @@ class KmsEstates:
         self._strays -= known
         return len(self._strays)
 
-    async def _is_gone(self, estate: Estate) -> bool:
+    async def _is_gone(self, kms_domain: KmsDomain) -> bool:
         try:
-            found = [raw async for raw in self._kube.list(BY_KIND["CacheDomain"], estate.namespace)]
+            found = [raw async for raw in self._kube.list(BY_KIND["CacheDomain"], kms_domain.namespace)]
         except KubeError as error:
-            if error.is_refusal and await self._kube.is_ending(estate.namespace):
+            if error.is_refusal and await self._kube.is_ending(kms_domain.namespace):
                 # With a namespace goes the right to read in it.
                 return True
             raise
         ids = [(raw["metadata"]["uid"], (raw.get("status") or {}).get("domainID")) for raw in found]
-        if any(estate.uid == uid or estate.domain == domain for uid, domain in ids):
+        if any(kms_domain.uid == uid or kms_domain.domain == domain for uid, domain in ids):
             return False
-        seen = self._store.world(estate.namespace).domains.values()
-        if any(estate.uid == one.uid or estate.domain == one.status.domain_id for one in seen):
+        seen = self._store.world(kms_domain.namespace).domains.values()
+        if any(kms_domain.uid == one.uid or kms_domain.domain == one.status.domain_id for one in seen):
             raise CustodyError(
                 "the API server lists the CacheDomain no more, and its watch has not said that it is gone"
             )
         return True
 
-    async def _asked(self, estate: Estate) -> frozenset[str] | None:
+    async def _asked(self, kms_domain: KmsDomain) -> frozenset[str] | None:
         """Return the epochs about which erasures and invalidations ask that are not over, and that statuses name which
         may be erased; None if one of these cannot be read."""
-        before = self._named(estate.namespace)
+        before = self._named(kms_domain.namespace)
         try:
-            records = [one async for one in self._keep.records(whole=True) if one.domain == estate.domain]
+            records = [one async for one in self._keep.records(whole=True) if one.domain == kms_domain.domain]
         except ContractError:
             return None
         # An erasure's record is there before the status that names its epochs changes.
-        named = self._named(estate.namespace)
+        named = self._named(kms_domain.namespace)
         if before is None or named is None:
             return None
         return frozenset(left.old for record in records for left in record.epochs) | before | named
@@ -270,14 +270,14 @@ class KmsEstates:
         rolled = (scope.old_epoch for one in orders for scope in one.status.scopes or ())
         return frozenset(epochs_in_use(world) | {epoch for epoch in rolled if epoch})
 
-    async def _estate_of(self, namespace: str) -> Estate:
+    async def _kms_domain_of(self, namespace: str) -> KmsDomain:
         domain = self._domain_of(namespace)
         if domain is None or domain.status.domain_id is None:
             raise CustodyError("there is no CacheDomain that says where the key management service is")
         if domain.spec.kms is None:
             raise CustodyError("spec.kms of the CacheDomain is gone, and its keys are wrapped by a service")
         authority = await self._services.authority(namespace, domain.spec.kms)
-        return Estate(domain.status.domain_id, namespace, domain.uid, domain.spec.kms, authority)
+        return KmsDomain(domain.status.domain_id, namespace, domain.uid, domain.spec.kms, authority)
 
     def _domain_of(self, namespace: str) -> CacheDomain | None:
         """Return the CacheDomain, None if there is none. Raises CustodyError if nobody could read the one there is."""
@@ -286,11 +286,11 @@ class KmsEstates:
             raise CustodyError("the CacheDomain cannot be read, so it is not known where its keys are")
         return world.domain
 
-    async def _custody(self, estate: Estate) -> KmsCustody:
-        client = await self._services.client(estate)
-        stored = WrappedKeys(self._kube, self._namespace, estate.domain)
-        domain = estate.domain
-        why_not = partial(self._estates.why_not, domain)
+    async def _custody(self, kms_domain: KmsDomain) -> KmsCustody:
+        client = await self._services.client(kms_domain)
+        stored = WrappedKeys(self._kube, self._namespace, kms_domain.domain)
+        domain = kms_domain.domain
+        why_not = partial(self._stored.why_not, domain)
         return KmsCustody(client, stored, domain, self._now, self._operator, why_not)
 
     def _require_leading(self) -> None:

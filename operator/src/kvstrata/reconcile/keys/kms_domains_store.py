@@ -19,12 +19,12 @@ from kvstrata.clients.resources import SECRET
 from kvstrata.objects import labels, names
 from kvstrata.reconcile.keys import CustodyError
 
-DATA_KEY = "estate.json"
-COMPONENT = "wrapped-keys-estate"
+DATA_KEY = "domain.json"
+COMPONENT = "kms-domain"
 
 
 @dataclass(frozen=True, slots=True)
-class Estate:
+class KmsDomain:
     """The domain with this id, its namespace, the uid of its CacheDomain, and the way to its service.
 
     `ending` is whether its keys are being ended: from then on none is made.
@@ -42,66 +42,66 @@ class Estate:
 class Noted:
     """What is noted of all domains, and the Secrets that nobody can read."""
 
-    estates: tuple[Estate, ...]
+    kms_domains: tuple[KmsDomain, ...]
     unreadable: tuple[str, ...]
 
 
-class Estates:
+class KmsDomainStore:
     """Reads and writes them. `namespace` is the operator's. Every call may raise CustodyError."""
 
     def __init__(self, kube: Kube, namespace: str) -> None:
         self._kube, self._namespace = kube, namespace
-        self._noted: dict[str, Estate] = {}
+        self._noted: dict[str, KmsDomain] = {}
 
-    async def has(self, estate: Estate) -> bool:
+    async def has(self, kms_domain: KmsDomain) -> bool:
         """Return whether it is noted as it is. Raises CustodyError if its id is another's, or its keys are ending."""
-        if self._noted.get(estate.domain) == estate:
+        if self._noted.get(kms_domain.domain) == kms_domain:
             return True
-        known = await self.of(estate.domain)
+        known = await self.of(kms_domain.domain)
         if known is None:
             return False
-        if known.namespace != estate.namespace:
+        if known.namespace != kms_domain.namespace:
             raise CustodyError("status.domainID of the CacheDomain is the id of another namespace's domain")
         if known.ending:
             raise CustodyError("status.domainID of the CacheDomain is the id of one whose keys are being ended")
-        if known == estate:
-            self._noted[estate.domain] = estate
-        return known == estate
+        if known == kms_domain:
+            self._noted[kms_domain.domain] = kms_domain
+        return known == kms_domain
 
-    async def note(self, estate: Estate) -> None:
+    async def note(self, kms_domain: KmsDomain) -> None:
         """Have it stored. What is another namespace's stays that one's: it ends with its own domain."""
-        if not await self.has(estate):
-            await self._write(estate)
-            self._noted[estate.domain] = estate
+        if not await self.has(kms_domain):
+            await self._write(kms_domain)
+            self._noted[kms_domain.domain] = kms_domain
 
-    async def begin_end(self, estate: Estate) -> None:
+    async def begin_end(self, kms_domain: KmsDomain) -> None:
         """Have it noted that its keys are being ended, before anybody looks which there are."""
-        self._noted.pop(estate.domain, None)
-        if not estate.ending:
-            await self._write(replace(estate, ending=True))
+        self._noted.pop(kms_domain.domain, None)
+        if not kms_domain.ending:
+            await self._write(replace(kms_domain, ending=True))
 
-    async def reopen(self, estate: Estate) -> None:
+    async def reopen(self, kms_domain: KmsDomain) -> None:
         """Have it noted that its keys are not being ended any more: its domain was restored."""
-        await self._write(replace(estate, ending=False), reopened=True)
+        await self._write(replace(kms_domain, ending=False), reopened=True)
 
     async def why_not(self, domain: str) -> str:
         """Return why no key of a domain may be drawn, empty if it may: its keys end, or nothing is noted of it."""
-        estate = await self.of(domain)
-        if estate is None:
+        kms_domain = await self.of(domain)
+        if kms_domain is None:
             self._noted.pop(domain, None)
             return (
-                f"Secret {names.kms_estate(domain)} is missing, which says where the keys are: it is written anew first"
+                f"Secret {names.kms_domain(domain)} is missing, which says where the keys are: it is written anew first"
             )
-        return "the CacheDomain is gone, and its keys are being ended" if estate.ending else ""
+        return "the CacheDomain is gone, and its keys are being ended" if kms_domain.ending else ""
 
-    async def of(self, domain: str) -> Estate | None:
+    async def of(self, domain: str) -> KmsDomain | None:
         """Return that of a domain, None if nothing is noted of it. CustodyError, too, for what nobody can read."""
         stored = await self._stored(domain)
         if stored is None:
             return None
-        if (estate := _decoded(stored)) is None:
-            raise CustodyError(f"Secret {names.kms_estate(domain)} says nothing that this version can read")
-        return estate
+        if (kms_domain := _decoded(stored)) is None:
+            raise CustodyError(f"Secret {names.kms_domain(domain)} says nothing that this version can read")
+        return kms_domain
 
     async def all(self) -> Noted:
         """Return those of all domains. What was noted and is not any more is looked up when it is asked for again."""
@@ -110,39 +110,39 @@ class Estates:
             found = [(raw, _decoded(raw)) async for raw in self._kube.list(SECRET, self._namespace, selector)]
         except KubeError as error:
             raise CustodyError(f"what services have cannot be listed: {error.status} {error.reason}") from error
-        estates = tuple(estate for _, estate in found if estate is not None)
-        there = {estate.domain: estate for estate in estates}
+        kms_domains = tuple(kms_domain for _, kms_domain in found if kms_domain is not None)
+        there = {kms_domain.domain: kms_domain for kms_domain in kms_domains}
         self._noted = {domain: known for domain, known in self._noted.items() if there.get(domain) == known}
         return Noted(
-            estates,
-            tuple(str(raw["metadata"]["name"]) for raw, estate in found if estate is None),
+            kms_domains,
+            tuple(str(raw["metadata"]["name"]) for raw, kms_domain in found if kms_domain is None),
         )
 
     async def remove(self, domain: str) -> None:
         """Remove that of a domain of which the service has nothing any more."""
         stored = await self._stored(domain)
         if stored is not None:
-            name = names.kms_estate(domain)
+            name = names.kms_domain(domain)
             try:
                 await self._kube.delete(SECRET, self._namespace, name, stored["metadata"]["uid"])
             except KubeError as error:
                 raise CustodyError(f"Secret {name} was not removed: {error.status} {error.reason}") from error
         self._noted.pop(domain, None)
 
-    async def _write(self, estate: Estate, *, reopened: bool = False) -> None:
-        name = names.kms_estate(estate.domain)
+    async def _write(self, kms_domain: KmsDomain, *, reopened: bool = False) -> None:
+        name = names.kms_domain(kms_domain.domain)
         metadata: dict[str, Any] = {"name": name, "labels": labels.of_custody(COMPONENT)}
         body = {
             "apiVersion": SECRET.api_version,
             "kind": SECRET.kind,
             "metadata": metadata,
             "type": "Opaque",
-            "data": {DATA_KEY: base64.b64encode(_encoded(estate)).decode()},
+            "data": {DATA_KEY: base64.b64encode(_encoded(kms_domain)).decode()},
         }
         try:
             stored = await self._kube.get(SECRET, self._namespace, name)
             known = _decoded(stored) if stored is not None else None
-            if known is not None and known.ending and not (estate.ending or reopened):
+            if known is not None and known.ending and not (kms_domain.ending or reopened):
                 raise CustodyError(f"Secret {name} says by now that its keys are being ended")
             if stored is None:
                 await self._kube.create(SECRET, self._namespace, body)
@@ -153,30 +153,30 @@ class Estates:
             raise CustodyError(f"Secret {name} was not written: {error.status} {error.reason}") from error
 
     async def _stored(self, domain: str) -> dict[str, Any] | None:
-        name = names.kms_estate(domain)
+        name = names.kms_domain(domain)
         try:
             return await self._kube.get(SECRET, self._namespace, name)
         except KubeError as error:
             raise CustodyError(f"Secret {name} cannot be read: {error.status} {error.reason}") from error
 
 
-def _encoded(estate: Estate) -> bytes:
+def _encoded(kms_domain: KmsDomain) -> bytes:
     told = {
-        "domain": estate.domain,
-        "namespace": estate.namespace,
-        "uid": estate.uid,
-        "kms": estate.kms.model_dump(mode="json", by_alias=True, exclude_none=True),
-        "authority": estate.authority.decode("ascii"),
-        "ending": estate.ending,
+        "domain": kms_domain.domain,
+        "namespace": kms_domain.namespace,
+        "uid": kms_domain.uid,
+        "kms": kms_domain.kms.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "authority": kms_domain.authority.decode("ascii"),
+        "ending": kms_domain.ending,
     }
     return json.dumps(told, sort_keys=True).encode()
 
 
-def _decoded(stored: dict[str, Any]) -> Estate | None:
+def _decoded(stored: dict[str, Any]) -> KmsDomain | None:
     try:
         raw = json.loads(base64.b64decode((stored.get("data") or {}).get(DATA_KEY, "")))
         kms = KeyManagement.model_validate(raw["kms"])
         authority = raw["authority"].encode("ascii")
-        return Estate(raw["domain"], raw["namespace"], raw["uid"], kms, authority, raw.get("ending") is True)
+        return KmsDomain(raw["domain"], raw["namespace"], raw["uid"], kms, authority, raw.get("ending") is True)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ValidationError):
         return None

@@ -18,9 +18,9 @@ from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import CONFIG_MAP
 from kvstrata.clients.transit import AT_ONCE, Tokens, TransitClient
 from kvstrata.clients.transit_tokens import KubernetesLogin
-from kvstrata.model.kmsservices import AllowedService
+from kvstrata.model.keys import AllowedService
 from kvstrata.reconcile.keys import CustodyError
-from kvstrata.reconcile.keys.kms_domains_store import Estate
+from kvstrata.reconcile.keys.kms_domains_store import KmsDomain
 
 _Whose = tuple[str, str]
 """A namespace, and the id of its domain: who claims another's id does not get that one's client."""
@@ -49,31 +49,31 @@ class KmsServices:
         """By address, whose turn it is to ask: a service minds how many ask, not for which namespace."""
         self._closed = False
 
-    async def client(self, estate: Estate) -> TransitClient:
+    async def client(self, kms_domain: KmsDomain) -> TransitClient:
         """Return the client by which a domain's keys are asked for. Raises CustodyError if there can be none.
 
         One that it replaces is closed: those who use it are told so by a KmsError, and ask again.
         """
-        self._require_allowed(estate.kms)
-        whose, about = (estate.namespace, estate.domain), (estate.kms, estate.authority)
+        self._require_allowed(kms_domain.kms)
+        whose, about = (kms_domain.namespace, kms_domain.domain), (kms_domain.kms, kms_domain.authority)
         async with self._changing[whose]:
             known = self._clients.get(whose)
             if known is not None and known[0] == about:
                 return known[1]
             if self._closed:
                 raise CustodyError("the operator is ending")
-            client = self._made(estate)
+            client = self._made(kms_domain)
             self._clients[whose] = (about, client)
             if known is not None:
                 await known[1].close()
             return client
 
-    def _made(self, estate: Estate) -> TransitClient:
-        kms = estate.kms
+    def _made(self, kms_domain: KmsDomain) -> TransitClient:
+        kms = kms_domain.kms
         try:
             return TransitClient(
                 kms.address,
-                estate.authority,
+                kms_domain.authority,
                 self._login(kms),
                 mount=kms.mount or "transit",
                 namespace=kms.namespace or "",
@@ -89,9 +89,9 @@ class KmsServices:
         for client in clients:
             await client.close()
 
-    async def forget(self, estate: Estate) -> None:
+    async def forget(self, kms_domain: KmsDomain) -> None:
         """Close the connections of a domain that is over."""
-        whose = (estate.namespace, estate.domain)
+        whose = (kms_domain.namespace, kms_domain.domain)
         if (known := self._clients.pop(whose, None)) is not None:
             await known[1].close()
         self._changing.pop(whose, None)

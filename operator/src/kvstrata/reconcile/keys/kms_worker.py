@@ -33,7 +33,7 @@ from kvstrata.reconcile.audit import tell_data_keys
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.key_ring import KeyRing
 from kvstrata.reconcile.keys.kms_custody import UNRECORDED, KmsCustody, OneKeyError
-from kvstrata.reconcile.keys.kms_domains import KmsEstates, is_unreadable, tell_unended
+from kvstrata.reconcile.keys.kms_domains import KmsDomains, is_unreadable, tell_unended
 from kvstrata.reconcile.keys.wrapped_keys import by_shard
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store
@@ -89,18 +89,18 @@ class KmsKeys:
         store: Store,
         queue: WorkQueue,
         ring: KeyRing,
-        estates: KmsEstates,
+        kms_domains: KmsDomains,
         operator: str,
         now: Callable[[], datetime],
         leading: Callable[[], bool],
     ) -> None:
-        self._store, self._queue, self._ring, self._estates = store, queue, ring, estates
+        self._store, self._queue, self._ring, self._kms_domains = store, queue, ring, kms_domains
         self._operator, self._now, self._leading = operator, now, leading
         self._work: dict[str, _Work] = {}
         self._settling: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> KmsKeys:
-        self._settling = asyncio.create_task(self._estates.run(), name="keys of deleted domains")
+        self._settling = asyncio.create_task(self._kms_domains.run(), name="keys of deleted domains")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -108,7 +108,7 @@ class KmsKeys:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._estates.close()
+        await self._kms_domains.close()
 
     def begin(self) -> None:
         """Have everything unwrapped that is in use. Call it when the world is known, and before anything is planned.
@@ -149,7 +149,7 @@ class KmsKeys:
         """
         wanted = tuple(epochs)
         self._give_up(namespace, wanted)
-        custody = await self._estates.of_domain(namespace, domain)
+        custody = await self._kms_domains.of_domain(namespace, domain)
         if custody is None:
             # What is noted nowhere is given to nobody.
             return dict.fromkeys(wanted, Word(Party.OPERATOR, self._operator, format_timestamp(self._now())))
@@ -164,7 +164,7 @@ class KmsKeys:
     async def destroy(self, namespace: str, domain: str, epochs: Iterable[str]) -> Mapping[str, Destruction]:
         """Have the service delete what wrapped these keys, and return its word. Raises CustodyError."""
         wanted = tuple(epochs)
-        custody = await self._estates.of_domain(namespace, domain)
+        custody = await self._kms_domains.of_domain(namespace, domain)
         if custody is None:
             unknown = Destruction(None, Undestroyed.CUSTODY_CANNOT_KNOW, (UNRECORDED,))
             return dict.fromkeys(wanted, unknown)
@@ -234,7 +234,7 @@ class KmsKeys:
 
     async def _turn(self, namespace: str, work: _Work) -> None:
         """Ask for everything once. Raises the first CustodyError, after everything else had its turn."""
-        custody, failures = await self._estates.of_namespace(namespace), []
+        custody, failures = await self._kms_domains.of_namespace(namespace), []
         for part in (self._take, self._take_strays, self._end):
             try:
                 await part(namespace, custody, work)

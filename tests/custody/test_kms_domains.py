@@ -16,7 +16,7 @@ from kvstrata.objects import names
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.kms_custody import KmsCustody
-from kvstrata.reconcile.keys.kms_domains_store import Estates
+from kvstrata.reconcile.keys.kms_domains_store import KmsDomainStore
 from tests.custody.bao_server import BaoServer
 from tests.custody.kms_stories import (
     OPERATORS,
@@ -45,19 +45,19 @@ def test_keys_of_a_deleted_domain_are_deleted_in_the_service(
     async def story(pods: KeyPods) -> None:
         domain = domain_of(pods)
         assert wrapping(bao, domain) >= 2
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         assert wrapping(bao, domain) >= 2, "it is there"
         pods.sim.delete("CacheDomain", "default")
         pods.sim.delete("ConfigMap", "kms-authority")
         if anew:
             await pods.sim.kms.__aexit__(None, None, None)
             pods.sim.restart()
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         assert (wrapping(bao, domain), waiting()) == (0, 0)
         assert left(pods, domain), "policies name the epochs, so somebody may still ask what became of their keys"
         forget_policies(pods)
         for _ in range(3):
-            await pods.sim.estates.settle()
+            await pods.sim.kms_domains.settle()
         assert (left(pods, domain), waiting()) == ([], 0)
 
     told(story)
@@ -76,7 +76,7 @@ def test_where_another_domain_follows_it_epochs_are_replaced_whose_keys_go(
         await pods.turn()
         new = domain_of(pods)
         assert new != domain
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         for _ in range(3):
             await pods.turn()
             await asked(pods)
@@ -105,7 +105,7 @@ def test_while_it_is_not_certain_that_a_domain_is_gone_nothing_is_deleted(
         monkeypatch.setattr(pods.sim.kube, "list", listed)
         for status in (500, 404):  # 404: the kind is not served, or something else answers than the API server
             told_of["status"] = status
-            await pods.sim.estates.settle()
+            await pods.sim.kms_domains.settle()
             assert (wrapping(bao, domain), waiting()) == (count, 1)
         told_of["status"] = 403
         ending = False
@@ -114,11 +114,11 @@ def test_while_it_is_not_certain_that_a_domain_is_gone_nothing_is_deleted(
             return ending
 
         monkeypatch.setattr(pods.sim.kube, "is_ending", is_ending)
-        metrics.KMS_ESTATES_OPEN.set(0)
-        await pods.sim.estates.settle()
+        metrics.KMS_DOMAINS_OPEN.set(0)
+        await pods.sim.kms_domains.settle()
         assert (wrapping(bao, domain), waiting()) == (count, 1), "not allowed, and not because the namespace ends"
         ending = True
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         assert wrapping(bao, domain) == 0, "with a namespace goes the right to read in it"
 
     told(story)
@@ -130,12 +130,12 @@ def test_a_service_that_is_away_is_asked_again_and_counted(told: Callable[[Story
         pods.sim.delete("CacheDomain", "default")
         bao.seal()
         try:
-            await pods.sim.estates.settle()
+            await pods.sim.kms_domains.settle()
             assert waiting() == 1
         finally:
             bao.unseal()
         assert wrapping(bao, domain) == count
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         assert (wrapping(bao, domain), waiting()) == (0, 0)
 
     told(story)
@@ -145,8 +145,8 @@ def test_an_operator_that_does_not_lead_deletes_nothing(told: Callable[[Story], 
     async def story(pods: KeyPods) -> None:
         domain, count = domain_of(pods), wrapping(bao, domain_of(pods))
         pods.sim.delete("CacheDomain", "default")
-        pods.sim.estates._leading = lambda: False
-        await pods.sim.estates.settle()
+        pods.sim.kms_domains._leading = lambda: False
+        await pods.sim.kms_domains.settle()
         assert wrapping(bao, domain) == count
 
     told(story)
@@ -163,7 +163,7 @@ def test_it_is_noted_where_keys_are_before_the_first_is_made(told: Callable[[Sto
                 raise KubeError(500, "InternalError", "not now")
 
         pods.sim.kube.before_write = refuse
-        pods.sim.estates._estates._noted.clear()
+        pods.sim.kms_domains._stored._noted.clear()
         pods.sim.edit(TCP, "acme", cacheGeneration=1)
         await pods.turn()
         await asked(pods)
@@ -178,13 +178,13 @@ def test_a_domain_that_claims_another_namespace_s_id_gets_nothing_by_it(told: Ca
     """With the first to be deleted the other one's keys would end."""
 
     async def story(pods: KeyPods) -> None:
-        estates = pods.sim.estates._estates
-        (estate,) = (await estates.all()).estates
+        kms_domains = pods.sim.kms_domains._stored
+        (kms_domain,) = (await kms_domains.all()).kms_domains
         with pytest.raises(CustodyError, match="another namespace's domain"):
-            await Estates(pods.sim.kube, OPERATORS).note(replace(estate, namespace="elsewhere"))
+            await KmsDomainStore(pods.sim.kube, OPERATORS).note(replace(kms_domain, namespace="elsewhere"))
         with pytest.raises(CustodyError, match="never in this namespace"):
-            await pods.sim.estates.of_domain("elsewhere", estate.domain)
-        assert (await estates.all()).estates == (estate,)
+            await pods.sim.kms_domains.of_domain("elsewhere", kms_domain.domain)
+        assert (await kms_domains.all()).kms_domains == (kms_domain,)
 
     told(story)
 
@@ -192,12 +192,12 @@ def test_a_domain_that_claims_another_namespace_s_id_gets_nothing_by_it(told: Ca
 def test_a_domain_that_was_restored_with_its_id_is_there(told: Callable[[Story], KeyPods], bao: BaoServer) -> None:
     async def story(pods: KeyPods) -> None:
         domain, count = domain_of(pods), wrapping(bao, domain_of(pods))
-        (estate,) = (await pods.sim.estates._estates.all()).estates
-        await Estates(pods.sim.kube, OPERATORS).note(replace(estate, uid="of the one before"))
-        pods.sim.estates._estates._noted.clear()
-        await pods.sim.estates.settle()
+        (kms_domain,) = (await pods.sim.kms_domains._stored.all()).kms_domains
+        await KmsDomainStore(pods.sim.kube, OPERATORS).note(replace(kms_domain, uid="of the one before"))
+        pods.sim.kms_domains._stored._noted.clear()
+        await pods.sim.kms_domains.settle()
         assert wrapping(bao, domain) == count
-        assert (await pods.sim.estates._estates.all()).estates == (estate,), "noted anew"
+        assert (await pods.sim.kms_domains._stored.all()).kms_domains == (kms_domain,), "noted anew"
 
     told(story)
 
@@ -208,14 +208,14 @@ def test_what_is_noted_follows_the_way_to_the_service_if_it_leads_there(
     """A quiet domain asks its service for nothing; when it is deleted its ConfigMap may be gone."""
 
     async def story(pods: KeyPods) -> None:
-        (estate,) = (await pods.sim.estates._estates.all()).estates
+        (kms_domain,) = (await pods.sim.kms_domains._stored.all()).kms_domains
         authority = pods.sim.kube.objects["ConfigMap", NAMESPACE, "kms-authority"]
         good = authority["data"]["ca.crt"]
         for written, noted in ((f"{good}\n", f"{good}\n"), ("no certificate", f"{good}\n")):
             authority["data"]["ca.crt"] = written
-            await pods.sim.estates.settle()
-            (now,) = (await pods.sim.estates._estates.all()).estates
-            assert now == replace(estate, authority=noted.encode())
+            await pods.sim.kms_domains.settle()
+            (now,) = (await pods.sim.kms_domains._stored.all()).kms_domains
+            assert now == replace(kms_domain, authority=noted.encode())
 
     told(story)
 
@@ -225,14 +225,14 @@ def test_a_note_that_nobody_can_read_is_counted_and_no_key_is_called_revoked_wit
 ) -> None:
     async def story(pods: KeyPods) -> None:
         domain, count, acme = domain_of(pods), wrapping(bao, domain_of(pods)), epochs(pods)[0]
-        secret = pods.sim.kube.objects["Secret", OPERATORS, names.kms_estate(domain)]
-        secret["data"]["estate.json"] = base64.b64encode(b"{}").decode()
+        secret = pods.sim.kube.objects["Secret", OPERATORS, names.kms_domain(domain)]
+        secret["data"]["domain.json"] = base64.b64encode(b"{}").decode()
         pods.sim.delete("CacheDomain", "default")
-        await pods.sim.estates.settle()
+        await pods.sim.kms_domains.settle()
         assert (wrapping(bao, domain), waiting()) == (count, 1)
         with pytest.raises(CustodyError, match="nothing that this version can read"):
             await pods.sim.kms.revoke(NAMESPACE, domain, [acme])
-        pods.sim.kube.remove("Secret", OPERATORS, names.kms_estate(domain))
+        pods.sim.kube.remove("Secret", OPERATORS, names.kms_domain(domain))
         with pytest.raises(CustodyError, match="nothing says which service"):
             await pods.sim.kms.revoke(NAMESPACE, domain, [acme])
 
@@ -244,7 +244,7 @@ def test_what_is_drawn_while_the_domain_goes_ends_with_it(
 ) -> None:
     async def story(pods: KeyPods) -> None:
         domain, fresh = domain_of(pods), ["a" * 32, "b" * 32]
-        custody = await pods.sim.estates.of_namespace(NAMESPACE)
+        custody = await pods.sim.kms_domains.of_namespace(NAMESPACE)
         real = custody._client.draw
 
         async def late(name: str) -> Any:
@@ -254,7 +254,7 @@ def test_what_is_drawn_while_the_domain_goes_ends_with_it(
                 pods.sim.delete("CacheDomain", "default")
                 for policy in ("acme", "globex"):
                     pods.sim.store.domain(NAMESPACE).objects[TCP].pop(policy)
-                await pods.sim.estates.settle()
+                await pods.sim.kms_domains.settle()
             return drawn
 
         monkeypatch.setattr(custody._client, "draw", late)
@@ -262,7 +262,7 @@ def test_what_is_drawn_while_the_domain_goes_ends_with_it(
             await custody.draw(fresh)
         assert wrapping(bao, domain) == 0
         for _ in range(2):
-            await pods.sim.estates.settle()
+            await pods.sim.kms_domains.settle()
         assert (left(pods, domain), wrapping(bao, domain)) == ([], 0)
 
     told(story)
