@@ -21,7 +21,7 @@ from kvstrata.model.pods import ClusterReport
 from kvstrata.model.redis.cluster import Cluster, Goal, ServerPod
 from kvstrata.objects import names
 from kvstrata.objects.redis.users import ADMIN_USER
-from kvstrata.plan.actions import TendCluster
+from kvstrata.plan.actions import ReconcileCluster
 from kvstrata.plan.redis.topology import Step, step
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.redis.topology import Topologies
@@ -105,8 +105,8 @@ class Operator:
                 topologies.tend(NAMESPACE, self._order())
                 await asyncio.sleep(TEND_S)
 
-    def _order(self) -> TendCluster:
-        return TendCluster(
+    def _order(self) -> ReconcileCluster:
+        return ReconcileCluster(
             tier=TIER,
             goal=self._pods.goal,
             port=self._servers.port,

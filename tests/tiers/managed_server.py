@@ -21,7 +21,7 @@ from kvstrata.objects.context import BuildContext
 from kvstrata.plan.actions import ManagedServer, TendServers, TurnSecret
 from kvstrata.plan.redis.credentials import Tending, missing_secrets, tend_credentials
 from kvstrata.reconcile.queue import WorkQueue
-from kvstrata.reconcile.redis.credentials import CredentialTender
+from kvstrata.reconcile.redis.credentials import CredentialWorker
 from kvstrata.reconcile.secrets import Keeper, decode
 from kvstrata.reconcile.store import Store
 from kvstrata_sidecar.adapter.params import TlsParams
@@ -180,7 +180,7 @@ class Managed:
 
     async def _round(self) -> Tending:
         tending = self._plan()
-        tender = CredentialTender(
+        tender = CredentialWorker(
             self.kube, self.store, self.queue, self.keeper, lambda: True, files=self.files, now=self.now
         )
         for action in tending.actions:

@@ -27,7 +27,7 @@ from kvstrata.objects import names
 from kvstrata.objects.erasure.delete_job import CONTAINER, ORDER_FILE
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, USERS, users_acl
 from kvstrata.objects.tier_link import redis_link
-from kvstrata.plan.actions import TendCluster
+from kvstrata.plan.actions import ReconcileCluster
 from kvstrata.plan.redis.topology.view import count
 from kvstrata.reconcile.erasure.deps import Crew
 from kvstrata.reconcile.erasure.jobs import Jobs
@@ -57,7 +57,7 @@ class Port(Topologies):
 
     port = 0
 
-    def tend(self, namespace: str, order: TendCluster) -> None:
+    def tend(self, namespace: str, order: ReconcileCluster) -> None:
         super().tend(namespace, replace(order, port=self.port))
 
 

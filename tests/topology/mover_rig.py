@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 
 from kvstrata.clients.redis.slot_mover import SlotMover
-from kvstrata.clients.redis.slot_moves import MoveReport, Tally
+from kvstrata.clients.redis.slot_moves import MoveReport, MoveStats
 from kvstrata.clients.redis.slot_names import bucket_of, part_of, whole_buckets
 from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod
 from kvstrata.plan.redis.topology import Step, step
@@ -148,7 +148,7 @@ class MoverRig(Rig):
         assert not [name for name in orphans if bucket_of(name) not in states]
 
 
-def total(reports: list[MoveReport]) -> Tally:
+def total(reports: list[MoveReport]) -> MoveStats:
     """What orders did together."""
     fields = ("slots", "keys", "bytes", "dropped", "orphans")
-    return Tally(*(sum(getattr(one.tally, field) for one in reports) for field in fields))
+    return MoveStats(*(sum(getattr(one.tally, field) for one in reports) for field in fields))

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from kvstrata.clients.redis import slot_keys, slot_mover
-from kvstrata.clients.redis.slot_moves import MoveReason, Tally
+from kvstrata.clients.redis.slot_moves import MoveReason, MoveStats
 from kvstrata.clients.redis.slot_names import bucket_of, part_of
 from kvstrata.contract.store.redis_scripts import script
 from kvstrata.objects.redis.users import user_rules
@@ -316,7 +316,7 @@ class EnoughError(Exception):
 async def half_way(rig: MoverRig, source: int, target: int, slot: int) -> None:
     """Leave a slot when its index and some of its values have gone."""
 
-    def told(tally: Tally) -> None:
+    def told(tally: MoveStats) -> None:
         if tally.bytes:
             raise EnoughError
 

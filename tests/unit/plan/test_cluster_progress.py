@@ -10,7 +10,7 @@ import pytest
 from kvstrata.model.pods import ClusterReport, Loss
 from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import Key
-from kvstrata.plan.actions import TendCluster
+from kvstrata.plan.actions import ReconcileCluster
 from kvstrata.reconcile.redis import topology
 from kvstrata.reconcile.redis.topology import Topologies
 from tests.support.objects import NAMESPACE, redis_tier
@@ -30,7 +30,7 @@ def _nobody_tends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def look(simulation: Simulation, found: Cluster, **report: Any) -> None:
     """Have the operator look at the cluster, and find this."""
-    (order,) = (one for one in simulation.step(TIER).actions if isinstance(one, TendCluster))
+    (order,) = (one for one in simulation.step(TIER).actions if isinstance(one, ReconcileCluster))
     fits = {uid: replace(one, max_bytes=order.goal.max_bytes_each) for uid, one in found.servers.items()}
     told = ClusterReport(replace(found, servers=fits), simulation.now, **report)
     store = simulation.store.domain(NAMESPACE)

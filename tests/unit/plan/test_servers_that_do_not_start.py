@@ -14,7 +14,7 @@ from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.redis.credentials import CredentialLook, TlsFacts
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
-from kvstrata.plan.actions import TendCluster, TendServers
+from kvstrata.plan.actions import ReconcileCluster, TendServers
 from kvstrata.reconcile.redis import topology
 from kvstrata.reconcile.redis.topology import Topologies
 from tests.support.memory_keeper import MemoryKeeper
@@ -55,7 +55,7 @@ def looked(simulation: Simulation) -> None:
     pods = simulation.world.servers["shared"]
     silent = {pod.uid: ("ConnectionRefused", f"{pod.name} refuses connections") for pod in pods.values()}
     report = ClusterReport(Cluster({pod.uid: pod for pod in pods.values()}, {}, silent, 0.0), simulation.now)
-    (order,) = (action for action in simulation.step(TIER).actions if isinstance(action, TendCluster))
+    (order,) = (action for action in simulation.step(TIER).actions if isinstance(action, ReconcileCluster))
     store = simulation.store.domain(NAMESPACE)
     store.clusters["shared"] = report
     store.backends["shared"] = topology._backend(order, report)

@@ -12,7 +12,7 @@ from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.redis.credentials import CredentialLook, ServerCredentials
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
-from kvstrata.plan.actions import TendCluster
+from kvstrata.plan.actions import ReconcileCluster
 from kvstrata.plan.redis.cluster import known_as
 from kvstrata.reconcile.redis import topology
 from kvstrata.reconcile.redis.topology import Topologies
@@ -35,7 +35,7 @@ def looked(simulation: Simulation, found: Cluster) -> None:
     """Have the operator look at its cluster."""
     store = simulation.store.domain(NAMESPACE)
     store.servers["t"] = {pod.name: pod for pod in found.pods.values()}
-    (order,) = (action for action in simulation.step(TIER).actions if isinstance(action, TendCluster))
+    (order,) = (action for action in simulation.step(TIER).actions if isinstance(action, ReconcileCluster))
     store.clusters["t"] = ClusterReport(found, simulation.now)
     store.backends["t"] = topology._backend(order, store.clusters["t"])
     simulation.queue.add(TIER)

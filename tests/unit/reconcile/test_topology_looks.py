@@ -12,7 +12,7 @@ import pytest
 from kvstrata.clients.redis.nodes import RedisNodes
 from kvstrata.clients.resources import SECRET
 from kvstrata.model.redis.cluster import Cluster, Goal, ServerPod
-from kvstrata.plan.actions import TendCluster
+from kvstrata.plan.actions import ReconcileCluster
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.redis import topology
 from kvstrata.reconcile.redis.topology import Topologies
@@ -20,7 +20,7 @@ from kvstrata.reconcile.store import Store
 from tests.support.memory_kube import MemoryKube
 
 NAMESPACE, NAME = "team", "kvs-shared-redis-auth"
-ORDER = TendCluster(
+ORDER = ReconcileCluster(
     tier="shared",
     goal=Goal(3, 1, 1 << 30, {}),
     port=6379,

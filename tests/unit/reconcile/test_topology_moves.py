@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from kvstrata.clients.redis.slot_mover import SlotMover
-from kvstrata.clients.redis.slot_moves import MoveReason, MoveReport, Tally, Told
+from kvstrata.clients.redis.slot_moves import MoveReason, MoveReport, MoveStats, Told
 from kvstrata.model.redis.cluster import Cluster
 from kvstrata.model.refs import Key
 from kvstrata.plan.redis.cluster import cluster_state
@@ -54,11 +54,11 @@ def test_status_and_metrics_move_while_slots_do(monkeypatch: pytest.MonkeyPatch)
         if len(begun) > 1:
             await asyncio.Event().wait()
         await goes.wait()
-        told(Tally(slots=0, keys=7))
-        told(Tally(slots=100, dropped=3))
-        told(Tally(slots=161, dropped=3))
+        told(MoveStats(slots=0, keys=7))
+        told(MoveStats(slots=100, dropped=3))
+        told(MoveStats(slots=161, dropped=3))
         await ends.wait()
-        return MoveReport(MoveReason.MOVED, "", Tally(slots=161, dropped=4))
+        return MoveReport(MoveReason.MOVED, "", MoveStats(slots=161, dropped=4))
 
     monkeypatch.setattr(module, "RedisNodes", Crowded)
     monkeypatch.setattr(SlotMover, "carry_out", carry_out)
@@ -102,10 +102,10 @@ def test_slots_that_are_only_closed_have_not_moved_and_what_was_told_before_is_n
     moves, closes = (
         count.of(MoveOrder("a", target, ((0, 9),), atomic=False, drops=False, movable_bytes=1)) for target in ("b", "a")
     )
-    moves(Tally(slots=4))
-    closes(Tally(slots=3))
-    moves(Tally(slots=4, dropped=1))
-    moves(Tally(slots=6, dropped=1))
+    moves(MoveStats(slots=4))
+    closes(MoveStats(slots=3))
+    moves(MoveStats(slots=4, dropped=1))
+    moves(MoveStats(slots=6, dropped=1))
     assert told == [4, 6]
     assert counted("slots_moved_total", "counted") == 6
     assert counted("moved_values_dropped_total", "counted") == 1

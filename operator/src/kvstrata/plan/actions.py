@@ -204,7 +204,7 @@ class TendServers:
 
 
 @dataclass(frozen=True, slots=True)
-class TendCluster:
+class ReconcileCluster:
     """Have the servers of a managed cluster become what `goal` says, and stay it, until the next order for the tier.
 
     `password_secret` and `authority_secret` name Secrets and keys in them (name, key); no authority means plain text.
@@ -295,7 +295,9 @@ class EndReclaim:
 
 ReclaimQuestion = ReclaimFormer | TellFormer
 ErasureOrder = CarryOutErasure | EndErasure
-Question = ProbeBackend | TendServers | TendCluster | PoolQuestion | IsolationQuestion | ErasureOrder | ReclaimQuestion
+Question = (
+    ProbeBackend | TendServers | ReconcileCluster | PoolQuestion | IsolationQuestion | ErasureOrder | ReclaimQuestion
+)
 """Actions that change no object of the plan; their answers are facts of a later plan, and nobody waits for them."""
 
 Write = (

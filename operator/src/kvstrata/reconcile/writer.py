@@ -28,11 +28,11 @@ from kvstrata.plan.actions import (
     Plan,
     ProbeBackend,
     ReclaimFormer,
+    ReconcileCluster,
     Remove,
     SetFinalizers,
     StatusWrite,
     TellFormer,
-    TendCluster,
     TendServers,
     TurnSecret,
 )
@@ -51,7 +51,7 @@ from kvstrata.plan.questions import (
 from kvstrata.reconcile.affected import concerned_by_commit
 from kvstrata.reconcile.domain_store import DomainStore
 from kvstrata.reconcile.redis.backends import Backends
-from kvstrata.reconcile.redis.credentials import CredentialTender
+from kvstrata.reconcile.redis.credentials import CredentialWorker
 from kvstrata.reconcile.redis.topology import Topologies
 
 from . import metrics
@@ -97,7 +97,7 @@ class Writer:
         self._events = Events(kube)
         self.backends = Backends(kube, store, queue)
         self.topologies = Topologies(kube, store, queue, leading)
-        self.credentials = CredentialTender(kube, store, queue, keeper, leading)
+        self.credentials = CredentialWorker(kube, store, queue, keeper, leading)
 
     async def carry_out(self, key: Key, plan: Plan) -> None:
         """Write everything of `plan`, in its order. Raises KubeError on the first refusal; what was written stands.
@@ -140,7 +140,7 @@ class Writer:
                 await self._empty(key, action)
             case ProbeBackend():
                 self.backends.begin(key.namespace, action)
-            case TendCluster():
+            case ReconcileCluster():
                 self.topologies.tend(key.namespace, action)
             case TendServers():
                 self.credentials.begin(key.namespace, action)

@@ -20,7 +20,7 @@ from typing import Any
 from redis import exceptions
 
 from kvstrata.clients.redis.connection import ServerAwayError, ServerLine, Word
-from kvstrata.clients.redis.slot_moves import MoveFailedError, MoveReason, Tally, Told
+from kvstrata.clients.redis.slot_moves import MoveFailedError, MoveReason, MoveStats, Told
 from kvstrata.clients.redis.slot_names import batches, by_bucket, sorted_out, state_of, whole_buckets, without_index
 from kvstrata.contract.store.redis_scripts import script
 
@@ -72,7 +72,7 @@ class KeyMover:
         movable_bytes: int,
         drops: bool,
         credentials: Credentials,
-        tally: Tally,
+        tally: MoveStats,
         told: Told,
         pause: Pause,
     ) -> None:

@@ -16,7 +16,7 @@ from redis import exceptions
 
 from kvstrata.clients.redis.connection import Dial, MayNotWriteError, ServerAwayError, ServerLine, Word
 from kvstrata.clients.redis.slot_keys import Credentials, Ends, KeyMover, Pause
-from kvstrata.clients.redis.slot_moves import MoveFailedError, MoveReason, MoveReport, Tally, Told
+from kvstrata.clients.redis.slot_moves import MoveFailedError, MoveReason, MoveReport, MoveStats, Told
 from kvstrata.model.redis.cluster import Cluster, Server, SlotRange
 from kvstrata.plan.redis.topology.steps import MoveOrder
 
@@ -38,7 +38,7 @@ class SlotMover:
 
     async def carry_out(self, order: MoveOrder, cluster: Cluster, told: Told = lambda _: None) -> MoveReport:
         """Do what an order that came of a look at `cluster` says."""
-        tally = Tally()
+        tally = MoveStats()
         try:
             async with AsyncExitStack() as lines:
                 await self._carry_out(order, cluster, tally, told, lines)
@@ -53,7 +53,7 @@ class SlotMover:
         return MoveReport(MoveReason.MOVED, f"{tally.slots} slots moved", tally)
 
     async def _carry_out(
-        self, order: MoveOrder, cluster: Cluster, tally: Tally, told: Told, lines: AsyncExitStack
+        self, order: MoveOrder, cluster: Cluster, tally: MoveStats, told: Told, lines: AsyncExitStack
     ) -> None:
         servers = cluster.by_node_id()
         missing = {order.source, order.target} - servers.keys()
@@ -104,7 +104,7 @@ async def move_at_once(
     target: str,
     slots: Sequence[SlotRange],
     *,
-    tally: Tally,
+    tally: MoveStats,
     told: Told,
     pause: Callable[[float], Awaitable[None]],
 ) -> None:

@@ -20,7 +20,7 @@ class MoveReason(StrEnum):
 
 
 @dataclass(slots=True)
-class Tally:
+class MoveStats:
     """What an order has done so far. `dropped` were values too large, without room at the target or meant to be
     dropped; `orphans` are keys that nobody would ever have found. Both are misses."""
 
@@ -37,7 +37,7 @@ class MoveReport:
 
     reason: MoveReason
     message: str
-    tally: Tally
+    tally: MoveStats
 
     @property
     def done(self) -> bool:
@@ -53,5 +53,5 @@ class MoveFailedError(Exception):
         self.reason = reason
 
 
-Told = Callable[[Tally], None]
+Told = Callable[[MoveStats], None]
 """Is called whenever an order has come further."""

@@ -20,7 +20,7 @@ from kvstrata.model.redis.cluster import SLOTS, Cluster, Goal, ServerPod
 from kvstrata.model.world import World
 from kvstrata.objects import names, paths, sizing
 from kvstrata.objects.tier_link import redis_link
-from kvstrata.plan.actions import Decision, ManagedServer, TendCluster
+from kvstrata.plan.actions import Decision, ManagedServer, ReconcileCluster
 from kvstrata.plan.conditions import Finding, false, true, unknown
 from kvstrata.plan.redis import topology
 from kvstrata.plan.redis.backend import addresses, asked_as, is_external, said_before
@@ -80,7 +80,7 @@ class ClusterState:
     fields: Mapping[str, Any]
     pending: Decision | None
     servers: tuple[ManagedServer, ...]
-    order: TendCluster
+    order: ReconcileCluster
 
 
 def managed_cluster(tier: CacheTier) -> RedisManaged | None:
@@ -179,12 +179,12 @@ def _members(goal: Goal, pods: Collection[ServerPod], step: Step | None, cluster
     return members
 
 
-def _order(tier: CacheTier, goal: Goal) -> TendCluster:
+def _order(tier: CacheTier, goal: Goal) -> ReconcileCluster:
     link = redis_link(tier)
     if link is None or link.operator_username is None or link.operator_password is None:
         raise ValueError(f"CacheTier {tier.name} has no servers that the operator runs")
     username, password, authority = asked_as(link)
-    return TendCluster(
+    return ReconcileCluster(
         tier=tier.name,
         goal=goal,
         port=paths.REDIS_PORT,

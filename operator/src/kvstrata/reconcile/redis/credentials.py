@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 Values = Mapping[str, bytes]
 
 
-class CredentialTender:
+class CredentialWorker:
     """Tends the servers of managed tiers for one operator process: one round at a time for each tier.
 
     `leading` says whether this process may still give orders. `files` are where servers have their certificate,

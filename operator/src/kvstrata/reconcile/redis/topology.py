@@ -28,7 +28,7 @@ from kvstrata.model.pods import BackendReport, ClusterReport, Loss
 from kvstrata.model.redis.cluster import SLOTS, Cluster, ServerPod
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
-from kvstrata.plan.actions import TendCluster
+from kvstrata.plan.actions import ReconcileCluster
 from kvstrata.plan.redis import topology
 from kvstrata.plan.redis.cluster import managed_cluster
 from kvstrata.plan.redis.topology import MoveOrder, Step, Verdict
@@ -82,7 +82,7 @@ class Topologies:
         for tending in self._tended.values():
             tending.events.leave()
 
-    def tend(self, namespace: str, order: TendCluster) -> None:
+    def tend(self, namespace: str, order: ReconcileCluster) -> None:
         """Tend a cluster from now on, or tell whoever tends it of a new order."""
         slot = (namespace, order.tier)
         self._forget_predecessor(*slot)
@@ -282,7 +282,7 @@ class Topologies:
         # The pod of a single server that had the tier's name before may not be gone yet.
         return {name: pod for name, pod in pods.items() if names.place_in_cluster(tending.order.tier, name)}
 
-    async def _access(self, namespace: str, order: TendCluster) -> NodeAccess:
+    async def _access(self, namespace: str, order: ReconcileCluster) -> NodeAccess:
         """Return how the servers are reached. Raises _SecretMissingError if a Secret or its key is missing."""
         password = await self._secret(namespace, order.password_secret)
         authority = await self._secret(namespace, order.authority_secret) if order.authority_secret else None
@@ -309,7 +309,7 @@ class _Tending:
     """
 
     def __init__(
-        self, topologies: Topologies, events: TopologyEvents, namespace: str, order: TendCluster, tier_uid: str
+        self, topologies: Topologies, events: TopologyEvents, namespace: str, order: ReconcileCluster, tier_uid: str
     ) -> None:
         self.namespace, self.order, self.events, self.tier_uid = namespace, order, events, tier_uid
         self.reported: object = None
@@ -320,7 +320,7 @@ class _Tending:
         self.failed = ""
         self.waited = 0
         self.pods: dict[str, ServerPod] = {}
-        self._access_read: tuple[TendCluster, float] | None = None
+        self._access_read: tuple[ReconcileCluster, float] | None = None
         self._woken = asyncio.Event()
         self.task = asyncio.create_task(topologies.tend_for_ever(self), name=f"tend {self.name}")
 
@@ -345,7 +345,7 @@ class _Tending:
         """Have the Secrets read before the next look."""
         self._access_read = None
 
-    def told(self, order: TendCluster) -> None:
+    def told(self, order: ReconcileCluster) -> None:
         """Take a new order."""
         self.order = order
         self._woken.set()
@@ -367,7 +367,7 @@ def _looked(tending: _Tending, cluster: Cluster) -> ClusterReport:
     return ClusterReport(cluster, utc_now(), reason, tending.failed)
 
 
-def _backend(order: TendCluster, report: ClusterReport) -> BackendReport:
+def _backend(order: ReconcileCluster, report: ClusterReport) -> BackendReport:
     """Return what a look says of the tier's servers together, as others ask for it: sizes are those of primaries."""
     cluster = report.cluster
     servers = list(cluster.servers.values()) if cluster is not None else []

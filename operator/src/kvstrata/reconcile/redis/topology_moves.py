@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstrata.clients.redis.slot_moves import Tally, Told
+from kvstrata.clients.redis.slot_moves import MoveStats, Told
 from kvstrata.plan.redis.topology import MoveOrder
 from kvstrata.reconcile import metrics
 
@@ -24,7 +24,7 @@ class MoveCount:
         """Return what hears of an order's tally, each time it is more, and once when the order has ended."""
         slots = dropped = 0
 
-        def take(tally: Tally) -> None:
+        def take(tally: MoveStats) -> None:
             nonlocal slots, dropped
             # A slot that stays where it is was only closed.
             more = tally.slots - slots if order.source != order.target else 0
