@@ -17,7 +17,7 @@ DOMAIN_KEY_SECRET = "kvstrata-domain"  # noqa: S105  (a Secret's name)
 DOMAIN_KEY_DATA_KEY = "domain.key"
 DATA_KEYS_PREFIX = "kvstrata-data-keys-"
 WRAPPED_KEYS_PREFIX = "kvstrata-wrapped-keys-"
-KMS_ESTATE_PREFIX = "kvstrata-kms-"
+KMS_DOMAIN_PREFIX = "kvstrata-kms-"
 PASSWORD_KEY = "password"  # noqa: S105  (a key's name)
 """Key of the password that pods use: of the user `data` on managed servers."""
 
@@ -151,7 +151,7 @@ def domain_of_wrapped_keys(secret: str) -> str:
 
 def kms_domain(domain_id: str) -> str:
     """Return the name of the Secret that says where the keys of a domain are that a service wraps."""
-    return f"{KMS_ESTATE_PREFIX}{domain_id}"
+    return f"{KMS_DOMAIN_PREFIX}{domain_id}"
 
 
 def receipt(domain_id: str, sequence: int) -> str:
