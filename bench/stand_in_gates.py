@@ -18,7 +18,14 @@ from typing import Any
 
 import uvloop
 
-from kvstrata.contract.messages.adapter import MAX_LINE_BYTES, AdapterAck, AdapterState, decode_request
+from kvstrata.contract.messages.adapter import (
+    MAX_LINE_BYTES,
+    AdapterAck,
+    AdapterState,
+    ApplyRequest,
+    decode_request,
+    encode_answer,
+)
 from kvstrata_sidecar.gate.main import Gate
 from kvstrata_sidecar.gate.settings import Settings
 
@@ -31,12 +38,12 @@ async def _agree(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     while line := await reader.readline():
         request = decode_request(line)
         answer: AdapterAck | AdapterState
-        if request["op"] == "apply":
-            revision, term = request["revision"], request["term"]
+        if isinstance(request, ApplyRequest):
+            revision, term = request.revision, request.term
             answer = AdapterAck(revision, term, BOOT)
         else:
             answer = AdapterState(BOOT, revision, term, fresh=True, keyspaces=0)
-        writer.write(answer.encode())
+        writer.write(encode_answer(answer))
 
 
 async def run(folder: Path) -> None:

@@ -7,7 +7,7 @@ import socket
 import time
 from pathlib import Path
 
-from kvstrata.contract.messages.adapter import SOCKET_NAME, AdapterAck, apply_request, decode_answer
+from kvstrata.contract.messages.adapter import SOCKET_NAME, AdapterAck, ApplyRequest, decode_answer, encode_request
 from kvstrata.contract.policy.bundle import Rules, TierBudget
 from kvstrata.contract.policy.cache_view import FRESHNESS_FILE, FRESHNESS_FORMAT, POLICY_FILE, CacheView
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, file_name
@@ -56,8 +56,6 @@ class Policy:
         (self._policy_dir / POLICY_FILE).write_bytes(view.encode())
         with socket.socket(socket.AF_UNIX) as link:
             link.connect(str(self._link_dir / SOCKET_NAME))
-            link.sendall(apply_request(self._revision, 1))
+            link.sendall(encode_request(ApplyRequest(self._revision, 1)))
             with link.makefile("rb") as lines:
-                answer = decode_answer(lines.readline())
-        if not isinstance(answer, AdapterAck):
-            raise RuntimeError("the policy was not acknowledged")
+                decode_answer(AdapterAck, lines.readline())

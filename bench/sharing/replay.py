@@ -11,7 +11,7 @@ from bench.sharing.optimum import Mode, Optimum, optimum
 from bench.sharing.scopes import Scopes
 from bench.sharing.stand import Stand, erase, held
 from bench.sharing.trace import CHUNK_TOKENS, PREFIX, PREFIX_TOKENS, Request, tenants_of
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.policy.pools import PoolState
 
 REPORT_TIMEOUT_S = 20.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.sharing.optimum import GROUP_TENANTS, Mode
-from kvstrata.contract.messages.adapter import AdapterAck, ChunkHashes, apply_request, decode_answer, hash_request
+from kvstrata.contract.messages.adapter import AdapterAck, ApplyRequest, ChunkHashes, HashRequest
 from kvstrata.contract.policy.budget import TierBudget
 from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules
 from kvstrata.contract.policy.cache_view import CacheView, manifests
@@ -91,14 +91,13 @@ class Gate:
         gate.write_freshness()
         self._manifests.add(named)
         gate.write_policy(CacheView.of(bundle))
-        if not isinstance(decode_answer(gate.ask(apply_request(gate.revision, 1))), AdapterAck):
-            raise RuntimeError("the policy was not acknowledged")
+        gate.put(ApplyRequest(gate.revision, 1), AdapterAck)
         self._manifests.retain(named.keys())
 
     def hashes(self) -> list[bytes]:
         """Return the names that the cache server itself gives the prefix's chunks, as a pool's warmer learns them."""
         tokens = struct.pack(f"<{len(self._prefix)}I", *self._prefix)
-        told = ChunkHashes.decode(self._stand_in.ask(hash_request(tokens))).hashes
+        told = self._stand_in.put(HashRequest(tokens), ChunkHashes).hashes
         return [told[at : at + CHUNK_HASH_BYTES] for at in range(0, len(told), CHUNK_HASH_BYTES)]
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS, AdapterState, decode_answer, state_request
+from kvstrata.contract.messages.adapter import AdapterState, StateRequest, decode_answer, encode_request
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.store.block_file import ROOT
 
 from .chapters import CHUNK_TOKENS, _is_ready, _object, _wait_enforced, keyspace_of
@@ -111,11 +112,9 @@ class Layered:
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(10)
             line.connect(f"/proc/{self._gate}/root/{LINK}")
-            line.sendall(state_request())
+            line.sendall(encode_request(StateRequest()))
             with line.makefile("rb") as lines:
-                told = decode_answer(lines.readline())
-        assert isinstance(told, AdapterState)
-        return told
+                return decode_answer(AdapterState, lines.readline())
 
     def counters(self) -> Mapping[str, int]:
         """Return what tiers and memory counted since the cache server started."""

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.adapter import AdapterState, decode_answer, state_request
-from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion, PoolTierState
+from kvstrata.contract.messages.adapter import AdapterState, StateRequest, decode_answer, encode_request
+from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion, PoolTierState
 
 from .calls import Replica
 from .chapters import MODEL, Stage, _object
@@ -91,7 +91,7 @@ def held(where: Replica, keyspace: str) -> dict[str, PoolTierState]:
     if not isinstance(where, DirectReplica):
         raise TypeError("a pod's cache server is asked through its own socket")
     try:
-        answer = PoolHolding.decode(where.ask_cache(PoolQuestion(keyspace).encode()))
+        answer = decode_answer(PoolHolding, where.ask_cache(encode_request(PoolQuestion(keyspace))))
     except (OSError, ContractError):
         return {}
     return {tier.name: tier for tier in answer.tiers} if answer.known else {}
@@ -99,7 +99,4 @@ def held(where: Replica, keyspace: str) -> dict[str, PoolTierState]:
 
 def counts(where: DirectReplica) -> dict[str, int]:
     """Return what a pod's cache server has counted since it began, by tier and name."""
-    state = decode_answer(where.ask_cache(state_request()))
-    if not isinstance(state, AdapterState):
-        raise TypeError("a cache server answered a question about its state with something else")
-    return dict(state.counters)
+    return dict(decode_answer(AdapterState, where.ask_cache(encode_request(StateRequest()))).counters)

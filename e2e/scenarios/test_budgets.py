@@ -17,7 +17,7 @@ from e2e.product.shared_tier import TIER, make_room
 from e2e.product.tier_contents import tier_contents
 from e2e.product.traffic import Caller, traffic
 from kvstrata.api.scalars import Quantity
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 
 pytestmark = pytest.mark.cluster
 

@@ -41,7 +41,7 @@ from e2e.product.pools import fresh_prefix, pool_keyspaces, pool_of, wait_publis
 from e2e.product.read_only import read_only
 from e2e.product.tier_contents import tier_contents
 from kvstrata.api.scalars import Quantity
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.store.block_file import block_name, file_bytes, parse_file_name
 from kvstrata.contract.store.block_value import HEADER_BYTES, TAG_BYTES, unpack_header
 

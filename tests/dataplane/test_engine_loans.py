@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.messages.adapter import ChunkHashes, hash_request
+from kvstrata.contract.messages.adapter import ChunkHashes, HashRequest
 from kvstrata.contract.policy.pools import PoolState, PoolVersion, pack_hashes
 from tests.dataplane.conftest import StartServer
 from tests.dataplane.engine_process import CHUNK_TOKENS, EngineProcess, engine_python
@@ -46,7 +46,7 @@ def test_readers_get_what_an_engine_without_a_cache_computes_out_of_one_copy(
     try:
         engine.wait_until_ready()
         ids = engine.tokens(PREFIX)
-        told = ChunkHashes.decode(gate.ask(hash_request(struct.pack(f"<{len(ids)}I", *ids))))
+        told = gate.put(HashRequest(struct.pack(f"<{len(ids)}I", *ids)), ChunkHashes)
         assert told.chunk_tokens == CHUNK_TOKENS
         hashes = pack_hashes(told.hashes[start : start + 32] for start in range(0, len(told.hashes), 32))
         chunks = len(hashes) // 32

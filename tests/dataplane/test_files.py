@@ -129,14 +129,15 @@ def test_each_tier_keeps_its_own_retention(pod: Pod, sequence: int, keyspace: st
     pod.until(lambda: not pod.files(keyspace))
 
 
-def test_a_purge_leaves_no_file_and_no_byte(pod: Pod, sequence: int, keyspace: str) -> None:
+def test_an_erasure_leaves_no_file_and_no_byte(pod: Pod, sequence: int, keyspace: str) -> None:
     marker = os.urandom(16)
     pod.gate.allow(keyspace)
     pod.store(sequence, keyspace, marker)
     pod.server.forget_memory()
     assert pod.server.read(sequence, keyspace)["hits"] == CHUNKS
-    answer = pod.gate.purge(keyspace)
-    assert (answer.purged_blocks, answer.locked_blocks) == (2 * CHUNKS, 0)
+    pod.gate.allow()
+    answer = pod.gate.erased(keyspace)
+    assert (answer.deleted.blocks, answer.remaining.blocks) == (2 * CHUNKS, 0)
     assert "flash keeps earlier copies" in answer.residue
     assert pod.files(keyspace) == []
     pod.until(lambda: pod.marked(marker) == 0)
@@ -197,7 +198,7 @@ def test_what_a_slow_disk_reads_late_is_in_nobodys_memory(
             assert server.store_marked(sequence + 1, KEYSPACE_A, os.urandom(16))["stored"], "others go on"
         pod.until_ready()
         pod.until(lambda: pod.marked(marker) == 0)
-        assert gate.state().counters.get("memory.locked_bytes", 0) == 0
+        assert gate.state().counters.get("memory.remaining.bytes", 0) == 0
         pod.until(lambda: server.read(sequence, KEYSPACE_A)["hits"] == CHUNKS)
         server.stop()
 

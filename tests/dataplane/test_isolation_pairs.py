@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.messages.adapter import ChunkHashes, hash_request
+from kvstrata.contract.messages.adapter import ChunkHashes, HashRequest
 from kvstrata.contract.policy.keyspace import Scope
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, pack_hashes
 from tests.dataplane.conftest import StartServer, file_tier, tier
@@ -147,7 +147,7 @@ class Pod:
 
     def _hashes_of(self, sequence: int) -> bytes:
         tokens = self.server.tokens(sequence)
-        return ChunkHashes.decode(self.gate.ask(hash_request(struct.pack(f"<{len(tokens)}I", *tokens)))).hashes
+        return self.gate.put(HashRequest(struct.pack(f"<{len(tokens)}I", *tokens)), ChunkHashes).hashes
 
     def _sequence(self, scope: Scope, prompt: int) -> int:
         return self._owners.setdefault(scope, fresh_sequence()) + prompt

@@ -185,7 +185,7 @@ async def completion(world: World, prompt: str, salt: str, tokens: int) -> tuple
 
 
 async def reset(world: World, wait_s: float = 0.0) -> ResetOutcome:
-    return EngineSaid.decode(await say(world, posted(RESET_PATH, ResetRequest(wait_s).encode()))).outcome
+    return EngineSaid.decode(await say(world, posted(RESET_PATH, ResetRequest(round(1000 * wait_s)).encode()))).outcome
 
 
 async def test_an_engine_that_is_told_to_forget_finds_nothing_of_before_and_answers_what_runs(gate: World) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion
+from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion
 from kvstrata.contract.policy.pools import PoolState, PoolVersion, pack_hashes
 from kvstrata.contract.store.redis_keys import parse_block_key
 from tests.dataplane import memory_scan
@@ -153,14 +153,14 @@ def test_a_pool_that_is_withdrawn_is_read_to_the_end_and_then_gone_from_the_proc
     for number in (1, 2):
         assert pod.server.hold(sequence, reader_space(number)) == CHUNKS
     pod.withdraw()
-    assert pod.gate.purge(pool).locked_blocks == CHUNKS
+    assert pod.gate.erased(pool).remaining.blocks == CHUNKS
     assert pod.server.lookup(sequence, reader_space(1))["hits"] == 0, "a request that begins now gets nothing"
     pod.server.let_go(sequence, reader_space(1))
-    assert pod.gate.purge(pool).locked_blocks == CHUNKS
+    assert pod.gate.erased(pool).remaining.blocks == CHUNKS
     assert pod.marked(marker) > 0
     pod.server.let_go(sequence, reader_space(2))
-    until(lambda: pod.gate.purge(pool).locked_blocks == 0, pod.gate.state)
-    assert pod.gate.purge(pool).purged_blocks == CHUNKS
+    until(lambda: pod.gate.erased(pool).remaining.blocks == 0, pod.gate.state)
+    assert pod.gate.erased(pool).deleted.blocks == CHUNKS
     assert pod.marked(marker) == 0
 
 
@@ -258,7 +258,7 @@ def test_what_a_shared_tier_lost_of_a_pool_comes_back_from_memory_when_somebody_
     def told() -> PoolHolding:
         pod.gate.write_freshness()
         time.sleep(0.5)
-        return PoolHolding.decode(pod.gate.ask(PoolQuestion(pool).encode()))
+        return pod.gate.put(PoolQuestion(pool), PoolHolding)
 
     assert [(one.name, one.stored) for one in told().tiers] == [("dram", CHUNKS), ("shared", 0)]
     assert pod.server.store(sequence, pool, 7)["stored"], "as an engine does that computes it anew"

@@ -18,18 +18,17 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import (
     MAX_HASHED_TOKENS,
-    SCOPE_DIGITS,
     TOKEN_BYTES,
     ChunkHashes,
+    HashRequest,
+    MetricsPage,
+    MetricsRequest,
     ScopeUsage,
-    decode_metrics_answer,
-    hash_request,
-    metrics_request,
 )
 from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 from tests.dataplane import memory_scan
 from tests.dataplane.conftest import StartServer
@@ -105,19 +104,19 @@ def test_chunks_are_named_by_the_servers_own_hasher(pod: Pod) -> None:
     # blake3(blake3(blake3(int64 0, uint32 0), tokens 0 to 15), tokens 16 to 31), tokens as big-endian uint32.
     first = "32748aa00c5090e4f0e1f149078a07381f4f618d898c1cbac17e36521c3de48f"
     second = "b41527751e5bac5a664450d89585d03c64c3985924969dfb1808b151dd214695"
-    told = ChunkHashes.decode(pod.gate.ask(hash_request(struct.pack("<40I", *range(40)))))
+    told = pod.gate.put(HashRequest(struct.pack("<40I", *range(40))), ChunkHashes)
     assert (told.chunk_tokens, told.hashes.hex()) == (16, first + second)
     assert told.boot == pod.gate.state().boot
 
 
 def test_as_many_tokens_as_may_be_asked_for_are_named_at_once(pod: Pod) -> None:
-    told = ChunkHashes.decode(pod.gate.ask(hash_request(bytes(MAX_HASHED_TOKENS * TOKEN_BYTES))))
+    told = pod.gate.put(HashRequest(bytes(MAX_HASHED_TOKENS * TOKEN_BYTES)), ChunkHashes)
     assert len(told.hashes) == MAX_HASHED_TOKENS // 16 * CHUNK_HASH_BYTES
 
 
 def test_what_lmcache_says_is_in_use_is_what_is_counted(pod: Pod, sequence: int, keyspace: str) -> None:
     def drift() -> list[str]:
-        page = decode_metrics_answer(pod.gate.ask(metrics_request()))
+        page = pod.gate.put(MetricsRequest(), MetricsPage).page
         return [line for line in page.splitlines() if line.startswith("kvstrata_cache_memory_drift_bytes")]
 
     pod.gate.allow(keyspace)
@@ -127,7 +126,7 @@ def test_what_lmcache_says_is_in_use_is_what_is_counted(pod: Pod, sequence: int,
 
 
 class TestErasure:
-    def test_a_purge_leaves_no_byte_of_one_tenant_and_every_byte_of_the_other(
+    def test_an_erasure_leaves_no_byte_of_one_tenant_and_every_byte_of_the_other(
         self, pod: Pod, sequence: int, keyspace: str, other: str
     ) -> None:
         mine, theirs = os.urandom(16), os.urandom(16)
@@ -141,9 +140,10 @@ class TestErasure:
         assert process[0] == process[1] >= held_bytes // 16, "the scan finds what is there"
         assert segment == process
 
-        answer = pod.gate.purge(keyspace)
-        assert (answer.purged_blocks, answer.locked_blocks) == (3 * CHUNKS, 0)
-        assert answer.purged_bytes == held_bytes
+        pod.gate.allow(other)
+        answer = pod.gate.erased(keyspace)
+        assert (answer.deleted.blocks, answer.remaining.blocks) == (3 * CHUNKS, 0)
+        assert answer.deleted.bytes == held_bytes
         assert answer.residue == ""
         after_process, after_segment = pod.markers(mine, theirs)
         assert after_process == [0, process[1]]
@@ -152,15 +152,15 @@ class TestErasure:
         assert pod.server.lookup(sequence, other)["hits"] == CHUNKS
         assert pod.usage(keyspace) is None
 
-    def test_a_keyspace_that_leaves_the_policy_is_erased_and_a_purge_tells_the_sum(
+    def test_a_keyspace_that_leaves_the_policy_is_erased_and_an_erasure_tells_the_sum(
         self, pod: Pod, sequence: int, keyspace: str, other: str
     ) -> None:
         marker = os.urandom(16)
         pod.gate.allow(keyspace, other)
         assert pod.server.store_marked(sequence, keyspace, marker)["stored"]
         pod.gate.allow(other)
-        answer = pod.gate.purge(keyspace)
-        assert (answer.purged_blocks, answer.locked_blocks) == (CHUNKS, 0)
+        answer = pod.gate.erased(keyspace)
+        assert (answer.deleted.blocks, answer.remaining.blocks) == (CHUNKS, 0)
         assert pod.markers(marker) == ([0], [0])
 
     def test_nothing_is_kept_of_a_keyspace_that_no_policy_names(self, pod: Pod, sequence: int, keyspace: str) -> None:
@@ -189,28 +189,31 @@ class TestErasure:
             assert pod.server.store_marked(sequence + number, keyspace, marker)["stored"]
         whole = pod.markers(marker)[1]
         assert pod.server.hold(sequence, keyspace) == CHUNKS
-        answer = pod.gate.purge(keyspace)
-        assert (answer.purged_blocks, answer.locked_blocks) == (CHUNKS, CHUNKS)
-        assert answer.locked_bytes == answer.purged_bytes > 0
+        pod.gate.allow()
+        answer = pod.gate.erased(keyspace)
+        assert (answer.deleted.blocks, answer.remaining.blocks) == (CHUNKS, CHUNKS)
+        assert answer.remaining.bytes == answer.deleted.bytes > 0
         assert pod.markers(marker)[1] == [whole[0] // 2], "a reader never sees its block change"
 
         pod.server.let_go(sequence, keyspace)
-        until(lambda: pod.gate.purge(keyspace).locked_blocks == 0)
-        assert pod.gate.purge(keyspace).purged_blocks == 2 * CHUNKS
+        until(lambda: pod.gate.erased(keyspace).remaining.blocks == 0)
+        assert pod.gate.erased(keyspace).deleted.blocks == 2 * CHUNKS
         assert pod.markers(marker) == ([0], [0])
 
-    def test_a_block_that_was_stored_after_a_purge_stays(self, pod: Pod, sequence: int, keyspace: str) -> None:
+    def test_a_block_that_was_stored_after_an_erasure_stays(self, pod: Pod, sequence: int, keyspace: str) -> None:
         pod.gate.allow(keyspace)
         pod.server.store(sequence, keyspace, 1)
-        pod.gate.purge(keyspace)
+        pod.gate.allow()
+        pod.gate.erased(keyspace)
+        pod.gate.allow(keyspace)
         pod.server.store(sequence, keyspace, 2)
         time.sleep(0.2)
         assert pod.server.read(sequence, keyspace)["values"] == [2.0]
 
-    def test_a_purge_under_load_is_complete_and_harms_nobody(
+    def test_an_erasure_under_load_is_complete_and_harms_nobody(
         self, pod: Pod, sequence: int, keyspace: str, other: str
     ) -> None:
-        """Memory goes from tenant to tenant all the time, and still no byte of the purged one is left in it.
+        """Memory goes from tenant to tenant all the time, and still no byte of the erased one is left in it.
 
         There is more of it than the other ever uses, so that it is not simply written over.
         """
@@ -232,9 +235,10 @@ class TestErasure:
         loader = Loader(load)
         loader.start()
         until(lambda: pod.gate.state().counters.get("memory.evicted_limit", 0) > 0)
-        answer = pod.gate.purge(keyspace)
+        pod.gate.enforce({other: (TierBudget(TIER, limit_bytes=1 << 20),)})
+        answer = pod.gate.erased(keyspace)
         assert pod.markers(mine) == ([0], [0])
-        assert (answer.purged_blocks, answer.locked_blocks) == (PROMPTS * CHUNKS, 0)
+        assert (answer.deleted.blocks, answer.remaining.blocks) == (PROMPTS * CHUNKS, 0)
         stop.set()
         loader.join()
         assert loader.failure is None
@@ -307,12 +311,11 @@ class TestBudgets:
 
 
 class TestStart:
-    def test_a_purge_without_the_module_is_refused(self, start_server: StartServer, tmp_path: Path) -> None:
+    def test_an_erasure_without_the_module_says_so(self, start_server: StartServer, tmp_path: Path) -> None:
         gate = GateStandIn(tmp_path)
         start_server(tmp_path, gate, [None])
         gate.allow()
-        with pytest.raises(ContractError, match="not governed"):
-            gate.purge("a" * 32)
+        assert "not governed" in gate.erased("a" * 32).problem
 
     def test_a_server_that_evicts_by_itself_does_not_start(self, pod: Pod, tmp_path: Path) -> None:
         # A server removes what it takes for its predecessor's segment: this one must not be taken for it.

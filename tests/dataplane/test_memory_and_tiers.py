@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.messages.erase_2 import AdapterErased, EraseOutcome, EraseQuestion
+from kvstrata.contract.messages.erase import AdapterErased, EraseOutcome
 from kvstrata.contract.messages.erase_report import Outcome
 from kvstrata.contract.policy.bundle import TierBudget
 from tests.dataplane import memory_scan
@@ -38,7 +38,7 @@ class Pod:
 
     def erase(self, keyspace: str) -> AdapterErased:
         """Ask the cache server to erase its own copies."""
-        return AdapterErased.decode(self.gate.ask(EraseQuestion((keyspace,), ()).encode()))
+        return self.gate.erase(keyspace)
 
     def erase_from_tier(self, keyspace: str) -> None:
         """Delete as a Job does, but for the wait for late values."""
@@ -107,7 +107,7 @@ def pod(shared_pod: Pod) -> Pod:
     return shared_pod
 
 
-def test_a_copy_from_a_shared_tier_stays_when_it_was_read_and_a_purge_overwrites_it(
+def test_a_copy_from_a_shared_tier_stays_when_it_was_read_and_an_erasure_overwrites_it(
     pod: Pod, sequence: int, keyspace: str
 ) -> None:
     marker = os.urandom(16)
@@ -117,12 +117,13 @@ def test_a_copy_from_a_shared_tier_stays_when_it_was_read_and_a_purge_overwrites
     pod.until_gone(marker)
     assert pod.server.read(sequence, keyspace)["hits"] == CHUNKS, "the tier has it"
     assert pod.marked(marker) > 0
-    answer = pod.gate.purge(keyspace)
-    assert (answer.purged_blocks, answer.locked_blocks) == (CHUNKS, 0)
+    pod.gate.allow()
+    answer = pod.gate.erased(keyspace)
+    assert (answer.deleted.blocks, answer.remaining.blocks) == (CHUNKS, 0)
     pod.until_gone(marker)
 
 
-def test_blocks_that_wait_for_a_slow_tier_are_locked_and_go_when_its_deadline_has_passed(
+def test_blocks_that_wait_for_a_slow_tier_go_when_their_keyspace_leaves_the_policy(
     pod: Pod, sequence: int, keyspace: str
 ) -> None:
     marker = os.urandom(16)
@@ -131,13 +132,11 @@ def test_blocks_that_wait_for_a_slow_tier_are_locked_and_go_when_its_deadline_ha
     pod.redis.freeze()
     assert pod.server.store_marked(sequence + 1, keyspace, marker)["stored"]
     pod.until_taken_up(CHUNKS)
-    answer = pod.gate.purge(keyspace)
-    assert answer.purged_blocks + answer.locked_blocks == 2 * CHUNKS
-    assert answer.locked_blocks > 0, "a store that is under way is never disturbed"
+    pod.gate.allow()
     pod.until_gone(marker)
     pod.redis.thaw()
-    answer = pod.gate.purge(keyspace)
-    assert (answer.purged_blocks, answer.locked_blocks) == (2 * CHUNKS, 0)
+    answer = pod.gate.erased(keyspace)
+    assert (answer.deleted.blocks, answer.remaining.blocks) == (2 * CHUNKS, 0)
     assert answer.residue == ""
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.pools import (
     POOL_PATH,
     RENDER_PATH,
@@ -30,6 +29,7 @@ from kvstrata.contract.messages.pools import (
     WarmRequest,
 )
 from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
 from tests.dataplane.conftest import StartServer
 from tests.dataplane.engine_process import CHUNK_TOKENS, MODEL, EngineProcess, engine_python

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion
+from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion
 from kvstrata.contract.policy.data_key import DataKey
 from kvstrata.contract.policy.pools import PoolState, PoolVersion, pack_hashes
 from kvstrata.contract.store.redis_keys import parse_block_key
@@ -195,7 +195,7 @@ def test_the_gate_is_told_what_memory_and_a_shared_tier_hold_of_a_pool(
         pod.pools.publish([], docs=(version,))
 
         def told(chunks: bytes | None = None) -> PoolHolding:
-            return PoolHolding.decode(gate.ask(PoolQuestion(POOL, chunks).encode()))
+            return gate.put(PoolQuestion(POOL, chunks), PoolHolding)
 
         assert [(one.name, one.stored, one.expected) for one in told().tiers] == [
             ("dram", 0, CHUNKS),

@@ -24,7 +24,7 @@ from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, boottime_ns
 from kvstrata_sidecar.adapter.tier.buffers import Spans
 from kvstrata_sidecar.adapter.tier.tasks import Task
-from tests.files.file_driver import BLOCK_BYTES, FILE_BYTES, aligned, block
+from tests.files.file_driver import BLOCK_BYTES, FILE_BYTES, aligned, block, purge
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B
 
 CALLS = ("open", "pwritev", "utime", "close", "rename", "unlink", "mkdir", "rmdir", "fsync")
@@ -44,7 +44,7 @@ def work(directory: Path) -> None:
     for number in (1, 2, 3, 4):
         tier.store([block(KEYSPACE_A, number), block(KEYSPACE_B, number)], [aligned(BLOCK_BYTES, number)] * 2)
         answers.get(timeout=20)
-    tier._purger.purge([KEYSPACE_B], 10)
+    purge(tier._purger, [KEYSPACE_B], 10)
     tier.close()
 
 

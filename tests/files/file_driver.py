@@ -5,13 +5,14 @@ from __future__ import annotations
 import mmap
 import queue
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kvstrata.contract.store.block_file import ROOT, file_bytes, file_name, key_of
 from kvstrata_sidecar.adapter.files.disk import Disk
+from kvstrata_sidecar.adapter.files.erase import Purged, Purger
 from kvstrata_sidecar.adapter.files.tier import FileTier
 from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
 from kvstrata_sidecar.adapter.runtime import acquire, release
@@ -125,3 +126,8 @@ class FileDriver:
         found = self.tier.pop_found(task_id)
         assert found is not None
         return list(found)
+
+
+def purge(purger: Purger, keyspaces: Collection[str], timeout_s: float) -> Purged | None:
+    """Remove all blocks of these keyspaces, as an erasure does; None if that takes longer."""
+    return purger.within(timeout_s, lambda: purger.purge_now(frozenset(keyspaces), timeout_s / 2))

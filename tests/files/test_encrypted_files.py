@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.files.file_driver import BLOCK_BYTES, FileDriver, block, blocks, file_of, files_in
+from tests.files.file_driver import BLOCK_BYTES, FileDriver, block, blocks, file_of, files_in, purge
 from tests.tiers.data_keys import FIRST, OTHER, SECOND
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.keyed_gate import KeyedGate
@@ -81,7 +81,7 @@ def test_plain_files_of_a_deleted_tier_go_before_anything_is_said_to_be_encrypte
 
 def test_a_purge_of_ciphertext_leaves_no_readable_residue(driver: FileDriver, directory: Path) -> None:
     driver.store([*blocks(KEYSPACE_A, 1, 2), block(KEYSPACE_B, 1)])
-    purged = driver.tier._purger.purge([KEYSPACE_A], 10)
+    purged = purge(driver.tier._purger, [KEYSPACE_A], 10)
     assert purged is not None
     assert (purged.gone_blocks, purged.residue) == (2, "")
     assert files_in(directory) == [file_of(directory, block(KEYSPACE_B, 1), encrypted=True)]

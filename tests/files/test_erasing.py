@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from kvstrata.contract.messages.erase_2 import (
+from kvstrata.contract.messages.erase import (
     REQUIRED,
     AdapterErased,
     AdapterVerified,
     Amount,
     Check,
     EraseOutcome,
-    EraseQuestion,
-    VerifyQuestion,
+    EraseRequest,
+    VerifyRequest,
 )
 from kvstrata_sidecar.adapter import erase as erasing
 from kvstrata_sidecar.adapter.files import erasing as file_erasing
@@ -46,11 +46,11 @@ COMPLETE, REMAINING = EraseOutcome.COMPLETE, EraseOutcome.REMAINING
 
 
 def erase(gate: GateStandIn, *keyspaces: str, tiers: tuple[str, ...] = ()) -> AdapterErased:
-    return AdapterErased.decode(gate.ask(EraseQuestion(keyspaces, tiers).encode()))
+    return gate.put(EraseRequest(keyspaces, tiers), AdapterErased)
 
 
 def verify(gate: GateStandIn, keyspace: str, chunks: bytes | None = None) -> AdapterVerified:
-    return AdapterVerified.decode(gate.ask(VerifyQuestion(keyspace, chunks).encode()))
+    return gate.put(VerifyRequest(keyspace, chunks), AdapterVerified)
 
 
 def finally_complete(gate: GateStandIn, *keyspaces: str) -> AdapterErased:

@@ -18,7 +18,7 @@ from kvstrata_sidecar.adapter.files.file_format import address_of
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.tier.buffers import Spans
 from kvstrata_sidecar.adapter.tier.tasks import StoreOutcome
-from tests.files.file_driver import BLOCK_BYTES, FileDriver, aligned, block, blocks, file_of, files_in
+from tests.files.file_driver import BLOCK_BYTES, FileDriver, aligned, block, blocks, file_of, files_in, purge
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.memory_stand_in import LOCKED, SUCCESS, Manager, MemoryObject
 
@@ -134,16 +134,16 @@ class TestADiskThatHangs:
         hanging.tier.load([block()], [aligned(BLOCK_BYTES)])
         assert slow.under_way.acquire(timeout=60)
         purger = hanging.tier._purger
-        first = purger.purge([KEYSPACE_A], 6.0)  # half of it for the reader; the disk has to sync as well
+        first = purge(purger, [KEYSPACE_A], 6.0)  # half of it for the reader; the disk has to sync as well
         assert first is not None
         assert (first.gone_blocks, first.held_blocks) == (1, 1)
         for _ in range(5):
-            purger.purge([KEYSPACE_A], 0.05)
+            purge(purger, [KEYSPACE_A], 0.05)
         # One that works, and one whose turn is over and that the system has yet to end.
         assert sum(thread.name == "kvs-purge" for thread in threading.enumerate()) <= 2
         slow.reads_go_on.set()
         hanging.until(lambda: hanging.tier.state().breaker == "closed")
-        hanging.until(lambda: (purged := purger.purge([KEYSPACE_A], 5.0)) is not None and purged.held_blocks == 0)
+        hanging.until(lambda: (purged := purge(purger, [KEYSPACE_A], 5.0)) is not None and purged.held_blocks == 0)
         assert files_in(directory) == []
 
     def test_without_anybody_who_keeps_memory_back_the_answer_waits(

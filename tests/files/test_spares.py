@@ -12,7 +12,17 @@ from kvstrata.contract.policy.budget import TierBudget
 from kvstrata.contract.store.block_file import ROOT
 from kvstrata_sidecar.adapter.files import disk
 from kvstrata_sidecar.adapter.files import housekeeping as keeper
-from tests.files.file_driver import BLOCK_BYTES, FILE_BYTES, FileDriver, block, blocks, file_of, files_in, on_disk_bytes
+from tests.files.file_driver import (
+    BLOCK_BYTES,
+    FILE_BYTES,
+    FileDriver,
+    block,
+    blocks,
+    file_of,
+    files_in,
+    on_disk_bytes,
+    purge,
+)
 from tests.tiers.gate_stand_in import KEYSPACE_A, KEYSPACE_B, GateStandIn
 
 Start = Callable[..., FileDriver]
@@ -77,7 +87,7 @@ def test_a_purge_overwrites_spares_and_removes_them(
     driver.store([block(KEYSPACE_B, 5)])
     (spare,) = spares_in(directory)
     os.link(spare, tmp_path / "witness")
-    assert driver.tier._purger.purge([KEYSPACE_A], 10) is not None
+    assert purge(driver.tier._purger, [KEYSPACE_A], 10) is not None
     assert spares_in(directory) == []
     assert (tmp_path / "witness").read_bytes() == bytes(FILE_BYTES)
     assert driver.tier.state().used_bytes == on_disk_bytes(directory) == FILE_BYTES

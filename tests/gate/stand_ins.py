@@ -19,25 +19,31 @@ from kvstrata.contract.messages.adapter import (
     UNKNOWN_QUESTION,
     AdapterAck,
     AdapterState,
+    Answer,
+    ApplyRequest,
     ChunkHashes,
-    PurgeAnswer,
+    HashRequest,
+    MetricsPage,
+    MetricsRequest,
+    Request,
     ScopeUsage,
+    StateRequest,
     TierState,
     decode_request,
+    encode_answer,
     error_answer,
-    metrics_answer,
 )
-from kvstrata.contract.messages.erase_2 import (
+from kvstrata.contract.messages.erase import (
     REQUIRED,
     AdapterErased,
     AdapterVerified,
     ErasedTier,
     EraseOutcome,
-    EraseQuestion,
-    VerifyQuestion,
+    EraseRequest,
+    VerifyRequest,
 )
-from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion, PoolTierState
-from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion, PoolTierState
+from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 
 Handler = Callable[["EngineRequest", asyncio.StreamWriter], Awaitable[None]]
@@ -154,6 +160,44 @@ class RecorderEngine:
         with contextlib.suppress(FileNotFoundError):
             self.socket_path.unlink()
 
+    async def _answer(self, request: Request) -> bytes:
+        answer: Answer
+        match request:
+            case MetricsRequest():
+                answer = MetricsPage("kvstrata_cache_policy_fresh 1\n")
+            case HashRequest():
+                answer = self.named(request.tokens)
+            case PoolQuestion():
+                answer = self.holding(request)
+            case EraseRequest() | VerifyRequest() | ForgetRequest() if not self.knows_erasure:
+                return error_answer(UNKNOWN_QUESTION)
+            case EraseRequest():
+                answer = self.erasure(request)
+                await self.erasing.wait()
+            case VerifyRequest():
+                answer = self.verification(request)
+            case ForgetRequest():
+                answer = self.forgetting(request)
+            case ApplyRequest():
+                self.applied.append(request.revision)
+                await self.gate.wait()
+                if self.refusals:
+                    self.refusals -= 1
+                    return error_answer("I/O on removed keyspaces has not ended yet")
+                self.revision, self.term = self.acknowledges or request.revision, request.term
+                if self.acknowledged_term is not None:
+                    self.term = self.acknowledged_term
+                answer = AdapterAck(self.revision, self.term, self.boot)
+            case _:
+                tiers = (TierState("shared", "Redis", self.breaker, **self.tier),)
+                if self.memory is not None:
+                    tiers += (TierState(self.memory.name, "CPU", "closed"),)
+                answer = AdapterState(
+                    self.boot, self.revision, self.term, True, 0, tiers, self.counters, self.usage,
+                    tier_usage=self.tier_usage, warming=self.warming,
+                )  # fmt: skip
+        return encode_answer(answer)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -203,15 +247,14 @@ class StandInAdapter:
         self.tier_usage: tuple[ScopeUsage, ...] = ()
         self.counters: dict[str, int] = {}
         self.warming = False
-        self.purged: list[list[str]] = []
-        self.purging = asyncio.Event()
-        """Cleared: purges are taken and not answered."""
-        self.purging.set()
-        self.erasures: list[EraseQuestion] = []
+        self.erasing = asyncio.Event()
+        """Cleared: erasures are taken and not answered."""
+        self.erasing.set()
+        self.erasures: list[EraseRequest] = []
         self.erased: dict[str, Any] = {}
         """What its answers to erasures say, beside that nothing is left."""
-        self.verifications: list[VerifyQuestion] = []
-        self.forgotten: list[ForgetQuestion] = []
+        self.verifications: list[VerifyRequest] = []
+        self.forgotten: list[ForgetRequest] = []
         self.knows_erasure = True
         """Cleared: an adapter of the version before."""
         self.links = 0
@@ -250,19 +293,19 @@ class StandInAdapter:
         memory = (self.memory,) if self.memory is not None else ()
         return PoolHolding(self.boot, True, (*memory, tier), tuple(chunk.hex() for chunk in missing))
 
-    def erasure(self, question: EraseQuestion) -> AdapterErased:
+    def erasure(self, question: EraseRequest) -> AdapterErased:
         """Say that nothing is left in its memory, or what a test wants it to say."""
         self.erasures.append(question)
         tier = ErasedTier("dram", "CPU", checked=tuple(REQUIRED["CPU"]))
         said: dict[str, Any] = {"outcome": EraseOutcome.COMPLETE, "tiers": (tier,), "elsewhere": ("shared",)}
         return AdapterErased(self.boot, self.revision, self.term, **(said | self.erased))
 
-    def verification(self, question: VerifyQuestion) -> AdapterVerified:
+    def verification(self, question: VerifyRequest) -> AdapterVerified:
         """Say that it cannot tell names."""
         self.verifications.append(question)
         return AdapterVerified(self.boot, self.revision, self.term, False, False)
 
-    def forgetting(self, question: ForgetQuestion) -> Forgotten:
+    def forgetting(self, question: ForgetRequest) -> Forgotten:
         """Drop chunks from what its tier has."""
         self.forgotten.append(question)
         there, size = self.held.get(question.keyspace, set()), CHUNK_HASH_BYTES
@@ -282,62 +325,54 @@ class StandInAdapter:
         self.boot, self.revision, self.term = boot, 0, 0
         await self.start()
 
+    async def _answer(self, request: Request) -> bytes:
+        answer: Answer
+        match request:
+            case MetricsRequest():
+                answer = MetricsPage("kvstrata_cache_policy_fresh 1\n")
+            case HashRequest():
+                answer = self.named(request.tokens)
+            case PoolQuestion():
+                answer = self.holding(request)
+            case EraseRequest() | VerifyRequest() | ForgetRequest() if not self.knows_erasure:
+                return error_answer(UNKNOWN_QUESTION)
+            case EraseRequest():
+                answer = self.erasure(request)
+                await self.erasing.wait()
+            case VerifyRequest():
+                answer = self.verification(request)
+            case ForgetRequest():
+                answer = self.forgetting(request)
+            case ApplyRequest():
+                self.applied.append(request.revision)
+                await self.gate.wait()
+                if self.refusals:
+                    self.refusals -= 1
+                    return error_answer("I/O on removed keyspaces has not ended yet")
+                self.revision, self.term = self.acknowledges or request.revision, request.term
+                if self.acknowledged_term is not None:
+                    self.term = self.acknowledged_term
+                answer = AdapterAck(self.revision, self.term, self.boot)
+            case _:
+                tiers = (TierState("shared", "Redis", self.breaker, **self.tier),)
+                if self.memory is not None:
+                    tiers += (TierState(self.memory.name, "CPU", "closed"),)
+                answer = AdapterState(
+                    self.boot, self.revision, self.term, True, 0, tiers, self.counters, self.usage,
+                    tier_usage=self.tier_usage, warming=self.warming,
+                )  # fmt: skip
+        return encode_answer(answer)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         counted = False
         try:
             while line := await reader.readline():
-                question = decode_request(line)
-                if question["op"] == "metrics":
-                    writer.write(metrics_answer("kvstrata_cache_policy_fresh 1\n"))
-                    await writer.drain()
-                    continue
-                if question["op"] == "hash":
-                    writer.write(self.named(question["tokens"]).encode())
-                    await writer.drain()
-                    continue
-                if question["op"] == "pool":
-                    writer.write(self.holding(question["question"]).encode())
-                    await writer.drain()
-                    continue
-                if question["op"] in ("erase", "verify", "forget"):
-                    if not self.knows_erasure:
-                        writer.write(error_answer(UNKNOWN_QUESTION))
-                    elif question["op"] == "forget":
-                        writer.write(self.forgetting(question["question"]).encode())
-                    elif question["op"] == "erase":
-                        writer.write(self.erasure(question["question"]).encode())
-                    else:
-                        writer.write(self.verification(question["question"]).encode())
-                    await writer.drain()
-                    continue
-                self.links += not counted
-                counted = True
-                if question["op"] == "apply":
-                    self.applied.append(question["revision"])
-                    await self.gate.wait()
-                    if self.refusals:
-                        self.refusals -= 1
-                        writer.write(error_answer("I/O on removed keyspaces has not ended yet"))
-                        continue
-                    self.revision, self.term = self.acknowledges or question["revision"], question["term"]
-                    if self.acknowledged_term is not None:
-                        self.term = self.acknowledged_term
-                    writer.write(AdapterAck(self.revision, self.term, self.boot).encode())
-                elif question["op"] == "purge":
-                    self.purged.append(question["keyspaces"])
-                    await self.purging.wait()
-                    blocks = len(question["keyspaces"])
-                    writer.write(PurgeAnswer(self.boot, 100 * blocks, blocks, 10, 1).encode())
-                else:
-                    tiers = (TierState("shared", "Redis", self.breaker, **self.tier),)
-                    if self.memory is not None:
-                        tiers += (TierState(self.memory.name, "CPU", "closed"),)
-                    state = AdapterState(
-                        self.boot, self.revision, self.term, True, 0, tiers, self.counters, self.usage,
-                        tier_usage=self.tier_usage, warming=self.warming,
-                    )  # fmt: skip
-                    writer.write(state.encode())
+                request = decode_request(line)
+                if isinstance(request, (ApplyRequest, StateRequest)):
+                    self.links += not counted
+                    counted = True
+                writer.write(await self._answer(request))
                 await writer.drain()
         except ConnectionError:
             pass

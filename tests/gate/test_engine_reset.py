@@ -33,7 +33,7 @@ def answering(gate: World, *answers: tuple[int, object]) -> None:
 
 
 async def reset(gate: World, wait_s: float = 0.0) -> ResetOutcome:
-    answer = await say(gate, posted(RESET_PATH, ResetRequest(wait_s).encode()))
+    answer = await say(gate, posted(RESET_PATH, ResetRequest(round(1000 * wait_s)).encode()))
     assert answer.status == 200, answer.body
     assert answer.headers[ACK_TOKEN_HEADER.lower()] == "the-pods-token"
     said = EngineSaid.decode(answer.body)
@@ -57,7 +57,7 @@ async def test_tenants_reach_neither_the_gates_path_nor_the_engines(gate: World,
     assert gate.engine.requests == []
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b"\xff", BODY.replace(b":0", b":-1"), ResetRequest(9).encode()[:-2]])
+@pytest.mark.parametrize("body", [b"", b"{}", b"\xff", BODY.replace(b":0", b":-1"), ResetRequest(9000).encode()[:-2]])
 async def test_a_body_that_is_no_request_reaches_no_engine(gate: World, body: bytes) -> None:
     assert (await say(gate, posted(RESET_PATH, body))).status == 400
     assert gate.engine.requests == []

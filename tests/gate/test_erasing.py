@@ -10,13 +10,15 @@ import pytest
 from kvstrata.contract.messages.erase import (
     ERASE_PATH,
     VERIFY_PATH,
+    Amount,
     Erased,
+    ErasedTier,
+    EraseOutcome,
     EraseRequest,
     LeftKeys,
     Verified,
     VerifyRequest,
 )
-from kvstrata.contract.messages.erase_2 import Amount, ErasedTier, EraseOutcome, EraseQuestion, VerifyQuestion
 from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
@@ -33,7 +35,9 @@ BODY = EraseRequest((OLD,)).encode()
 
 
 async def erased(world: World, *keyspaces: str, wait_s: float = 0.0, tiers: tuple[str, ...] = ()) -> Erased:
-    answer = await say(world, posted(ERASE_PATH, EraseRequest(keyspaces or (OLD,), tiers, wait_s).encode()))
+    answer = await say(
+        world, posted(ERASE_PATH, EraseRequest(keyspaces or (OLD,), tiers, round(1000 * wait_s)).encode())
+    )
     assert answer.status == 200, answer.body
     assert answer.headers[ACK_TOKEN_HEADER.lower()] == "the-pods-token"
     assert not any(name.encode() in answer.body for name in keyspaces)
@@ -75,9 +79,9 @@ async def test_without_the_pods_token_nothing_is_told(gate: World) -> None:
 
 async def test_an_erasure_names_what_was_asked_and_who_says_so(gate: World) -> None:
     said = await erased(gate, OLD, keyspace("another"), tiers=("dram", "shared"))
-    assert gate.adapter.erasures == [EraseQuestion(tuple(sorted((OLD, keyspace("another")))), ("dram", "shared"))]
-    assert (said.outcome, said.held_by, said.elsewhere) == (EraseOutcome.COMPLETE, (), ("shared",))
-    assert (said.gate_boot, said.cache_boot, said.revision, said.term, said.acked) == (
+    assert gate.adapter.erasures == [EraseRequest(tuple(sorted((OLD, keyspace("another")))), ("dram", "shared"))]
+    assert (said.outcome, said.held_by, said.cache.elsewhere) == (EraseOutcome.COMPLETE, (), ("shared",))
+    assert (said.gate_boot, said.cache.boot, said.cache.revision, said.cache.term, said.acked) == (
         gate.gate.boot, "boot-1", 1, 1, 1,
     )  # fmt: skip
 
@@ -91,7 +95,7 @@ async def test_a_keyspace_that_the_policy_in_force_has_is_refused_by_name(gate: 
     await gate.acked(await gate.publish([own], rules, pools=pools))
     asked = keyspace("docs" if state == "a pool's" else "acme")
     said = await erased(gate, OLD, asked, wait_s=30)
-    assert (said.outcome, said.tiers) == (EraseOutcome.IN_FORCE, ())
+    assert (said.outcome, said.cache.tiers) == (EraseOutcome.IN_FORCE, ())
     assert gate.adapter.erasures == [], "of the others nothing was erased either"
 
 
@@ -170,13 +174,13 @@ async def test_nothing_is_complete_without_the_cache_server_that_acknowledged(ga
     assert not waiting.done()
     await gate.adapter.restart("boot-3")
     said = await asyncio.wait_for(waiting, 20)
-    assert (said.outcome, said.cache_boot) == (EraseOutcome.COMPLETE, "boot-3")
+    assert (said.outcome, said.cache.boot) == (EraseOutcome.COMPLETE, "boot-3")
 
 
 async def test_a_cache_server_that_does_not_answer_is_told_as_away(gate: World) -> None:
     await gate.adapter.stop()
     said = await erased(gate)
-    assert (said.outcome, said.cache_boot, said.tiers) == (EraseOutcome.CACHE_AWAY, "", ())
+    assert (said.outcome, said.cache.boot, said.cache.tiers) == (EraseOutcome.CACHE_AWAY, "", ())
 
 
 @pytest.mark.parametrize(("path", "body"), [(ERASE_PATH, BODY), (VERIFY_PATH, VerifyRequest(OLD).encode())])
@@ -188,7 +192,7 @@ async def test_a_cache_server_of_the_version_before_is_told_as_such(gate: World,
 async def test_a_verification_tells_what_the_cache_server_finds(gate: World) -> None:
     answer = await say(gate, posted(VERIFY_PATH, VerifyRequest(OLD, bytes(64)).encode()))
     said = Verified.decode(answer.body)
-    assert gate.adapter.verifications == [VerifyQuestion(OLD, bytes(64))]
+    assert gate.adapter.verifications == [VerifyRequest(OLD, bytes(64))]
     assert (said.gate_boot, said.acked, said.in_force, said.found.boot) == (gate.gate.boot, 1, False, "boot-1")
     assert not said.all_missed, "a server that cannot tell names has not missed any"
     control = await say(gate, posted(VERIFY_PATH, VerifyRequest(keyspace("acme")).encode()))

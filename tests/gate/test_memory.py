@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.adapter import MAX_PURGED_KEYSPACES, PurgeAnswer, ScopeUsage
+from kvstrata.contract.messages.adapter import ScopeUsage
+from kvstrata.contract.messages.erase import EraseOutcome, EraseRequest
 from kvstrata.contract.messages.pod_state import PodState
+from kvstrata_sidecar.gate import adapter_link
 from kvstrata_sidecar.gate.metrics import Metrics
 
 from .test_control import poll
@@ -75,39 +77,28 @@ async def test_a_cache_server_without_the_module_is_not_waited_for_for_ever(worl
         await world.acked(revision)
 
 
-async def test_a_purge_has_a_line_of_its_own_and_holds_up_nothing(gate: World) -> None:
-    gate.adapter.purging.clear()
-    purge = asyncio.create_task(gate.gate.link.purge([keyspace("b"), keyspace("a"), keyspace("a")]))
-    await until(lambda: gate.adapter.purged == [sorted([keyspace("a"), keyspace("b")])])
+async def test_an_erasure_has_a_line_of_its_own_and_holds_up_nothing(gate: World) -> None:
+    gate.adapter.erasing.clear()
+    request = EraseRequest((keyspace("b"), keyspace("a"), keyspace("a")))
+    erasing = asyncio.create_task(gate.gate.link.erase(request))
+    await until(lambda: gate.adapter.erasures == [EraseRequest(tuple(sorted((keyspace("a"), keyspace("b")))))])
     await gate.acked(await gate.publish([entry("acme")]))
-    assert not purge.done()
-    gate.adapter.purging.set()
-    assert await asyncio.wait_for(purge, 20) == PurgeAnswer("boot-1", 200, 2, 10, 1)
+    assert not erasing.done()
+    gate.adapter.erasing.set()
+    assert (await asyncio.wait_for(erasing, 20)).outcome is EraseOutcome.COMPLETE
 
 
-async def test_more_keyspaces_than_one_purge_may_name_are_purged_one_after_the_other(gate: World) -> None:
-    many = [f"{n:032x}" for n in range(MAX_PURGED_KEYSPACES + 1)]
-    answer = await gate.gate.link.purge(many)
-    assert [len(purged) for purged in gate.adapter.purged] == [MAX_PURGED_KEYSPACES, 1]
-    assert (answer.purged_blocks, answer.locked_blocks) == (MAX_PURGED_KEYSPACES + 1, 2)
-
-
-async def test_a_purge_is_done_only_by_the_cache_server_that_acknowledged(gate: World) -> None:
-    gate.adapter.boot = "boot-2"
-    with pytest.raises(ContractError, match="changed"):
-        await gate.gate.link.purge([keyspace("a")])
-
-
-async def test_a_purge_that_is_not_answered_or_not_possible_is_never_done(gate: World) -> None:
-    with pytest.raises(ContractError, match="at least one"):
-        await gate.gate.link.purge([])
-    gate.adapter.purging.clear()
-    with pytest.raises(ContractError, match=r"within 0\.2 s"):
-        await gate.gate.link.purge([keyspace("a")], timeout_s=0.2)
-    waiting = asyncio.create_task(gate.gate.link.purge([keyspace("b")]))
-    await until(lambda: [keyspace("b")] in gate.adapter.purged)
+async def test_an_erasure_that_is_not_answered_is_never_done(gate: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate.adapter.erasing.clear()
+    request = EraseRequest((keyspace("a"),))
+    monkeypatch.setattr(adapter_link, "ERASE_TIMEOUT_S", 0.2)
+    with pytest.raises(ContractError, match="did not answer in time"):
+        await gate.gate.link.erase(request)
+    monkeypatch.setattr(adapter_link, "ERASE_TIMEOUT_S", 30.0)
+    waiting = asyncio.create_task(gate.gate.link.erase(request))
+    await until(lambda: len(gate.adapter.erasures) == 2)
     await gate.adapter.stop()
-    with pytest.raises(ContractError, match="did not answer a purge"):
+    with pytest.raises(ContractError, match="does not answer"):
         await asyncio.wait_for(waiting, 20)
-    with pytest.raises(ContractError, match="did not answer a purge"):
-        await gate.gate.link.purge([keyspace("a")])
+    with pytest.raises(ContractError, match="does not answer"):
+        await gate.gate.link.erase(request)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvstrata.contract.messages.holding import PoolTierState
+from kvstrata.contract.messages.pools import PoolTierState
 from kvstrata.contract.policy.pools import PoolShard, PoolState, PoolVersion, pack_hashes
 
 from .world import World, entry, keyspace, until

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.messages.erase_2 import AdapterVerified, VerifiedTier, VerifyQuestion
+from kvstrata.contract.messages.erase import AdapterVerified, VerifiedTier, VerifyRequest
 from kvstrata.contract.messages.pod_state import ACK_TOKEN_HEADER
 from kvstrata.contract.messages.probe import ENGINE, PROBE_PATH, Probed, ProbedTier, ProbeOutcome, ProbeRequest
 from kvstrata.contract.policy.budget import TierBudget
@@ -87,7 +87,7 @@ class Tier:
         self.asked: list[str] = []
         world.adapter.verification = self.verification  # type: ignore[method-assign]
 
-    def verification(self, question: VerifyQuestion) -> AdapterVerified:
+    def verification(self, question: VerifyRequest) -> AdapterVerified:
         adapter = self._world.adapter
         self.asked.append(question.keyspace)
         everybody: set[bytes] = set().union(*adapter.held.values())

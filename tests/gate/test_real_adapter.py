@@ -7,9 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from kvstrata.contract import ContractError
-from kvstrata.contract.messages.erase import LeftKeys
-from kvstrata.contract.messages.erase_2 import Amount, EraseOutcome
+from kvstrata.contract.messages.erase import Amount, EraseOutcome, LeftKeys
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY, DataKey
 from kvstrata_sidecar.adapter.params import AdapterParams
@@ -114,12 +112,14 @@ async def test_a_gate_that_cannot_read_the_bundle_fences_the_adapter_too(real: W
         await asyncio.to_thread(adapter.close)
 
 
-async def test_a_purge_is_refused_by_a_cache_server_whose_memory_nobody_governs(real: World) -> None:
+async def test_an_erasure_is_not_complete_by_a_cache_server_whose_memory_nobody_governs(real: World) -> None:
     adapter = await asyncio.to_thread(runtime, real)
     try:
         await real.acked(1)
-        with pytest.raises(ContractError, match="server module was not started"):
-            await real.gate.link.purge([keyspace("acme")])
+        said = await erased(real, keyspace("acme-of-before"))
+        assert (said.outcome, said.held_by) == (
+            EraseOutcome.REMAINING, ("the cache server's memory: this cache server's own memory is not governed",)
+        )  # fmt: skip
     finally:
         await asyncio.to_thread(adapter.close)
 
@@ -137,8 +137,8 @@ async def test_what_left_the_policy_is_erased_with_its_data_keys(real: World) ->
         await real.acked(await real.publish([entry("globex")]))
         sent = asyncio.create_task(erased(real, keyspace("acme"), wait_s=30))
         said = await asyncio.wait_for(sent, 40)
-        assert (said.outcome, said.keys, said.revision) == (EraseOutcome.COMPLETE, LeftKeys(), 3)
-        assert said.tiers[0].deleted == Amount(1, BLOCK_BYTES)
+        assert (said.outcome, said.keys, said.cache.revision) == (EraseOutcome.COMPLETE, LeftKeys(), 3)
+        assert said.cache.tiers[0].deleted == Amount(1, BLOCK_BYTES)
         assert not memory.has_bytes_of(block)
         assert adapter.enforcement.keys.left([keyspace("acme")]) == 0
     finally:

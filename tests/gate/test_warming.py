@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.pools import POOL_PATH, WARM_PATH, PoolReport, Warmed, WarmOutcome, WarmRequest
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.bundle import Rules
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolState, PoolVersion, pack_hashes
 from kvstrata_sidecar.gate.control import render as rendering_service
 from kvstrata_sidecar.gate.control import warm as warmer

@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.pools import WarmOutcome
 from kvstrata.contract.policy.cache_view import reads_of
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.policy.pools import chunk_hashes
 from tests.support.amounts import examples
 from tests.support.objects import invalidation

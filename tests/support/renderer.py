@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.messages.pools import (
     MAX_MISSING,
@@ -19,6 +18,7 @@ from kvstrata.contract.messages.pools import (
     WarmOutcome,
 )
 from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolShard, PoolVersion
 from kvstrata.model.pods import Pod
 from kvstrata.objects.pod.identity import render_id

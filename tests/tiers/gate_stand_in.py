@@ -8,20 +8,23 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from kvstrata.contract.messages.adapter import (
     SOCKET_NAME,
     AdapterAck,
     AdapterState,
-    PurgeAnswer,
-    apply_request,
+    ApplyRequest,
+    Request,
+    StateRequest,
     decode_answer,
-    decode_purge_answer,
-    purge_request,
-    state_request,
+    encode_request,
 )
+from kvstrata.contract.messages.erase import AdapterErased, Amount, ErasedTier, EraseRequest
 from kvstrata.contract.policy.bundle import Rules, TierBudget
 from kvstrata.contract.policy.cache_view import FRESHNESS_FILE, FRESHNESS_FORMAT, POLICY_FILE, CacheView
+
+T = TypeVar("T")
 
 DOMAIN = "d0d0d0d0d0d0d0d0"
 IDENTITY = "1d1d1d1d1d1d1d1d"
@@ -78,19 +81,30 @@ class GateStandIn:
         self.write_freshness()
         view = self.view(keyspaces, revision=self.revision, on_stale=on_stale)
         self.write_policy(replace(view, keyspaces=keyspaces))
-        ack = decode_answer(self.ask(apply_request(self.revision, 1)))
-        assert isinstance(ack, AdapterAck)
-        return ack
+        return self.put(ApplyRequest(self.revision, 1), AdapterAck)
 
     def state(self) -> AdapterState:
         """Ask the adapter what it holds."""
-        state = decode_answer(self.ask(state_request()))
-        assert isinstance(state, AdapterState)
-        return state
+        return self.put(StateRequest(), AdapterState)
 
-    def purge(self, *keyspaces: str) -> PurgeAnswer:
-        """Have keyspaces erased from the server's own memory."""
-        return decode_purge_answer(self.ask(purge_request(keyspaces)))
+    def erase(self, *keyspaces: str) -> AdapterErased:
+        """Have keyspaces erased from what is the server's alone."""
+        return self.put(EraseRequest(keyspaces), AdapterErased)
+
+    def erased(self, *keyspaces: str) -> ErasedTier:
+        """Have keyspaces erased that left the policy, and return the sum of what became of them in all tiers."""
+        rows = self.erase(*keyspaces).tiers
+        assert rows, "the policy in force has one of them"
+        return ErasedTier(
+            "", "", deleted=sum((row.deleted for row in rows), Amount()),
+            remaining=sum((row.remaining for row in rows), Amount()),
+            problem="; ".join(row.problem for row in rows if row.problem),
+            residue="; ".join(row.residue for row in rows if row.residue),
+        )  # fmt: skip
+
+    def put(self, request: Request, kind: type[T]) -> T:
+        """Ask for something, and return the answer."""
+        return decode_answer(kind, self.ask(encode_request(request)))
 
     def ask(self, line: bytes, timeout_s: float = 60.0) -> bytes:
         """Send one line and return the answer's."""

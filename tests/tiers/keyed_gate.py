@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from kvstrata.contract.messages.adapter import AdapterAck, apply_request, decode_answer
+from kvstrata.contract.messages.adapter import AdapterAck, ApplyRequest
 from kvstrata.contract.policy.data_key import DataKey
 from kvstrata_sidecar.gate.policy.volume import KeyFiles
 from tests.tiers.gate_stand_in import GateStandIn
@@ -26,4 +26,4 @@ class KeyedGate:
         self._files.write(keys)
         generations = {name: tuple(key.generation for key in own) for name, own in keys.items() if own}
         gate.write_policy(replace(gate.view(keys, revision=gate.revision), generations=generations))
-        assert isinstance(decode_answer(gate.ask(apply_request(gate.revision, 1))), AdapterAck)
+        gate.put(ApplyRequest(gate.revision, 1), AdapterAck)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from kvstrata.contract.messages.erase import ErasedTier
 from kvstrata.contract.policy.bundle import Rules, TierBudget
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.memory.evictor import Governor
@@ -31,7 +32,6 @@ from tests.tiers.memory_stand_in import (
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 TIER = "dram"
-BOOT = "boot"
 
 
 @dataclass
@@ -113,6 +113,10 @@ class Server:
         wait_s = self.governor.turn()
         assert self.pool.settle(10)
         return wait_s
+
+    def erase(self, *keyspaces: str) -> ErasedTier:
+        """Erase keyspaces, and look what is left."""
+        return self.governor.eraser.erase(keyspaces, lambda _keyspace, _chunk: None)
 
     def resident(self) -> list[Key]:
         return list(self.manager._objects)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstrata.contract.messages.adapter import AdapterAck, apply_request, decode_answer
+from kvstrata.contract.messages.adapter import AdapterAck, ApplyRequest
 from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules
 from kvstrata.contract.policy.cache_view import CacheView, data_keys, manifests
 from kvstrata.contract.policy.data_key import DataKey
@@ -65,7 +65,7 @@ class PoolGate:
         self._manifests.add(named)
         self._keys.write(data_keys(bundle))
         gate.write_policy(CacheView.of(bundle))
-        ack = decode_answer(gate.ask(apply_request(gate.revision, 1)))
+        ack = gate.put(ApplyRequest(gate.revision, 1), AdapterAck)
         assert isinstance(ack, AdapterAck)
         self._manifests.retain(named.keys())
         return ack

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
-from kvstrata.contract.messages.adapter import apply_request
+from kvstrata.contract.messages.adapter import AdapterAck, ApplyRequest
 from kvstrata.contract.policy.bundle import Rules, TierBudget
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.redis_keys import rooms_key
@@ -49,7 +49,7 @@ class Division:
         self._gate.write_freshness()
         rules = Rules(stale_after_s=STALE_AFTER_S)
         self._gate.write_policy(CacheView(DOMAIN, self._gate.revision, 1, rules, budgets))
-        assert b"ack" in self._gate.ask(apply_request(self._gate.revision, 1))
+        self._gate.put(ApplyRequest(self._gate.revision, 1), AdapterAck)
 
     def store(self, keyspace: str, numbers: Sequence[int]) -> int:
         """Store blocks one after the other and return how many were taken."""

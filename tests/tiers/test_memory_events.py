@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.index import victims as choice
 from kvstrata_sidecar.adapter.memory import events as intake
 from kvstrata_sidecar.adapter.memory import evictor as governing

@@ -14,7 +14,7 @@ from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata_sidecar.adapter.memory import evictor as governing
 from kvstrata_sidecar.adapter.memory.notes import Note
-from tests.tiers.memory_server import BOOT, TIER, A, B, C, Server, keys_of, until
+from tests.tiers.memory_server import TIER, A, B, C, Server, keys_of, until
 from tests.tiers.memory_stand_in import (
     BLOCK_BYTES,
     Key,
@@ -149,7 +149,7 @@ def test_arc_keeps_what_was_read_again_and_a_purge_forgets_what_went(server: Ser
     assert scope is not None
     assert scope.order.gone_once  # type: ignore[attr-defined]
     server.manager.read(Key(A, 0))
-    server.governor.purge([A], BOOT)
+    server.erase(A)
     server.turn()
     assert server.governor._book.scope(A) is scope, "one is in use"
     assert not scope.order.gone_once  # type: ignore[attr-defined]

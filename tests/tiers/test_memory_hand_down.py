@@ -223,13 +223,13 @@ def test_what_left_the_policy_is_neither_copied_nor_missed(server: Server) -> No
     assert counted(server, "left_uncopied_blocks") == 0
 
 
-def test_what_was_purged_is_not_copied_when_its_reader_lets_go(server: Server) -> None:
+def test_what_was_erased_is_not_copied_when_its_reader_lets_go(server: Server) -> None:
     server.allow(a=None)
     keys = keys_of(A, BLOCKS)
     server.manager.store(*keys)
     server.manager.read(*keys)
     server.turn()
-    server.governor.purge([A], "boot")
+    server.erase(A)
     turns(server, 3)
     server.manager.release(*keys)
     turns(server, 3)

@@ -111,8 +111,8 @@ class TestThePolicy:
         server.turn()
         assert [row.scope for row in server.governor.usage()[0]] == [P[:12]]
         assert server.governor.counters()["loans"] == CHUNKS
-        answer = server.governor.purge([A], "boot")
-        assert (answer.purged_blocks, answer.locked_blocks) == (0, 0)
+        answer = server.erase(A)
+        assert (answer.deleted.blocks, answer.remaining.blocks) == (0, 0)
         assert server.pool.in_use(Key(A, 0)), "it is held for its reader"
 
     def test_loans_are_counted_for_the_reader(self, server: Server) -> None:
@@ -125,13 +125,13 @@ class TestThePolicy:
         server.allow(a=None, b=None)
         server.share("p", "", ())
         server.turn()
-        assert server.governor.purge([P], "boot").locked_blocks == CHUNKS
+        assert server.erase(P).remaining.blocks == CHUNKS
         assert server.has_bytes_of(Key(P, 0))
         server.manager.finish_read(keys_of(A, CHUNKS))
         server.turn()
         assert server.resident() == []
         assert not server.has_bytes_of(Key(P, 0))
-        assert server.governor.purge([P], "boot").purged_blocks == CHUNKS
+        assert server.erase(P).deleted.blocks == CHUNKS
 
     def test_who_reads_a_pool_no_more_gets_nothing_of_what_is_lent_to_him_still(self, server: Server) -> None:
         found(server, Key(A, 0))
@@ -157,11 +157,11 @@ class TestThePolicy:
 
     def test_what_was_told_to_go_is_not_lent_anew(self, server: Server) -> None:
         found(server, Key(A, 0))
-        assert server.governor.purge([P], "boot").locked_blocks == 1
+        assert server.erase(P).remaining.blocks == 1
         assert found(server, Key(A, 0), Key(B, 0)) == [None, None]
         server.manager.finish_read([Key(A, 0)])
         server.turn()
-        assert server.governor.purge([P], "boot").locked_blocks == 0
+        assert server.erase(P).remaining.blocks == 0
 
     def test_a_use_by_a_reader_counts_in_the_pools_order(self, server: Server) -> None:
         server.allow(a=None, p=TierBudget(TIER, limit_bytes=BLOCK_BYTES))

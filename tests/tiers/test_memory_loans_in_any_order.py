@@ -111,8 +111,8 @@ class LendingMachine(RuleBasedStateMachine):
         self.server.manager.delete([Key(P, number)], force=True)
 
     @rule()
-    def somebody_purges(self) -> None:
-        self.server.governor.purge([P], "boot")
+    def somebody_erases(self) -> None:
+        self.server.erase(P)
 
     @rule()
     def the_policy_is_enforced(self) -> None:

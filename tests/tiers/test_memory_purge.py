@@ -1,4 +1,4 @@
-"""Purges of the cache server's memory: what goes at once, what goes when it is let go, and what is told of it."""
+"""Erasure from the cache server's memory: what goes at once, what goes when it is let go, and what is said of it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from kvstrata.contract import ContractError
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
-from kvstrata.contract.messages.erase_2 import Amount, Check, ErasedTier
+from kvstrata.contract.messages.erase import Amount, Check
 from kvstrata.contract.policy.bundle import TierBudget
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.memory import erase as purging
 from kvstrata_sidecar.adapter.memory import erasing as memory_erasing
 from kvstrata_sidecar.adapter.memory import evictor as governing
 from tests.support.amounts import examples
-from tests.tiers.memory_server import BOOT, TIER, A, B, Server, keys_of
+from tests.tiers.memory_server import TIER, A, B, Server, keys_of
 from tests.tiers.memory_stand_in import (
     BLOCK_BYTES,
     Entry,
@@ -40,8 +39,8 @@ def test_what_is_read_and_what_is_written_is_counted_and_goes_when_it_can(server
     server.manager.store(free, read, Key(B, 1))
     server.manager.read(read)
     server.manager.reserve(written)
-    answer = server.governor.purge([A], BOOT)
-    assert (answer.purged_blocks, answer.locked_blocks, answer.locked_bytes) == (1, 2, 2 * BLOCK_BYTES)
+    answer = server.erase(A)
+    assert (answer.deleted.blocks, answer.remaining.blocks, answer.remaining.bytes) == (1, 2, 2 * BLOCK_BYTES)
     assert [server.has_bytes_of(key) for key in (free, read, written, Key(B, 1))] == [False, True, True, True]
     server.manager.commit(written)
     server.turn()
@@ -49,8 +48,8 @@ def test_what_is_read_and_what_is_written_is_counted_and_goes_when_it_can(server
     server.manager.release(read)
     server.turn()
     assert not server.has_bytes_of(read)
-    answer = server.governor.purge([A], BOOT)
-    assert (answer.purged_blocks, answer.locked_blocks) == (3, 0)
+    answer = server.erase(A)
+    assert (answer.deleted.blocks, answer.remaining.blocks) == (3, 0)
     assert server.resident() == [Key(B, 1)]
 
 
@@ -58,7 +57,7 @@ def test_what_was_stored_afterwards_stays(server: Server) -> None:
     server.allow(a=None)
     server.manager.store(Key(A, 1))
     server.manager.read(Key(A, 1))
-    server.governor.purge([A], BOOT)
+    server.erase(A)
     server.manager.store(Key(A, 2))
     server.manager.release(Key(A, 1))
     server.turn()
@@ -71,8 +70,8 @@ def test_the_sum_holds_what_went_since_the_keyspace_left_the_policy(server: Serv
     server.turn()
     server.allow()
     server.turn()
-    assert server.governor.purge([A], BOOT).purged_blocks == 3
-    assert server.governor.purge([A], BOOT).purged_bytes == 3 * BLOCK_BYTES, "asked again, it tells the same"
+    assert server.erase(A).deleted.blocks == 3
+    assert server.erase(A).deleted.bytes == 3 * BLOCK_BYTES, "asked again, it tells the same"
 
 
 def test_a_policy_that_was_replaced_at_once_counts_too(server: Server) -> None:
@@ -80,50 +79,39 @@ def test_a_policy_that_was_replaced_at_once_counts_too(server: Server) -> None:
     server.manager.store(*keys_of(A, 3))
     server.allow()
     server.turn()
-    assert server.governor.purge([A], BOOT).purged_blocks == 3
+    assert server.erase(A).deleted.blocks == 3
 
 
-def test_a_block_is_not_counted_twice_by_policy_and_purge(server: Server) -> None:
+def test_a_block_is_not_counted_twice_by_policy_and_erasure(server: Server) -> None:
     server.allow(a=None)
     server.manager.store(Key(A, 1))
     server.manager.read(Key(A, 1))
     server.turn()
     server.allow()
-    server.governor.purge([A], BOOT)
+    server.erase(A)
     server.manager.release(Key(A, 1))
     server.turn()
-    assert server.governor.purge([A], BOOT).purged_blocks == 1
+    assert server.erase(A).deleted.blocks == 1
 
 
-def test_what_a_purge_waits_for_is_left_to_it(server: Server) -> None:
+def test_what_an_erasure_waits_for_is_left_to_it(server: Server) -> None:
     server.manager.store(Key(A, 1))
     server.manager.read(Key(A, 1))
-    server.governor.purge([A], BOOT)
+    server.erase(A)
     server.manager._objects[Key(A, 1)].read_lock.count = 0
     assert server.governor._purges.delete({Key(A, 1): (A, BLOCK_BYTES)}) == set()
-    assert server.governor.purge([A], BOOT).purged_blocks == 1
+    assert server.erase(A).deleted.blocks == 1
 
 
 def test_sums_are_kept_for_a_bounded_number_of_keyspaces(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(purging, "MAX_TALLIES", 2)
     server.manager.store(Key(A, 1))
     server.manager.read(Key(A, 1))
-    server.governor.purge([A], BOOT)
+    server.erase(A)
     for number in range(10):
-        server.governor.purge([f"{number:032x}"], BOOT)
-    assert server.governor._purges.sums([A])[3] == 1, "what has yet to go is not forgotten"
+        server.erase(f"{number:032x}")
+    assert len(server.governor._purges._waiting[A].doomed) == 1, "what has yet to go is not forgotten"
     assert len(server.governor._purges._tallies) == 2
-
-
-def test_a_purge_is_not_answered_before_the_bytes_are_gone(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.allow(a=None)
-    server.manager.store(Key(A, 1))
-    going_on = threading.Event()
-    monkeypatch.setattr(server.pool, "overwrite", lambda *_: going_on.wait())
-    monkeypatch.setattr(governing, "PURGE_TIMEOUT_S", 0.05)
-    with pytest.raises(ContractError, match="not been overwritten yet"):
-        server.governor.purge([A], BOOT)
-    going_on.set()
 
 
 steps = st.tuples(st.sampled_from("sswwcrlpdt"), st.sampled_from([A, B]), st.integers(0, 5))
@@ -132,7 +120,7 @@ steps = st.tuples(st.sampled_from("sswwcrlpdt"), st.sampled_from([A, B]), st.int
 @settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.lists(steps, max_size=60))
 @example([("w", A, 0)] * 6 + [("p", A, 0)])
-def test_whatever_happens_a_purged_block_leaves_no_byte_and_free_memory_holds_zeros(
+def test_whatever_happens_an_erased_block_leaves_no_byte_and_free_memory_holds_zeros(
     steps: list[tuple[str, str, int]],
 ) -> None:
     server = Server(blocks=12)
@@ -159,9 +147,9 @@ def test_whatever_happens_a_purged_block_leaves_no_byte_and_free_memory_holds_ze
             elif what == "p":
                 before = {id(entry): entry for key, entry in _entries(manager) if key.cache_salt == keyspace}
                 doomed |= before
-                answer = server.governor.purge([keyspace], BOOT)
+                answer = server.erase(keyspace)
                 still = [entry for entry in before.values() if entry.memory_obj.valid]
-                assert answer.locked_blocks == len(still)
+                assert answer.remaining.blocks == len(still)
                 assert all(entry.write_lock.count or entry.read_lock.count for entry in still)
             elif what == "t":
                 server.turn()
@@ -186,31 +174,27 @@ def _entries(manager: Manager) -> list[tuple[Key, Entry]]:
     return [*staged, *manager._objects.items()]
 
 
-def erased(server: Server, *keyspaces: str) -> ErasedTier:
-    return server.governor.eraser.erase(keyspaces, lambda _keyspace, _chunk: None)
-
-
 def test_an_erasure_counts_readers_and_writers_apart(server: Server) -> None:
     free, read, written = keys_of(A, 3)
     server.manager.store(free, read, Key(B, 1))
     server.manager.read(read)
     server.manager.reserve(written)
-    said = erased(server, A)
+    said = server.erase(A)
     assert (said.found.blocks, said.deleted.blocks, said.remaining) == (3, 1, Amount(2, 2 * BLOCK_BYTES))
     assert (said.reading, said.writing, said.checked) == (1, 1, (Check.OVERWRITTEN,))
     server.manager.commit(written)
     server.manager.release(read)
-    said = erased(server, A)
+    said = server.erase(A)
     assert said.complete
     assert (said.deleted.blocks, server.resident()) == (3, [Key(B, 1)])
 
 
 def test_what_an_engine_stores_late_is_seen_by_the_next_look(server: Server) -> None:
     server.manager.store(Key(A, 1))
-    assert erased(server, A).complete
+    assert server.erase(A).complete
     server.manager.store(Key(A, 2))
     server.manager.read(Key(A, 2))
-    assert erased(server, A).reading == 1
+    assert server.erase(A).reading == 1
 
 
 def test_memory_that_is_freed_and_not_overwritten_keeps_an_erasure_from_being_complete(
@@ -220,11 +204,11 @@ def test_memory_that_is_freed_and_not_overwritten_keeps_an_erasure_from_being_co
     going_on = threading.Event()
     monkeypatch.setattr(server.pool, "overwrite", lambda *_: going_on.wait(20))
     monkeypatch.setattr(memory_erasing, "WITHIN_S", 0.05)
-    said = erased(server, A)
+    said = server.erase(A)
     assert (said.complete, said.remaining, said.unoverwritten_bytes) == (False, Amount(), BLOCK_BYTES)
     going_on.set()
     monkeypatch.setattr(memory_erasing, "WITHIN_S", 10.0)
-    assert erased(server, A).complete
+    assert server.erase(A).complete
 
 
 def test_a_pools_block_that_only_a_loan_keeps_is_still_there(server: Server) -> None:
@@ -234,12 +218,12 @@ def test_a_pools_block_that_only_a_loan_keeps_is_still_there(server: Server) -> 
     server.turn()
     server.manager.store(pool)
     assert server.manager.reserve_read([reader], 1)[reader][0] == "success"
-    assert erased(server, "c" * 32).reading == 1, "the block itself, which its loan locks"
+    assert server.erase("c" * 32).reading == 1, "the block itself, which its loan locks"
     server.manager.delete([pool], force=True)
-    said = erased(server, "c" * 32)
+    said = server.erase("c" * 32)
     assert (said.complete, said.reading) == (False, 1)
     assert server.has_bytes_of(pool)
     server.manager.finish_read([reader])
     server.turn()
-    assert erased(server, "c" * 32).complete
+    assert server.erase("c" * 32).complete
     assert not server.has_bytes_of(pool)

@@ -10,12 +10,13 @@ import pytest
 from kvstrata.contract.messages.adapter import (
     MAX_LINE_BYTES,
     AdapterState,
+    MetricsPage,
+    MetricsRequest,
     ScopeUsage,
     TierState,
     decode_answer,
-    decode_metrics_answer,
-    metrics_answer,
-    metrics_request,
+    encode_answer,
+    encode_request,
 )
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.store.redis_keys import bucket_prefix
@@ -94,11 +95,11 @@ class TestThePage:
         rows = tuple(ScopeUsage(f"{number:012x}", "shared", 10**12, 1, 10**12) for number in range(2048))
         text = page(AdapterState("b", 1, 1, True, 5000, tier_usage=rows), tiers, {}, {})
         assert len(series(text)) > 20 * MAX_SCOPES
-        assert len(metrics_answer(text)) <= MAX_LINE_BYTES
-        assert decode_metrics_answer(metrics_answer(text)) == text
+        assert len(encode_answer(MetricsPage(text))) <= MAX_LINE_BYTES
+        assert decode_answer(MetricsPage, encode_answer(MetricsPage(text))).page == text
         text = page(AdapterState("b", 1, 1, True, 5000, tier_usage=rows), [*tiers] * 9, {}, {})
-        assert len(metrics_answer(text)) <= MAX_LINE_BYTES
-        assert decode_metrics_answer(metrics_answer(text)) == text, "then without scopes"
+        assert len(encode_answer(MetricsPage(text))) <= MAX_LINE_BYTES
+        assert decode_answer(MetricsPage, encode_answer(MetricsPage(text))).page == text, "then without scopes"
         assert "scope=" not in text
 
     def test_histograms_are_cumulative_and_servers_are_counted_by_state(self) -> None:
@@ -166,7 +167,7 @@ class TestARealTier:
         return driver
 
     def test_scopes_appear_by_what_they_did(self, used: Driver, gate: GateStandIn) -> None:
-        text = decode_metrics_answer(used.runtime.link.answer(metrics_request()))
+        text = decode_answer(MetricsPage, used.runtime.link.answer(encode_request(MetricsRequest()))).page
         found = series(text)
         a, b = KEYSPACE_A[:12], KEYSPACE_B[:12]
         assert found[f'kvstrata_cache_lookups_total{{tier="shared",scope="{a}",result="hit"}}'] == self.hits
@@ -205,8 +206,7 @@ class TestARealTier:
         assert 8 * self.LONG_AGO_S <= told.sum_s < 9 * self.LONG_AGO_S
 
     def test_the_state_tells_use_and_limit_of_scopes_in_the_tier(self, used: Driver) -> None:
-        state = decode_answer(used.runtime.link.answer(b'{"op":"state"}\n'))
-        assert isinstance(state, AdapterState)
+        state = decode_answer(AdapterState, used.runtime.link.answer(b'{"op":"state"}\n'))
         row = ScopeUsage(KEYSPACE_A[:12], "shared", self.hits * VALUE_BYTES, self.hits, 8 * VALUE_BYTES)
         assert state.tier_usage == (row,)
         assert state.usage == ()

@@ -12,8 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.adapter import decode_request, error_answer
-from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion, PoolTierState
+from kvstrata.contract.messages.adapter import (
+    decode_answer,
+    decode_request,
+    encode_answer,
+    encode_request,
+    error_answer,
+)
+from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion, PoolTierState
 from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import CacheView, PoolView
 from kvstrata.contract.policy.pools import MAX_CHUNKS
@@ -113,9 +119,9 @@ def test_a_keyspace_that_is_no_pools_is_refused(of: CacheView | None) -> None:
 @given(st.none() | st.lists(st.sampled_from(CHUNKS), max_size=3).map(b"".join))
 def test_a_question_and_its_answer_are_read_as_they_were_said(hashes: bytes | None) -> None:
     question = PoolQuestion(POOL, hashes)
-    assert decode_request(question.encode()) == {"op": "pool", "question": question}
+    assert decode_request(encode_request(question)) == question
     told = PoolHolding("b", True, (PoolTierState("dram", 1, 2, 3),), (CHUNKS[0].hex(),))
-    assert PoolHolding.decode(told.encode()) == told
+    assert decode_answer(PoolHolding, encode_answer(told)) == told
     assert (POOL in repr(told)) is False
 
 
@@ -124,8 +130,8 @@ def test_a_question_and_its_answer_are_read_as_they_were_said(hashes: bytes | No
     [
         b'{"op":"pool"}\n',
         b'{"op":"pool","keyspace":"x"}\n',
-        PoolQuestion(POOL, bytes(31)).encode(),
-        PoolQuestion(POOL, bytes(32 * (MAX_CHUNKS + 1))).encode(),
+        encode_request(PoolQuestion(POOL, bytes(31))),
+        encode_request(PoolQuestion(POOL, bytes(32 * (MAX_CHUNKS + 1)))),
     ],
 )
 def test_a_malformed_question_is_refused(line: bytes) -> None:
@@ -136,7 +142,7 @@ def test_a_malformed_question_is_refused(line: bytes) -> None:
 @pytest.mark.parametrize("line", [error_answer("no"), b"{}\n", b'{"pool":{"boot":"b","known":1}}\n'])
 def test_a_malformed_answer_is_refused(line: bytes) -> None:
     with pytest.raises(ContractError):
-        PoolHolding.decode(line)
+        decode_answer(PoolHolding, line)
 
 
 @pytest.mark.redis

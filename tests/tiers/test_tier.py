@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstrata.contract.messages.adapter import AdapterAck, apply_request, decode_answer
+from kvstrata.contract.messages.adapter import AdapterAck, ApplyRequest, encode_request
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.store.redis_keys import BlockKey, parse_block_key
 from kvstrata_sidecar.adapter.params import AdapterParams
@@ -157,15 +157,15 @@ class TestRemoval:
     def test_an_older_policy_file_is_refused_and_the_newer_stays(self, driver: Driver, gate: GateStandIn) -> None:
         gate.allow(KEYSPACE_B)
         gate.write_policy(gate.view([KEYSPACE_A], revision=1))
-        assert b"older" in gate.ask(apply_request(1, 1))
+        assert b"older" in gate.ask(encode_request(ApplyRequest(1, 1)))
         assert driver.runtime.state().revision == 2
 
     def test_a_policy_file_older_than_asked_for_is_not_acknowledged(self, driver: Driver, gate: GateStandIn) -> None:
-        assert b"error" in gate.ask(apply_request(9, 1))
+        assert b"error" in gate.ask(encode_request(ApplyRequest(9, 1)))
 
     def test_garbage_in_the_policy_file_or_on_the_line_changes_nothing(self, driver: Driver, gate: GateStandIn) -> None:
         (gate.policy_dir / "policy.json").write_bytes(b"{")
-        assert b"error" in gate.ask(apply_request(2, 1))
+        assert b"error" in gate.ask(encode_request(ApplyRequest(2, 1)))
         assert b"error" in gate.ask(b"[]\n")
         assert b"error" in gate.ask(b'{"op":"erase"}\n')
         assert driver.runtime.state().revision == 1
@@ -174,7 +174,7 @@ class TestRemoval:
         self, driver: Driver, gate: GateStandIn
     ) -> None:
         gate.write_policy(gate.view([KEYSPACE_A], revision=5))
-        ack = decode_answer(gate.ask(apply_request(4, 1)))
+        ack = gate.put(ApplyRequest(4, 1), AdapterAck)
         assert ack == AdapterAck(4, 1, driver.runtime.state().boot)
         assert gate.state().revision == 5
 

@@ -12,21 +12,21 @@ from kvstrata.contract.messages import erase_report as erasereport
 from kvstrata.contract.messages.adapter import (
     AdapterAck,
     AdapterState,
+    Answer,
+    ApplyRequest,
     ChunkHashes,
-    PurgeAnswer,
+    HashRequest,
+    MetricsPage,
+    MetricsRequest,
+    Request,
     ScopeUsage,
+    StateRequest,
     TierState,
-    apply_request,
     decode_answer,
-    decode_metrics_answer,
-    decode_purge_answer,
     decode_request,
+    encode_answer,
+    encode_request,
     error_answer,
-    hash_request,
-    metrics_answer,
-    metrics_request,
-    purge_request,
-    state_request,
 )
 from kvstrata.contract.messages.audit import (
     AUDIT_VERSION,
@@ -40,23 +40,27 @@ from kvstrata.contract.messages.audit import (
     read_line,
 )
 from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
-from kvstrata.contract.messages.erase import Erased, EraseRequest, LeftKeys, Verified, VerifyRequest
-from kvstrata.contract.messages.erase_2 import (
+from kvstrata.contract.messages.erase import (
     AdapterErased,
     AdapterVerified,
     Amount,
     Check,
+    Erased,
     ErasedTier,
     EraseOutcome,
-    EraseQuestion,
+    EraseRequest,
+    LeftKeys,
+    Verified,
     VerifiedTier,
-    VerifyQuestion,
+    VerifyRequest,
 )
-from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion, PoolTierState
 from kvstrata.contract.messages.key_delivery import KeysLacking
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.messages.pools import (
+    PoolHolding,
+    PoolQuestion,
     PoolReport,
+    PoolTierState,
     PoolVersionState,
     Rendered,
     RenderRefusal,
@@ -66,7 +70,7 @@ from kvstrata.contract.messages.pools import (
     WarmRequest,
 )
 from kvstrata.contract.messages.prefix import PrefixSource
-from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten, Probed, ProbedTier, ProbeOutcome, ProbeRequest
+from kvstrata.contract.messages.probe import ForgetRequest, Forgotten, Probed, ProbedTier, ProbeOutcome, ProbeRequest
 from kvstrata.contract.policy.budget import TierBudget
 from kvstrata.contract.policy.bundle import Entry, Root, Rules, ShardRef, decode_shard, encode_shard
 from kvstrata.contract.policy.cache_view import CacheView, PoolView
@@ -228,12 +232,12 @@ def _own(part: str, name: str, value: Any) -> Case:
     return Case(part, name, value, value.encode, type(value).decode)
 
 
-def _asked(part: str, name: str, line: bytes, meant: dict[str, Any]) -> Case:
-    return Case(part, name, meant, lambda: line, decode_request)
+def _asked(name: str, request: Request) -> Case:
+    return Case("link", name, request, partial(encode_request, request), decode_request)
 
 
-def _question(part: str, name: str, op: str, question: Any) -> Case:
-    return _asked(part, name, question.encode(), {"op": op, "question": question})
+def _answered(name: str, answer: Answer) -> Case:
+    return Case("link", name, answer, partial(encode_answer, answer), partial(decode_answer, type(answer)))
 
 
 def _shard(name: str, *entries: Entry) -> Case:
@@ -284,46 +288,44 @@ def cases() -> Iterator[Case]:
     yield _own("ack", "PodState full", POD)
     yield _own("ack", "PodState minimal", PodState("p", "u", "n", "m", "i", "g", "", 0, 0, 0, False, 0, False))
 
-    yield _asked("link", "apply", apply_request(7, 2), {"op": "apply", "revision": 7, "term": 2})
-    yield _asked("link", "state", state_request(), {"op": "state"})
-    yield _asked("link", "metrics", metrics_request(), {"op": "metrics"})
-    yield _asked("link", "hash", hash_request(b"\1\0\0\0\2\0\0\0"), {"op": "hash", "tokens": b"\1\0\0\0\2\0\0\0"})
-    yield _asked("link", "hash nothing", hash_request(b""), {"op": "hash", "tokens": b""})
-    yield _asked("link", "purge", purge_request([B, A]), {"op": "purge", "keyspaces": [A, B]})
-    yield _question("link", "pool", "pool", PoolQuestion(A, CHUNKS))
-    yield _question("link", "pool whole", "pool", PoolQuestion(A))
-    yield _question("link", "erase", "erase", EraseQuestion((A, B), ("cpu",)))
-    yield _question("link", "erase all", "erase", EraseQuestion((A,)))
-    yield _question("link", "verify", "verify", VerifyQuestion(A, CHUNKS))
-    yield _question("link", "verify erased", "verify", VerifyQuestion(A))
-    yield _question("link", "forget", "forget", ForgetQuestion(A, CHUNKS))
-    for answer in (AdapterAck(7, 2, "cache-boot"), STATE, AdapterState("cache-boot", 0, 0, False, 0)):
-        full = "minimal" if getattr(answer, "tiers", 1) == () else "full"
-        yield Case("link", f"{type(answer).__name__} {full}", answer, answer.encode, decode_answer)
-    page = "# HELP a b\na 1\n"
-    yield Case("link", "metrics page", page, partial(metrics_answer, page), decode_metrics_answer)
-    yield _own("link", "ChunkHashes full", ChunkHashes("cache-boot", 16, CHUNKS))
-    yield _own("link", "ChunkHashes minimal", ChunkHashes("cache-boot", 16, b""))
-    yield _own("link", "PoolHolding full", PoolHolding("cache-boot", True, HELD, ("c" * 64,)))
-    yield _own("link", "PoolHolding minimal", PoolHolding("cache-boot", False))
-    purged = PurgeAnswer("cache-boot", 100, 1, 200, 2, TEXT)
-    yield Case("link", "PurgeAnswer full", purged, purged.encode, decode_purge_answer)
-    yield _own("link", "AdapterErased full", ERASED)
-    yield _own("link", "AdapterErased minimal", CLEAN)
-    yield _own("link", "AdapterVerified full", VERIFIED)
-    yield _own("link", "AdapterVerified minimal", AdapterVerified("cache-boot", 0, 0, False, False))
-    yield _own("link", "Forgotten full", Forgotten("cache-boot", 3, 1))
-    yield _own("link", "Forgotten minimal", Forgotten("cache-boot", 0))
+    yield _own("ack", "PodState unread minimal", replace(POD, revision=0, fresh_age_ms=-1, tiers=(), usage=()))
 
-    yield _own("erase", "EraseRequest full", EraseRequest((A, B), ("cpu",), 2.5))
+    yield _asked("apply", ApplyRequest(7, 2))
+    yield _asked("state", StateRequest())
+    yield _asked("metrics", MetricsRequest())
+    yield _asked("hash", HashRequest(b"\1\0\0\0\2\0\0\0"))
+    yield _asked("hash nothing", HashRequest(b""))
+    yield _asked("pool", PoolQuestion(A, CHUNKS))
+    yield _asked("pool whole", PoolQuestion(A))
+    yield _asked("erase", EraseRequest((A, B), ("cpu",), 2500))
+    yield _asked("erase all", EraseRequest((A,)))
+    yield _asked("verify", VerifyRequest(A, CHUNKS))
+    yield _asked("verify erased", VerifyRequest(A))
+    yield _asked("forget", ForgetRequest(A, CHUNKS))
+    yield _answered("AdapterAck full", AdapterAck(7, 2, "cache-boot"))
+    yield _answered("AdapterState full", STATE)
+    yield _answered("AdapterState minimal", AdapterState("cache-boot", 0, 0, False, 0))
+    yield _answered("metrics page", MetricsPage("# HELP a b\na 1\n"))
+    yield _answered("ChunkHashes full", ChunkHashes("cache-boot", 16, CHUNKS))
+    yield _answered("ChunkHashes minimal", ChunkHashes("cache-boot", 16, b""))
+    yield _answered("PoolHolding full", PoolHolding("cache-boot", True, HELD, ("c" * 64,)))
+    yield _answered("PoolHolding minimal", PoolHolding("cache-boot", False))
+    yield _answered("AdapterErased full", ERASED)
+    yield _answered("AdapterErased minimal", CLEAN)
+    yield _answered("AdapterVerified full", VERIFIED)
+    yield _answered("AdapterVerified minimal", AdapterVerified("cache-boot", 0, 0, False, False))
+    yield _answered("Forgotten full", Forgotten("cache-boot", 3, 1))
+    yield _answered("Forgotten minimal", Forgotten("cache-boot", 0))
+
+    yield _own("erase", "EraseRequest full", EraseRequest((A, B), ("cpu",), 2500))
     yield _own("erase", "EraseRequest minimal", EraseRequest((A,)))
-    yield _own("erase", "Erased full", Erased.of("gate-boot", 6, ERASED, 2, LeftKeys(1, 2, 1)))
-    yield _own("erase", "Erased minimal", Erased.of("gate-boot", 6, CLEAN, 0, LeftKeys()))
-    yield _own("erase", "Erased away", Erased("gate-boot", "", 0, 2, 6, EraseOutcome.CACHE_AWAY))
+    yield _own("erase", "Erased full", Erased("gate-boot", 6, ERASED, 2, LeftKeys(1, 2)))
+    yield _own("erase", "Erased minimal", Erased("gate-boot", 6, CLEAN))
+    yield _own("erase", "Erased away", Erased("gate-boot", 6, AdapterErased("", 0, 2, EraseOutcome.CACHE_AWAY)))
     yield _own("erase", "VerifyRequest full", VerifyRequest(A, CHUNKS))
     yield _own("erase", "VerifyRequest minimal", VerifyRequest(A))
     yield _own("erase", "Verified full", Verified("gate-boot", 6, True, VERIFIED))
-    yield _own("enginereset", "ResetRequest full", ResetRequest(1.5))
+    yield _own("enginereset", "ResetRequest full", ResetRequest(1500))
     yield _own("enginereset", "ResetRequest minimal", ResetRequest())
     yield _own("enginereset", "EngineSaid full", EngineSaid("gate-boot", ResetOutcome.RESET))
     yield _own("probe", "ProbeRequest full", ProbeRequest(7, 3))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.adapter import AdapterState, TierState, decode_answer
+from kvstrata.contract.messages.adapter import AdapterState, TierState, decode_answer, encode_answer
 from kvstrata.contract.policy.bundle import Bundle, Entry, Root, Rules, decode_shard, encode_shard
 from kvstrata.contract.policy.cache_view import CacheView, data_keys
 from kvstrata.contract.policy.data_key import DataKey, file_name, parse_file_name
@@ -127,12 +127,11 @@ def test_file_names_are_read_as_they_are_written_and_nothing_else_is() -> None:
 
 def test_a_tiers_state_is_read_from_earlier_and_later_versions() -> None:
     told = TierState("shared", "Redis", "closed", encrypted=True, keyless=3, capacity_bytes=1 << 40)
-    line = AdapterState("b", 1, 1, True, 1, (told,)).encode()
-    assert decode_answer(line) == AdapterState("b", 1, 1, True, 1, (told,))
+    line = encode_answer(AdapterState("b", 1, 1, True, 1, (told,)))
+    assert decode_answer(AdapterState, line) == AdapterState("b", 1, 1, True, 1, (told,))
     raw = json.loads(line)
     (tier,) = raw["state"]["tiers"]
     tier["later"] = 1
     del tier["encrypted"], tier["keyless"], tier["capacity_bytes"]
-    answer = decode_answer(json.dumps(raw).encode())
-    assert isinstance(answer, AdapterState)
+    answer = decode_answer(AdapterState, json.dumps(raw).encode())
     assert answer.tiers == (TierState("shared", "Redis", "closed"),)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.adapter import decode_request
+from kvstrata.contract.messages.adapter import decode_answer, decode_request, encode_answer, encode_request
 from kvstrata.contract.messages.probe import (
-    ForgetQuestion,
+    ForgetRequest,
     Forgotten,
     Probed,
     ProbedTier,
@@ -19,6 +19,7 @@ from kvstrata.contract.messages.probe import (
     ProbeRequest,
     outcome_of,
 )
+from kvstrata.contract.wire import to_wire
 
 ROW = ProbedTier("shared", "Redis", 2, 2, 3, 0, 1, 1, 0)
 SAID = Probed("gate", "cache", 7, 1, ProbeOutcome.ISOLATED, 4, 3, (ROW,))
@@ -30,9 +31,9 @@ def test_messages_come_back_as_they_were() -> None:
     for said in (SAID, failed):
         assert Probed.decode(said.encode()) == said
     assert ProbeRequest.decode(ProbeRequest(7, 3).encode()) == ProbeRequest(7, 3)
-    forget = ForgetQuestion("a" * 32, bytes(64))
-    assert decode_request(forget.encode()) == {"op": "forget", "question": forget}
-    assert Forgotten.decode(Forgotten("boot", 3, 1).encode()) == Forgotten("boot", 3, 1)
+    forget = ForgetRequest("a" * 32, bytes(64))
+    assert decode_request(encode_request(forget)) == forget
+    assert decode_answer(Forgotten, encode_answer(Forgotten("boot", 3, 1))) == Forgotten("boot", 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -64,14 +65,14 @@ def test_what_was_found_weighs_more_than_what_was_not() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"outcome": "Isolated", "tiers": [replace(ROW, foreign_hits=1).to_json()]},
+        {"outcome": "Isolated", "tiers": [to_wire(replace(ROW, foreign_hits=1))]},
         {"outcome": "Isolated", "tiers": []},
         {"outcome": "Isolated", "clashes": True},
         {"outcome": "ForeignHit"},
         {"outcome": "Perfect"},
-        {"tiers": [ROW.to_json() | {"control_hits": 3}]},
-        {"tiers": [ROW.to_json() | {"foreign_hits": -1}]},
-        {"tiers": [ROW.to_json()] * 65},
+        {"tiers": [to_wire(ROW) | {"control_hits": 3}]},
+        {"tiers": [to_wire(ROW) | {"foreign_hits": -1}]},
+        {"tiers": [to_wire(ROW)] * 65},
         {"clashes": 1},
         {"contract": 99},
         {"revision": "7"},
@@ -91,4 +92,4 @@ def test_a_request_that_no_gate_would_take_is_not_sent(readers: int) -> None:
 @pytest.mark.parametrize("chunks", [b"", bytes(31), bytes(32 * 65)])
 def test_what_is_no_list_of_chunks_is_not_forgotten(chunks: bytes) -> None:
     with pytest.raises(ContractError):
-        decode_request(ForgetQuestion("a" * 32, chunks).encode())
+        decode_request(encode_request(ForgetRequest("a" * 32, chunks)))

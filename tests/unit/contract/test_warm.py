@@ -15,9 +15,12 @@ from kvstrata.contract.messages.adapter import (
     MAX_LINE_BYTES,
     TOKEN_BYTES,
     ChunkHashes,
+    HashRequest,
+    decode_answer,
     decode_request,
+    encode_answer,
+    encode_request,
     error_answer,
-    hash_request,
 )
 from kvstrata.contract.messages.pools import (
     MAX_ANSWER_BYTES,
@@ -35,10 +38,9 @@ from kvstrata.contract.messages.pools import (
     WarmRequest,
     manifest_hashes,
 )
-from kvstrata.contract.messages.prefix import PrefixSource
-from kvstrata.contract.messages.template import RESERVED, refused_argument
+from kvstrata.contract.messages.prefix import RESERVED, PrefixSource, refused_argument
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
-from kvstrata.contract.wire import digest_bytes
+from kvstrata.contract.wire import digest_bytes, from_wire
 from tests.unit.contract.documents import junk
 
 CHAT = {"messages": [{"role": "system", "content": "Be brief."}]}
@@ -158,32 +160,32 @@ def test_what_tiers_hold_of_a_pool_is_read_as_it_was_written() -> None:
 
 def test_a_tier_that_holds_more_than_there_is_is_refused() -> None:
     with pytest.raises(ContractError):
-        PoolTierState.from_json(["dram", 3, 2, 0])
+        from_wire(PoolTierState, ["dram", 3, 2, 0])
 
 
 @given(st.binary(max_size=64).map(lambda data: data[: len(data) // TOKEN_BYTES * TOKEN_BYTES]))
 def test_a_question_about_tokens_is_read_as_it_was_asked(tokens: bytes) -> None:
-    assert decode_request(hash_request(tokens)) == {"op": "hash", "tokens": tokens}
+    assert decode_request(encode_request(HashRequest(tokens))) == HashRequest(tokens)
 
 
 def test_the_longest_question_about_tokens_fits_into_a_line() -> None:
-    line = hash_request(bytes(MAX_HASHED_TOKENS * TOKEN_BYTES))
+    line = encode_request(HashRequest(bytes(MAX_HASHED_TOKENS * TOKEN_BYTES)))
     assert len(line) <= MAX_LINE_BYTES
     decode_request(line)
 
 
 @pytest.mark.parametrize("tokens", [bytes(3), bytes(MAX_HASHED_TOKENS * TOKEN_BYTES + 4)])
 def test_a_question_about_half_a_token_or_too_many_is_refused(tokens: bytes) -> None:
-    with pytest.raises(ContractError, match="at most"):
-        decode_request(hash_request(tokens))
+    with pytest.raises(ContractError, match="parts of 4 bytes"):
+        decode_request(encode_request(HashRequest(tokens)))
 
 
 def test_names_of_chunks_are_read_as_they_were_told() -> None:
     told = ChunkHashes("boot", 16, bytes(64))
-    assert ChunkHashes.decode(told.encode()) == told
-    for line in (error_answer("no"), b'{"hash":{}}\n', ChunkHashes("boot", 0, b"").encode(), b"[]\n"):
+    assert decode_answer(ChunkHashes, encode_answer(told)) == told
+    for line in (error_answer("no"), b'{"hash":{}}\n', encode_answer(ChunkHashes("boot", 0, b"")), b"[]\n"):
         with pytest.raises(ContractError):
-            ChunkHashes.decode(line)
+            decode_answer(ChunkHashes, line)
 
 
 @pytest.mark.parametrize("name", [*sorted(RESERVED)[:3], "A", "a-b", "", "a" * 65])

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS, ScopeUsage
+from kvstrata.contract.messages.adapter import ScopeUsage
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.objects.quantities import MIB
 from kvstrata.plan.budgets.usage import TOLD_EVERY_S, _rounded, _size
 from tests.support.objects import cpu_tier, domain, group, invalidation, model, pod, policy, redis_tier

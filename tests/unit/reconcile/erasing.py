@@ -16,9 +16,19 @@ from kvstrata.clients.kube import KubeError, TokenIdentity
 from kvstrata.clients.redis.probe import Access
 from kvstrata.clients.redis.verifier import NodeLook, Problem, TierLook
 from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
-from kvstrata.contract.messages.erase import Erased, EraseRequest, Verified, VerifyRequest
-from kvstrata.contract.messages.erase_2 import REQUIRED, AdapterVerified, ErasedTier, EraseOutcome, VerifiedTier
-from kvstrata.contract.messages.erase_2 import Amount as Blocks
+from kvstrata.contract.messages.erase import (
+    REQUIRED,
+    AdapterErased,
+    AdapterVerified,
+    Erased,
+    ErasedTier,
+    EraseOutcome,
+    EraseRequest,
+    Verified,
+    VerifiedTier,
+    VerifyRequest,
+)
+from kvstrata.contract.messages.erase import Amount as Blocks
 from kvstrata.contract.messages.erase_report import End, Line, Outcome, PrimaryEnd, StopReason, keyspace_digest
 from kvstrata.contract.messages.erase_report import Erased as ErasedLine
 from kvstrata.contract.receipt.claims import claims, contradiction
@@ -233,9 +243,8 @@ class Gates:
             remaining=Blocks(2, 0) if held else Blocks(), reading=2 if held else 0,
         )  # fmt: skip
         outcome = EraseOutcome.REMAINING if held else EraseOutcome.COMPLETE
-        said = Erased(
-            state.gate_boot, state.cache_boot, state.acked, 1, state.acked, outcome, tiers=(row,), elsewhere=("shared",)
-        )
+        cache = AdapterErased(state.cache_boot, state.acked, 1, outcome, tiers=(row,), elsewhere=("shared",))
+        said = Erased(state.gate_boot, state.acked, cache)
         return said, token
 
     async def verify(self, pod_ip: str, server_name: str, request: VerifyRequest) -> tuple[Verified, str]:

@@ -119,6 +119,7 @@ class Items:
     known_only: bool = False
 
 
+Count = Annotated[int, Range(0, MAX_NUMBER)]
 ShortText = Annotated[str, Printable(253)]
 Text = Annotated[str, Printable(512)]
 HexDigest = Annotated[str, Form("[0-9a-f]{64}", "SHA-256 in hexadecimal digits")]
@@ -128,6 +129,11 @@ def camel(name: str) -> str:
     """Return a field's name in camelCase."""
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
+
+
+def shown(text: str, most: int) -> str:
+    """Return what may be shown of a pod's own words: printable, and not long."""
+    return "".join(character for character in text[:most] if character.isprintable())
 
 
 def canonical_json(value: Any) -> bytes:
@@ -286,7 +292,7 @@ def _reader(kind: Any, outer: Wire) -> Reader:
     if kind is str:
         return _text(MAX_CLOSED_TEXT if outer.closed else inf)
     if kind is int:
-        return _number(Range(0, MAX_EXACT_NUMBER if outer.closed else MAX_NUMBER))
+        return _number(Range(0, MAX_EXACT_NUMBER) if outer.closed else Range(-MAX_NUMBER, MAX_NUMBER))
     return _PLAIN[kind]
 
 

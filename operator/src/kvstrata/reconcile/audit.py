@@ -18,10 +18,9 @@ from kvstrata.api.common import Status
 from kvstrata.api.conditions import ConditionType
 from kvstrata.api.reasons import PolicyReason
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.audit import LOGGER, Action, Happened
 from kvstrata.contract.policy.bundle import Entry
-from kvstrata.contract.policy.keyspace import ScopeKind
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS, ScopeKind
 from kvstrata.model.guarantees import HOLDERS, Holder
 from kvstrata.model.pods import Pod
 from kvstrata.model.refs import Key

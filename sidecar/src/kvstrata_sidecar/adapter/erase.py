@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.erase_2 import (
+from kvstrata.contract.messages.erase import (
     AdapterErased,
     AdapterVerified,
     ErasedTier,
     EraseOutcome,
-    EraseQuestion,
+    EraseRequest,
     VerifiedTier,
-    VerifyQuestion,
+    VerifyRequest,
 )
-from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 from kvstrata_sidecar.adapter.memory.erasing import MEDIUM, MemoryEraser
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
@@ -79,7 +79,7 @@ class Erasing:
         self._names = names
         self._known = Known()
 
-    def erase(self, question: EraseQuestion) -> AdapterErased:
+    def erase(self, question: EraseRequest) -> AdapterErased:
         """Erase what the question names, and return what is left of it. It takes seconds at most."""
         view = self._enforcement.view
         if view is None:
@@ -104,7 +104,7 @@ class Erasing:
             said.boot, said.revision, said.term, EraseOutcome.COMPLETE, tiers=said.tiers, elsewhere=said.elsewhere
         )
 
-    def verify(self, question: VerifyQuestion) -> AdapterVerified:
+    def verify(self, question: VerifyRequest) -> AdapterVerified:
         """Return which blocks a lookup finds. Raises ContractError while there is no policy."""
         view = self._enforcement.view
         if view is None:
@@ -122,7 +122,7 @@ class Erasing:
             rows.append(VerifiedTier(memory.tier, MEDIUM, len(keys), memory.found(keys), kept=kept))
         return AdapterVerified(self._boot, view.revision, view.term, True, in_force, len(chunks), tuple(rows))
 
-    def forget(self, question: ForgetQuestion) -> Forgotten:
+    def forget(self, question: ForgetRequest) -> Forgotten:
         """Delete chunks of a keyspace from every tier, and nothing else. Raises ContractError while no engine said how
         its blocks look.
         """
@@ -139,7 +139,7 @@ class Erasing:
         deleted += sum(len(tier.delete(blocks)) for tier in self._tiers())
         return Forgotten(self._boot, deleted, in_use)
 
-    def _erase(self, question: EraseQuestion) -> tuple[list[ErasedTier], list[str]]:
+    def _erase(self, question: EraseRequest) -> tuple[list[ErasedTier], list[str]]:
         keyspaces, wanted = question.keyspaces, question.tiers
         rows, elsewhere, here = list[ErasedTier](), list[str](), set[str]()
         # First the memory: from there blocks may be on their way to the files.
@@ -161,7 +161,7 @@ class Erasing:
                 rows.append(row)
         return rows, [*elsewhere, *(name for name in wanted if name not in here)]
 
-    def _chunks(self, question: VerifyQuestion) -> list[bytes]:
+    def _chunks(self, question: VerifyRequest) -> list[bytes]:
         if question.chunks is None:
             return self._known.of(question.keyspace)
         return _names_in(question.chunks)

@@ -1,6 +1,6 @@
 """The gate's line into the cache server: a unix socket.
 
-It takes `apply`, `state`, `metrics`, `hash`, `pool`, `purge`, `erase`, `verify` and `forget`; see
+It takes `apply`, `state`, `metrics`, `hash`, `pool`, `erase`, `verify` and `forget`; see
 kvstrata.contract.link for the messages. An `apply` reads policy.json, puts it in force, and is acknowledged only when
 the I/O on the keyspaces that it dropped has ended.
 """
@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -22,15 +21,21 @@ from kvstrata.contract.messages.adapter import (
     SOCKET_NAME,
     AdapterAck,
     AdapterState,
+    Answer,
+    ApplyRequest,
     ChunkHashes,
-    PurgeAnswer,
+    HashRequest,
+    MetricsPage,
+    MetricsRequest,
+    Request,
+    StateRequest,
     decode_request,
+    encode_answer,
     error_answer,
-    metrics_answer,
 )
-from kvstrata.contract.messages.erase_2 import AdapterErased, AdapterVerified, EraseQuestion, VerifyQuestion
-from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion
-from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.messages.erase import AdapterErased, AdapterVerified, EraseRequest, VerifyRequest
+from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion
+from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
 from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, POLICY_FILE, CacheView
 from kvstrata.contract.policy.data_key import KEYS_DIRECTORY
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
@@ -60,16 +65,13 @@ class Server(Protocol):
     def pool(self, question: PoolQuestion) -> PoolHolding:
         """Return what tiers hold of a pool. Raises ContractError if it is none of the policy's."""
 
-    def purge(self, keyspaces: Sequence[str]) -> PurgeAnswer:
-        """Erase keyspaces from the server's memory and files. Raises ContractError if it cannot be told to be done."""
-
-    def erase(self, question: EraseQuestion) -> AdapterErased:
+    def erase(self, question: EraseRequest) -> AdapterErased:
         """Erase keyspaces that left the policy, and say what is left and who holds it."""
 
-    def verify(self, question: VerifyQuestion) -> AdapterVerified:
+    def verify(self, question: VerifyRequest) -> AdapterVerified:
         """Say which blocks lookups find. Raises ContractError while there is no policy."""
 
-    def forget(self, question: ForgetQuestion) -> Forgotten:
+    def forget(self, question: ForgetRequest) -> Forgotten:
         """Delete chunks of a keyspace. Raises ContractError while their blocks cannot be named."""
 
     def policy_applied(self) -> None:
@@ -128,27 +130,31 @@ class PolicyLink:
     def answer(self, line: bytes) -> bytes:
         """Return the line that answers the gate's `line`."""
         try:
-            request = decode_request(line)
-            if request["op"] == "state":
-                return self._server.state().encode()
-            if request["op"] == "metrics":
-                return metrics_answer(self._server.metrics())
-            if request["op"] == "hash":
-                return self._server.hash(request["tokens"]).encode()
-            if request["op"] == "pool":
-                return self._server.pool(request["question"]).encode()
-            if request["op"] == "erase":
-                return self._server.erase(request["question"]).encode()
-            if request["op"] == "verify":
-                return self._server.verify(request["question"]).encode()
-            if request["op"] == "forget":
-                return self._server.forget(request["question"]).encode()
-            if request["op"] == "purge":
-                return self._server.purge(request["keyspaces"]).encode()
-            return self._apply(request["revision"], request["term"]).encode()
+            return encode_answer(self._answer(decode_request(line)))
         except ContractError as error:
             logger.warning("The gate's request was refused: %s", error)
             return error_answer(str(error))
+
+    def _answer(self, request: Request) -> Answer:
+        server = self._server
+        match request:
+            case ApplyRequest():
+                return self._apply(request.revision, request.term)
+            case StateRequest():
+                return server.state()
+            case MetricsRequest():
+                page = MetricsPage(server.metrics())
+                return page if len(encode_answer(page)) <= MAX_LINE_BYTES else MetricsPage("")
+            case HashRequest():
+                return server.hash(request.tokens)
+            case PoolQuestion():
+                return server.pool(request)
+            case EraseRequest():
+                return server.erase(request)
+            case VerifyRequest():
+                return server.verify(request)
+            case ForgetRequest():
+                return server.forget(request)
 
     def _apply(self, revision: int, term: int) -> AdapterAck:
         """Enforce what policy.json holds and acknowledge what was asked for.

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import TOKEN_BYTES
-from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion, PoolTierState
+from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion, PoolTierState
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
 from kvstrata_sidecar.adapter.policy.pools import Readable

@@ -18,11 +18,10 @@ from kvstrata.contract.messages.adapter import (
     MAX_USAGE_ROWS,
     AdapterState,
     ChunkHashes,
-    PurgeAnswer,
 )
-from kvstrata.contract.messages.erase_2 import AdapterErased, AdapterVerified, EraseQuestion, VerifyQuestion
-from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion
-from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.messages.erase import AdapterErased, AdapterVerified, EraseRequest, VerifyRequest
+from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion
+from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
 from kvstrata.contract.policy.cache_view import FRESHNESS_FILE
 from kvstrata_sidecar.adapter.erase import Erasing
 from kvstrata_sidecar.adapter.gate_link import PolicyLink
@@ -178,29 +177,15 @@ class Runtime:
             memory=memory.tier if memory is not None else None, lacking=self.lacking,
         )  # fmt: skip
 
-    def purge(self, keyspaces: Sequence[str]) -> PurgeAnswer:
-        """Erase keyspaces from the server's own memory and from its files.
-
-        Raises ContractError where nobody governs the memory, and if a disk takes too long; the gate asks again.
-        """
-        memory = self.memory
-        if memory is None:
-            raise ContractError("this cache server's own memory is not governed: its server module was not started")
-        # First the memory: from there blocks may be on their way to the files.
-        answer = memory.purge(keyspaces, self._boot)
-        for tier in self._tiers:
-            answer = tier.purge(keyspaces, answer)
-        return answer
-
-    def erase(self, question: EraseQuestion) -> AdapterErased:
+    def erase(self, question: EraseRequest) -> AdapterErased:
         """Erase keyspaces that left the policy from what is this pod's alone, and say what is left."""
         return self._erasing.erase(question)
 
-    def verify(self, question: VerifyQuestion) -> AdapterVerified:
+    def verify(self, question: VerifyRequest) -> AdapterVerified:
         """Say which blocks lookups find. Raises ContractError while there is no policy."""
         return self._erasing.verify(question)
 
-    def forget(self, question: ForgetQuestion) -> Forgotten:
+    def forget(self, question: ForgetRequest) -> Forgotten:
         """Delete chunks of a keyspace. Raises ContractError while their blocks cannot be named."""
         return self._erasing.forget(question)
 

@@ -1,46 +1,42 @@
-"""The link to the policy adapter in the cache container: apply a revision, hear that it holds, watch, and purge."""
+"""The link to the policy adapter in the cache container: apply a revision, hear that it holds, watch, and ask."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
+from typing import TypeVar
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import (
     MAX_LINE_BYTES,
-    MAX_PURGED_KEYSPACES,
     AdapterAck,
     AdapterState,
+    ApplyRequest,
     ChunkHashes,
-    PurgeAnswer,
+    HashRequest,
+    MetricsPage,
+    MetricsRequest,
+    Request,
     ScopeUsage,
+    StateRequest,
     TierState,
-    apply_request,
     decode_answer,
-    decode_metrics_answer,
-    decode_purge_answer,
-    hash_request,
-    metrics_request,
-    purge_request,
-    state_request,
+    encode_request,
 )
-from kvstrata.contract.messages.erase_2 import AdapterErased, AdapterVerified, EraseQuestion, VerifyQuestion
-from kvstrata.contract.messages.holding import PoolHolding, PoolQuestion
-from kvstrata.contract.messages.probe import ForgetQuestion, Forgotten
+from kvstrata.contract.messages.erase import AdapterErased, AdapterVerified, EraseRequest, VerifyRequest
+from kvstrata.contract.messages.pools import PoolHolding, PoolQuestion
+from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement
 
-PURGE_TIMEOUT_S = 30.0
-"""How long an answer to a purge may take: the adapter gives up after 10 s, and is asked again."""
-
 ERASE_TIMEOUT_S = 30.0
-"""The same for one look of an erasure, which takes a few seconds for each tier."""
+"""How long one look of an erasure may take, which takes a few seconds for each tier."""
 
 HASH_TIMEOUT_S = 10.0
 POOL_TIMEOUT_S = 10.0
+
+T = TypeVar("T")
 
 MEMORY_COUNTER = "memory.enforced"
 """Among the adapter's counters once the cache server's own memory is governed."""
@@ -118,7 +114,7 @@ class AdapterLink:
     async def _fetch_metrics(self) -> str:
         reader, writer = await asyncio.open_unix_connection(str(self._socket_path), limit=MAX_LINE_BYTES)
         try:
-            return decode_metrics_answer(await _line(reader, writer, metrics_request()))
+            return (await _ask(reader, writer, MetricsRequest(), MetricsPage)).page
         finally:
             writer.close()
 
@@ -127,42 +123,42 @@ class AdapterLink:
 
         Raises ContractError if it refuses, or does not answer.
         """
-        return ChunkHashes.decode(await self._once(hash_request(tokens), HASH_TIMEOUT_S))
+        return await self._once(HashRequest(tokens), ChunkHashes, HASH_TIMEOUT_S)
 
     async def pool(self, keyspace: str, hashes: bytes | None = None) -> PoolHolding:
         """Return what tiers hold of chunks under a pool's keyspace, in a conversation of its own.
 
         Raises ContractError if the cache server refuses, or does not answer.
         """
-        return PoolHolding.decode(await self._once(PoolQuestion(keyspace, hashes).encode(), POOL_TIMEOUT_S))
+        return await self._once(PoolQuestion(keyspace, hashes), PoolHolding, POOL_TIMEOUT_S)
 
-    async def erase(self, question: EraseQuestion) -> AdapterErased:
+    async def erase(self, question: EraseRequest) -> AdapterErased:
         """Have the cache server erase keyspaces, in a conversation of its own, and return what is left.
 
         Raises ContractError if it refuses, or does not answer; it goes on all the same, and asking again is safe.
         """
-        return AdapterErased.decode(await self._once(question.encode(), ERASE_TIMEOUT_S))
+        return await self._once(question, AdapterErased, ERASE_TIMEOUT_S)
 
-    async def verify(self, question: VerifyQuestion) -> AdapterVerified:
+    async def verify(self, question: VerifyRequest) -> AdapterVerified:
         """Return what the cache server finds, in a conversation of its own.
 
         Raises ContractError if it refuses, or does not answer.
         """
-        return AdapterVerified.decode(await self._once(question.encode(), ERASE_TIMEOUT_S))
+        return await self._once(question, AdapterVerified, ERASE_TIMEOUT_S)
 
-    async def forget(self, question: ForgetQuestion) -> Forgotten:
+    async def forget(self, question: ForgetRequest) -> Forgotten:
         """Have the cache server delete chunks of a keyspace, in a conversation of its own.
 
         Raises ContractError if it refuses, or does not answer.
         """
-        return Forgotten.decode(await self._once(question.encode(), ERASE_TIMEOUT_S))
+        return await self._once(question, Forgotten, ERASE_TIMEOUT_S)
 
-    async def _once(self, question: bytes, timeout_s: float) -> bytes:
+    async def _once(self, question: Request, kind: type[T], timeout_s: float) -> T:
         try:
             async with asyncio.timeout(timeout_s):
                 reader, writer = await asyncio.open_unix_connection(str(self._socket_path), limit=MAX_LINE_BYTES)
                 try:
-                    return await _line(reader, writer, question)
+                    return await _ask(reader, writer, question, kind)
                 finally:
                     writer.close()
         except TimeoutError as error:
@@ -171,42 +167,6 @@ class AdapterLink:
             if isinstance(error, ContractError):
                 raise
             raise ContractError("the cache server does not answer") from error
-
-    async def purge(self, keyspaces: Collection[str], *, timeout_s: float = PURGE_TIMEOUT_S) -> PurgeAnswer:
-        """Have the cache server erase keyspaces from its own memory, and return what it says of them together.
-
-        Overwriting takes up to ten seconds, so this is a conversation of its own, which `run` does not wait for. Raises
-        ContractError if the adapter refuses, does not answer in `timeout_s` or is another one than the one before;
-        what was asked for goes on all the same, and asking again is safe.
-        """
-        named = sorted(set(keyspaces))
-        if not named:
-            raise ContractError("a purge names at least one keyspace")
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await self._purge(named)
-        except TimeoutError as error:
-            raise ContractError(f"the cache server did not answer a purge within {timeout_s:g} s") from error
-        except (OSError, EOFError, ValueError) as error:
-            if isinstance(error, ContractError):
-                raise
-            raise ContractError(f"the cache server did not answer a purge: {error or type(error).__name__}") from error
-
-    async def _purge(self, keyspaces: list[str]) -> PurgeAnswer:
-        reader, writer = await asyncio.open_unix_connection(str(self._socket_path), limit=MAX_LINE_BYTES)
-        try:
-            answers = [
-                decode_purge_answer(
-                    await _line(reader, writer, purge_request(keyspaces[first : first + MAX_PURGED_KEYSPACES]))
-                )
-                for first in range(0, len(keyspaces), MAX_PURGED_KEYSPACES)
-            ]
-        finally:
-            writer.close()
-        total = reduce(_together, answers)
-        if self._enforcement.cache_boot and total.boot != self._enforcement.cache_boot:
-            raise ContractError("the cache server changed behind the link")
-        return total
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         enforcement = self._enforcement
@@ -251,14 +211,15 @@ class AdapterLink:
         """
         asked, term = self._enforcement.revision, self._enforcement.term
         try:
-            answer = await _ask(reader, writer, apply_request(asked, term), self._apply_timeout_s)
+            async with asyncio.timeout(self._apply_timeout_s):
+                answer = await _ask(reader, writer, ApplyRequest(asked, term), AdapterAck)
         except ContractError as error:
             if str(error) != self.problem:
                 log.warning("the cache server did not take the revision", revision=asked, problem=str(error))
             self.problem = str(error)
             await asyncio.sleep(_REFUSED_PAUSE_S)
             return 0
-        if not isinstance(answer, AdapterAck) or answer.revision < asked or answer.term < term:
+        if answer.revision < asked or answer.term < term:
             raise ContractError("the adapter acknowledged something else than it was asked")
         if answer.boot != boot:
             raise ContractError("the cache server changed behind the link")
@@ -267,9 +228,8 @@ class AdapterLink:
         return answer.revision
 
     async def _state(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> AdapterState:
-        answer = await _ask(reader, writer, state_request(), _STATE_TIMEOUT_S)
-        if not isinstance(answer, AdapterState):
-            raise ContractError("the adapter answered a question about its state with something else")
+        async with asyncio.timeout(_STATE_TIMEOUT_S):
+            answer = await _ask(reader, writer, StateRequest(), AdapterState)
         changed = list(map(_told, answer.tiers)) != list(map(_told, self.tiers))
         self.tiers, self.usage, self.usage_left_out = answer.tiers, answer.usage, answer.usage_left_out
         self.tier_usage, self.warming = answer.tier_usage, answer.warming
@@ -280,33 +240,13 @@ class AdapterLink:
         return answer
 
 
-async def _ask(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: bytes, timeout_s: float
-) -> AdapterAck | AdapterState:
-    async with asyncio.timeout(timeout_s):
-        return decode_answer(await _line(reader, writer, question))
-
-
-async def _line(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: bytes) -> bytes:
-    writer.write(question)
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, question: Request, kind: type[T]) -> T:
+    writer.write(encode_request(question))
     await writer.drain()
     line = await reader.readline()
     if not line:
         raise EOFError("the cache server closed the link")
-    return line
-
-
-def _together(one: PurgeAnswer, other: PurgeAnswer) -> PurgeAnswer:
-    if one.boot != other.boot:
-        raise ContractError("the cache server changed behind the link")
-    return PurgeAnswer(
-        one.boot,
-        one.purged_bytes + other.purged_bytes,
-        one.purged_blocks + other.purged_blocks,
-        one.locked_bytes + other.locked_bytes,
-        one.locked_blocks + other.locked_blocks,
-        one.residue or other.residue,
-    )
+    return decode_answer(kind, line)
 
 
 def _told(tier: TierState) -> TierState:

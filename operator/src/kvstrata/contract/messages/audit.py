@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
 from kvstrata.contract import ContractError, contract_errors
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.wire import Form, HexDigest, Wire, camel, encode_line, from_wire, to_wire
 
 AUDIT_VERSION = 1

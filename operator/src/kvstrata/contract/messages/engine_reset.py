@@ -9,16 +9,14 @@ it computes others in their place.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, ClassVar
 
-from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
-from kvstrata.contract.messages.erase_2 import text
-from kvstrata.contract.wire import canonical_json
+from kvstrata.contract.wire import Message, Range, Request, Text, Wire
 
 RESET_PATH = "/v1/reset"
-MAX_WAIT_S = 120.0
+MAX_WAIT_MS = 120_000
 MAX_RESET_BYTES = 4096
 """How large an answer may be."""
 
@@ -40,45 +38,24 @@ class ResetOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ResetRequest:
+class ResetRequest(Request):
     """Empty the engine's prefix cache; wait for it so long."""
 
-    wait_s: float = 0.0
+    WIRE: ClassVar[Wire] = Wire("a request to reset", versioned=True, complete=True)
 
-    def encode(self) -> bytes:
-        """Return the body. Raises ContractError for what no gate would take."""
-        body = canonical_json({"contract": CONTRACT_VERSION, "wait_ms": round(self.wait_s * 1000)})
-        ResetRequest.decode(body)
-        return body
+    wait_ms: Annotated[int, Range(0, MAX_WAIT_MS)] = 0
 
-    @classmethod
-    def decode(cls, data: bytes) -> ResetRequest:
-        """Read the body. Raises ContractError for anything malformed or of an unknown version."""
-        with contract_errors("a request to reset"):
-            raw = json.loads(data)
-            require_version(raw, "a request to reset")
-            wait_ms = raw["wait_ms"]
-            if type(wait_ms) is not int or not 0 <= wait_ms <= MAX_WAIT_S * 1000:
-                raise ContractError(f"a request to reset waits {MAX_WAIT_S:g} s at most")
-            return cls(wait_ms / 1000)
+    @property
+    def wait_s(self) -> float:
+        """How long the gate waits."""
+        return self.wait_ms / 1000
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSaid:
+class EngineSaid(Message):
     """What a pod says of its engine, by the gate of this boot."""
 
-    gate_boot: str
+    WIRE: ClassVar[Wire] = Wire("a reset", versioned=True, complete=True)
+
+    gate_boot: Text
     outcome: ResetOutcome
-
-    def encode(self) -> bytes:
-        """Return the body."""
-        said = {"gate_boot": self.gate_boot, "outcome": str(self.outcome)}
-        return canonical_json({"contract": CONTRACT_VERSION, **said})
-
-    @classmethod
-    def decode(cls, data: bytes) -> EngineSaid:
-        """Read the body. Raises ContractError for anything malformed or of an unknown version."""
-        with contract_errors("a reset"):
-            raw = json.loads(data)
-            require_version(raw, "a reset")
-            return cls(text(raw["gate_boot"]), ResetOutcome(raw["outcome"]))

@@ -1,8 +1,9 @@
-"""What the operator asks gates about prefix pools, at the port on which they tell their state.
+"""What operator, gates and cache servers say to one another about prefix pools.
 
 `POST /v1/render` makes tokens of one prefix and names its chunks, by the engine and the cache server of that pod.
 `POST /v1/warm` has the engine compute one prefix under the keyspace of a pool's version, which the gate takes from its
-own bundle. `GET /v1/pool?uid=<uid>` tells what the pod's tiers hold of a pool.
+own bundle. `GET /v1/pool?uid=<uid>` tells what the pod's tiers hold of a pool; the gate asks its cache server for that
+(`PoolQuestion`).
 
 Bodies are JSON. No answer holds text, tokens or a keyspace; hashes of chunks confirm a guess of their text, so they go
 to the operator only. Every answer carries the header `Kvstrata-Ack-Token`, as states do.
@@ -10,21 +11,26 @@ to the operator only. Every answer carries the header `Kvstrata-Ack-Token`, as s
 
 from __future__ import annotations
 
-import base64
-import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, ClassVar
 
-from kvstrata.contract import CONTRACT_VERSION, ContractError, contract_errors, require_version
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
-from kvstrata.contract.messages.holding import MAX_MISSING as MAX_MISSING
-from kvstrata.contract.messages.holding import PoolTierState as PoolTierState
+from kvstrata.contract import ContractError
 from kvstrata.contract.messages.prefix import PrefixSource
-from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
-from kvstrata.contract.wire import canonical_json
+from kvstrata.contract.policy.keyspace import Keyspace, ScopeDigits
+from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, MAX_CHUNKS
+from kvstrata.contract.wire import (
+    Base64,
+    Count,
+    HexDigest,
+    Message,
+    Printable,
+    ShortText,
+    Wire,
+    canonical_json,
+    to_wire,
+)
 
 RENDER_PATH = "/v1/render"
 WARM_PATH = "/v1/warm"
@@ -37,8 +43,10 @@ MAX_SOURCE_BYTES = MAX_REQUEST_BYTES - 4096
 MAX_PREFIX_TOKENS = 131_072
 """Tokens of one prefix: its chunks' names still fit into an answer, and its tokens into a line to the cache server."""
 
-_MOST = 1 << 62
-_SCOPE = re.compile(rf"[0-9a-f]{{{SCOPE_DIGITS}}}")
+MAX_MISSING = 64
+"""How many missing chunks an answer names."""
+
+_Boot = Annotated[str, Printable(128)]
 
 
 class RenderRefusal(StrEnum):
@@ -55,26 +63,20 @@ class RenderRefusal(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class RenderRequest:
+class RenderRequest(Message):
     """Name the chunks of a prefix."""
+
+    WIRE: ClassVar[Wire] = Wire("a request to render", versioned=True)
 
     prefix: PrefixSource
 
     def encode(self) -> bytes:
         """Return the body. Raises ContractError for a prefix above `MAX_SOURCE_BYTES`."""
-        return b'{"contract":%d,"prefix":%s}' % (CONTRACT_VERSION, _bounded(self.prefix))
-
-    @classmethod
-    def decode(cls, data: bytes) -> RenderRequest:
-        """Read the body. Raises ContractError for anything malformed or of an unknown version."""
-        with contract_errors("a request to render"):
-            raw = json.loads(data)
-            require_version(raw, "a request to render")
-            return cls(PrefixSource.from_json(raw["prefix"]))
+        return _with_prefix(self, self.prefix)
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class Rendered(Message):
     """What a pod made of a prefix.
 
     `tokens` are those that no continuation changes, `total` all that the prefix comes to by itself. A chunk has
@@ -83,15 +85,23 @@ class Rendered:
     `gate_boot` and `cache_boot` name the processes that say so, `render_id` what they were started with.
     """
 
-    gate_boot: str
-    cache_boot: str
-    render_id: str
-    tokens: int = 0
-    total: int = 0
-    chunk_tokens: int = 0
-    max_model_tokens: int = 0
-    hashes: bytes = field(default=b"", repr=False)
+    WIRE: ClassVar[Wire] = Wire("a rendering", versioned=True, complete=True)
+
+    gate_boot: _Boot
+    cache_boot: _Boot
+    render_id: _Boot
+    tokens: Count = 0
+    total: Count = 0
+    chunk_tokens: Count = 0
+    max_model_tokens: Count = 0
+    hashes: Annotated[bytes, Base64(CHUNK_HASH_BYTES, MAX_PREFIX_TOKENS)] = field(default=b"", repr=False)
     refused: RenderRefusal | None = None
+
+    def __post_init__(self) -> None:
+        """Raise ContractError for other chunks than tokens."""
+        whole = self.tokens // max(1, self.chunk_tokens) * CHUNK_HASH_BYTES
+        if self.hashes and (self.refused or not self.chunk_tokens or len(self.hashes) != whole):
+            raise ContractError("a rendering has other chunks than tokens")
 
     @property
     def chunks(self) -> int:
@@ -102,32 +112,6 @@ class Rendered:
     def too_long(self) -> bool:
         """Whether the engine could not answer a request that begins so, or the prefix exceeds any pool's."""
         return self.total >= self.max_model_tokens or self.total > MAX_PREFIX_TOKENS
-
-    def encode(self) -> bytes:
-        """Return the body."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        hashes = base64.b64encode(self.hashes).decode()
-        return canonical_json({"contract": CONTRACT_VERSION, **fields, "hashes": hashes})
-
-    @classmethod
-    def decode(cls, data: bytes) -> Rendered:
-        """Read the body. Raises ContractError for anything malformed, of an unknown version, or without sense."""
-        with contract_errors("a rendering"):
-            raw = json.loads(data)
-            require_version(raw, "a rendering")
-            texts = {name: raw[name] for name in ("gate_boot", "cache_boot", "render_id")}
-            figures = {name: raw[name] for name in ("tokens", "total", "chunk_tokens", "max_model_tokens")}
-            if not all(isinstance(text, str) and len(text) <= 128 and text.isprintable() for text in texts.values()):
-                raise ContractError("a rendering does not say whose it is")
-            if not all(type(figure) is int and 0 <= figure <= _MOST for figure in figures.values()):
-                raise ContractError("a rendering has a figure that is none")
-            hashes = base64.b64decode(raw["hashes"], validate=True)
-            refused = RenderRefusal(raw["refused"]) if raw["refused"] is not None else None
-            said = cls(**texts, **figures, hashes=hashes, refused=refused)
-            whole = said.tokens // max(1, said.chunk_tokens) * CHUNK_HASH_BYTES
-            if hashes and (refused or not said.chunk_tokens or len(hashes) != whole):
-                raise ContractError("a rendering has other chunks than tokens")
-            return said
 
 
 def manifest_hashes(renderings: Sequence[Rendered]) -> bytes:
@@ -169,54 +153,85 @@ class WarmOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class WarmRequest:
+class WarmRequest(Message):
     """Compute one prefix of the version of a pool that has this manifest, and whose keyspace begins with `scope`.
 
     The same content may be computed anew while readers keep it, so two versions may have one manifest.
     """
 
+    WIRE: ClassVar[Wire] = Wire("a request to warm", versioned=True, names={"pool_uid": "pool"})
+
     pool_uid: str
-    scope: str
+    scope: ScopeDigits
     manifest: str
     prefix: PrefixSource
 
     def encode(self) -> bytes:
         """Return the body. Raises ContractError for a prefix above `MAX_SOURCE_BYTES`."""
-        names = {"pool": self.pool_uid, "scope": self.scope, "manifest": self.manifest}
-        head = canonical_json({"contract": CONTRACT_VERSION, **names})
-        return b'%s,"prefix":%s}' % (head[:-1], _bounded(self.prefix))
-
-    @classmethod
-    def decode(cls, data: bytes) -> WarmRequest:
-        """Read the body. Raises ContractError for anything malformed or of an unknown version."""
-        with contract_errors("a request to warm"):
-            raw = json.loads(data)
-            require_version(raw, "a request to warm")
-            if not (isinstance(raw["pool"], str) and isinstance(raw["manifest"], str)):
-                raise ContractError("a request to warm names no pool")
-            return cls(raw["pool"], _scope(raw["scope"]), raw["manifest"], PrefixSource.from_json(raw["prefix"]))
+        return _with_prefix(self, self.prefix)
 
 
 @dataclass(frozen=True, slots=True)
-class Warmed:
+class Warmed(Message):
     """What became of a request to warm, in the processes that these boots name."""
+
+    WIRE: ClassVar[Wire] = Wire("the end of a warm-up", versioned=True)
 
     gate_boot: str
     cache_boot: str
     outcome: WarmOutcome
 
-    def encode(self) -> bytes:
-        """Return the body."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return canonical_json({"contract": CONTRACT_VERSION, **fields})
 
-    @classmethod
-    def decode(cls, data: bytes) -> Warmed:
-        """Read the body. Raises ContractError for anything malformed or of an unknown version."""
-        with contract_errors("the end of a warm-up"):
-            raw = json.loads(data)
-            require_version(raw, "the end of a warm-up")
-            return cls(str(raw["gate_boot"]), str(raw["cache_boot"]), WarmOutcome(raw["outcome"]))
+@dataclass(frozen=True, slots=True)
+class PoolTierState:
+    """How much of a pool's version one tier of a pod holds: chunks and their bytes."""
+
+    WIRE: ClassVar[Wire] = Wire("what a tier holds of a pool", row=True)
+
+    name: ShortText
+    stored: Count
+    expected: Count
+    bytes: Count
+
+    def __post_init__(self) -> None:
+        """Raise ContractError for more chunks than there are."""
+        if self.stored > self.expected:
+            raise ContractError("a tier holds more chunks of a pool than there are")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolQuestion:
+    """Which of these chunks do tiers hold under a pool's keyspace? `hashes` None asks for all of the version's."""
+
+    WIRE: ClassVar[Wire] = Wire("a question about a pool", omit=("hashes",))
+
+    keyspace: Keyspace
+    hashes: Annotated[bytes, Base64(CHUNK_HASH_BYTES, MAX_CHUNKS)] | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHolding:
+    """What the tiers behind the cache server `boot` hold of what was asked for.
+
+    `known` is whether that can be told: not before an engine said of how many parts a chunk is made. `missing` are
+    chunks that a tier lacks, `MAX_MISSING` at most, as hexadecimal hashes.
+    """
+
+    WIRE: ClassVar[Wire] = Wire("what a pod holds of a pool")
+
+    boot: str
+    known: bool
+    tiers: tuple[PoolTierState, ...] = ()
+    missing: tuple[HexDigest, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        """Name no more missing chunks than an answer has room for."""
+        object.__setattr__(self, "missing", self.missing[:MAX_MISSING])
+
+    @property
+    def complete(self) -> bool:
+        """Whether every tier holds every chunk. Of chunks that the cache server does not know, none is there."""
+        return self.known and bool(self.tiers) and all(0 < tier.expected == tier.stored for tier in self.tiers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,67 +242,33 @@ class PoolVersionState:
     chunks that a tier lacks, `MAX_MISSING` at most, as hexadecimal hashes.
     """
 
-    scope: str
+    scope: ScopeDigits
     manifest: str
     known: bool
     tiers: tuple[PoolTierState, ...] = ()
-    missing: tuple[str, ...] = field(default=(), repr=False)
+    missing: tuple[HexDigest, ...] = field(default=(), repr=False)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the wire form."""
-        return {
-            "scope": self.scope,
-            "manifest": self.manifest,
-            "known": self.known,
-            "tiers": [tier.to_json() for tier in self.tiers],
-            "missing": list(self.missing[:MAX_MISSING]),
-        }
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> PoolVersionState:
-        """Read the wire form. Raises ContractError for anything malformed."""
-        with contract_errors("a pool's state"):
-            missing = tuple(raw["missing"])[:MAX_MISSING]
-            if not isinstance(raw["manifest"], str) or type(raw["known"]) is not bool:
-                raise ContractError("a pool's state does not say of which version it is")
-            if not all(len(bytes.fromhex(one)) == CHUNK_HASH_BYTES for one in missing):
-                raise ContractError("a pool's state names chunks that are none")
-            tiers = tuple(PoolTierState.from_json(tier) for tier in raw["tiers"])
-            return cls(_scope(raw["scope"]), raw["manifest"], raw["known"], tiers, missing)
+    def __post_init__(self) -> None:
+        """Name no more missing chunks than an answer has room for."""
+        object.__setattr__(self, "missing", self.missing[:MAX_MISSING])
 
 
 @dataclass(frozen=True, slots=True)
-class PoolReport:
+class PoolReport(Message):
     """What a pod says of a pool, version by version; none of a pool that its bundle does not have."""
+
+    WIRE: ClassVar[Wire] = Wire("a pool's state", versioned=True)
 
     gate_boot: str
     cache_boot: str
     versions: tuple[PoolVersionState, ...] = ()
 
-    def encode(self) -> bytes:
-        """Return the body."""
-        versions = [version.to_json() for version in self.versions]
-        boots = {"gate_boot": self.gate_boot, "cache_boot": self.cache_boot}
-        return canonical_json({"contract": CONTRACT_VERSION, **boots, "versions": versions})
 
-    @classmethod
-    def decode(cls, data: bytes) -> PoolReport:
-        """Read the body. Raises ContractError for anything malformed or of an unknown version."""
-        with contract_errors("a pool's state"):
-            raw = json.loads(data)
-            require_version(raw, "a pool's state")
-            versions = tuple(PoolVersionState.from_json(version) for version in raw["versions"])
-            return cls(str(raw["gate_boot"]), str(raw["cache_boot"]), versions)
-
-
-def _scope(raw: Any) -> str:
-    if not isinstance(raw, str) or _SCOPE.fullmatch(raw) is None:
-        raise ContractError("a pool's version is named by something else than the digits of its scope")
-    return raw
-
-
-def _bounded(prefix: PrefixSource) -> bytes:
+def _with_prefix(request: RenderRequest | WarmRequest, prefix: PrefixSource) -> bytes:
+    """Return a body in which the prefix has the order of keys that a template sees. Raises ContractError if it is too
+    large."""
     encoded = prefix.encode()
     if len(encoded) > MAX_SOURCE_BYTES:
         raise ContractError(f"a prefix has {len(encoded)} bytes, and no more than {MAX_SOURCE_BYTES} are rendered")
-    return encoded
+    head = canonical_json({name: value for name, value in to_wire(request).items() if name != "prefix"})
+    return b'%s,"prefix":%s}' % (head[:-1], encoded)

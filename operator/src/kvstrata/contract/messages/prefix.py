@@ -1,17 +1,42 @@
-"""What one prefix of a pool says, in the form in which it is rendered and compared."""
+"""What one prefix of a pool says, in the form in which it is rendered and compared.
+
+What a chat template may be given beside messages and tools is the same for callers and for pools: a pool whose prefix
+needs more than a caller may send would have no reader.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
 
 from kvstrata.contract import ContractError, contract_errors
-from kvstrata.contract.messages.template import refused_argument
-from kvstrata.contract.wire import digest_bytes
+from kvstrata.contract.wire import Form, Items, Range, Wire, digest_bytes, to_wire
 
 _CHAT_KEYS = ("messages", "tools", "chat_template_kwargs")
+
+RESERVED = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "messages",
+        "processor_kwargs",
+        "return_dict",
+        "return_tensors",
+        "template_id",
+        "tokenize",
+        "tokenizer_kwargs",
+        "tools",
+    }
+)
+"""Names that the engine gives a meaning of its own."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,19 +47,24 @@ class PrefixSource:
     `chat_template_kwargs`. The order of keys within these is kept, because templates render it.
     """
 
-    text: str | None = None
+    WIRE: ClassVar[Wire] = Wire(
+        "a prefix", closed=True, omit=("text", "chat", "token_ids"), names={"token_ids": "tokenIDs"}
+    )
+
+    text: Annotated[str, Form("(?s).+", "text")] | None = None
     chat: Mapping[str, Any] | None = None
-    token_ids: tuple[int, ...] | None = None
+    token_ids: Annotated[tuple[Annotated[int, Range(0, (1 << 31) - 1)], ...], Items(1)] | None = None
+
+    def __post_init__(self) -> None:
+        """Leave out of a chat what is empty. Raises ContractError unless this is exactly one prefix."""
+        if [self.text, self.chat, self.token_ids].count(None) != 2:
+            raise ContractError("a prefix is a text, a chat or token ids")
+        if self.chat is not None:
+            object.__setattr__(self, "chat", _chat(self.chat))
 
     def encode(self) -> bytes:
         """Return the wire form: the same prefix gives the same bytes, one with other tokens gives others."""
-        if self.text is not None:
-            value: dict[str, Any] = {"text": self.text}
-        elif self.chat is not None:
-            value = {"chat": {key: self.chat[key] for key in _CHAT_KEYS if self.chat.get(key)}}
-        else:
-            value = {"tokenIDs": list(self.token_ids or ())}
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        return json.dumps(to_wire(self), ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
 
     @property
     def digest(self) -> str:
@@ -42,26 +72,20 @@ class PrefixSource:
         return digest_bytes(self.encode())
 
     @classmethod
-    def from_json(cls, raw: Any) -> PrefixSource:
-        """Read the wire form. Raises ContractError unless it is exactly one prefix."""
-        with contract_errors("a prefix"):
-            ((form, value),) = raw.items()
-            match form:
-                case "text" if isinstance(value, str) and value:
-                    return cls(text=value)
-                case "chat":
-                    return cls(chat=_chat(value))
-                case "tokenIDs" if value and all(type(one) is int and 0 <= one < 1 << 31 for one in value):
-                    return cls(token_ids=tuple(value))
-            raise ContractError("a prefix is a text, a chat or token ids")
-
-    @classmethod
     def from_document(cls, text: str) -> PrefixSource:
         """Read a chat from JSON text whose order of keys counts. Raises ContractError for anything but a chat."""
         with contract_errors("the chat"):
-            read = cls(chat=_chat(json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_no_constant)))
+            read = cls(chat=json.loads(text, object_pairs_hook=_without_repeats, parse_constant=_no_constant))
             read.encode()  # escapes may stand for what is no text
             return read
+
+
+def refused_argument(arguments: Mapping[str, object]) -> str | None:
+    """Return the name of an argument that no template is given, or None: reserved, malformed, or not a simple value."""
+    for name, value in arguments.items():
+        if not _NAME.fullmatch(name) or name in RESERVED or isinstance(value, (dict, list, tuple)):
+            return name
+    return None
 
 
 def _chat(raw: Any) -> dict[str, Any]:
@@ -85,7 +109,7 @@ def _chat(raw: Any) -> dict[str, Any]:
     refused = refused_argument(arguments)
     if refused is not None:
         raise ContractError(f"chat_template_kwargs takes simple values for names of the template: remove {refused!r}")
-    return {"messages": messages, "tools": tools, "chat_template_kwargs": arguments}
+    return {key: given[key] for key in _CHAT_KEYS if given.get(key)}
 
 
 def _is_text(content: Any) -> bool:

@@ -20,10 +20,14 @@ DOMAIN_KEY_BYTES = 32
 EPOCH_BYTES = 16
 KEYSPACE_HEX_DIGITS = 32
 
+SCOPE_DIGITS = 12
+"""How much of a keyspace is shown: enough to tell scopes apart for whoever knows them, too little to use one."""
+
 _EPOCH = re.compile(r"[0-9a-f]{32}")
 _KEYSPACE = re.compile(r"[0-9a-f]{32}")
 
 Keyspace = Annotated[str, Form(_KEYSPACE.pattern, "keyspace")]
+ScopeDigits = Annotated[str, Form(f"[0-9a-f]{{{SCOPE_DIGITS}}}", f"{SCOPE_DIGITS} digits of a scope")]
 
 
 class ScopeKind(StrEnum):

@@ -15,10 +15,10 @@ from typing import Any
 from kvstrata.api.cachetier import Medium
 from kvstrata.api.common import Usage
 from kvstrata.api.scalars import Quantity, format_timestamp
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS, ScopeUsage
+from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.messages.pod_state import PodState
 from kvstrata.contract.policy.bundle import Bundle, TierBudget
-from kvstrata.contract.policy.keyspace import ScopeKind
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS, ScopeKind
 from kvstrata.model.refs import Key
 from kvstrata.model.world import World
 from kvstrata.objects.quantities import binary

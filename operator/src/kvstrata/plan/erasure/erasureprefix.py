@@ -14,7 +14,7 @@ from datetime import datetime
 
 from kvstrata.api.cacheinvalidation import CacheInvalidation, PrefixScope
 from kvstrata.api.reasons import InvalidationReason as R
-from kvstrata.contract.messages.erase_2 import MAX_VERIFIED_CHUNKS
+from kvstrata.contract.messages.erase import MAX_VERIFIED_CHUNKS
 from kvstrata.contract.messages.pools import MAX_SOURCE_BYTES
 from kvstrata.contract.messages.prefix import PrefixSource
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES

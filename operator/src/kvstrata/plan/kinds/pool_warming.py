@@ -16,9 +16,9 @@ from kvstrata.api.conditions import ConditionType
 from kvstrata.api.prefixpool import NextContent, PrefixPool
 from kvstrata.api.reasons import PoolReason
 from kvstrata.api.scalars import format_timestamp
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.pools import PoolTierState, WarmOutcome
 from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolVersion
 from kvstrata.model.guarantees import is_whole as is_whole_content
 from kvstrata.model.pods import Pod

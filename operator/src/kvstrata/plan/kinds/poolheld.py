@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from kvstrata.api.prefixpool import PrefixPool
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.pools import PoolTierState, PoolVersionState
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.policy.pools import PoolVersion
 from kvstrata.model.pods import Pod
 from kvstrata.model.pools import WarmReport

@@ -6,7 +6,7 @@ from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachetier import Medium
 from kvstrata.api.prefixpool import PrefixPool
 from kvstrata.api.reasons import PoolReason
-from kvstrata.contract.messages.template import refused_argument
+from kvstrata.contract.messages.prefix import refused_argument
 from kvstrata.contract.policy.pools import MAX_POOLS
 from kvstrata.model.world import World
 from kvstrata.plan.actions import Decision

@@ -10,8 +10,15 @@ from kvstrata.clients.gate import GateError
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.engine_reset import EngineSaid, ResetOutcome, ResetRequest
-from kvstrata.contract.messages.erase import Erased, EraseRequest, Verified, VerifyRequest
-from kvstrata.contract.messages.erase_2 import MAX_ERASED_KEYSPACES, ErasedTier, EraseOutcome
+from kvstrata.contract.messages.erase import (
+    MAX_ERASED_KEYSPACES,
+    Erased,
+    ErasedTier,
+    EraseOutcome,
+    EraseRequest,
+    Verified,
+    VerifyRequest,
+)
 from kvstrata.contract.messages.pod_state import gate_server_name
 from kvstrata.contract.receipt.facts import Copies
 from kvstrata.model.erasure.facts import EngineKept, EngineReset, FilesErased, PodErased, PodProbed
@@ -24,7 +31,7 @@ from kvstrata.reconcile.pod_tokens import PodTokens
 
 T = TypeVar("T")
 
-WAIT_S = 30.0
+WAIT_MS = 30_000
 """How long a pod may wait for readers and writers before it says who holds what is left."""
 
 
@@ -56,18 +63,18 @@ class Pods:
         if len(order.keyspaces) > MAX_ERASED_KEYSPACES:
             raise PodError(f"pods erase {MAX_ERASED_KEYSPACES} keyspaces at a time, and it is {len(order.keyspaces)}")
         named = () if OWN_MEMORY in order.tiers else order.tiers
-        request = EraseRequest(order.keyspaces, named, WAIT_S)
+        request = EraseRequest(order.keyspaces, named, WAIT_MS)
         asked = self._gates.erase(pod.ip or "", gate_server_name(pod.model, namespace), request)
         said = await self._believed(namespace, pod, asked)
         if said.outcome is not EraseOutcome.COMPLETE:
             raise PodError(f"pod {pod.name} has not erased everything: {'; '.join(said.held_by[:3]) or said.outcome}")
-        rows = {tier.tier: tier for tier in said.tiers}
+        rows = {tier.tier: tier for tier in said.cache.tiers}
         if missing := sorted(set(order.tiers) - rows.keys()):
             raise PodError(f"pod {pod.name} says nothing of its tier {missing[0] or 'of memory'}")
         copies = {name: _copies(rows[name]) for name in order.tiers}
         if order.heir_of:
             return FilesErased(order.heir_of, order.tiers[0], pod.uid, self._now(), copies[order.tiers[0]])
-        return PodErased(order.uid, order.round, said.gate_boot, said.cache_boot, self._now(), copies)
+        return PodErased(order.uid, order.round, said.gate_boot, said.cache.boot, self._now(), copies)
 
     async def verify(
         self, namespace: str, pod: Pod, order: AskPodToVerify, named: Mapping[str, Iterable[str]]
@@ -95,7 +102,7 @@ class Pods:
 
     async def reset(self, namespace: str, pod: Pod, order: ResetEngine) -> EngineReset | EngineKept:
         """Have a pod's engine empty its prefix cache, or be told that it cannot. Raises PodError to be tried again."""
-        asked = self._gates.reset(pod.ip or "", gate_server_name(pod.model, namespace), ResetRequest(WAIT_S))
+        asked = self._gates.reset(pod.ip or "", gate_server_name(pod.model, namespace), ResetRequest(WAIT_MS))
         said = await self._believed(namespace, pod, asked)
         match said.outcome:
             case ResetOutcome.RESET:

@@ -45,10 +45,6 @@ class Purger:
         self._lock = threading.Lock()
         self._tallies: dict[str, tuple[int, int]] = {}
 
-    def purge(self, keyspaces: Collection[str], timeout_s: float) -> Purged | None:
-        """Remove all blocks that these keyspaces have now; None if that takes longer, and goes on meanwhile."""
-        return self.within(timeout_s, lambda: self.purge_now(frozenset(keyspaces), timeout_s / 2))
-
     def within(self, timeout_s: float, work: Callable[[], T]) -> T | None:
         """Return what `work` returns, from a thread of its own; None if that takes longer, and goes on meanwhile."""
         give_up_at_s = self._clock() + timeout_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from kvstrata.contract.messages.erase_2 import Amount, Check, ErasedTier
+from kvstrata.contract.messages.erase import Amount, Check, ErasedTier
 from kvstrata.contract.store.block_file import keyspace_of, parts_of
 from kvstrata_sidecar.adapter.files.erase import WAIT_S, Purged, Purger
 from kvstrata_sidecar.adapter.files.exchanges import Files

@@ -6,11 +6,10 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
-from kvstrata.contract import ContractError
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS, PurgeAnswer, ScopeUsage, TierState
-from kvstrata.contract.messages.erase_2 import ErasedTier
+from kvstrata.contract.messages.adapter import ScopeUsage, TierState
+from kvstrata.contract.messages.erase import ErasedTier
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.files.bounds_in_force import Policy
 from kvstrata_sidecar.adapter.files.directories import Folder, PlacedDisk, Reaper, ReaperThread
 from kvstrata_sidecar.adapter.files.erase import Purger
@@ -32,8 +31,6 @@ from .disk import Disk
 from .erasing import MEDIUM, FileEraser
 from .finder import Finder, Found
 from .health import Health
-
-PURGE_TIMEOUT_S = 8.0
 
 
 class FileTier:
@@ -188,23 +185,6 @@ class FileTier:
         """Return the blocks of these keyspaces that were used last; None until all files are counted."""
         health = self._files.health
         return None if health.recovering or health.refusal() is not None else self._finder.hottest(keyspaces)
-
-    def purge(self, keyspaces: Sequence[str], answer: PurgeAnswer) -> PurgeAnswer:
-        """Remove all files that these keyspaces have now, and return `answer` with what became of them.
-
-        Raises ContractError if the disk does not end it in time; it goes on meanwhile.
-        """
-        purged = self._purger.purge(keyspaces, PURGE_TIMEOUT_S)
-        if purged is None:
-            raise ContractError(f"tier {self._params.name} has not removed the files of purged blocks yet")
-        return replace(
-            answer,
-            purged_bytes=answer.purged_bytes + purged.gone_bytes,
-            purged_blocks=answer.purged_blocks + purged.gone_blocks,
-            locked_bytes=answer.locked_bytes + purged.held_bytes,
-            locked_blocks=answer.locked_blocks + purged.held_blocks,
-            residue="; ".join(filter(None, (answer.residue, purged.residue))),
-        )
 
     def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> ErasedTier:
         """Remove all files that these keyspaces have now, and return what is left of them."""

@@ -40,11 +40,6 @@ class Tally:
     gone_blocks: int = 0
     doomed: dict[Hashable, list[tuple[Any, int]]] = field(default_factory=dict)
 
-    @property
-    def doomed_sizes(self) -> list[int]:
-        """The sizes of what has yet to go."""
-        return [size_bytes for entries in self.doomed.values() for _, size_bytes in entries]
-
     def went(self, size_bytes: int) -> None:
         """Count a block that is gone."""
         self.gone_bytes += size_bytes
@@ -127,17 +122,11 @@ class Purges:
                     tally.doomed[key] = held
             self._waiting = {keyspace: tally for keyspace, tally in self._waiting.items() if tally.doomed}
 
-    def sums(self, keyspaces: Iterable[str]) -> tuple[int, int, int, int]:
-        """Return (bytes gone, blocks gone, bytes in use, blocks in use) of these keyspaces together."""
+    def gone(self, keyspaces: Iterable[str]) -> tuple[int, int]:
+        """Return how many bytes and blocks of these keyspaces together are gone."""
         with self._lock:
             tallies = [self._tallies[keyspace] for keyspace in set(keyspaces) if keyspace in self._tallies]
-            waiting = [size_bytes for tally in tallies for size_bytes in tally.doomed_sizes]
-            return (
-                sum(tally.gone_bytes for tally in tallies),
-                sum(tally.gone_blocks for tally in tallies),
-                sum(waiting),
-                len(waiting),
-            )
+            return sum(tally.gone_bytes for tally in tallies), sum(tally.gone_blocks for tally in tallies)
 
     def _tally(self, keyspace: str) -> Tally:
         tally = self._tallies.get(keyspace)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from kvstrata.contract.messages.erase_2 import Amount, Check, ErasedTier
+from kvstrata.contract.messages.erase import Amount, Check, ErasedTier
 from kvstrata_sidecar.adapter.memory.erase import Purges
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 
@@ -41,7 +41,7 @@ class MemoryEraser:
         self._purges.doom(names)
         self._purges.advance()
         self._forget(names)
-        gone_bytes, gone_blocks, _, _ = self._purges.sums(names)
+        gone_bytes, gone_blocks = self._purges.gone(names)
         deleted = Amount(gone_blocks, gone_bytes)
         writing = self._sizes(self._staged(names))
         reading = self._sizes([*self._resident(names), *self._outliving(names)])

@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from kvstrata.contract import ContractError
-from kvstrata.contract.messages.adapter import PurgeAnswer, ScopeUsage, TierState
+from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata_sidecar.adapter.index.ahead import Fill
 from kvstrata_sidecar.adapter.index.deadlines import Agenda
 from kvstrata_sidecar.adapter.index.scope_index import Book
@@ -40,9 +39,6 @@ LOOK_S = 1.0
 
 FORGET_SHARE = 30
 """In how many looks every scope's names of evicted blocks are gone through."""
-
-PURGE_TIMEOUT_S = 10.0
-"""How long a purge may take to overwrite what it deleted before the gate is told to ask again."""
 
 MARGIN_PERCENT = 1
 """How much more of the memory is freed than its mark asks for, so that not every block needs a choice of its own."""
@@ -78,7 +74,6 @@ class Governor:
         self._enforcement = enforcement
         self._tier = tier
         self._high_share = high_watermark_percent / 100
-        self._residue = residue
         self._clock = clock
         self._arc = eviction == "ARC"
         self._book = Book(arc=self._arc)
@@ -181,19 +176,6 @@ class Governor:
         if bound is None or bound.denied or self._purges.is_doomed(key):
             return False
         return bound.retention_s is None or self._intake.age_s(key) < bound.retention_s
-
-    def purge(self, keyspaces: Sequence[str], boot: str) -> PurgeAnswer:
-        """Delete and overwrite all that these keyspaces hold now; what is in use goes when it is let go.
-
-        Raises ContractError if overwriting takes too long; the gate asks again.
-        """
-        self._purges.doom(set(keyspaces))
-        self._purges.advance()
-        self._forget_keyspaces(keyspaces)
-        gone_bytes, gone_blocks, waiting_bytes, waiting_blocks = self._purges.sums(keyspaces)
-        if not self._pool.settle(PURGE_TIMEOUT_S):
-            raise ContractError("the memory of purged blocks has not been overwritten yet")
-        return PurgeAnswer(boot, gone_bytes, gone_blocks, waiting_bytes, waiting_blocks, self._residue)
 
     def usage(self) -> tuple[tuple[ScopeUsage, ...], int]:
         """Return the largest scopes' use, and how many scopes were left out."""

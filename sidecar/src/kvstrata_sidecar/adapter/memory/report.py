@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvstrata.contract.messages.adapter import MAX_USAGE_ROWS, SCOPE_DIGITS, ScopeUsage
+from kvstrata.contract.messages.adapter import MAX_USAGE_ROWS, ScopeUsage
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.index.bounds import Bounds
 from kvstrata_sidecar.adapter.index.scope_index import Book
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool

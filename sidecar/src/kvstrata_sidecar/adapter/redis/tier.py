@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-from kvstrata.contract.messages.adapter import PurgeAnswer, ScopeUsage, TierState
+from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata.contract.store.redis_keys import KEY_PREFIX
 from kvstrata_sidecar.adapter.params import AdapterParams, TierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
@@ -239,10 +239,6 @@ class Tier:
         Each question, one for each keyspace, may take the load deadline.
         """
         return self._hottest.of(keyspaces)
-
-    def purge(self, keyspaces: Sequence[str], answer: PurgeAnswer) -> PurgeAnswer:  # noqa: ARG002
-        """Erase nothing: what pods share is not one pod's to erase."""
-        return answer
 
     def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> None:
         """Erase nothing: what pods share is not one pod's to erase."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS, ScopeUsage
+from kvstrata.contract.messages.adapter import ScopeUsage
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.redis.client.commands import Bounds
 
 

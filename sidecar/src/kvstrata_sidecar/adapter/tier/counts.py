@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 
 MAX_SCOPES = 100

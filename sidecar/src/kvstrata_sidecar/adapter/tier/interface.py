@@ -1,7 +1,7 @@
 """What a tier is to the rest of a cache server: to LMCache's plugin, to the runtime, to the gate's link and metrics.
 
 Whatever keeps its blocks, a tier takes tasks, answers each once, and tells what it holds. Nothing here but `delete`,
-`sizes`, `hottest`, `purge`, `erase` and `close` may block its caller: LMCache's two loops serve all tenants.
+`sizes`, `hottest`, `erase` and `close` may block its caller: LMCache's two loops serve all tenants.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from kvstrata.contract.messages.adapter import PurgeAnswer, ScopeUsage, TierState
-from kvstrata.contract.messages.erase_2 import ErasedTier
+from kvstrata.contract.messages.adapter import ScopeUsage, TierState
+from kvstrata.contract.messages.erase import ErasedTier
 from kvstrata_sidecar.adapter.tier.counts import Histogram
 from kvstrata_sidecar.adapter.tier.hot import Hot
 from kvstrata_sidecar.adapter.tier.tasks import Key, StoreOutcome, Task
@@ -80,12 +80,6 @@ class PodTier(Protocol):
 
     def delete(self, blocks: Sequence[Block]) -> list[Key]:
         """Delete blocks and return the keys of those that were there."""
-
-    def purge(self, keyspaces: Sequence[str], answer: PurgeAnswer) -> PurgeAnswer:
-        """Erase keyspaces from what is this pod's alone, and return `answer` with what became of that.
-
-        Raises ContractError if it cannot be told to be done; it goes on meanwhile.
-        """
 
     def erase(self, keyspaces: Sequence[str], seen: Callable[[str, bytes], None]) -> ErasedTier | None:
         """Erase keyspaces from what is this pod's alone, and return what is left of them; None if nothing here is.

@@ -13,8 +13,15 @@ from collections.abc import Callable, Collection
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import UNKNOWN_QUESTION
 from kvstrata.contract.messages.audit import Action
-from kvstrata.contract.messages.erase import Erased, EraseRequest, LeftKeys, Verified, VerifyRequest
-from kvstrata.contract.messages.erase_2 import AdapterErased, EraseOutcome, EraseQuestion, VerifyQuestion
+from kvstrata.contract.messages.erase import (
+    AdapterErased,
+    Erased,
+    EraseOutcome,
+    EraseRequest,
+    LeftKeys,
+    Verified,
+    VerifyRequest,
+)
 from kvstrata.contract.policy.cache_view import data_keys
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.adapter_link import AdapterLink
@@ -74,7 +81,7 @@ class PodEraser:
         except ContractError:
             raise bad_request(Reason.BAD_VALUE, "the body is no request to verify") from None
         try:
-            found = await self._link.verify(VerifyQuestion(request.keyspace, request.chunks))
+            found = await self._link.verify(request)
         except ContractError as error:
             _require_known(error)
             raise Refusal(503, Reason.ENGINE, "the cache server cannot look now", retry_after_s=5) from None
@@ -90,7 +97,7 @@ class PodEraser:
         if self._has(keyspaces):
             return self._nothing(EraseOutcome.IN_FORCE)
         try:
-            said = await self._link.erase(EraseQuestion(request.keyspaces, request.tiers))
+            said = await self._link.erase(request)
         except ContractError as error:
             _require_known(error)
             return self._nothing(EraseOutcome.CACHE_AWAY)
@@ -99,22 +106,21 @@ class PodEraser:
             return self._nothing(EraseOutcome.IN_FORCE)
         if said.outcome is EraseOutcome.IN_FORCE or said.boot != enforcement.cache_boot:
             return self._nothing(EraseOutcome.NOT_ENFORCED)
-        return Erased.of(
-            self._boot, enforcement.acked, said, enforcement.requests_on(keyspaces), self._keys(keyspaces, said)
-        )
+        requests = enforcement.requests_on(keyspaces)
+        return Erased(self._boot, enforcement.acked, said, requests, self._keys(keyspaces))
 
     def _nothing(self, outcome: EraseOutcome) -> Erased:
         """Return an answer that erased nothing; of a cache server that is away nothing is known, not even which."""
         enforcement = self._enforcement
         boot = "" if outcome is EraseOutcome.CACHE_AWAY else enforcement.cache_boot
-        return Erased(self._boot, boot, 0, enforcement.term, enforcement.acked, outcome)
+        return Erased(self._boot, enforcement.acked, AdapterErased(boot, 0, enforcement.term, outcome))
 
-    def _keys(self, keyspaces: frozenset[str], said: AdapterErased) -> LeftKeys:
+    def _keys(self, keyspaces: frozenset[str]) -> LeftKeys:
         bundle = self._enforcement.bundle
         named = data_keys(bundle) if bundle is not None else {}
         files = self._key_files(keyspaces)
         in_policy = sum(len(keys) for keyspace, keys in named.items() if keyspace in keyspaces)
-        return LeftKeys(files.gate + in_policy, files.volume, said.keys)
+        return LeftKeys(files.gate + in_policy, files.volume)
 
     def _has(self, keyspaces: Collection[str]) -> bool:
         """Whether the policy in force has any of these, be it suspended or switched off for now; what is suspended for

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterator
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.holding import PoolHolding
+from kvstrata.contract.messages.pools import PoolHolding
 from kvstrata.contract.policy.pools import PoolShard, PoolVersion
 from kvstrata_sidecar.gate.adapter_link import AdapterLink
 from kvstrata_sidecar.gate.policy.enforcement import Enforcement

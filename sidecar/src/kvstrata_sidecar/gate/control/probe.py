@@ -18,10 +18,10 @@ from typing import Any
 
 from kvstrata.contract import ContractError
 from kvstrata.contract.messages.adapter import MAX_HASHED_TOKENS, UNKNOWN_QUESTION
-from kvstrata.contract.messages.erase_2 import AdapterVerified, VerifyQuestion
+from kvstrata.contract.messages.erase import AdapterVerified, VerifyRequest
 from kvstrata.contract.messages.probe import (
     ENGINE,
-    ForgetQuestion,
+    ForgetRequest,
     Probed,
     ProbedTier,
     ProbeOutcome,
@@ -262,7 +262,7 @@ class Prober:
             await asyncio.sleep(LOOK_S)
 
     async def _verify(self, keyspace: str, name: bytes) -> AdapterVerified:
-        said = await self._link.verify(VerifyQuestion(keyspace, name))
+        said = await self._link.verify(VerifyRequest(keyspace, name))
         if not said.known:
             raise _EndedError(ProbeOutcome.UNREADY)
         return said
@@ -271,7 +271,7 @@ class Prober:
         """Delete the chunk everywhere; what somebody uses at that moment is tried again, and left to age after that."""
         for _ in range(FORGET_TRIES):
             try:
-                if not (await self._link.forget(ForgetQuestion(keyspace, name))).in_use:
+                if not (await self._link.forget(ForgetRequest(keyspace, name))).in_use:
                     return
             except ContractError:
                 return

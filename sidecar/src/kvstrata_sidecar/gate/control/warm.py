@@ -14,9 +14,9 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.pools import PoolReport, PoolVersionState, Rendered, Warmed, WarmOutcome, WarmRequest
 from kvstrata.contract.messages.prefix import PrefixSource
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES, PoolVersion
 from kvstrata_sidecar.gate import log
 from kvstrata_sidecar.gate.adapter_link import AdapterLink

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvstrata.contract.messages.template import refused_argument
+from kvstrata.contract.messages.prefix import refused_argument
 from kvstrata_sidecar.gate.http.errors import Reason, bad_request
 from kvstrata_sidecar.gate.proxy import content
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import orjson
 
-from kvstrata.contract.messages.adapter import SCOPE_DIGITS
 from kvstrata.contract.messages.audit import NO_SCOPE, Action
+from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.gate.audit import Audit
 from kvstrata_sidecar.gate.http.engine_client import Call, EnginePool
 from kvstrata_sidecar.gate.http.errors import Reason, Refusal
