@@ -159,6 +159,13 @@ CASES: Mapping[str, tuple[Step, ...]] = {
         _step("apply", "Secret", "k", {"data": {"a": "MQ=="}}, "carol", force=True),
         _step("replace", "Secret", "gone", {"data": {}}, status=404),
     ),
+    "an apply that may only create, or only change one object": (
+        _step("apply", "ServiceAccount", "c", {"metadata": {"uid": ABSENT_UID}}, status=409),
+        _step("apply", "ServiceAccount", "c", {"metadata": {"resourceVersion": "1", "labels": {"a": "1"}}}),
+        _step("apply", "ServiceAccount", "c", {"metadata": {"resourceVersion": "1"}}, status=409),
+        _step("apply", "ServiceAccount", "c", {"metadata": {"resourceVersion": "1"}}, "bob", force=True, status=409),
+        _step("apply", "ServiceAccount", "c", {"metadata": {"labels": {"b": "1"}}}),
+    ),
     "a policy's spec and status are apart": (
         _step("create", POLICY, "s", {"spec": _SPEC}),
         _step("patch", POLICY, "s", {"spec": {"suspended": True}}, "bob"),

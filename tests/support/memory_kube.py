@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
-from kvstrata.clients.kube import Kube, KubeError, TokenIdentity
+from kvstrata.clients.kube import NO_VERSION, Kube, KubeError, TokenIdentity
 from kvstrata.clients.resources import Resource
 from tests.support.memory_api.merging import copied
 from tests.support.memory_api.objects import Event, MemoryApi, Raw, Slot
@@ -75,12 +75,13 @@ class MemoryKube(Kube):
         return self._write("replace", slot, lambda: self.api.replace(slot, _typed(resource, body), CLIENT))
 
     async def apply(
-        self, resource: Resource, namespace: str, body: Mapping[str, Any], field_manager: str, *, force: bool = True
+        self, resource: Resource, namespace: str, body: Mapping[str, Any], field_manager: str, uid: str | None
     ) -> Raw:
-        """Apply on the server's side, by default taking over fields that others hold."""
+        """Apply on the server's side over the object of this UID, or create one."""
         slot = (resource.kind, namespace, body["metadata"]["name"])
-        wanted = _typed(resource, body)
-        return self._write("apply", slot, lambda: self.api.apply(slot, wanted, field_manager, force=force))
+        condition = {"uid": uid} if uid else {"resourceVersion": NO_VERSION}
+        wanted = _typed(resource, {**body, "metadata": {**body["metadata"], **condition}})
+        return self._write("apply", slot, lambda: self.api.apply(slot, wanted, field_manager, force=True))
 
     async def patch_status(
         self, resource: Resource, namespace: str, name: str, status: Mapping[str, Any], resource_version: str

@@ -143,7 +143,7 @@ class RestoredWorld:
             yield from world.live_pods(model)
 
     def _read(self, pod: Pod) -> None:
-        found = finish(read_bundle(self.simulation.kube, NAMESPACE, pod.model))
+        found = finish(read_bundle(self.simulation.kube, NAMESPACE, pod.model, ""))
         before = self.held.get(pod.uid)
         if found is not None and found.whole and found.bundle.root.supersedes(before.root if before else None):
             self.held[pod.uid] = found.bundle

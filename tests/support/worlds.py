@@ -26,12 +26,14 @@ from kvstrata.objects import names
 from kvstrata.objects.applied import is_applied, stamped
 from kvstrata.objects.context import BuildContext
 from kvstrata.plan.actions import EndReclaim, ErasureOrder, Plan, ProbeBackend, Question, ReclaimQuestion, TendServers
+from kvstrata.plan.ownership import has_our_label
 from kvstrata.plan.questions import IsolationQuestion, PoolQuestion
 from kvstrata.reconcile.keys.key_ring import KeyRing
 from kvstrata.reconcile.keys.kms_domains import KmsDomains
 from kvstrata.reconcile.keys.kms_services import KmsServices, Login, by_service_account
 from kvstrata.reconcile.keys.kms_worker import KmsKeys
 from kvstrata.reconcile.loop import plan
+from kvstrata.reconcile.parse import OWN_KINDS
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.resync import Resync
 from kvstrata.reconcile.secret_watch import SecretWatch
@@ -93,6 +95,7 @@ class Simulation:
         self.put(*objects)
 
     def _boot(self) -> None:
+        self._shown = {(kind, name) for (kind, _, name), raw in self.kube.objects.items() if has_our_label(raw)}
         self.store = Store(lambda: self.random.randbytes(64), lambda: self.now)
         self.boots += 1
         self.store.term = self.boots
@@ -365,8 +368,14 @@ class Simulation:
             self.queue.add(key)
 
     def _deliver(self) -> None:
+        """Bring events as watches do: of objects that are not users', those with our label, and that one lost it."""
         for kind, raw in self.kube.take_events():
             metadata = raw["metadata"]
+            if raw["kind"] not in OWN_KINDS and not has_our_label(raw):
+                if (raw["kind"], metadata["name"]) not in self._shown:
+                    continue
+                kind = "DELETED"
+            (self._shown.discard if kind == "DELETED" else self._shown.add)((raw["kind"], metadata["name"]))
             if raw["kind"] == "Secret":
                 secrets = self.secret_watch
                 keys = secrets.forget(raw) if kind == "DELETED" else secrets.observe(raw)

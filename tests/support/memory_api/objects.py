@@ -105,9 +105,10 @@ class MemoryApi:
         if metadata.get("managedFields"):
             raise KubeError(400, "BadRequest", "metadata.managedFields must be nil")
         known = self._known(slot, metadata) if slot in self.objects else None
-        if known is None and metadata.get("resourceVersion"):
+        if known is None and metadata.get("uid"):
             raise KubeError(409, "Conflict", "the object does not exist")
-        wanted = self._clean(slot, self._without_status(slot, config))
+        told = {name: value for name, value in metadata.items() if name not in ("uid", "resourceVersion")}
+        wanted = self._clean(slot, self._without_status(slot, {**config, "metadata": told}))
         try:
             result, owners = apply(schema_of(slot[0]), known, wanted, self.owners.get(slot, {}), manager, force=force)
         except FieldConflictError as conflict:

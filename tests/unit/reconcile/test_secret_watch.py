@@ -37,7 +37,7 @@ def keyspaces(simulation: Simulation) -> dict[str, Any]:
 
 
 def stored(simulation: Simulation) -> Any:
-    return finish(read_bundle(simulation.kube, NAMESPACE, "tiny"))
+    return finish(read_bundle(simulation.kube, NAMESPACE, "tiny", simulation.world.models["tiny"].uid))
 
 
 def change_root(simulation: Simulation, **fields: Any) -> Root:

@@ -32,7 +32,7 @@ def at_rest() -> Simulation:
 
 
 def stored(simulation: Simulation) -> Any:
-    return finish(read_bundle(simulation.kube, NAMESPACE, "tiny"))
+    return finish(read_bundle(simulation.kube, NAMESPACE, "tiny", simulation.world.models["tiny"].uid))
 
 
 def with_an_edit() -> Simulation:

@@ -22,6 +22,9 @@ from kvstrata.clients.resources import NAMESPACE, POD, TOKEN_REVIEW, Resource
 
 REQUEST_TIMEOUT_S = 15.0
 LIST_PAGE = 500
+NO_VERSION = "1"
+"""A resourceVersion that no object has: an apply with it creates, or is a conflict. The API server compares it with
+the version of an object that exists, and ignores it where none does; the Java Operator SDK relies on that, too."""
 
 
 _REASONS = {status.value: status.phrase.title().replace(" ", "") for status in HTTPStatus if status >= 400}
@@ -187,16 +190,27 @@ class Kube:
         return await self.request("PUT", resource.path(namespace, body["metadata"]["name"]), body=body)
 
     async def apply(
-        self, resource: Resource, namespace: str, body: Mapping[str, Any], field_manager: str
+        self, resource: Resource, namespace: str, body: Mapping[str, Any], field_manager: str, uid: str | None
     ) -> dict[str, Any]:
-        """Apply an object on the server's side, taking over fields that others hold."""
-        return await self.request(
-            "PATCH",
-            resource.path(namespace, body["metadata"]["name"]),
-            query={"fieldManager": field_manager, "force": "true"},
-            body=body,
-            content_type="application/apply-patch+yaml",
-        )
+        """Apply an object on the server's side, taking over fields that others hold.
+
+        It changes the object of this UID, or creates one if that is None: KubeError.is_conflict when there is another
+        one of its name, or none.
+        """
+        condition = {"uid": uid} if uid else {"resourceVersion": NO_VERSION}
+        try:
+            return await self.request(
+                "PATCH",
+                resource.path(namespace, body["metadata"]["name"]),
+                query={"fieldManager": field_manager, "force": "true"},
+                body={**body, "metadata": {**body["metadata"], **condition}},
+                content_type="application/apply-patch+yaml",
+            )
+        except KubeError as error:
+            if f'metadata.uid: Invalid value: "{uid}"' in error.message:
+                # To the API server another UID is a change of a field that cannot change.
+                raise KubeError(HTTPStatus.CONFLICT, "Conflict", error.message) from error
+            raise
 
     async def patch_status(
         self, resource: Resource, namespace: str, name: str, status: Mapping[str, Any], resource_version: str

@@ -50,6 +50,8 @@ class World:
     by its UID, `unsettled` names the policies whose generation was never enforced, `claims` gives by tier who declares
     guarantees there, `claimants` the same by who does, `granting` what statuses that are being written will say is
     admitted, in bytes by tier, and `owned` gives kind and name of the children that the object of a UID controls.
+    `foreign` gives, by kind and name, the UID of the object that needs a name which an object of others has. Watches go
+    by a label and do not show that object: a write met it.
 
     `credentials` gives what the servers of a managed tier were last seen to have of users and certificates.
 
@@ -99,6 +101,7 @@ class World:
     granting: Mapping[Key, Mapping[str, int]] = field(default_factory=dict)
     children: Mapping[tuple[str, str], LiveObject] = field(default_factory=dict)
     owned: Mapping[str, Set[tuple[str, str]]] = field(default_factory=dict)
+    foreign: Mapping[tuple[str, str], str] = field(default_factory=dict)
     secrets: Mapping[str, SecretFacts] = field(default_factory=dict)
     pods: Mapping[str, Mapping[str, Pod]] = field(default_factory=dict)
     departures: Mapping[str, tuple[Departure, ...]] = field(default_factory=dict)

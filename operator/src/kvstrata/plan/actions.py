@@ -271,6 +271,13 @@ class Remove:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadForeign:
+    """Read objects of others, by kind and name, whose names the planned object needs: are they still there?"""
+
+    slots: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ReclaimFormer:
     """Have a round of the deletion of a former cache run, from all Redis tiers of the namespace."""
 
@@ -296,7 +303,14 @@ class EndReclaim:
 ReclaimQuestion = ReclaimFormer | TellFormer
 ErasureOrder = CarryOutErasure | EndErasure
 Question = (
-    ProbeBackend | TendServers | ReconcileCluster | PoolQuestion | IsolationQuestion | ErasureOrder | ReclaimQuestion
+    ReadForeign
+    | ProbeBackend
+    | TendServers
+    | ReconcileCluster
+    | PoolQuestion
+    | IsolationQuestion
+    | ErasureOrder
+    | ReclaimQuestion
 )
 """Actions that change no object of the plan; their answers are facts of a later plan, and nobody waits for them."""
 

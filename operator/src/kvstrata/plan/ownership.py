@@ -6,17 +6,62 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvstrata.api.base import Resource
+from kvstrata.api.cachedomain import CacheDomain
+from kvstrata.api.reasons import NAME_CONFLICT
 from kvstrata.model.world import World
-from kvstrata.plan.actions import Remove
+from kvstrata.objects import labels
+from kvstrata.plan.actions import Decision, ReadForeign, Remove
+
+FOREIGN_S = 15.0
+"""How often to look whether objects of others still have the names that an object of ours needs."""
 
 
-def taken_by_someone_else(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return kind and name of the first wanted object that exists and does not belong to `owner`, or None."""
-    for child in wanted:
-        live = world.children.get((child["kind"], child["metadata"]["name"]))
-        if live is not None and owner.uid not in controllers(live):
-            return f"{child['kind']} {child['metadata']['name']}"
-    return None
+def is_ours(live: Mapping[str, Any], owner: str) -> bool:
+    """Whether an object belongs to the one of UID `owner`.
+
+    A Secret may also be known by our label: one that a backup brought back has an owner of another UID, or none.
+    """
+    metadata = live["metadata"]
+    if live["kind"] != "Secret":
+        return owner in controllers(live)
+    return has_our_label(live) or any(one["uid"] == owner for one in metadata.get("ownerReferences") or ())
+
+
+def has_our_label(live: Mapping[str, Any]) -> bool:
+    """Whether watches show an object to us."""
+    return labels.OWNED.items() <= (live["metadata"].get("labels") or {}).items()
+
+
+def name_conflict(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]] = ()) -> Decision | None:
+    """Return the decision that names all objects of others which have names that `owner` needs, None if there are none.
+
+    Of the `wanted` objects those are seen that watches show, of all others those that a write met.
+    """
+    shown = [
+        slot
+        for child in wanted
+        if (live := world.children.get(slot := (child["kind"], child["metadata"]["name"]))) is not None
+        and not is_ours(live, owner.uid)
+    ]
+    taken = ", ".join(f"{kind} {name}" for kind, name in sorted({*shown, *foreign_of(world, owner)}))
+    if not taken:
+        return None
+    kind = owner.INFO.kind
+    way_out = "delete them" if kind == CacheDomain.INFO.kind else f"delete them, or rename the {kind}"
+    return Decision(
+        NAME_CONFLICT, f"objects of others have names that this {kind} needs: {taken}. They are left alone; {way_out}"
+    )
+
+
+def read_foreign(world: World, owner: Resource) -> tuple[ReadForeign, ...]:
+    """Return the order to look again at what a write of `owner` met."""
+    met = foreign_of(world, owner)
+    return (ReadForeign(met),) if met else ()
+
+
+def foreign_of(world: World, owner: Resource) -> tuple[tuple[str, str], ...]:
+    """Return kind and name of each object of others that a write for `owner` met."""
+    return tuple(sorted(slot for slot, uid in world.foreign.items() if uid == owner.uid))
 
 
 def left_by_predecessor(world: World, owner: Resource, wanted: Iterable[Mapping[str, Any]]) -> str | None:

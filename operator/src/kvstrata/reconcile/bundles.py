@@ -16,6 +16,7 @@ from kvstrata.contract.policy.pools import PoolShard
 from kvstrata.model.pods import CommittedBundle
 from kvstrata.objects import labels, names
 from kvstrata.plan.actions import CommitBundle
+from kvstrata.plan.ownership import is_ours
 from kvstrata.reconcile.domain_store import DomainStore
 
 from .secrets import decode
@@ -30,9 +31,17 @@ def bundle_of(raw: Mapping[str, Any]) -> str | None:
     return model if own.get(labels.COMPONENT) == "bundle" else None
 
 
-async def read_bundle(kube: Kube, namespace: str, model: str) -> CommittedBundle | None:
-    """Return a model's bundle as the API server holds it now, or None if there is none."""
-    stored = await kube.get(SECRET, namespace, names.bundle_root(model))
+async def read_bundle(kube: Kube, namespace: str, model: str, uid: str) -> CommittedBundle | None:
+    """Return the bundle of a model, which has this UID, as the API server holds it now, or None if there is none.
+
+    Secrets of others under its names are no part of it.
+    """
+
+    async def read(name: str) -> dict[str, Any] | None:
+        found = await kube.get(SECRET, namespace, name)
+        return found if found is not None and is_ours(found, uid) else None
+
+    stored = await read(names.bundle_root(model))
     if stored is None:
         return None
     try:
@@ -44,7 +53,7 @@ async def read_bundle(kube: Kube, namespace: str, model: str) -> CommittedBundle
         *(names.bundle_shard(model, ref.index, ref.slot) for ref in root.shards),
         *(names.pool_shard(model, ref.index, ref.slot) for ref in root.pools),
     ):
-        shard = await kube.get(SECRET, namespace, name)
+        shard = await read(name)
         if shard is not None:
             shards[name] = shard
     return assemble(model, {names.bundle_root(model): stored, **shards})

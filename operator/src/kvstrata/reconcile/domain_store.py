@@ -10,13 +10,16 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from http import HTTPStatus
 from typing import Any
 
 from kvstrata.api.base import Resource
 from kvstrata.api.cachedmodel import CachedModel
 from kvstrata.api.cachedomain import CacheDomain
 from kvstrata.api.cachetier import CacheTier
+from kvstrata.api.reasons import NAME_CONFLICT
 from kvstrata.api.tenantcachepolicy import TenantCachePolicy
+from kvstrata.clients.kube import KubeError
 from kvstrata.model.erasure.record import ErasureNow
 from kvstrata.model.guarantees import ClaimIndex
 from kvstrata.model.memo import Memo
@@ -37,7 +40,15 @@ from kvstrata.model.reclaim import ReclaimReport
 from kvstrata.model.redis.cluster import ServerPod
 from kvstrata.model.redis.credentials import CredentialLook
 from kvstrata.model.refs import Key
+from kvstrata.plan.ownership import is_ours
 from kvstrata.reconcile.parse import OWN_KINDS
+
+
+class NameConflictError(KubeError):
+    """An object of others has the name of an object of ours."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(HTTPStatus.CONFLICT, NAME_CONFLICT, f"{kind} {name} belongs to others")
 
 
 @dataclass(slots=True)
@@ -57,6 +68,7 @@ class DomainStore:
     """What statuses that are being written will say is admitted, by tier."""
     children: dict[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     owned: dict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
+    foreign: dict[tuple[str, str], str] = field(default_factory=dict)
     secrets: dict[str, SecretFacts] = field(default_factory=dict)
     domain_key: bytes | None = field(default=None, repr=False)
     data_keys: Mapping[str, bytes | str] = field(default_factory=dict, repr=False)
@@ -96,6 +108,19 @@ class DomainStore:
     """By order and round."""
     ending: Ending = field(default_factory=Ending)
     memo: Memo = field(default_factory=Memo)
+
+    def belongs_to(self, owner: str, live: Mapping[str, Any]) -> bool:
+        """Whether an object under a name that the object of UID `owner` needs is its own; else take note of it."""
+        slot = (live["kind"], live["metadata"]["name"])
+        if is_ours(live, owner):
+            self.foreign.pop(slot, None)
+            return True
+        self.foreign[slot] = owner
+        return False
+
+    def forget_foreign(self, owner: str) -> None:
+        """Forget which objects of others have names that the object of UID `owner` needed: it may need others now."""
+        self.foreign = {slot: uid for slot, uid in self.foreign.items() if uid != owner}
 
     def forget_ending(self) -> None:
         """Forget what the namespace left, if nothing of it is there any more that could need it."""

@@ -25,7 +25,7 @@ from kvstrata.objects import labels, names
 from kvstrata.objects.redis import passwords
 from kvstrata.objects.redis.users import ADMIN_USER, what_users_may
 from kvstrata.plan.actions import EnsureSecret, Material, Turn, TurnSecret
-from kvstrata.reconcile.domain_store import DomainStore
+from kvstrata.reconcile.domain_store import DomainStore, NameConflictError
 
 from .audit import tell_secret, tell_turn
 from .parse import resource_version
@@ -122,11 +122,12 @@ class Keeper:
     async def ensure(self, domain: DomainStore, order: EnsureSecret) -> None:
         """Create the Secret of `order`, or renew certificate or users. Keys and passwords that exist are left alone.
 
-        Raises KubeError if somebody else wrote a Secret of data keys meanwhile: its keys must be seen first.
+        Raises KubeError if somebody else wrote a Secret of data keys meanwhile: its keys must be seen first; a
+        NameConflictError if the Secret belongs to others.
         """
         if order.name not in domain.secrets and order.material in _OF_SERVERS and await self._made(domain, order):
             return
-        stored = await self._kube.get(SECRET, domain.namespace, order.name)
+        stored = await self.read(domain, order.name, order.owner)
         there = decode(stored or {})
         values: Mapping[str, bytes] | None
         if order.material is Material.DATA_KEYS:
@@ -151,7 +152,7 @@ class Keeper:
             except KubeError as error:
                 if not error.is_conflict or order.material is Material.DATA_KEYS:
                     raise
-                written = await self._kube.get(SECRET, domain.namespace, order.name) or body
+                written = await self.read(domain, order.name, order.owner) or body
         else:
             body["metadata"]["resourceVersion"] = stored["metadata"]["resourceVersion"]
             written = await self._kube.replace(SECRET, domain.namespace, body)
@@ -159,6 +160,15 @@ class Keeper:
         if decode(written) == values:  # else somebody else was faster, and tells
             _tell(domain.namespace, order, there, values)
         self.observe(domain, written)
+
+    async def read(self, domain: DomainStore, name: str, owner: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return a Secret that `owner` needs, None if there is none. Raises NameConflictError if it belongs to others,
+        whose Secret is not known of any more then, if it ever was."""
+        found = await self._kube.get(SECRET, domain.namespace, name)
+        if found is not None and not domain.belongs_to(owner["uid"], found):
+            self.forget(domain, name)
+            raise NameConflictError(SECRET.kind, name)
+        return found
 
     async def _made(self, domain: DomainStore, order: EnsureSecret) -> bool:
         """Create a Secret that nothing is known of; return False if there is one all the same."""
@@ -181,7 +191,7 @@ class Keeper:
 
         Raises KubeError if somebody does just now.
         """
-        stored = await self._kube.get(SECRET, domain.namespace, order.name)
+        stored = await self.read(domain, order.name, order.owner)
         if stored is None:
             self.forget(domain, order.name)
             return

@@ -88,6 +88,7 @@ class Store:
             granting=d.granting,
             children=d.children,
             owned=d.owned,
+            foreign=d.foreign,
             secrets=d.secrets,
             pods=d.pods,
             departures=d.departures,
@@ -141,6 +142,8 @@ class Store:
             before = d.objects[kind].pop(name, None)
             _note_epoch_left(d, before, None)
             note_end(d.ending, before)
+            if before is not None:
+                d.forget_foreign(before.uid)
             d.claims.replace(Key(kind, namespace, name), None)
             d.unreadable.pop(Key(kind, namespace, name), None)
             if isinstance(before, TenantCachePolicy):
@@ -233,6 +236,8 @@ class Store:
         if before is not None and (before.uid, before.generation) == (after.uid, after.generation):
             # A spec changes with the generation only. The same object tells at once that it has not.
             after = after.model_copy(update={"spec": getattr(before, "spec")})  # noqa: B009  (declared by each kind)
+        else:
+            d.forget_foreign(after.uid)
         d.objects[kind][name] = after
         _note_epoch_left(d, before, after)
         note_presence(d.ending, after)

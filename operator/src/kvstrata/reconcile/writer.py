@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kvstrata.api.reasons import DomainReason
 from kvstrata.clients.kube import Kube, KubeError
-from kvstrata.clients.resources import BY_KIND, SECRET, SERVICE_MONITOR
+from kvstrata.clients.resources import BY_KIND, SECRET
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, SHARD_DATA_KEY, Bundle
 from kvstrata.model.pods import CommittedBundle
-from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
+from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.objects import names
-from kvstrata.objects.applied import missing
 from kvstrata.plan.actions import (
     Action,
     CarryOutErasure,
@@ -27,6 +26,7 @@ from kvstrata.plan.actions import (
     KeepInKms,
     Plan,
     ProbeBackend,
+    ReadForeign,
     ReclaimFormer,
     ReconcileCluster,
     Remove,
@@ -49,7 +49,7 @@ from kvstrata.plan.questions import (
     WarmPool,
 )
 from kvstrata.reconcile.affected import concerned_by_commit
-from kvstrata.reconcile.domain_store import DomainStore
+from kvstrata.reconcile.domain_store import DomainStore, NameConflictError
 from kvstrata.reconcile.redis.backends import Backends
 from kvstrata.reconcile.redis.credentials import CredentialWorker
 from kvstrata.reconcile.redis.topology import Topologies
@@ -58,6 +58,7 @@ from . import metrics
 from .audit import tell_restore, tell_sharing, tell_status
 from .background import utc_now
 from .bundles import bundle_secret, read_bundle, shards_of, take
+from .children import ChildRefusedError, Children
 from .events import Events
 from .lifecycle import create, set_finalizers
 from .metrics import count_lazy
@@ -95,6 +96,7 @@ class Writer:
         self._ask_for_pools, self._probe, self._erase, self._keep_in_kms = ask_for_pools, probe, erase, keep_in_kms
         self._reclaims = reclaims
         self._events = Events(kube)
+        self._children = Children(kube, store, self._enqueue, self._may_write)
         self.backends = Backends(kube, store, queue)
         self.topologies = Topologies(kube, store, queue, leading)
         self.credentials = CredentialWorker(kube, store, queue, keeper, leading)
@@ -102,19 +104,23 @@ class Writer:
     async def carry_out(self, key: Key, plan: Plan) -> None:
         """Write everything of `plan`, in its order. Raises KubeError on the first refusal; what was written stands.
 
-        A ChildRefusedError is told in the status of `key` before it is raised.
+        A ChildRefusedError is told in the status of `key` before it is raised, a NameConflictError by its next plan.
         """
         granting = self._store.domain(key.namespace).granting
         # From here on other plans are made, which must not give away the same room.
         granting.update(admitted_by(plan.statuses))
         try:
-            for action in plan.actions:
-                await self._act(key, action)
+            await self._act_all(key, plan.actions)
             await self._apply_all(key, plan.apply)
             if not plan.statuses:
                 self._queue.put_off_no_more(key)
             for write in plan.statuses:
                 await self._write_status(key, write)
+        except NameConflictError:
+            await self._children.find_foreign(key.namespace, plan.apply)
+            if key.kind == BUNDLE:
+                self._queue.add(Key("CachedModel", key.namespace, key.name))
+            raise
         finally:
             for write in plan.statuses:
                 granting.pop(write.key, None)
@@ -126,6 +132,17 @@ class Writer:
             self.backends.forget_unasked(key.namespace, key.name)
             self.credentials.forget_unmanaged(key.namespace, key.name)
             self.topologies.forget_untended(key.namespace, key.name)
+
+    async def _act_all(self, key: Key, actions: Sequence[Action]) -> None:
+        """Carry out actions in their order; of several Secrets that others have the names of, each is found."""
+        conflict: NameConflictError | None = None
+        for action in actions:
+            try:
+                await self._act(key, action)
+            except NameConflictError as error:
+                conflict = error
+        if conflict is not None:
+            raise conflict
 
     async def _act(self, key: Key, action: Action) -> None:
         match action:
@@ -161,11 +178,11 @@ class Writer:
             case Create():
                 self._may_write()
                 await self._create(key, action)
+            case ReadForeign():
+                await self._children.read_foreign(key, action)
             case Remove():
                 self._may_write()
-                await self._kube.delete(BY_KIND[action.kind], key.namespace, action.name, action.uid)
-                if (action.kind, action.name) in self._store.domain(key.namespace).children:
-                    await self._note_removed(key.namespace, action)
+                await self._children.remove(key.namespace, action)
 
     async def _ensure(self, namespace: str, order: EnsureSecret) -> None:
         """Make or mend a Secret. Objects that came while the domain's key was written were planned without it."""
@@ -184,21 +201,9 @@ class Writer:
                 await self._tell_refused(key, ChildRefusedError(order.body["kind"], named, error))
             raise
 
-    async def _note_removed(self, namespace: str, removed: Remove) -> None:
-        """Know at once what became of a child: the next plan must not count on it until a watch tells."""
-        resource = BY_KIND[removed.kind]
-        left = await self._kube.get(resource, namespace, removed.name)
-        if left is None:
-            self._enqueue(self._store.forget(removed.kind, namespace, removed.name))
-        else:
-            self._enqueue(
-                self._store.observe(_typed(left, {"apiVersion": resource.api_version, "kind": resource.kind}))
-            )
-
-    async def _apply_all(self, key: Key, children: Iterable[Mapping[str, Any]]) -> None:
+    async def _apply_all(self, key: Key, children: Sequence[Mapping[str, Any]]) -> None:
         try:
-            for desired in children:
-                await self._apply(key, desired)
+            await self._children.apply(key, children)
         except ChildRefusedError as refused:
             await self._tell_refused(key, refused)
             raise
@@ -207,24 +212,6 @@ class Writer:
         world = self._store.world(key.namespace)
         for write in plan_refused(world, key, refused.child, refused.message, utc_now()).statuses:
             await self._write_status(key, write)
-
-    async def _apply(self, key: Key, desired: Mapping[str, Any]) -> None:
-        kind, name, domain = desired["kind"], desired["metadata"]["name"], self._store.domain(key.namespace)
-        wanted = missing(domain.memo, domain.children.get((kind, name)), desired)
-        if wanted is None:
-            return
-        self._may_write()
-        manager = f"{FIELD_MANAGER_PREFIX}-{key.kind.lower()}"
-        try:
-            applied = await self._kube.apply(BY_KIND[kind], key.namespace, wanted, manager)
-        except KubeError as error:
-            if error.is_not_found and kind == SERVICE_MONITOR.kind:
-                return
-            if error.is_refusal:
-                raise ChildRefusedError(kind, name, error) from error
-            raise
-        metrics.WRITES.labels(kind, "apply").inc()
-        self._enqueue(self._store.observe(_typed(applied, desired)))
 
     async def _write_status(self, reconciled: Key, write: StatusWrite) -> None:
         if not write.can_wait:
@@ -285,7 +272,8 @@ class Writer:
             if error.is_refusal or error.is_too_many:
                 raise
             # The answer may have been lost after the write: then what is stored is what was to be written.
-            found = await read_bundle(self._kube, key.namespace, commit.model)
+            await self._keeper.read(self._store.domain(key.namespace), root["metadata"]["name"], commit.owner)
+            found = await read_bundle(self._kube, key.namespace, commit.model, commit.owner["uid"])
             if found is None or found.bundle != Bundle(commit.root, commit.entries, commit.pools):
                 take(self._store.domain(key.namespace), commit.model, found)
                 raise
@@ -321,7 +309,7 @@ class Writer:
                 written = await self._kube.replace(SECRET, key.namespace, body)
         except KubeError as error:
             if error.is_conflict or error.is_not_found:
-                await self._reread(domain, key.namespace, name)
+                await self._reread(domain, name, commit.owner)
                 await self.load_bundle(key.namespace, commit.model)
             raise
         self._keeper.observe(domain, written)
@@ -340,12 +328,12 @@ class Writer:
                     self._keeper.forget(domain, name)
                     continue
                 if error.is_conflict:
-                    await self._reread(domain, key.namespace, name)
+                    await self._reread(domain, name, order.owner)
                 raise
             self._keeper.observe(domain, written)
 
-    async def _reread(self, domain: DomainStore, namespace: str, name: str) -> None:
-        stored = await self._kube.get(SECRET, namespace, name)
+    async def _reread(self, domain: DomainStore, name: str, owner: Mapping[str, Any]) -> None:
+        stored = await self._keeper.read(domain, name, owner)
         if stored is not None:
             self._keeper.observe(domain, stored)
         else:
@@ -365,15 +353,20 @@ class Writer:
         if committed is None or suspected <= int(committed.resource_version or 0):
             return
         try:
-            take(domain, key.name, await read_bundle(self._kube, key.namespace, key.name))
+            take(domain, key.name, await self._read_bundle(domain, key.name))
         except KubeError:
             domain.suspected_bundles.setdefault(key.name, suspected)
             raise
 
     async def load_bundle(self, namespace: str, model: str) -> None:
         """Read a model's bundle as the API server holds it, after a write of it was refused."""
-        take(self._store.domain(namespace), model, await read_bundle(self._kube, namespace, model))
+        domain = self._store.domain(namespace)
+        take(domain, model, await self._read_bundle(domain, model))
         self._queue.add(Key(BUNDLE, namespace, model))
+
+    async def _read_bundle(self, domain: DomainStore, model: str) -> CommittedBundle | None:
+        known = domain.objects["CachedModel"].get(model)
+        return await read_bundle(self._kube, domain.namespace, model, known.uid if known else "")
 
     def _enqueue(self, keys: frozenset[Key] | set[Key]) -> None:
         for key in keys:
@@ -384,17 +377,5 @@ class Writer:
             raise NotLeadingError("this process no longer leads and must not write")
 
 
-class ChildRefusedError(KubeError):
-    """The API server will not have an object that belongs to the reconciled one, as it was built from its spec."""
-
-    def __init__(self, kind: str, name: str, cause: KubeError) -> None:
-        super().__init__(cause.status, cause.reason, cause.message, cause.retry_after_s)
-        self.child = f"{kind} {name}"
-
-
 class NotLeadingError(RuntimeError):
     """A write was about to happen in a process that lost the Lease."""
-
-
-def _typed(answer: dict[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:
-    return answer | {"apiVersion": desired["apiVersion"], "kind": desired["kind"]}

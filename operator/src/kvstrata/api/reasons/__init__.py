@@ -12,6 +12,7 @@ from kvstrata.api.reasons.tier import TierReason
 
 __all__ = [
     "CHILD_REFUSED",
+    "NAME_CONFLICT",
     "REASONS",
     "DomainReason",
     "GroupReason",
@@ -37,6 +38,7 @@ class DomainReason(Reason):
         "RestoreDetected",
         "A pod holds a newer bundle than the API server, which was restored from a backup; the key is being replaced.",
     )
+    NAME_CONFLICT = texts.NAME_CONFLICT
     KEY_REPLACED = "KeyReplaced", "After a restore the domain's key was replaced, and pods enforce what is new."
     WITNESS_NOT_BELIEVED = (
         "WitnessNotBelieved",
@@ -113,7 +115,7 @@ class ModelReason(Reason):
     )
     CHUNK_SIZE_MISMATCH = "ChunkSizeMismatch", "The chunk size is not a multiple of the engine's block size."
     TIER_STALLED = "TierStalled", "A CacheTier of the model is stalled; the model serves without it."
-    NAME_CONFLICT = "NameConflict", "An object that would belong to this one exists and belongs to someone else."
+    NAME_CONFLICT = texts.NAME_CONFLICT
     CHILD_REFUSED = texts.CHILD_REFUSED
     PODS_REPORT_PROBLEM = (
         "PodsReportProblem",
@@ -306,8 +308,8 @@ class PoolReason(Reason):
     NO_BUDGET = texts.NO_BUDGET
 
 
-CHILD_REFUSED = texts.CHILD_REFUSED[0]
-"""The reason of every kind that has objects of its own."""
+CHILD_REFUSED, NAME_CONFLICT = texts.CHILD_REFUSED[0], texts.NAME_CONFLICT[0]
+"""Reasons of every kind that has objects of its own."""
 
 REASONS: dict[str, type[Reason]] = {
     "CacheDomain": DomainReason,

@@ -39,6 +39,7 @@ AWAITING_KEYS = (
     "its policy.",
 )
 SECRET_NOT_FOUND = ("SecretNotFound", "A Secret that is named does not exist or lacks a key.")
+NAME_CONFLICT = ("NameConflict", "An object that would belong to this one exists and belongs to someone else.")
 CHILD_REFUSED = (
     "ChildRefused",
     "The API server refuses an object that belongs to this one; the message has its name and the API server's words.",

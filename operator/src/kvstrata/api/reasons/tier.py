@@ -31,7 +31,7 @@ class TierReason(Reason):
         "ClassificationNotSupported",
         "The engine's own memory holds every request, so that no data can be kept off it by its classification.",
     )
-    NAME_CONFLICT = "NameConflict", "An object that would belong to this one exists and belongs to someone else."
+    NAME_CONFLICT = texts.NAME_CONFLICT
     PREDECESSOR_REMAINS = (
         "PredecessorRemains",
         "Something is left of a deleted CacheTier of the same name, which Kubernetes removes; then this one's is made.",

@@ -24,6 +24,7 @@ from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.pods import CommittedBundle, keys_in
 from kvstrata.model.refs import BUNDLE, Key
 from kvstrata.model.world import World
+from kvstrata.objects import names
 from kvstrata.plan.actions import CommitBundle, Plan
 from kvstrata.plan.budgets.admission import lost_everywhere
 from kvstrata.plan.budgets.capacity import BUDGETED
@@ -31,6 +32,7 @@ from kvstrata.plan.budgets.classification import shared_classifications
 from kvstrata.plan.bundle import restore
 from kvstrata.plan.bundle.compile import Compiled, compile_policy, entry_in, rules_of, selects, still_allowed
 from kvstrata.plan.bundle.paused import paused_epochs
+from kvstrata.plan.ownership import foreign_of
 from kvstrata.plan.pools.shards import are_placed, desired_pools, empty_leftovers, leftovers, place
 from kvstrata.plan.scopes import current_epoch
 
@@ -42,10 +44,13 @@ def plan_bundle(world: World, name: str) -> Plan:
     """Return the commit that brings the bundle of model `name` up to date, or an empty plan.
 
     Nothing is committed while an epoch that an entry needs is still to be drawn for the first time: the policy
-    that draws it asks again. Nor while an API server that was restored may have brought back what was invalidated.
+    that draws it asks again. Nor while an API server that was restored may have brought back what was invalidated, or
+    a Secret of others has the name of a part of the bundle.
     """
     model = world.models.get(name)
     if model is None or model.metadata.deleting or world.domain_key is None or not world.domain_id:
+        return NO_PLAN
+    if any(secret.startswith(names.bundle_root(name)) for _, secret in foreign_of(world, model)):
         return NO_PLAN
     if restore.holds_back(world):
         return Plan(enqueue=(Key("CacheDomain", world.namespace, DOMAIN_NAME),))

@@ -100,6 +100,7 @@ def plan_data_keys(world: World, domain: CacheDomain, now: datetime) -> Plan:
             drawn_for=domain.status.restored.id if domain.status.restored is not None else "",
         )
         for name in sorted({*lacking, *spent, *back})
+        if ("Secret", name) not in world.foreign
     )
     return Plan(
         actions=orders,

@@ -26,6 +26,7 @@ from kvstrata.plan.bundle.enforcement import ENFORCED, Coverage, coverage, enfor
 from kvstrata.plan.conditions import Finding, false, kstatus, write_status
 from kvstrata.plan.keys import custody as keycustody
 from kvstrata.plan.keys.data_keys import LOOK_AGAIN_S, is_lost, plan_data_keys
+from kvstrata.plan.ownership import FOREIGN_S, name_conflict, read_foreign
 from kvstrata.plan.rules import budgets
 from kvstrata.plan.scopes import fresh_epoch, held
 
@@ -68,7 +69,11 @@ def plan_domain(world: World, now: datetime) -> Plan:
             statuses=write_status(domain, now, findings, {"restored": found}, kept=kept), enqueue=_everyone(world)
         )
     restored = domain.status.restored
+    conflict = name_conflict(world, domain)
     if world.domain_key is None or restore.key_is_old(world):
+        if conflict is not None and ("Secret", names.DOMAIN_KEY_SECRET) in world.foreign:
+            statuses = write_status(domain, now, kstatus(conflict, None, conflict), {})
+            return Plan(actions=read_foreign(world, domain), statuses=statuses, wake_after_s=FOREIGN_S)
         key = EnsureSecret(
             name=names.DOMAIN_KEY_SECRET,
             material=Material.DOMAIN_KEY,
@@ -93,14 +98,16 @@ def plan_domain(world: World, now: datetime) -> Plan:
             statuses=write_status(domain, now, kstatus(None, waiting, waiting), {}),
             enqueue=_everyone(world),
         )
-    report = _report(world, domain, now)
+    report = _report(world, domain, now, conflict)
     keys = plan_data_keys(world, domain, now)
     waits = [wait_s for wait_s in (keys.wake_after_s, report.wake_after_s) if wait_s is not None]
-    again_s = min(waits) if waits else None
-    return replace(report, actions=keys.actions, enqueue=keys.enqueue, wake_after_s=again_s)
+    if conflict is not None:
+        waits.append(FOREIGN_S)
+    actions = (*read_foreign(world, domain), *keys.actions)
+    return replace(report, actions=actions, enqueue=keys.enqueue, wake_after_s=min(waits, default=None))
 
 
-def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
+def _report(world: World, domain: CacheDomain, now: datetime, conflict: Decision | None) -> Plan:
     total = Coverage()
     revision = 0
     for model, committed in world.bundles.items():
@@ -131,7 +138,8 @@ def _report(world: World, domain: CacheDomain, now: datetime) -> Plan:
     within = _within_budget(world, domain, wrong, levels)
     restored = restore.restored_finding(world, domain, now)
     fields["restored"] = restore.record(domain, restored, now)
-    stalled, keys = wrong or keycustody.refused_change(world, domain), _keys(world, domain)
+    stalled = conflict or wrong or keycustody.refused_change(world, domain)
+    keys = _keys(world, domain)
     findings = (*kstatus(stalled, pending, ready), *reserved, enforced, within, *admitted, *keys, *restored)
     can_wait = pending is not None and stalled is None and not verdict.due
     statuses = write_status(domain, now, findings, fields, can_wait=can_wait)

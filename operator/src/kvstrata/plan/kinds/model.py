@@ -24,7 +24,7 @@ from kvstrata.plan.bundle.enforcement import coverage, rules_are_committed
 from kvstrata.plan.conditions import Finding, false, kstatus, true, unknown, write_status
 from kvstrata.plan.isolation import isolation, probes_due
 from kvstrata.plan.kinds.model_rollback import FormerCaches, former_caches
-from kvstrata.plan.ownership import no_longer_wanted, taken_by_someone_else
+from kvstrata.plan.ownership import FOREIGN_S, name_conflict, no_longer_wanted, read_foreign
 from kvstrata.plan.questions import TellIsolation
 from kvstrata.plan.redis.backend import in_force
 from kvstrata.plan.redis.external import is_awaited
@@ -65,6 +65,8 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
                 _counts(world, model, now),
             )
         )
+    if conflict := name_conflict(world, model):
+        return _conflicting(world, model, now, conflict)
     awaited = next((tier.name for tier in _listed(world, model) if is_awaited(world, tier)), None)
     if awaited is not None:
         asking = Decision(ModelReason.TIER_NOT_READY, f"the servers of CacheTier {awaited} are being checked")
@@ -76,14 +78,8 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
     usable = _usable(world, model)
     identity = world.memo.get((cache_identity, model.name), (model.spec, usable), lambda: cache_identity(model, usable))
     children = _children(world, ctx, model, usable, identity)
-    foreign = taken_by_someone_else(world, model, children)
-    if foreign:
-        conflict = Decision(
-            ModelReason.NAME_CONFLICT,
-            f"{foreign} exists and does not belong to this CachedModel: delete it or rename the CachedModel",
-        )
-        findings = (*kstatus(conflict, None, conflict), *_observed(world, model, now))
-        return Plan(statuses=write_status(model, now, findings, _counts(world, model, now)))
+    if conflict := name_conflict(world, model, children):
+        return _conflicting(world, model, now, conflict)
     rolled_out = _rolled_out(world, model).status == "True" and _is_written(world, children)
     former = former_caches(world, model, identity, now, rolled_out=rolled_out)
     return Plan(
@@ -98,6 +94,13 @@ def _plan(world: World, ctx: BuildContext, model: CachedModel, now: datetime) ->
         enqueue=_first_bundle(world, model),
         wake_after_s=former.wake_after_s,
     )
+
+
+def _conflicting(world: World, model: CachedModel, now: datetime, conflict: Decision) -> Plan:
+    """Write nothing but status while objects of others have names of the model's."""
+    findings = (*kstatus(conflict, None, conflict), *_observed(world, model, now))
+    statuses = write_status(model, now, findings, _counts(world, model, now))
+    return Plan(actions=read_foreign(world, model), statuses=statuses, wake_after_s=FOREIGN_S)
 
 
 def _first_bundle(world: World, model: CachedModel) -> tuple[Key, ...]:

@@ -22,7 +22,7 @@ from kvstrata.plan.budgets.admission import next_in_line
 from kvstrata.plan.budgets.capacity import BUDGETED, guaranteed_bytes
 from kvstrata.plan.conditions import Finding, false, kstatus, tells_only, true, unknown, write_status
 from kvstrata.plan.kinds.tier_promises import USED_STEPS, file_findings, promises, used_share
-from kvstrata.plan.ownership import left_by_predecessor, no_longer_wanted, taken_by_someone_else
+from kvstrata.plan.ownership import FOREIGN_S, left_by_predecessor, name_conflict, no_longer_wanted, read_foreign
 from kvstrata.plan.redis import external
 from kvstrata.plan.redis.backend import addresses, asked_as, is_external, report_of, said_before
 from kvstrata.plan.redis.cluster import cluster_state, hindrance, managed_cluster, stuck_pod, without_cluster
@@ -93,6 +93,8 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
         waiting = Decision(TierReason.PROGRESSING, "the domain's identity is being drawn")
         findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
         return Plan(statuses=write_status(tier, now, findings, fields), wake_after_s=1)
+    if conflict := name_conflict(world, tier):
+        return _conflicting(world, tier, now, fields, conflict)
     if tier.spec.redis and tier.spec.redis.managed:
         if secret := predecessors_secret(world, tier):
             return _after_predecessor(world, tier, now, fields, secret)
@@ -107,14 +109,8 @@ def _redis(world: World, ctx: BuildContext, tier: CacheTier, now: datetime, fiel
         tended = tend_credentials(world, ctx, tier, world.domain_id, running, now, follows=cluster is not None)
     if left := left_by_predecessor(world, tier, children):
         return _after_predecessor(world, tier, now, fields, left)
-    foreign = taken_by_someone_else(world, tier, children)
-    if foreign:
-        conflict = Decision(
-            TierReason.NAME_CONFLICT,
-            f"{foreign} exists and does not belong to this CacheTier: delete it or rename the CacheTier",
-        )
-        findings = (*kstatus(conflict, None, conflict), *promises(world, tier))
-        return Plan(statuses=write_status(tier, now, findings, {**fields, **_UNKNOWN_USE}))
+    if conflict := name_conflict(world, tier, children):
+        return _conflicting(world, tier, now, fields, conflict)
     report, domain = report_of(world, tier), world.domain_id
     reachable, room = _reachable(world, tier), _room(world, tier)
     pending, ready = _readiness(tier, report, reachable, room, domain)
@@ -175,6 +171,13 @@ def _after_predecessor(world: World, tier: CacheTier, now: datetime, fields: Map
     findings = (*kstatus(None, waiting, waiting), *promises(world, tier))
     statuses = write_status(tier, now, findings, {**fields, **_UNKNOWN_USE})
     return Plan(statuses=statuses, wake_after_s=PREDECESSOR_S)
+
+
+def _conflicting(world: World, tier: CacheTier, now: datetime, fields: Mapping[str, Any], conflict: Decision) -> Plan:
+    """Write nothing but status while objects of others have names of the tier's."""
+    findings = (*kstatus(conflict, None, conflict), *promises(world, tier))
+    statuses = write_status(tier, now, findings, {**fields, **_UNKNOWN_USE})
+    return Plan(actions=read_foreign(world, tier), statuses=statuses, wake_after_s=FOREIGN_S)
 
 
 def _paced(tier: CacheTier, writes: tuple[StatusWrite, ...]) -> tuple[StatusWrite, ...]:
