@@ -203,7 +203,9 @@ FACTS: tuple[erasurefacts.Fact, ...] = (
     erasurefacts.Rolled(
         AT, (Revoked(RevokedKind.TENANT, "acme", "b" * 64, None),), (Target("chat", 7),), (WITNESS,), (KEY,)
     ),
-    erasurefacts.PodSeen("pod-1", Standing.ACKED, AT, "gate-boot", "cache-boot", 7, Fence(receipts.T0, 1, 2, "x")),
+    erasurefacts.PodSeen(
+        "pod-1", Standing.ACKED, AT, "gate-boot", "cache-boot", 7, Fence(receipts.T0, 1, 2, receipts.T2)
+    ),
     erasurefacts.PodErased("pod-1", 1, "gate-boot", "cache-boot", LATER, {"cpu": Copies(3, 2, 1, 30)}),
     erasurefacts.FilesErased("pod-2", "files", "pod-1", AT, Copies(3, 3, 0, 30)),
     erasurefacts.EngineReset("pod-1", AT),

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from kvstrata.api.reasons.invalidation import InvalidationReason
 from kvstrata.contract.receipt.facts import Amount, Copies, Fence, Revoked, Target, Word
 from kvstrata.contract.receipt.vocabulary import KeyCustody, PodMedium, Standing
+from kvstrata.contract.wire import Wire
 
 NOTHING = Amount(0, 0)
 
@@ -29,6 +30,7 @@ class _Fact:
     """`ABOUT` names the fields that say what a fact is about: of one kind and about the same there is one."""
 
     __slots__ = ()
+    WIRE: ClassVar[Wire] = Wire("a fact of an erasure", camel=True)
     ABOUT: ClassVar[tuple[str, ...]] = ()
 
     @property
