@@ -22,13 +22,6 @@ class ContractError(ValueError):
     """A document of the other side that cannot be trusted: malformed, incomplete, of an unknown version."""
 
 
-def require_version(document: dict[str, object], what: str) -> None:
-    """Raise ContractError unless `document["contract"]` is a version that this reader understands."""
-    version = document.get("contract")
-    if version not in (CONTRACT_VERSION, CONTRACT_VERSION - 1):
-        raise ContractError(f"{what} speaks contract version {version!r}; this side understands {CONTRACT_VERSION}")
-
-
 @contextmanager
 def contract_errors(what: str) -> Iterator[None]:
     """Turn what malformed documents raise into ContractError, with the document's name."""
