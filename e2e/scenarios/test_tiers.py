@@ -53,11 +53,12 @@ def test_a_wrong_password_is_named_and_the_right_one_heals(kubectl: Kubectl, ext
     wait_until("the tier is ready", lambda: _ready(kubectl, external_tier), 10)
 
 
-def test_a_tier_that_never_makes_room_is_stalled_and_gets_no_server(kubectl: Kubectl) -> None:
-    spec = {"medium": "Redis", "capacity": "10Mi", "redis": {"managed": {}}, "eviction": {"policy": "None"}}
+def test_a_tier_that_names_the_operators_secret_is_stalled_and_gets_no_server(kubectl: Kubectl) -> None:
+    servers = {"managed": {"tls": {"mode": "Secret", "secretRef": {"name": "kvs-ca"}}}}
+    spec = {"medium": "Redis", "capacity": "10Mi", "redis": servers}
     kubectl.apply(_object("CacheTier", "sealed", spec))
     try:
-        wait_until("the tier is stalled", lambda: _stalled(kubectl, "sealed") == "EvictionNotReconciled", 30)
+        wait_until("the tier is stalled", lambda: _stalled(kubectl, "sealed") == "SecretNotAllowed", 30)
         names = [item["metadata"]["name"] for item in kubectl.list("statefulset", DEMO_NAMESPACE)]
         assert "kvs-sealed-redis" not in names
     finally:

@@ -103,7 +103,13 @@ TIER = [
         "spec.capacityPerPod",
         "capacityPerPod is only for the media CPU and NVMe",
     ),
-    Row("hbm_eviction", "CacheTier", {**HBM, "spec.eviction": {"policy": "LRU"}}, "spec.eviction", "the engine evicts"),
+    Row(
+        "hbm_eviction",
+        "CacheTier",
+        {**HBM, "spec.eviction": {"highWatermarkPercent": 80}},
+        "spec.eviction",
+        "the engine evicts",
+    ),
     Row(
         "hbm_encryption",
         "CacheTier",

@@ -17,7 +17,9 @@ def told(driver: FileDriver, *keyspaces: str) -> list[int]:
     hot = driver.tier.hottest(keyspaces)
     assert hot is not None
     assert all((one.rank, one.group) == (RANK, 0) and 0 <= one.age_s < 60 for one in hot)
-    return [int.from_bytes(one.chunk_hash[:4], "big") for one in sorted(hot, key=lambda one: one.heat, reverse=True)]
+    return [
+        int.from_bytes(one.chunk_hash[:4], "big") for one in sorted(hot, key=lambda one: one.last_use, reverse=True)
+    ]
 
 
 def test_what_was_used_last_is_told_as_the_hottest_and_a_warm_up_is_no_use(gate: GateStandIn, tmp_path: Path) -> None:

@@ -62,19 +62,11 @@ class ShelfMachine(RuleBasedStateMachine):
             Policy("disk", None),
             capacity_bytes=CAPACITY_BYTES,
             max_blocks=MAX_BLOCKS,
-            arc=False,
             clock=lambda: self.now_s,
         )
 
-    @initialize(budgets=st.lists(bounds, min_size=3, max_size=3), arc=st.booleans())
-    def begin(self, budgets: list[TierBudget], arc: bool) -> None:
-        self.shelf = Shelf(
-            Policy("disk", None),
-            capacity_bytes=CAPACITY_BYTES,
-            max_blocks=MAX_BLOCKS,
-            arc=arc,
-            clock=lambda: self.now_s,
-        )
+    @initialize(budgets=st.lists(bounds, min_size=3, max_size=3))
+    def begin(self, budgets: list[TierBudget]) -> None:
         self.change(dict(zip(KEYSPACES, budgets, strict=True)))
 
     @rule(chosen=st.dictionaries(st.sampled_from(KEYSPACES), bounds, min_size=1))
@@ -229,7 +221,7 @@ TestShelf.settings = settings(max_examples=examples(60), stateful_step_count=40,
 
 
 def test_a_file_is_not_written_before_what_has_to_go_for_it_is_removed() -> None:
-    shelf = Shelf(Policy("disk", None), capacity_bytes=100, max_blocks=99, arc=False, clock=lambda: 0.0)
+    shelf = Shelf(Policy("disk", None), capacity_bytes=100, max_blocks=99, clock=lambda: 0.0)
     budget = TierBudget("disk", limit_bytes=10)
     shelf.follow(CacheView(DOMAIN, 1, 1, Rules(stale_after_s=30), {KEYSPACES[0]: (budget,)}))
     old, new = (key_of(KEYSPACES[0], IDENTITY, 0, 0, bytes([number]) * 32) for number in (1, 2))
@@ -247,7 +239,7 @@ def test_a_file_is_not_written_before_what_has_to_go_for_it_is_removed() -> None
 
 def test_many_blocks_go_in_steps_so_that_lookups_come_in_between() -> None:
     now_s = 0.0
-    shelf = Shelf(Policy("disk", None), capacity_bytes=10**6, max_blocks=10**6, arc=False, clock=lambda: now_s)
+    shelf = Shelf(Policy("disk", None), capacity_bytes=10**6, max_blocks=10**6, clock=lambda: now_s)
     keyspace = KEYSPACES[0]
 
     def follow(revision: int, budget: TierBudget) -> None:

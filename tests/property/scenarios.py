@@ -10,6 +10,7 @@ from typing import Any
 from tests.support.memory_keeper import CERTIFICATE_LIFE
 from tests.support.objects import (
     NAMESPACE,
+    STALLED_REDIS,
     Raw,
     cpu_tier,
     domain,
@@ -235,7 +236,7 @@ SCENARIOS: Mapping[str, Scenario] = {
     ),
     "a tier is stalled and repaired": Scenario(
         TEAM,
-        (edit(TIER, "shared", eviction={"policy": "None"}), edit(TIER, "shared", eviction=None)),
+        (edit(TIER, "shared", redis=STALLED_REDIS), edit(TIER, "shared", redis={"managed": {}})),
     ),
     "a tier is closed to some and opened again": Scenario(
         TEAM,

@@ -41,6 +41,10 @@ def redis_tier(name: str = "shared", **spec: Any) -> Raw:
     return own("CacheTier", name, {key: value for key, value in {**base, **spec}.items() if value is not None})
 
 
+STALLED_REDIS: Raw = {"managed": {"tls": {"mode": "Secret", "secretRef": {"name": "kvs-ca"}}}}
+"""Servers for `redis_tier` that make it `Stalled` with SecretNotAllowed: the Secret is the operator's own."""
+
+
 def model(name: str = "tiny", *, tiers: tuple[str, ...] = (), labels: dict[str, str] | None = None, **spec: Any) -> Raw:
     """Return a CachedModel with API keys and `tiers`."""
     base: Raw = {

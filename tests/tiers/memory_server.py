@@ -43,7 +43,6 @@ class Server:
     high_percent: int = 100
     tier: str | None = TIER
     view: CacheView | None = None
-    eviction: str = "LRU"
     passes_on: bool = False
     stale: bool = False
     lower: list[Any] = field(default_factory=list)
@@ -62,7 +61,6 @@ class Server:
             enforcement,
             tier=self.tier,
             high_watermark_percent=self.high_percent,
-            eviction=self.eviction,
             gone=self.gone.append,
             passes_on=lambda _: self.passes_on,
             lower=lambda: self.lower,

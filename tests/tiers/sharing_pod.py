@@ -22,7 +22,7 @@ from tests.tiers.redis_process import RedisProcess
 class SharingPod:
     """Stores blocks of one size into a tier whose capacity is that of a number of blocks."""
 
-    def __init__(self, server: RedisProcess, capacity_blocks: int, block_bytes: int, eviction: str = "LRU") -> None:
+    def __init__(self, server: RedisProcess, capacity_blocks: int, block_bytes: int) -> None:
         self.fresh = True
         self.block_bytes = block_bytes
         self.value_bytes = value_bytes(block_bytes, encrypted=False)
@@ -30,7 +30,6 @@ class SharingPod:
         tier = TierParams(
             "shared", (Endpoint("127.0.0.1", server.port),), workers=1,
             capacity_bytes=capacity_blocks * self.value_bytes, io_timeout_ms=5_000, store_deadline_ms=9_000,
-            eviction=eviction,
         )  # fmt: skip
         self._answered: queue.Queue[Task] = queue.Queue()
         self.tier = Tier(AdapterParams(DOMAIN, IDENTITY, tier), tier, self.enforcement, self._answered.put)

@@ -8,7 +8,6 @@ import pytest
 
 from kvstrata_sidecar.adapter.policy.ages import Ages
 from kvstrata_sidecar.adapter.redis.budget.foresight import Foresight
-from kvstrata_sidecar.adapter.redis.client.commands import Place
 
 
 class Clock:
@@ -41,12 +40,12 @@ def test_a_block_of_which_nothing_is_known_is_new() -> None:
 
 
 def test_what_was_seen_of_scopes_that_are_gone_is_not_kept(clock: Clock) -> None:
-    foresight = Foresight(clock, per_bucket=False)
+    foresight = Foresight(clock)
     for number in range(100):
         clock.now_s += 0.1
-        foresight.note(Place(f"{number:032x}", 0, b"base", b"member"), 5)
+        foresight.note(f"{number:032x}", 5)
     assert len(foresight) <= 11
-    assert foresight.of(Place(f"{99:032x}", 0, b"base", b"member")) == 5
+    assert foresight.of(f"{99:032x}") == 5
 
 
 def test_a_block_that_was_loaded_grows_older(clock: Clock) -> None:

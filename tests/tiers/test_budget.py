@@ -130,6 +130,21 @@ class TestALimitThatChanges:
         assert 7 <= sum(found) <= 10
         assert sum(found[:20]) == 0
 
+    def test_a_lowered_limit_and_one_for_a_few_blocks_are_kept(
+        self, driver: Driver, gate: GateStandIn, books: Books
+    ) -> None:
+        limited(gate, 40 * VALUE_BYTES)
+        driver.store([block(KEYSPACE_A, number * 6) for number in range(40)])
+        for blocks in (10, 3):
+            limited(gate, blocks * VALUE_BYTES)
+            driver.tier._sweeper.turn()
+            assert books.totals().holds(blocks * VALUE_BYTES)
+            for number in range(12):
+                assert driver.store([block(KEYSPACE_A, number * 21)]).stored_bytes == BLOCK_BYTES
+            assert books.totals().holds(blocks * VALUE_BYTES)
+            assert books.totals().used > blocks / 2 * VALUE_BYTES, "room is not wasted"
+        books.assert_consistent()
+
     def test_a_limit_where_there_was_none_takes_hold(self, driver: Driver, gate: GateStandIn, books: Books) -> None:
         driver.store([block(KEYSPACE_A, spread(number)) for number in range(40)])
         limited(gate, 20 * VALUE_BYTES)
@@ -257,7 +272,7 @@ class TestALedgerThatIsLost:
         state = state_key(bucket_prefix(DOMAIN, KEYSPACE_A, 0).encode())
         commands = [
             call("grant", ledger, 0, 500, 1, 20 * VALUE_BYTES, 60_000, 0, read=lambda reply: reply),
-            call("yield", state, 100, 0, 10, 0, read=lambda reply: read_numbers(reply[:4], 4)),
+            call("yield", state, 100, 0, 10, read=lambda reply: read_numbers(reply[:4], 4)),
         ]
         (granted, (taken, version, *_)) = connection.ask(commands)
         assert granted[0] == b"ok"

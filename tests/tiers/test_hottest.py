@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from kvstrata_sidecar.adapter.redis.hottest import SCOPES_AT_ONCE, busiest
 from kvstrata_sidecar.adapter.tier.hot import MAX_HOT, Hot, most_of_each
 from kvstrata_sidecar.adapter.tier.interface import Block
 from tests.support.redis_binary import needs_redis
-from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN, GateStandIn
+from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, KEYSPACE_UNKNOWN
 from tests.tiers.redis_process import RedisProcess
 from tests.tiers.tier_driver import Driver, block, spread
 
@@ -28,7 +27,7 @@ def some(count: int, keyspace: str = KEYSPACE_A) -> list[Block]:
 def named(hot: list[Hot] | None) -> list[int]:
     """Return the blocks' numbers, the hottest first."""
     assert hot is not None
-    return [one.chunk_hash[0] for one in sorted(hot, key=lambda one: one.heat, reverse=True)]
+    return [one.chunk_hash[0] for one in sorted(hot, key=lambda one: one.last_use, reverse=True)]
 
 
 def used(server: RedisProcess, keyspace: str, kinds: str = "af") -> dict[bytes, float]:
@@ -85,27 +84,6 @@ def test_blocks_of_another_identity_and_keyspaces_outside_of_the_policy_are_not_
     redis_server.admin().hset(f"{bucket_prefix(DOMAIN, KEYSPACE_A, 0)}:#m", other, "5:5")
     assert sorted(named(driver.tier.hottest([KEYSPACE_A]))) == sorted(one.chunk_hash[0] for one in blocks)
     assert driver.tier.hottest([KEYSPACE_UNKNOWN]) == []
-
-
-def test_with_arc_what_was_used_again_is_hotter_than_what_was_used_later(
-    start: Callable[..., Driver], redis_server: RedisProcess, gate: GateStandIn
-) -> None:
-    driver = start(redis_server.port, eviction="ARC")
-    driver.until("closed")
-    gate.allow(KEYSPACE_A)
-    blocks = some(3)
-    driver.store(blocks[:2])
-    driver.load(blocks[:1])
-    deadline_s = time.monotonic() + 10
-    while not used(redis_server, KEYSPACE_A, "f"):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-    driver.store(blocks[2:])
-    told = driver.tier.hottest([KEYSPACE_A])
-    assert named(told)[0] == blocks[0].chunk_hash[0]
-    assert {one.chunk_hash[0]: one.heat[0] for one in told or ()} == {
-        one.chunk_hash[0]: int(one is blocks[0]) for one in blocks
-    }
 
 
 @pytest.mark.short_deadlines

@@ -208,7 +208,7 @@ def test_the_book_agrees_with_a_plain_account(steps: list[tuple[str, int]]) -> N
     for keyspace in (A, B):
         scope = book.scope(keyspace)
         mine = [number for number, (owner, _, _) in account.items() if owner == keyspace]
-        assert [key for key, _ in scope.victims()] == mine if scope else not mine
+        assert list(scope.blocks) == mine if scope else not mine
         if scope is not None:
             assert scope.used_bytes == sum(account[number][1] for number in mine)
             assert scope.computed_before(0.0) == sorted(mine, key=lambda number: -account[number][2])

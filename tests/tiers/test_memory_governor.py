@@ -135,26 +135,6 @@ def test_a_writer_that_never_wrote_takes_no_block_of_the_same_name_along(server:
     assert server.free_blocks() == 16, "it goes with the block"
 
 
-@pytest.mark.parametrize("server", [{"eviction": "ARC"}], indirect=True)
-def test_arc_keeps_what_was_read_again_and_a_purge_forgets_what_went(server: Server) -> None:
-    server.allow(a=TierBudget(TIER, limit_bytes=6 * BLOCK_BYTES))
-    server.manager.store(*keys_of(A, 3))
-    for _ in range(2):  # LMCache reports them when the storing request ends, and when another has read them
-        server.governor.note(Note.USED, keys_of(A, 3))
-    for number in range(10, 40):
-        server.manager.store(Key(A, number))
-        server.turn()
-    assert set(keys_of(A, 3)) <= set(server.resident())
-    scope = server.governor._book.scope(A)
-    assert scope is not None
-    assert scope.order.gone_once  # type: ignore[attr-defined]
-    server.manager.read(Key(A, 0))
-    server.erase(A)
-    server.turn()
-    assert server.governor._book.scope(A) is scope, "one is in use"
-    assert not scope.order.gone_once  # type: ignore[attr-defined]
-
-
 def test_usage_names_no_keyspace_in_full_and_sums_up_what_no_policy_names(server: Server) -> None:
     server.allow(a=TierBudget(TIER, limit_bytes=10**9, guaranteed_bytes=7), b=None)
     server.manager.store(*keys_of(A, 3), Key(B, 1), Key(C, 1))

@@ -16,8 +16,8 @@ SCOPES = ("a", "b", "c", "d")
 
 def chunks(*named: tuple[str, int]) -> list[Chunk]:
     """Return chunks by scope and last use, the hottest first."""
-    made = [Chunk(scope, bytes([used % 256, number]), (0, used)) for number, (scope, used) in enumerate(named)]
-    return sorted(made, key=lambda chunk: chunk.heat, reverse=True)
+    made = [Chunk(scope, bytes([used % 256, number]), used) for number, (scope, used) in enumerate(named)]
+    return sorted(made, key=lambda chunk: chunk.last_use, reverse=True)
 
 
 rooms_of_scopes = st.dictionaries(
@@ -44,7 +44,7 @@ def test_of_each_scope_the_hottest_are_chosen_and_come_first(
     hot: list[Chunk], budget_bytes: int, rooms: dict[str, Room]
 ) -> None:
     chosen = share_out(hot, BYTES, budget_bytes, rooms)
-    assert [chunk.heat for chunk in chosen] == sorted((chunk.heat for chunk in chosen), reverse=True)
+    assert [chunk.last_use for chunk in chosen] == sorted((chunk.last_use for chunk in chosen), reverse=True)
     for scope in SCOPES:
         own = [chunk for chunk in hot if chunk.keyspace == scope]
         taken = [chunk for chunk in chosen if chunk.keyspace == scope]
@@ -83,7 +83,7 @@ def test_nothing_is_left_out_that_there_is_room_for(
 def test_without_guarantees_what_was_used_last_comes_first_whosever_it_is() -> None:
     hot = chunks(("a", 1), ("b", 2), ("a", 3), ("b", 4))
     chosen = share_out(hot, BYTES, 3 * BYTES, {"a": Room(), "b": Room()})
-    assert [chunk.heat for chunk in chosen] == [(0, 4), (0, 3), (0, 2)]
+    assert [chunk.last_use for chunk in chosen] == [4, 3, 2]
 
 
 def test_a_guarantee_comes_before_what_others_used_later() -> None:
@@ -104,22 +104,17 @@ def test_a_scope_without_room_gets_nothing() -> None:
     assert [one.keyspace for one in share_out(hot, BYTES, 100, {"a": Room(left_bytes=0), "b": Room()})] == ["b"]
 
 
-def test_used_again_comes_before_used_later() -> None:
-    parts = [Hot("a", 0, 0, b"later", (0, 9.0), 1.0), Hot("a", 0, 0, b"often", (1, 1.0), 1.0)]
-    assert [chunk.chunk_hash for chunk in whole_chunks(parts, {(0, 0)})] == [b"often", b"later"]
-
-
 def test_a_chunk_of_which_a_part_is_missing_is_none_and_one_is_as_hot_as_its_coldest_part() -> None:
     needed = {(0, 0), (1, 0)}
     parts = [
-        Hot("a", 0, 0, b"half", (0, 9.0), 1.0),
-        Hot("a", 0, 0, b"whole", (0, 8.0), 1.0),
-        Hot("a", 1, 0, b"whole", (0, 2.0), 1.0),
-        Hot("a", 0, 0, b"warm", (0, 3.0), 1.0),
-        Hot("a", 1, 0, b"warm", (0, 3.0), 1.0),
-        Hot("a", 7, 0, b"half", (0, 9.0), 1.0),
+        Hot("a", 0, 0, b"half", 9.0, 1.0),
+        Hot("a", 0, 0, b"whole", 8.0, 1.0),
+        Hot("a", 1, 0, b"whole", 2.0, 1.0),
+        Hot("a", 0, 0, b"warm", 3.0, 1.0),
+        Hot("a", 1, 0, b"warm", 3.0, 1.0),
+        Hot("a", 7, 0, b"half", 9.0, 1.0),
     ]
-    assert whole_chunks(parts, needed) == [Chunk("a", b"warm", (0, 3.0)), Chunk("a", b"whole", (0, 2.0))]
+    assert whole_chunks(parts, needed) == [Chunk("a", b"warm", 3.0), Chunk("a", b"whole", 2.0)]
 
 
 @given(st.integers(0, 30), st.integers(1, 20), st.integers(1, 100))

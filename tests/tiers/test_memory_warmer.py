@@ -101,7 +101,7 @@ class Tier:
 
 def hot(keyspace: str, count: int, first: int = 0, age_s: float = 1.0) -> list[Hot]:
     """Return blocks, each hotter than the one before."""
-    return [Hot(keyspace, 0, 0, bytes([n]), (0, float(n)), age_s) for n in range(first, first + count)]
+    return [Hot(keyspace, 0, 0, bytes([n]), float(n), age_s) for n in range(first, first + count)]
 
 
 def view(keyspaces: dict[str, tuple[TierBudget, ...]], revision: int = 1) -> CacheView:

@@ -89,7 +89,6 @@ def test_the_medium_says_what_kind_of_tier_it_is() -> None:
         {"free_floor_percent": 100},
         {"free_floor_percent": True},
         {"default_ttl_s": 0},
-        {"eviction": "FIFO"},
         {"encryption": "Maybe"},
         {"store_deadline_ms": 120_001},
         {"lookup_deadline_ms": 5},

@@ -47,11 +47,10 @@ def sweep_all(driver: Driver) -> None:
 
 
 class TestWhatNobodyRemembers:
-    @pytest.mark.parametrize("eviction", ["LRU", "ARC"])
     def test_no_key_of_a_scope_lives_for_ever(
-        self, start: Callable[..., Driver], gate: GateStandIn, redis_server: RedisProcess, eviction: str
+        self, start: Callable[..., Driver], gate: GateStandIn, redis_server: RedisProcess
     ) -> None:
-        driver = start(redis_server.port, eviction=eviction)
+        driver = start(redis_server.port)
         driver.until("closed")
         gate.allow(KEYSPACE_A, budgets=(TierBudget("shared", limit_bytes=20 * VALUE_BYTES, retention_s=3600),))
         driver.store(BLOCKS[:3])

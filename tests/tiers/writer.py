@@ -20,16 +20,14 @@ BLOCKS = 3000
 BATCH = 4
 
 
-def run(port: int, keyspace: str, eviction: str, limit: int, window_ms: int, seed: int, scale: int) -> None:
+def run(port: int, keyspace: str, limit: int, window_ms: int, seed: int, scale: int) -> None:
     """Store random blocks of a fixed population; a block's size, up to 256 times `scale`, follows from its name."""
     chance = random.Random(seed)
     enforcement = Enforcement(DOMAIN, lambda reopen=False: boottime_ns())
     budgets = (TierBudget("shared", limit_bytes=limit or None),)
     enforcement.apply(CacheView(DOMAIN, 1, 1, Rules(), {keyspace: budgets}))
     # Patient, because no store may fail for want of time: a busy machine is no error.
-    tier_params = TierParams(
-        "shared", (Endpoint("127.0.0.1", port),), workers=2, eviction=eviction, io_timeout_ms=10_000
-    )
+    tier_params = TierParams("shared", (Endpoint("127.0.0.1", port),), workers=2, io_timeout_ms=10_000)
     params = AdapterParams(DOMAIN, IDENTITY, tier_params)
     answered: queue.Queue[Task] = queue.Queue()
     tier = Tier(params, tier_params, enforcement, answered.put, window_ms=window_ms, sweep_interval_s=3600)
@@ -51,5 +49,5 @@ def population(keyspace: str, number: int) -> Block:
 
 
 if __name__ == "__main__":
-    port, keyspace, eviction, *numbers = sys.argv[1:]
-    run(int(port), keyspace, eviction, *map(int, numbers))
+    port, keyspace, *numbers = sys.argv[1:]
+    run(int(port), keyspace, *map(int, numbers))

@@ -14,11 +14,9 @@ ROOT = Path(__file__).resolve().parents[2]
 class Writer:
     """One process of `tests.tiers.writer`."""
 
-    def __init__(
-        self, port: int, keyspace: str, *, limit: int, window_ms: int, seed: int, scale: int, eviction: str = "LRU"
-    ) -> None:
+    def __init__(self, port: int, keyspace: str, *, limit: int, window_ms: int, seed: int, scale: int) -> None:
         environment = os.environ | {"PYTHONPATH": f"{ROOT}/operator/src:{ROOT}/sidecar/src:{ROOT}"}
-        arguments = map(str, (port, keyspace, eviction, limit, window_ms, seed, scale))
+        arguments = map(str, (port, keyspace, limit, window_ms, seed, scale))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.tiers.writer", *arguments],
             env=environment,

@@ -54,10 +54,10 @@ async def store(rig: MoverRig, bucket: str, size: int = BLOCK, members: list[str
     """Store blocks as an adapter does: reserve, write, commit."""
     with rig.admin(await rig.owner(slot_of(bucket.encode()))) as client:
         for member in members:
-            reserve = (member, size, "token", 30_000, 60_000, 0, 0, 0, 0, 0, 0)
+            reserve = (member, size, "token", 30_000, 60_000, 0, 0, 0, 0, 0)
             assert client.eval(script("reserve").text, 1, f"{bucket}:#s", *reserve)[0] == b"ok"
             client.set(f"{bucket}:{member}", b"v" * size, px=30_000)
-            commit = (member, "token", 3_600_000, 0, 60_000, 0)
+            commit = (member, "token", 3_600_000, 0, 60_000)
             assert client.eval(script("commit").text, 1, f"{bucket}:#s", *commit) == b"ok"
 
 

@@ -16,7 +16,7 @@ from kvstrata.api.cachedmodel_gate import TimingMode
 from kvstrata.api.cachedmodel_source import DType
 from kvstrata.api.cachedomain import CacheDomain, CacheDomainSpec, KeyCustody, OnStale, UnknownTenants
 from kvstrata.api.cacheinvalidation import CacheInvalidation, HbmHandling, InvalidationScope, Phase
-from kvstrata.api.cachetier import CacheTier, EvictionPolicy
+from kvstrata.api.cachetier import CacheTier
 from kvstrata.api.common import Classification, LabelSelector, TierBudget, TlsMode
 from kvstrata.api.engine_flags import OWNED_FLAGS, owned_flag
 from kvstrata.api.prefixpool import PrefixPool
@@ -119,7 +119,7 @@ def test_a_tier_without_encryption_requires_it_where_blocks_are_at_rest() -> Non
     assert not in_memory.encryption_required
     assert in_memory.capacity_bytes == 2 * 2**30
     assert in_memory.per_pod
-    assert (in_memory.eviction_policy, in_memory.high_watermark_percent) == (EvictionPolicy.LRU, 90)
+    assert in_memory.high_watermark_percent == 90
 
 
 def test_a_managed_redis_is_one_server_with_issued_certificates_unless_told_otherwise() -> None:

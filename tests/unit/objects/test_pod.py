@@ -70,19 +70,13 @@ def test_a_pod_without_redis_still_has_an_adapter_that_enforces() -> None:
     assert (params.domain, params.identity, params.tier) == (DOMAIN_ID, IDENTITY, None)
 
 
-@pytest.mark.parametrize("order", ["LRU", "ARC"])
-def test_adapter_and_memory_understand_the_order_in_which_blocks_go(order: str) -> None:
-    chosen: dict[str, Any] = {"eviction": {"policy": order}}
+def test_the_adapter_understands_an_external_cluster() -> None:
     servers = {"external": {"endpoints": ["r:1"], "cluster": True}}
-    shared = tier("shared", medium="Redis", capacity="1Gi", redis=servers, **chosen)
-    cache = containers(cpu_tier(**chosen), shared)["cache"]
-    (adapter,) = adapters(cache)
+    (adapter,) = adapters(containers(tier("shared", medium="Redis", capacity="1Gi", redis=servers))["cache"])
     params = AdapterParams.from_json(adapter["adapter_params"]).tier
     assert params is not None
-    assert (params.eviction, params.cluster, params.encryption) == (order, True, "Required")
+    assert (params.cluster, params.encryption) == (True, "Required")
     assert params.capacity_bytes == (1 << 30) * 65 // 100
-    module = json.loads(cache["args"][cache["args"].index("--server-module") + 1])
-    assert MemoryParams.from_json(module["config"]).eviction == order
 
 
 def test_the_adapter_understands_its_parameters_and_finds_its_files() -> None:
@@ -130,9 +124,8 @@ def test_no_secret_reaches_arguments_or_environment() -> None:
             assert "secretKeyRef" not in entry.get("valueFrom", {}), entry
 
 
-@pytest.mark.parametrize("policy", ["LRU", "ARC", "None"])
-def test_lmcache_never_evicts_by_itself(policy: str) -> None:
-    for tiers in ((), (cpu_tier(eviction={"policy": policy, "highWatermarkPercent": 75}),)):
+def test_lmcache_never_evicts_by_itself() -> None:
+    for tiers in ((), (cpu_tier(eviction={"highWatermarkPercent": 75}),)):
         cache = containers(*tiers)["cache"]
         assert flag(cache, "--eviction-policy") == "noop"
         assert "--eviction-trigger-watermark" not in cache["args"]

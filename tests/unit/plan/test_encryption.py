@@ -14,7 +14,18 @@ from kvstrata.objects import names
 from kvstrata.objects.pod.cache import adapter_params
 from kvstrata.objects.quantities import MIB
 from kvstrata.objects.sizing import GATE_LIMIT_BYTES, gate_limit_bytes, policy_volume_bytes
-from tests.support.objects import NAMESPACE, cpu_tier, domain, group, invalidation, model, pod, policy, redis_tier
+from tests.support.objects import (
+    NAMESPACE,
+    STALLED_REDIS,
+    cpu_tier,
+    domain,
+    group,
+    invalidation,
+    model,
+    pod,
+    policy,
+    redis_tier,
+)
 from tests.support.worlds import Simulation, finish
 
 TCP = "TenantCachePolicy"
@@ -314,9 +325,9 @@ class TestTelling:
         simulation = Simulation(SEALED, *OBJECTS)
         simulation.come_to_rest()
         assert simulation.condition("CacheTier", "shared", "Encrypted") == ("Unknown", "NoLivePods")
-        simulation.edit("CacheTier", "shared", eviction={"policy": "None"})
+        simulation.edit("CacheTier", "shared", redis=STALLED_REDIS)
         simulation.settle()
-        assert simulation.condition("CacheTier", "shared", "Encrypted") == ("Unknown", "EvictionNotReconciled")
+        assert simulation.condition("CacheTier", "shared", "Encrypted") == ("Unknown", "SecretNotAllowed")
 
 
 class TestPods:

@@ -11,6 +11,7 @@ from kvstrata.contract.policy.bundle import Root
 from kvstrata.model.refs import Key
 from tests.support.objects import (
     NAMESPACE,
+    STALLED_REDIS,
     cpu_tier,
     domain,
     group,
@@ -33,7 +34,7 @@ def at_rest(*objects: Any) -> Simulation:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"eviction": {"policy": "None"}}, "EvictionNotReconciled"),
+        ({"redis": STALLED_REDIS}, "SecretNotAllowed"),
     ],
 )
 def test_a_tier_that_cannot_keep_its_promise_is_stalled_and_gets_no_server(change: dict[str, Any], reason: str) -> None:
@@ -45,7 +46,7 @@ def test_a_tier_that_cannot_keep_its_promise_is_stalled_and_gets_no_server(chang
 
 
 def test_a_model_serves_without_its_stalled_tier_and_says_so() -> None:
-    simulation = at_rest(redis_tier(eviction={"policy": "None"}), model(tiers=("shared",)))
+    simulation = at_rest(redis_tier(redis=STALLED_REDIS), model(tiers=("shared",)))
     assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierStalled")
     assert ("Deployment", NAMESPACE, "kvs-tiny") in simulation.kube.objects
     assert simulation.condition("CachedModel", "tiny", "Stalled")[0] == "False"

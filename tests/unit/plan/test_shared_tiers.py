@@ -13,7 +13,7 @@ from kvstrata.contract.messages.adapter import TierState
 from kvstrata.model.refs import Key
 from kvstrata.objects import names
 from kvstrata.objects.quantities import MIB
-from tests.support.objects import NAMESPACE, cpu_tier, domain, group, model, pod, policy, redis_tier
+from tests.support.objects import NAMESPACE, STALLED_REDIS, cpu_tier, domain, group, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 
 TCP = "TenantCachePolicy"
@@ -147,17 +147,11 @@ class TestMakingRoom:
         (tier,) = adapters(simulation)
         assert tier["capacity_bytes"] == 100 * MIB * expected // 100
 
-    @pytest.mark.parametrize(("chosen", "rendered"), [("LRU", None), ("ARC", "ARC")])
-    def test_pods_are_told_the_order_in_which_blocks_go(self, chosen: str, rendered: str | None) -> None:
-        simulation = at_rest(redis_tier(eviction={"policy": chosen}))
-        assert simulation.condition("CacheTier", "shared", "Stalled")[0] == "False"
-        assert adapters(simulation)[0].get("eviction") == rendered
-
 
 class TestSeveral:
     TIERS = (
         redis_tier("near", capacity="32Mi", maxRetention="1h"),
-        redis_tier("far", redis=external("far:6379"), encryption="Required", eviction={"policy": "ARC"}),
+        redis_tier("far", redis=external("far:6379"), encryption="Required"),
         cpu_tier(),
     )
 
@@ -165,7 +159,7 @@ class TestSeveral:
         simulation = at_rest(*self.TIERS, model(tiers=("cpu", "near", "far")))
         near, far = adapters(simulation)
         assert (near["name"], near["default_ttl_s"], near["capacity_bytes"]) == ("near", 3600, 32 * MIB * 80 // 100)
-        assert (far["name"], far["encryption"], far["eviction"]) == ("far", "Required", "ARC")
+        assert (far["name"], far["encryption"]) == ("far", "Required")
         assert "encryption" not in near
         simulation.edit("CachedModel", "tiny", tiers=[{"name": "cpu"}, {"name": "far"}, {"name": "near"}])
         simulation.come_to_rest()
@@ -196,7 +190,7 @@ class TestSeveral:
         assert [tier["name"] for tier in adapters(simulation)] == ["near", "far"]
         assert simulation.condition("CachedModel", "tiny", "Ready")[0] == "True"
         assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierNotReady")
-        simulation.edit("CacheTier", "near", eviction={"policy": "None"})
+        simulation.edit("CacheTier", "near", redis=STALLED_REDIS)
         simulation.come_to_rest()
         assert [tier["name"] for tier in adapters(simulation)] == ["far"]
         assert simulation.condition("CachedModel", "tiny", "TiersBound") == ("False", "TierStalled")

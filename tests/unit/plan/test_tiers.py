@@ -17,7 +17,7 @@ from kvstrata.plan.actions import ProbeBackend
 from kvstrata.plan.redis.passwords import OVERLAP_S, SETTLE_S
 from kvstrata.reconcile.secrets import decode
 from tests.support.memory_keeper import CERTIFICATE_LIFE
-from tests.support.objects import NAMESPACE, cpu_tier, hbm_tier, model, pod, redis_tier
+from tests.support.objects import NAMESPACE, STALLED_REDIS, cpu_tier, hbm_tier, model, pod, redis_tier
 from tests.support.worlds import Simulation, finish
 
 
@@ -59,7 +59,7 @@ def test_a_tier_that_is_stalled_does_not_claim_what_nobody_asks_about() -> None:
     before = simulation.status("CacheTier", "shared")
     assert before["shardsReady"] == 1
     assert before["used"] == "~0%"
-    simulation.edit("CacheTier", "shared", eviction={"policy": "None"})
+    simulation.edit("CacheTier", "shared", redis=STALLED_REDIS)
     simulation.come_to_rest()
     after = simulation.status("CacheTier", "shared")
     assert "shardsReady" not in after

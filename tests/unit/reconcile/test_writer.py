@@ -17,7 +17,7 @@ from kvstrata.reconcile.bundles import read_bundle
 from kvstrata.reconcile.loop import plan
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.writer import NotLeadingError, Writer
-from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, pool, redis_tier
+from tests.support.objects import NAMESPACE, STALLED_REDIS, cpu_tier, model, pod, policy, pool, redis_tier
 from tests.support.worlds import CONTEXT, Simulation, finish
 
 TINY = Key(BUNDLE, NAMESPACE, "tiny")
@@ -245,7 +245,7 @@ def test_a_tier_that_was_deleted_or_is_stalled_has_no_series_that_says_up_or_dow
     simulation.advance(30)
     assert backend_up("shared") == 0
     if stalled:
-        simulation.edit("CacheTier", "shared", eviction={"policy": "None"})
+        simulation.edit("CacheTier", "shared", redis=STALLED_REDIS)
     else:
         simulation.delete("CacheTier", "shared")
     simulation.settle()

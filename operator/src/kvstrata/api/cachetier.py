@@ -34,14 +34,6 @@ class Medium(StrEnum):
     REDIS = "Redis"
 
 
-class EvictionPolicy(StrEnum):
-    """In which order blocks leave a full tier."""
-
-    LRU = "LRU"
-    ARC = "ARC"
-    NONE = "None"
-
-
 class Encryption(StrEnum):
     """Whether blocks at rest must be encrypted."""
 
@@ -50,10 +42,7 @@ class Encryption(StrEnum):
 
 
 class Eviction(ApiModel):
-    """How a tier makes room."""
-
-    policy: EvictionPolicy | None = None
-    """LRU, ARC, or None: a full tier refuses new blocks. Absent means LRU."""
+    """When a tier makes room: the least recently used blocks go first."""
 
     high_watermark_percent: Annotated[int, Field(ge=10, le=100)] | None = None
     """Share of the capacity at which eviction starts, and up to which guarantees are possible. Absent means 90. On
@@ -291,11 +280,6 @@ class CacheTierSpec(ApiModel):
         if self.redis.managed is not None:
             return self.redis.managed.is_cluster
         return self.redis.external is not None and bool(self.redis.external.cluster)
-
-    @property
-    def eviction_policy(self) -> EvictionPolicy:
-        """eviction.policy, or its default."""
-        return (self.eviction.policy if self.eviction is not None else None) or EvictionPolicy.LRU
 
     @property
     def high_watermark_percent(self) -> int:

@@ -17,8 +17,6 @@ _HEX16 = re.compile(r"[0-9a-f]{16}")
 
 _PLACE = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 
-EVICTIONS = ("LRU", "ARC")
-
 MAX_STORE_DEADLINE_MS = 120_000
 """LMCache lends a block to a store for 300 s and then reuses its memory; a store has to be over long before."""
 
@@ -61,7 +59,6 @@ class TierParams:
     blocks, and bytes.
     `capacity_bytes` is what all scopes may store together; with it guarantees hold, without it only limits do.
     `encryption` is `Required` or `Disabled`; a tier that requires it is used for keyspaces with a data key only.
-    `eviction` is the order in which a scope's blocks go: `LRU` or `ARC`.
     """
 
     name: str
@@ -76,7 +73,6 @@ class TierParams:
     queue_limit_bytes: int = 16 << 30
     capacity_bytes: int | None = None
     encryption: str = "Disabled"
-    eviction: str = "LRU"
     connect_timeout_ms: int = 500
     io_timeout_ms: int = 1_000
     lookup_deadline_ms: int = 250
@@ -132,7 +128,6 @@ class FileTierParams:
     queue_limit: int = 8_192
     queue_limit_bytes: int = 16 << 30
     encryption: str = "Disabled"
-    eviction: str = "LRU"
     load_deadline_ms: int = 5_000
     store_deadline_ms: int = 30_000
 
@@ -215,8 +210,6 @@ def _require_positive(tier: TierParams | FileTierParams, *names: str) -> None:
 def _require_common(tier: TierParams | FileTierParams) -> None:
     if tier.encryption not in ("Required", "Disabled"):
         raise ValueError(f"tier.encryption must be Required or Disabled, not {tier.encryption!r}")
-    if tier.eviction not in EVICTIONS:
-        raise ValueError(f"tier.eviction must be LRU or ARC, not {tier.eviction!r}")
     if tier.store_deadline_ms > MAX_STORE_DEADLINE_MS:
         raise ValueError(f"tier.store_deadline_ms must be at most {MAX_STORE_DEADLINE_MS}")
 

@@ -6,17 +6,13 @@ the bucket's prefix is the block's *member* name in the bucket's index. The inde
 block's does:
 
 * `#x` sorted set, member -> moment at which it expires; committed blocks only
-* `#a` sorted set, member -> moment of its last use; committed blocks only. In ARC's order those that were used once
-* `#f` the same for blocks that were used more than once; ARC only
-* `#b`, `#c` sorted sets, member -> moment of its eviction: names of blocks that were evicted out of `#a` and `#f`, by
-  which ARC learns. They hold no bytes, are charged to nobody, and number no more than the blocks that fit; ARC only
+* `#a` sorted set, member -> moment of its last use; committed blocks only
 * `#m` hash, member -> `<bytes>:<moment at which it was computed>`; committed blocks only
 * `#r` hash, member -> `<bytes>:<deadline>:<token>:<moment at which it was computed>`; reservations of writers
 * `#s` hash: `used`, `held` and `lease` in bytes, `version` of the ledger that gave the lease, `retention` (the longest
   life that anything in here was given), `cap` and `cap_since`, `cap_until` (a shortening under way), `tombstone` (the
   keyspace is revoked), `dropped_from`, `dropped`, `dropped_bytes` (since when, and how many values of how many bytes
-  were deleted for that), `p` (ARC's target: how many blocks that were used once are kept), `rc_at`, `rc_sum`
-  and `rc_used` (a recount under way)
+  were deleted for that), `rc_at`, `rc_sum` and `rc_used` (a recount under way)
 
 Moments are milliseconds of the server's clock, bytes are of whole values. Of a scope there is one ledger of leases
 `kvs1:<domain>:{<keyspace>}:#l` and a claim `#w` beside it (who sweeps now); of a domain the sorted set of revoked

@@ -2,25 +2,25 @@
 
 Each runs on the server with one key, a bucket's `#s` or a scope's `#l`; the names of everything else follow from that
 key and lie in its slot. Values never pass through scripts: they only name, count, expire and unlink them, and read the
-one byte that says whether a value is encrypted. The server's clock is the only clock. `arc` is 1 where
-blocks are evicted in ARC's order, 0 for LRU. `redis.call`s of writes that could take memory never come first where a
-script has to work on a server that is full: there the first write decides whether the rest is allowed.
+one byte that says whether a value is encrypted. The server's clock is the only clock. `redis.call`s of writes that
+could take memory never come first where a script has to work on a server that is full: there the first write decides
+whether the rest is allowed.
 
 | script | arguments | answer |
 |---|---|---|
-| reserve | member, bytes, token, window, keep, retention, limited, evict_before, arc, encrypts, age | `ok`, evicted, their bytes, their ages; `present`; `tombstone`; `short`, missing, evicted, their bytes, their ages |
-| commit | member, token, ttl, age, keep, arc | `ok` or `gone` |
+| reserve | member, bytes, token, window, keep, retention, limited, evict_before, encrypts, age | `ok`, evicted, their bytes, their ages; `present`; `tombstone`; `short`, missing, evicted, their bytes, their ages |
+| commit | member, token, ttl, age, keep | `ok` or `gone` |
 | abandon | member, token | 1 if the reservation stood |
-| touch | arc, members | how many there were |
+| touch | members | how many there were |
 | discard | members | for each 1 if it was there |
-| sweep | count, arc, cursor | expired, dead reservations, 1 if more expired, next cursor |
+| sweep | count, cursor | expired, dead reservations, 1 if more expired, next cursor |
 | audit | cursor, count, encrypts | next cursor, entries without their value, their bytes, values in plain where the tier encrypts |
-| strays | `x`, `a` or `f`, position, count | next position or -1, removed |
+| strays | `x` or `a`, position, count | next position or -1, removed |
 | recount | entries that are added up at once, step | `ok`, `more` or `again`, drift of used, drift of held, strays |
 | clamp | retention, since, cursor, count | `done`, `more` or `again`, next cursor, since |
 | drop | count, keep | removed, left, their bytes, values deleted since the tombstone, their bytes, milliseconds since then |
 | cull | cursor, count, identities | next cursor, removed, their bytes, entries left, bytes of all, 1 if there was no time for all of these |
-| yield | bytes, evict_before, count, arc | bytes yielded, ledger version, bytes evicted, how many, their ages |
+| yield | bytes, evict_before, count | bytes yielded, ledger version, bytes evicted, how many, their ages |
 | raise | bytes, version | `ok` or `void` |
 | adopt | version, keep | `ok` or `newer`, lease or version |
 | grant | bucket, wanted, minimum, limit, keep, divided, part of its lease that it grows by beyond the minimum at most or 0 | `ok`, bytes, version; `exhausted`, room; `unshared`, leased, room, turn; `void`, version |

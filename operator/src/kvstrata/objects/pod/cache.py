@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvstrata.api.cachedmodel import CachedModel
-from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
+from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.pod_template import PodTemplate
 from kvstrata.contract.wire import canonical_json
 from kvstrata.objects import paths, sizing
@@ -137,8 +137,6 @@ def memory_config(domain_id: str, model: CachedModel, tiers: Sequence[CacheTier]
     config: dict[str, Any] = {"domain": domain_id, "identity": identity, "tier": memory.name if memory else None}
     if memory is not None:
         config["high_watermark_percent"] = memory.spec.high_watermark_percent
-        if memory.spec.eviction_policy is EvictionPolicy.ARC:
-            config["eviction"] = "ARC"
         if (warmup := model.spec.cache_server.warmup) is not None:
             config["warmup"] = {"bytes": warmup.bytes.in_bytes, "timeout_s": warmup.timeout.in_seconds}
     return config
@@ -163,8 +161,6 @@ def _tier_params(tier: CacheTier) -> dict[str, Any]:
         params["cluster"] = True
     if tier.spec.encryption_required:
         params["encryption"] = "Required"
-    if tier.spec.eviction_policy is EvictionPolicy.ARC:
-        params["eviction"] = "ARC"
     params["capacity_bytes"] = sizing.stored_bytes(tier.spec)
     if tier.spec.max_retention_s is not None:
         params["default_ttl_s"] = tier.spec.max_retention_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
+from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.objects import paths, sizing
 from kvstrata.objects.container import mount
 from kvstrata.objects.meta import without_empty
@@ -80,8 +80,6 @@ def params(tier: CacheTier, model: str, nodefs_reserve_percent: int) -> dict[str
         told["place"] = model
     if spec.encryption_required:
         told["encryption"] = "Required"
-    if spec.eviction_policy is EvictionPolicy.ARC:
-        told["eviction"] = "ARC"
     if spec.max_retention_s is not None:
         told["default_ttl_s"] = spec.max_retention_s
     return told

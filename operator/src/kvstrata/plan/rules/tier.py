@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstrata.api.cachetier import CacheTier, EvictionPolicy, Medium
+from kvstrata.api.cachetier import CacheTier, Medium
 from kvstrata.api.reasons import TierReason
 from kvstrata.model.world import World
 from kvstrata.objects.redis.server import managed_by_us
@@ -75,20 +75,9 @@ def names_own_secrets(world: World, tier: CacheTier) -> Decision | None:
     return Decision(TierReason.SECRET_NOT_ALLOWED, sentence(name, "the tier")) if name else None
 
 
-def eviction_is_provided(world: World, tier: CacheTier) -> Decision | None:
-    """Blocks leave in the order of their last use or in ARC's, or by age; a full tier always makes room."""
-    if tier.spec.eviction_policy is not EvictionPolicy.NONE:
-        return None
-    return Decision(
-        TierReason.EVICTION_NOT_RECONCILED,
-        "this version always makes room in a full tier: set spec.eviction.policy to LRU or ARC, or remove it",
-    )
-
-
 RULES = (
     classifications_can_be_kept,
     has_servers_of_its_own,
-    eviction_is_provided,
     names_own_secrets,
 )
 

@@ -83,7 +83,6 @@ class Purger:
             if not held or self._clock() >= give_up_at_s:
                 break
             files.shelf.wait(WAIT_S)
-        files.shelf.forget(keyspaces)
         if files.health.breaker.closed:
             # One may have been a block of these keyspaces.
             for spare in files.shelf.take_spares():

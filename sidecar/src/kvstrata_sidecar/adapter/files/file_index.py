@@ -21,7 +21,7 @@ from kvstrata_sidecar.adapter.files.space import Room
 from kvstrata_sidecar.adapter.files.spares import Spare
 from kvstrata_sidecar.adapter.index.bounds import Bounds
 from kvstrata_sidecar.adapter.index.scope_index import Book, Kept
-from kvstrata_sidecar.adapter.index.victims import Cause, Choice
+from kvstrata_sidecar.adapter.index.victims import Choice
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 
 MAX_TOUCHED = 65_536
@@ -35,12 +35,10 @@ class Shelf:
     returns seconds of the clock on which ages are counted.
     """
 
-    def __init__(
-        self, policy: Policy, *, capacity_bytes: int, max_blocks: int, arc: bool, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, policy: Policy, *, capacity_bytes: int, max_blocks: int, clock: Callable[[], float]) -> None:
         self._policy = policy
         self._clock = clock
-        self._book = Book(arc=arc)
+        self._book = Book()
         self._room = Room(policy, self._book, capacity_bytes=capacity_bytes, max_blocks=max_blocks)
         self._leaving: dict[bytes, int] = {}
         self._stranded: set[bytes] = set()
@@ -99,7 +97,7 @@ class Shelf:
     def drop(self, key: bytes) -> bool:
         """Take out a block that turned out to be none; whether its file is to be removed, and `gone` told then."""
         with self._changed:
-            return self._take_out(key, None) is not None
+            return self._take_out(key) is not None
 
     # What comes.
 
@@ -133,7 +131,6 @@ class Shelf:
                 self._end(reservation)
                 return refusal
             reservation.victims = self._take(choice)
-            self._book.settle()
             return reservation
 
     def claim(self, reservation: Reservation, timeout_s: float) -> bool:
@@ -228,7 +225,6 @@ class Shelf:
             now_due = [one for one in due if not self._policy.is_kept_outside(one, now_s)]
             choice = self._room.choose(now_due, self._readers, now_s)
             victims = self._take(choice)
-            self._book.settle()
             for keyspace in due:
                 again_s = now_s + LOOK_S if keyspace in choice.locked else None
                 # More than may be chosen at once: lookups come in between.
@@ -276,7 +272,7 @@ class Shelf:
     def take_unused(self, keys: Iterable[bytes]) -> list[bytes]:
         """Take out those of these blocks that nobody reads or writes now; their files are to be removed."""
         with self._changed:
-            return [key for key in keys if key not in self._readers and self._take_out(key, None)]
+            return [key for key in keys if key not in self._readers and self._take_out(key)]
 
     def uses(self, keys: Collection[bytes]) -> tuple[int, int]:
         """Return how many of these blocks are being read, and how many written."""
@@ -292,11 +288,6 @@ class Shelf:
         """Return those of these blocks of which a file may rightly be there, or be being removed."""
         with self._changed:
             return [key for key in keys if self._knows(key)]
-
-    def forget(self, keyspaces: Iterable[str]) -> None:
-        """Forget the names of evicted blocks that these keyspaces' orders remember."""
-        with self._changed:
-            self._book.forget(keyspaces)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until something was let go."""
@@ -359,8 +350,6 @@ class Shelf:
     def _enter(self, key: bytes, size_bytes: int, computed_s: float) -> None:
         keyspace, now_s = keyspace_of(key), self._clock()
         self._book.add(key, keyspace, size_bytes, computed_s)
-        # The order expects that a block's storing is told as its first use.
-        self._book.touch(key)
         self._room.used_bytes += size_bytes
         self._policy.note(keyspace, now_s)
         scope = self._book.scope(keyspace)
@@ -374,11 +363,11 @@ class Shelf:
         self._changed.notify_all()
 
     def _take(self, choice: Choice) -> dict[bytes, Victim]:
-        taken = ((key, cause, self._take_out(key, cause)) for key, cause in choice.victims.items())  # type: ignore[arg-type]
+        taken = ((key, cause, self._take_out(key)) for key, cause in choice.victims.items())  # type: ignore[arg-type]
         return {key: Victim(cause, kept.size_bytes, kept.computed_s) for key, cause, kept in taken if kept is not None}  # type: ignore[misc]
 
-    def _take_out(self, key: bytes, cause: Cause | None) -> Kept | None:
-        kept = self._book.remove(key, self._clock() if cause in (Cause.LIMIT, Cause.ROOM) else None)
+    def _take_out(self, key: bytes) -> Kept | None:
+        kept = self._book.remove(key)
         if kept is None:
             return None
         self._room.used_bytes -= kept.size_bytes

@@ -94,7 +94,7 @@ class Finder:
         found = ((keyspace, *one) for keyspace in allowed for one in self._shelf.hottest(keyspace, most))
         named = ((keyspace, *parts_of(key), use, age_s) for keyspace, key, use, age_s in found)
         return [
-            Hot(keyspace, rank, group, chunk_hash, (0, use), age_s)
+            Hot(keyspace, rank, group, chunk_hash, use, age_s)
             for keyspace, identity, rank, group, chunk_hash, use, age_s in named
             if identity == self._identity
         ]

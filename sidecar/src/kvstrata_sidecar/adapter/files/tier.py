@@ -69,7 +69,6 @@ class FileTier:
             Policy(tier.name, tier.default_ttl_s),
             capacity_bytes=tier.capacity_bytes,
             max_blocks=tier.max_blocks,
-            arc=tier.eviction == "ARC",
             clock=clocks.now_s,
         )
         self._files = Files(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-
-from kvstrata_sidecar.adapter.index.eviction_order import Arc, Order, Recency
 
 COMPACT_ABOVE = 64
 """Stale entries that an order of age may hold on top of as many as it has blocks."""
@@ -27,34 +26,24 @@ class Kept:
 
 @dataclass(slots=True)
 class Scope:
-    """One keyspace's blocks."""
+    """One keyspace's blocks, the least recently used first."""
 
-    order: Order
-    blocks: dict[Hashable, Kept] = field(default_factory=dict)
+    blocks: OrderedDict[Hashable, Kept] = field(default_factory=OrderedDict)
     used_bytes: int = 0
     _by_age: list[tuple[float, int, Hashable, Kept]] = field(default_factory=list)
 
     def add(self, key: Hashable, kept: Kept) -> None:
         """Enter a block that came just now."""
         self.blocks[key] = kept
-        self.order.add(key)
         self.used_bytes += kept.size_bytes
         heapq.heappush(self._by_age, (kept.computed_s, kept.used, key, kept))
         if len(self._by_age) > 2 * len(self.blocks) + COMPACT_ABOVE:
             self._by_age = [entry for entry in self._by_age if self.blocks.get(entry[2]) is entry[3]]
             heapq.heapify(self._by_age)
 
-    def drop(self, key: Hashable, evicted_s: float | None = None) -> None:
-        """Strike a block out; `evicted_s` is when it had to make room, None if it went for another reason."""
+    def drop(self, key: Hashable) -> None:
+        """Strike a block out."""
         self.used_bytes -= self.blocks.pop(key).size_bytes
-        if evicted_s is None:
-            self.order.drop(key)
-        else:
-            self.order.evicted(key, evicted_s)
-
-    def victims(self) -> Iterator[tuple[Hashable, Kept]]:
-        """Return all blocks in the order in which they have to make room."""
-        return ((key, self.blocks[key]) for key in self.order.victims())
 
     def computed_before(self, moment_s: float, most: int | None = None) -> list[Hashable]:
         """Return the blocks that were computed at `moment_s` or earlier, the eldest first; `most` of them at most."""
@@ -83,7 +72,7 @@ class Scope:
 
     def least_used(self) -> int | None:
         """Return when the least recently used block was used; None without any."""
-        return min((self.blocks[key].used for key in self.order.eldest()), default=None)
+        return next((kept.used for kept in self.blocks.values()), None)
 
     def _forget_stale(self) -> None:
         while self._by_age and self.blocks.get(self._by_age[0][2]) is not self._by_age[0][3]:
@@ -91,16 +80,11 @@ class Scope:
 
 
 class Book:
-    """All blocks. Not safe to change from two threads; `find` and `scopes` may be read from any.
+    """All blocks. Not safe to change from two threads; `find` and `scopes` may be read from any."""
 
-    With `arc` each scope's blocks make room in ARC's order, otherwise the least recently used first.
-    """
-
-    def __init__(self, *, arc: bool = False) -> None:
-        self._order: Callable[[], Order] = Arc if arc else Recency
+    def __init__(self) -> None:
         self._scopes: dict[str, Scope] = {}
         self._blocks: dict[Hashable, Kept] = {}
-        self._unsettled: set[str] = set()
         self._uses = 0
 
     def add(self, key: Hashable, keyspace: str, size_bytes: int, computed_s: float) -> None:
@@ -111,9 +95,8 @@ class Book:
         self._blocks[key] = kept
         scope = self._scopes.get(keyspace)
         if scope is None:
-            scope = self._scopes[keyspace] = Scope(self._order())
+            scope = self._scopes[keyspace] = Scope()
         scope.add(key, kept)
-        self._unsettled.add(keyspace)
 
     def touch(self, key: Hashable) -> None:
         """Make a block the most recently used; one that is not there is left alone."""
@@ -121,40 +104,17 @@ class Book:
         if kept is not None:
             self._uses += 1
             kept.used = self._uses
-            self._scopes[kept.keyspace].order.use(key)
+            self._scopes[kept.keyspace].blocks.move_to_end(key)
 
-    def renew(self, key: Hashable) -> None:
-        """Make a block the most recently used, without that being another use; one that is not there is left alone."""
-        kept = self._blocks.get(key)
-        if kept is not None:
-            self._uses += 1
-            kept.used = self._uses
-            self._scopes[kept.keyspace].order.renew(key)
-
-    def remove(self, key: Hashable, evicted_s: float | None = None) -> Kept | None:
-        """Strike a block out and return it, None if it was not there; `evicted_s` is when it had to make room."""
+    def remove(self, key: Hashable) -> Kept | None:
+        """Strike a block out and return it, None if it was not there."""
         kept = self._blocks.pop(key, None)
         if kept is not None:
             scope = self._scopes[kept.keyspace]
-            scope.drop(key, evicted_s)
+            scope.drop(key)
             if not scope.blocks:
                 del self._scopes[kept.keyspace]
         return kept
-
-    def settle(self) -> None:
-        """Note that room has been made for all that came so far."""
-        for keyspace in self._unsettled:
-            scope = self._scopes.get(keyspace)
-            if scope is not None:
-                scope.order.settle()
-        self._unsettled.clear()
-
-    def forget(self, keyspaces: Iterable[str], before_s: float = float("inf")) -> None:
-        """Forget the names of evicted blocks that these keyspaces' orders remember from before a moment."""
-        for keyspace in keyspaces:
-            scope = self._scopes.get(keyspace)
-            if scope is not None:
-                scope.order.forget(before_s)
 
     def find(self, key: Hashable) -> Kept | None:
         """Return a block's entry."""

@@ -1,9 +1,9 @@
 """Which blocks have to go now. Pure.
 
 In this order: blocks of keyspaces outside of the policy; blocks under a pool's keyspace that are none of the pool's;
-blocks that are too old; of a scope that is above its limit
-those that come first in its order, LRU or ARC; and, when the memory is above its mark, the least recently used of what
-comes first in the scopes that are above their guarantee. So one scope's scan costs nobody else a guaranteed block.
+blocks that are too old; of a scope that is above its limit the least recently used; and, when the memory is above its
+mark, the least recently used of the scopes that are above their guarantee. So one scope's scan costs nobody else a
+guaranteed block.
 Memory goes by whole blocks: a scope may end up below its guarantee by less than one of its blocks.
 """
 
@@ -119,7 +119,7 @@ def _bound(choice: Choice, keyspace: str, scope: Scope, situation: Situation) ->
     if bound.limit_bytes is not None:
         excess_bytes = scope.used_bytes + situation.staged.get(keyspace, 0) - taken_bytes - bound.limit_bytes
         if excess_bytes > 0:
-            taken_bytes += _take(choice, situation, scope.victims(), Cause.LIMIT, situation.spared, excess_bytes)
+            taken_bytes += _take(choice, situation, scope.blocks.items(), Cause.LIMIT, situation.spared, excess_bytes)
     return taken_bytes
 
 
@@ -152,12 +152,11 @@ def _take(
 
 def _make_room(choice: Choice, book: Book, situation: Situation, left: Mapping[str, int], need_bytes: float) -> None:
     def candidates(scope: Scope) -> Iterator[tuple[Hashable, Kept]]:
-        for key, kept in scope.victims():
+        for key, kept in scope.blocks.items():
             if key not in choice.victims and not situation.spared(key):
                 yield key, kept
 
-    # Scopes may be thousands, and few of them lose a block: the others' blocks are not looked at. What makes room first
-    # in a scope was used no earlier than its least recently used.
+    # Scopes may be thousands, and few of them lose a block: the others' blocks are not looked at.
     oldest: list[tuple[int, str, Hashable, Kept | None]] = []
     oldest += [
         (used, keyspace, None, None) for keyspace, scope in book.scopes() if (used := scope.least_used()) is not None

@@ -17,16 +17,12 @@ WITHIN_S = 2.0
 class MemoryEraser:
     """Erases from one pool.
 
-    `tier` names the CPU tier, None without one; `forget` strikes out the names of evicted blocks that orders remember;
-    `residue` says why copies may be left elsewhere, or is empty.
+    `tier` names the CPU tier, None without one; `residue` says why copies may be left elsewhere, or is empty.
     """
 
-    def __init__(
-        self, pool: Pool, purges: Purges, forget: Callable[[Collection[str]], None], *, tier: str | None, residue: str
-    ) -> None:
+    def __init__(self, pool: Pool, purges: Purges, *, tier: str | None, residue: str) -> None:
         self._pool = pool
         self._purges = purges
-        self._forget = forget
         self.tier = tier or ""
         self._residue = residue
 
@@ -40,7 +36,6 @@ class MemoryEraser:
             seen(key.cache_salt, key.chunk_hash)
         self._purges.doom(names)
         self._purges.advance()
-        self._forget(names)
         gone_bytes, gone_blocks = self._purges.gone(names)
         deleted = Amount(gone_blocks, gone_bytes)
         writing = self._sizes(self._staged(names))

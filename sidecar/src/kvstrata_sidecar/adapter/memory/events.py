@@ -93,7 +93,7 @@ class Intake:
                 continue
             if what is Note.ORDERED:
                 for key in reversed(keys):
-                    book.renew(key)
+                    book.touch(key)
                 continue
             changed.update(key.cache_salt for key in keys)
             if what in (Note.WRITTEN, Note.LOADED):

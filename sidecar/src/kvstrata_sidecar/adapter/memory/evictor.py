@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -37,8 +37,6 @@ from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
 LOOK_S = 1.0
 """How soon what was in use is looked at again: LMCache's locks of readers that died expire without a word."""
 
-FORGET_SHARE = 30
-"""In how many looks every scope's names of evicted blocks are gone through."""
 
 MARGIN_PERCENT = 1
 """How much more of the memory is freed than its mark asks for, so that not every block needs a choice of its own."""
@@ -50,10 +48,10 @@ FAILED_ALLOCATION_PERCENT = 10
 class Governor:
     """Keeps one pool within the policy in force. `start` and `close` it; the rest may be called from any thread.
 
-    `tier` names the CPU tier, None without one, `eviction` the order in which a scope's blocks make room. `residue`
-    says why copies may be left elsewhere, or is empty. `gone` is told of every block that has left the memory.
-    `passes_on` says whether another tier admits a block that was written here; LMCache's listener tells `passage`.
-    `lower` returns these tiers from fast to slow: what leaves is handed down to them.
+    `tier` names the CPU tier, None without one. `residue` says why copies may be left elsewhere, or is empty. `gone` is
+    told of every block that has left the memory. `passes_on` says whether another tier admits a block that was written
+    here; LMCache's listener tells `passage`. `lower` returns these tiers from fast to slow: what leaves is handed down
+    to them.
     """
 
     def __init__(
@@ -63,7 +61,6 @@ class Governor:
         *,
         tier: str | None,
         high_watermark_percent: int,
-        eviction: str = "LRU",
         residue: str = "",
         gone: Callable[[Hashable], None] = lambda _: None,
         passes_on: Callable[[Any], bool] = lambda _: False,
@@ -75,10 +72,9 @@ class Governor:
         self._tier = tier
         self._high_share = high_watermark_percent / 100
         self._clock = clock
-        self._arc = eviction == "ARC"
-        self._book = Book(arc=self._arc)
+        self._book = Book()
         self._purges = Purges(pool)
-        self.eraser = MemoryEraser(pool, self._purges, self._forget_keyspaces, tier=tier, residue=residue)
+        self.eraser = MemoryEraser(pool, self._purges, tier=tier, residue=residue)
         self._counts: Counter[str] = Counter()
         self._evictions = Counters()
         self.traffic = Counters()
@@ -93,7 +89,6 @@ class Governor:
         )  # fmt: skip
         self._allocation_failed = False
         self._agenda = Agenda()
-        self._to_forget: list[str] = []
         self._policy = InForce(enforcement, tier, self._purges)
         self._locked: dict[str, int] = {}
         self._look_at_s = clock()
@@ -237,10 +232,8 @@ class Governor:
                 self._look_at_s = now_s + LOOK_S
                 self._reclaim_abandoned()
                 self._pool.return_loans()
-                self._forget_names(now_s)
             choice = self._choose(now_s, None if everything else changed)
             changed |= self._evict(choice)
-            self._book.settle()
             for keyspace in self._book.keyspaces() if everything else changed:
                 self._look_again(keyspace, choice, now_s)
             self._unfinished = False
@@ -278,21 +271,6 @@ class Governor:
         self._evictions.retain(self._policy.bounds)
         self.traffic.retain(self._policy.bounds)
         return differ
-
-    def _forget_names(self, now_s: float) -> None:
-        """Keep no name of an evicted block for much longer than the block could have been kept; a share at a time."""
-        if not self._to_forget:
-            self._to_forget = list(self._policy.bounds) if self._arc else []
-        share = len(self._policy.bounds) // FORGET_SHARE + 1
-        for keyspace in self._to_forget[-share:]:
-            bound = self._policy.bounds.get(keyspace)
-            if bound is not None and bound.retention_s is not None:
-                self._book.forget((keyspace,), now_s - bound.retention_s)
-        del self._to_forget[-share:]
-
-    def _forget_keyspaces(self, keyspaces: Collection[str]) -> None:
-        with self._turn_lock:
-            self._book.forget(keyspaces)
 
     def _reclaim_abandoned(self) -> None:
         """Free what a writer reserved and never wrote: LMCache leaves that to eviction, and this is the only one.
@@ -369,7 +347,7 @@ class Governor:
             if leaving is not None:
                 self._cleaner.left(key, leaving, now_s)
                 self._evictions.age(EVICTION, now_s - leaving.computed_s)
-            kept = self._book.remove(key, now_s if cause in (Cause.LIMIT, Cause.ROOM) else None)
+            kept = self._book.remove(key)
             self._counts[f"evicted_{cause}"] += 1
             if kept is not None:
                 scope = kept.keyspace if kept.keyspace in self._policy.bounds else NOBODY

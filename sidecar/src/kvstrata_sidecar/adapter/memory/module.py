@@ -69,7 +69,6 @@ class MemoryModule:
             self._runtime.enforcement,
             tier=params.tier,
             high_watermark_percent=params.high_watermark_percent,
-            eviction=params.eviction,
             residue=_residue(build_context),
             gone=self._runtime.enforcement.ages.forget,
             passes_on=lambda key: self._runtime.passes_on(key.cache_salt),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvstrata_sidecar.adapter.params import EVICTIONS, AdapterParams
+from kvstrata_sidecar.adapter.params import AdapterParams
 
 DEFAULT_HIGH_WATERMARK_PERCENT = 90
 
@@ -33,14 +33,13 @@ class MemoryParams:
     """The pod's part, the same as every adapter's, and the CPU tier.
 
     `tier` is the name of the CacheTier whose budgets hold for the server's memory, None for a model without a CPU
-    tier. `high_watermark_percent` of the memory may be used; above it room is made. `eviction` is the order in which a
-    scope's blocks go, `LRU` or `ARC`. `warmup` is only for a server with a CPU tier.
+    tier. `high_watermark_percent` of the memory may be used; above it room is made. `warmup` is only for a server
+    with a CPU tier.
     """
 
     pod: AdapterParams
     tier: str | None
     high_watermark_percent: int = DEFAULT_HIGH_WATERMARK_PERCENT
-    eviction: str = "LRU"
     warmup: Warmup | None = None
 
     @classmethod
@@ -50,16 +49,13 @@ class MemoryParams:
             raise ValueError("MemoryParams: missing ['tier']; null is a model without a CPU tier")
         values = dict(raw)
         tier = values.pop("tier")
-        eviction = values.pop("eviction", "LRU")
         warmup = values.pop("warmup", None)
         percent = values.pop("high_watermark_percent", DEFAULT_HIGH_WATERMARK_PERCENT)
         if tier is not None and (not isinstance(tier, str) or not tier):
             raise ValueError(f"tier must be a CacheTier's name or null, not {tier!r}")
         if not isinstance(percent, int) or isinstance(percent, bool) or not 10 <= percent <= 100:
             raise ValueError(f"high_watermark_percent must be an integer from 10 to 100, not {percent!r}")
-        if eviction not in EVICTIONS:
-            raise ValueError(f"eviction must be LRU or ARC, not {eviction!r}")
         if warmup is not None and tier is None:
             raise ValueError("warmup needs a CPU tier: without one nothing stays in memory")
         told = None if warmup is None else Warmup.from_json(warmup)
-        return cls(AdapterParams.from_json({**values, "tier": None}), tier, percent, eviction, told)
+        return cls(AdapterParams.from_json({**values, "tier": None}), tier, percent, told)

@@ -12,15 +12,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstrata_sidecar.adapter.tier.hot import Heat, Hot
+from kvstrata_sidecar.adapter.tier.hot import Hot
 
 
 class Chunk(NamedTuple):
-    """A chunk that a tier has; the larger its `heat`, the later it was used."""
+    """A chunk that a tier has; `last_use` as in Hot."""
 
     keyspace: str
     chunk_hash: bytes
-    heat: Heat
+    last_use: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +34,18 @@ class Room:
 def whole_chunks(hot: Iterable[Hot], needed: Collection[tuple[int, int]]) -> list[Chunk]:
     """Return the chunks of which a tier has each of the `needed` (rank, group), the hottest first.
 
-    A chunk is as hot as its coldest part.
+    A chunk was last used when its part was that was not used for longest.
     """
-    parts: dict[tuple[str, bytes], dict[tuple[int, int], Heat]] = defaultdict(dict)
+    parts: dict[tuple[str, bytes], dict[tuple[int, int], float]] = defaultdict(dict)
     for one in hot:
         if (one.rank, one.group) in needed:
-            parts[one.keyspace, one.chunk_hash][one.rank, one.group] = one.heat
+            parts[one.keyspace, one.chunk_hash][one.rank, one.group] = one.last_use
     whole = [
-        Chunk(keyspace, chunk_hash, min(heats.values()))
-        for (keyspace, chunk_hash), heats in parts.items()
-        if len(heats) == len(needed)
+        Chunk(keyspace, chunk_hash, min(uses.values()))
+        for (keyspace, chunk_hash), uses in parts.items()
+        if len(uses) == len(needed)
     ]
-    return sorted(whole, key=lambda chunk: chunk.heat, reverse=True)
+    return sorted(whole, key=lambda chunk: chunk.last_use, reverse=True)
 
 
 def share_out(chunks: Sequence[Chunk], chunk_bytes: int, budget_bytes: int, rooms: Mapping[str, Room]) -> list[Chunk]:

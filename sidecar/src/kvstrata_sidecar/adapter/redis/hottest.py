@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -22,7 +22,7 @@ from kvstrata_sidecar.adapter.redis.client.resp import Command, FramingError, Re
 from kvstrata_sidecar.adapter.redis.client.transport import ClusterTransport
 from kvstrata_sidecar.adapter.redis.threads import Crew
 from kvstrata_sidecar.adapter.tier.counts import Counters
-from kvstrata_sidecar.adapter.tier.hot import Heat, Hot, most_of_each
+from kvstrata_sidecar.adapter.tier.hot import Hot, most_of_each
 from kvstrata_sidecar.adapter.tier.tasks import Gain, Part, Task
 
 T = TypeVar("T")
@@ -47,31 +47,27 @@ def busiest(transport: Transport, domain: str, keyspaces: Sequence[str]) -> list
     return order[:SCOPES_AT_ONCE]
 
 
-def hottest(transport: Transport, domain: str, identity: str, keyspace: str, most: int, *, arc: bool) -> list[Hot]:
-    """Return about `most` blocks of one scope and identity that were used last. A bucket that cannot be asked has none.
+def hottest(transport: Transport, domain: str, identity: str, keyspace: str, most: int) -> list[Hot]:
+    """Return about `most` blocks of one scope and identity that were used last.
 
-    In ARC's order those that were used more than once come before the others.
+    A bucket that cannot be asked has none.
     """
-    lists = (b":#f", b":#a") if arc else (b":#a",)
     per_bucket = max(1, -(-most // BUCKETS))
     bases = [bucket_prefix(domain, keyspace, bucket).encode() for bucket in range(BUCKETS)]
     asked = [
-        Command(base + b":#s", (b"ZRANGE", base + kind, b"0", b"%d" % (per_bucket - 1), b"REV", b"WITHSCORES"), _scored)
+        Command(
+            base + b":#s", (b"ZRANGE", base + b":#a", b"0", b"%d" % (per_bucket - 1), b"REV", b"WITHSCORES"), _scored
+        )
         for base in bases
-        for kind in lists
     ]
     now_ms, *answers = transport.ask_each([Command(bases[0] + b":#s", (b"TIME",), read_moment_ms), *asked])
     if isinstance(now_ms, Exception):
         raise now_ms
-    found: list[tuple[bytes, bytes, Heat]] = []
-    told = iter(answers)
-    for base in bases:
-        here: list[tuple[bytes, bytes, Heat]] = []
-        for kind in lists:
-            answer = next(told)
-            if not isinstance(answer, Exception):
-                here += [(base, member, (int(kind == b":#f"), score)) for member, score in answer]
-        found += here[:per_bucket]
+    found = {
+        base: answer
+        for base, answer in zip(bases, answers, strict=True)
+        if not isinstance(answer, Exception) and answer
+    }
     return _described(transport, identity, keyspace, found, now_ms)
 
 
@@ -88,7 +84,6 @@ class Hottest:
         counters: Counters,
     ) -> None:
         self._domain, self._identity = params.domain, params.identity
-        self._arc = tier.eviction == "ARC"
         self._patience_s = tier.load_deadline_ms / 1000
         self._topology = topology
         self._crew = crew
@@ -114,7 +109,7 @@ class Hottest:
 
     def _about(self, keyspace: str, scopes: int) -> Callable[[Transport], list[Hot]]:
         most = most_of_each(scopes)
-        return lambda transport: hottest(transport, self._domain, self._identity, keyspace, most, arc=self._arc)
+        return lambda transport: hottest(transport, self._domain, self._identity, keyspace, most)
 
     def _ask(self, keyspace: str | None, key: str, question: Callable[[Transport], list[T]]) -> list[T] | None:
         """Have it asked on a keyspace's behalf by whoever looks up at the server that has `key`; None if in vain."""
@@ -157,16 +152,13 @@ def _described(
     transport: Transport,
     identity: str,
     keyspace: str,
-    found: Sequence[tuple[bytes, bytes, Heat]],
+    found: Mapping[bytes, Sequence[tuple[bytes, float]]],
     now_ms: int,
 ) -> list[Hot]:
-    """Return the blocks of this identity that are in the index, with their ages."""
-    by_base: dict[bytes, list[tuple[bytes, Heat]]] = {}
-    for base, member, heat in found:
-        by_base.setdefault(base, []).append((member, heat))
+    """Return the blocks of this identity that are in the index, with their ages. `found` has last uses by bucket."""
     pieces = [
         (base, some[start : start + MEMBERS_PER_COMMAND])
-        for base, some in by_base.items()
+        for base, some in found.items()
         for start in range(0, len(some), MEMBERS_PER_COMMAND)
     ]
     commands = [
@@ -177,13 +169,13 @@ def _described(
     for (_, some), answer in zip(pieces, transport.ask_each(commands) if commands else (), strict=True):
         if isinstance(answer, Exception):
             continue
-        for (member, heat), entry in zip(some, answer, strict=True):
+        for (member, used_ms), entry in zip(some, answer, strict=True):
             parsed = parse_member(member.decode("utf-8", "replace"))
             if parsed is None or parsed[0] != identity or not isinstance(entry, bytes):
                 continue
             _, rank, group, chunk_hash = parsed
             computed_ms = integer(entry.partition(b":")[2])
-            hot.append(Hot(keyspace, rank, group, chunk_hash, heat, max(0.0, (now_ms - computed_ms) / 1000)))
+            hot.append(Hot(keyspace, rank, group, chunk_hash, used_ms, max(0.0, (now_ms - computed_ms) / 1000)))
     return hot
 
 

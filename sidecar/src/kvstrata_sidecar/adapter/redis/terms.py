@@ -22,7 +22,6 @@ class ScopeTerms:
         return Terms(
             life_ms=1000 * self._tier.default_ttl_s if retention_ms is None else retention_ms,
             bounds=self.bounds(keyspace),
-            arc=self._tier.eviction == "ARC",
             encrypts=self._tier.encrypts,
         )
 

@@ -91,9 +91,8 @@ class Tier:
         self._placing = Placing(
             params, tier, topology, enforcement, self._refusal, self._full.rests, self._counters, pools
         )
-        arc = tier.eviction == "ARC"
         aged = partial(self._counters.age, EVICTION)
-        ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms, aged=aged, arc=arc)
+        ledgers = Ledgers(self._domain, self._counters.add, clock, window_ms, aged=aged)
         self._sweeper = Sweeper(
             f"kvs-{tier.name}-sweeper",
             self._domain,
@@ -111,7 +110,6 @@ class Tier:
             interval_s=sweep_interval_s,
             clock=clock,
             jitter=random.random,
-            arc=arc,
             encrypts=tier.encrypts,
         )
         shadow = Shadow(

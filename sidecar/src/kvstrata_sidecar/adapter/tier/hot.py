@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-Heat = tuple[int, float]
-"""How hot a block is, comparable within one tier: whether it was used more than once, as far as the tier tells such
-blocks apart, and its last use, the larger the later."""
-
 MAX_HOT = 65_536
 """Blocks that a tier names at most."""
 
 
 class Hot(NamedTuple):
-    """A block that a tier has. `age_s` is how long ago its tokens were computed."""
+    """A block that a tier has.
+
+    `last_use` is comparable within one tier, the larger the later; `age_s` is how long ago its tokens were computed.
+    """
 
     keyspace: str
     rank: int
     group: int
     chunk_hash: bytes
-    heat: Heat
+    last_use: float
     age_s: float
 
 

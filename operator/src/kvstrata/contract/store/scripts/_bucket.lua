@@ -2,9 +2,7 @@
 local state = KEYS[1]
 local base = string.sub(state, 1, -3)
 local expiries, entries, reservations = base .. '#x', base .. '#m', base .. '#r'
--- Blocks that were used once and more than once since they came, and names of such that were evicted.
-local once, often = base .. '#a', base .. '#f'
-local gone_once, gone_often = base .. '#b', base .. '#c'
+local uses = base .. '#a'
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 
@@ -81,8 +79,7 @@ local function remove(member)
   redis.call('UNLINK', base .. member)
   local expiry = counted_until() and redis.call('ZSCORE', expiries, member)
   redis.call('ZREM', expiries, member)
-  redis.call('ZREM', once, member)
-  redis.call('ZREM', often, member)
+  redis.call('ZREM', uses, member)
   local entry = redis.call('HGET', entries, member)
   if not entry then
     return 0
@@ -102,42 +99,10 @@ local function lasts(key)
   end
 end
 
--- A committed block was used. In ARC's order a second use sets it apart from those that were used once.
-local function use(member, arc)
+-- A committed block was used; returns 1 if it is there.
+local function use(member)
   free_first()
-  if arc and redis.call('ZREM', once, member) == 1 then
-    redis.call('ZADD', often, whole(now), member)
-    lasts(often)
-    return 1
-  end
-  local there = redis.call('ZADD', often, 'XX', 'CH', whole(now), member)
-  return there == 1 and 1 or redis.call('ZADD', once, 'XX', 'CH', whole(now), member)
-end
-
-local function forget(member)
-  return redis.call('ZREM', gone_once, member) + redis.call('ZREM', gone_often, member)
-end
-
--- How many blocks there are, and how many of their mean size fit into the lease.
-local function capacity()
-  local count = redis.call('ZCARD', once) + redis.call('ZCARD', often)
-  local used, lease = fields('used', 'lease')
-  return count, used > 0 and math.max(count, math.floor(lease * count / used)) or count
-end
-
--- The names of evicted blocks that are kept: with those that were used once no more than fit, with all twice as many.
-local function trim()
-  local count, room = capacity()
-  local ones, others = redis.call('ZCARD', gone_once), redis.call('ZCARD', gone_often)
-  local surplus = math.min(ones, redis.call('ZCARD', once) + ones - room)
-  if surplus > 0 then
-    redis.call('ZREM', gone_once, unpack(redis.call('ZRANGE', gone_once, '0', whole(math.min(surplus, 1000) - 1))))
-    ones = ones - surplus
-  end
-  surplus = math.min(others, count + ones + others - 2 * room)
-  if surplus > 0 then
-    redis.call('ZREM', gone_often, unpack(redis.call('ZRANGE', gone_often, '0', whole(math.min(surplus, 1000) - 1))))
-  end
+  return redis.call('ZADD', uses, 'XX', 'CH', whole(now), member)
 end
 
 -- Ends a reservation, and the value that may have been written under it; returns its bytes, for `held`.
@@ -189,49 +154,21 @@ local function expire(count)
   return #late, freed
 end
 
-local function oldest_of(order)
-  local found = redis.call('ZRANGE', order, '0', '0', 'WITHSCORES')
-  return found[1], tonumber(found[2] or 0)
-end
-
--- Takes out blocks that were last used before `before` until `wanted` bytes are free; returns bytes, number, and how
--- many milliseconds ago each was computed, with spaces between. Without `arc` the least recently used goes first. With
--- it, REPLACE of ARC (Megiddo and Modha, FAST 2003) chooses, by which blocks that were used once go while they are more
--- than the target `arc.target`; names of what went are kept.
-local function evict(wanted, before, count, arc)
+-- Takes out blocks that were last used before `before`, the least recently used first, until `wanted` bytes are free;
+-- returns bytes, number, and how many milliseconds ago each was computed, with spaces between.
+local function evict(wanted, before, count)
   local freed, number, ages = 0, 0, {}
   while freed < wanted and number < count do
-    local member, used_at = oldest_of(once)
-    local other, other_used_at = oldest_of(often)
-    local choose_other = not member
-    if member and other then
-      if arc then
-        local ones = redis.call('ZCARD', once)
-        choose_other = not (ones > arc.target or (arc.returns_often and ones == arc.target))
-      else
-        choose_other = other_used_at < used_at
-      end
-    end
-    if choose_other then
-      member, used_at = other, other_used_at
-    end
-    if not member or used_at >= before then
+    local oldest = redis.call('ZRANGE', uses, '0', '0', 'WITHSCORES')
+    if #oldest == 0 or tonumber(oldest[2]) >= before then
       break
     end
-    local bytes, computed = remove(member)
+    local bytes, computed = remove(oldest[1])
     freed = freed + bytes
     if computed then
       ages[#ages + 1] = whole(math.max(0, now - computed))
     end
-    if arc then
-      local moment = string.format('%.3f', now + math.min(number, 999) / 1000)
-      redis.call('ZADD', choose_other and gone_often or gone_once, moment, member)
-    end
     number = number + 1
-  end
-  if arc and number > 0 then
-    lasts(gone_once)
-    lasts(gone_often)
   end
   add('used', -freed)
   return freed, number, table.concat(ages, ' ')
@@ -240,7 +177,7 @@ end
 -- An index outlives its blocks for a while, and then nobody has to remember it: all of it goes at one moment.
 local function live_for(milliseconds)
   local moment = whole(now + milliseconds)
-  for _, key in ipairs({state, reservations, entries, expiries, once, often, gone_once, gone_often}) do
+  for _, key in ipairs({state, reservations, entries, expiries, uses}) do
     redis.call('PEXPIREAT', key, moment)
   end
 end

@@ -3,12 +3,11 @@ local encrypts = ARGV[3] == '1'
 local lost, lost_bytes, plain, plain_bytes = 0, 0, 0, 0
 for i = 1, #found[2], 2 do
   local member, record = found[2][i], found[2][i + 1]
-  forget(member)
   local expiry = redis.call('ZSCORE', expiries, member)
   -- One that expired just now is no loss; the sweep takes it out.
   if not expiry or tonumber(expiry) > now then
     local size = redis.call('STRLEN', base .. member)
-    local ordered = redis.call('ZSCORE', once, member) or redis.call('ZSCORE', often, member)
+    local ordered = redis.call('ZSCORE', uses, member)
     if not expiry or size ~= size_of(record) or not ordered then
       lost_bytes = lost_bytes + remove(member)
       lost = lost + 1

@@ -4,7 +4,6 @@ if longest <= retention then
   return {'done', '0', '0'}
 end
 free_first()
-redis.call('UNLINK', gone_once, gone_often)
 
 -- Until the last entry is seen, nothing may be committed under the longer retention.
 if cap == 0 or cap > retention or cap_until <= now then

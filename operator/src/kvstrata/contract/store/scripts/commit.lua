@@ -1,5 +1,5 @@
 local member, token = ARGV[1], ARGV[2]
-local ttl, age, keep, arc = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]), ARGV[6] == '1'
+local ttl, age, keep = tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local value = base .. member
 
 local bytes, holder, computed
@@ -43,18 +43,13 @@ end
 
 redis.call('PEXPIREAT', value, whole(now + ttl))
 redis.call('ZADD', expiries, whole(now + ttl), member)
--- One that comes back after it was evicted is used a second time.
-local order = arc and forget(member) > 0 and often or once
-redis.call('ZADD', order, whole(now), member)
+redis.call('ZADD', uses, whole(now), member)
 redis.call('HSET', entries, member, bytes .. ':' .. whole(now - age))
 add('used', tonumber(bytes))
 recount(now + ttl, tonumber(bytes))
-if arc then
-  trim()
-end
 if redis.call('PTTL', expiries) < keep then
   live_for(2 * keep)
 else
-  lasts(order)
+  lasts(uses)
 end
 return 'ok'

@@ -4,7 +4,6 @@ for i = 1, #ARGV do
   if known == 1 then
     add('used', -remove(ARGV[i]))
   end
-  forget(ARGV[i])
   there[i] = known
 end
 return there

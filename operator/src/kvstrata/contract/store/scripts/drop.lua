@@ -6,7 +6,6 @@ redis.call('HSET', state, 'tombstone', '1')
 if redis.call('HEXISTS', state, 'dropped_from') == 0 then
   redis.call('HSET', state, 'dropped_from', whole(now))
 end
-redis.call('UNLINK', gone_once, gone_often)
 
 -- What was deleted is told by the tombstone: whoever goes on after another was killed reports the same.
 local removed, values, bytes = 0, 0, 0
@@ -51,7 +50,7 @@ local function remove_some(members)
     freed = freed + (entry and size_of(entry) or 0)
   end
   redis.call('UNLINK', unpack(names))
-  for _, index in ipairs({expiries, once, often}) do
+  for _, index in ipairs({expiries, uses}) do
     redis.call('ZREM', index, unpack(some))
   end
   redis.call('HDEL', entries, unpack(some))
@@ -59,7 +58,7 @@ local function remove_some(members)
   removed = removed + #some
   return #some
 end
-for _, index in ipairs({expiries, once, often}) do
+for _, index in ipairs({expiries, uses}) do
   -- However late it is, what a call was to do is at least begun.
   while removed < count and (removed == 0 or not is_over()) do
     local members = redis.call('ZRANGE', index, '0', whole(math.min(count - removed, 32) - 1))
@@ -90,10 +89,10 @@ end
 
 local used, held, dropped, dropped_bytes, from = fields('used', 'held', 'dropped', 'dropped_bytes', 'dropped_from')
 local left = redis.call('HLEN', reservations) + math.max(redis.call('HLEN', entries), redis.call('ZCARD', expiries),
-  redis.call('ZCARD', once) + redis.call('ZCARD', often))
+  redis.call('ZCARD', uses))
 if left == 0 then
-  redis.call('HDEL', state, 'used', 'held', 'lease', 'retention', 'cap', 'cap_since', 'cap_until', 'p',
-    'dropped_at', 'rc_at', 'rc_sum', 'rc_used')
+  redis.call('HDEL', state, 'used', 'held', 'lease', 'retention', 'cap', 'cap_since', 'cap_until', 'dropped_at',
+    'rc_at', 'rc_sum', 'rc_used')
   if keep > 0 then
     redis.call('PEXPIREAT', state, whole(now + keep))
   else

@@ -1,9 +1,8 @@
 local member, bytes, token = ARGV[1], tonumber(ARGV[2]), ARGV[3]
 local window, keep, retention = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
-local limited, evict_before, arc = ARGV[7] == '1', tonumber(ARGV[8]), ARGV[9] == '1'
-local encrypts = ARGV[10] == '1'
+local limited, evict_before, encrypts = ARGV[7] == '1', tonumber(ARGV[8]), ARGV[9] == '1'
 -- When the block was computed. What passes until it is written, on a slow link, is a part of its life.
-local computed = now - (ARGV[11] or 0)
+local computed = now - (ARGV[10] or 0)
 
 local used, held, lease, longest, tombstone = fields('used', 'held', 'lease', 'retention', 'tombstone')
 if tombstone ~= 0 then
@@ -16,7 +15,7 @@ if expiry then
   local fits = redis.call('STRLEN', base .. member) == bytes and encrypted(member) == encrypts
   local alive = tonumber(expiry) > now and (longest == 0 or tonumber(expiry) <= now + longest)
   if alive and fits then
-    use(member, arc)
+    use(member)
     return {'present'}
   end
   local freed = remove(member)
@@ -24,34 +23,16 @@ if expiry then
   used = math.max(0, used - freed)
 end
 
-local record, again = redis.call('HGET', reservations, member), false
+local record = redis.call('HGET', reservations, member)
 if record then
   local deadline, holder = string.match(record, '^%d+:(%d+):([^:]*)')
   if holder ~= token and tonumber(deadline) > now and tonumber(deadline) <= now + window then
     return {'present'}
   end
-  again = holder == token
   -- A dead writer's, or this one's from an attempt whose answer was lost.
   local freed = release(member, record)
   add('held', -freed)
   held = math.max(0, held - freed)
-end
-
--- ARC learns from blocks that come back after they were evicted: what kind of blocks it should have kept.
-local order = false
-if arc then
-  order = {target = fields('p')}
-  local learnt = order.target
-  local ones, others = redis.call('ZCARD', gone_once), redis.call('ZCARD', gone_often)
-  if ones > 0 and redis.call('ZSCORE', gone_once, member) then
-    local _, room = capacity()
-    learnt = math.min(room, order.target + math.max(others / ones, 1))
-  elseif others > 0 and redis.call('ZSCORE', gone_often, member) then
-    learnt = math.max(0, order.target - math.max(ones / others, 1))
-    order.returns_often = true
-  end
-  order.learns = learnt ~= order.target and not again
-  order.target = learnt
 end
 
 local evicted, evicted_bytes, ages = 0, 0, ''
@@ -65,7 +46,7 @@ if limited then
   end
   -- Not in vain: what is held by other writers cannot be evicted.
   if missing > 0 and held + bytes <= lease then
-    evicted_bytes, evicted, ages = evict(missing, evict_before, 256, order)
+    evicted_bytes, evicted, ages = evict(missing, evict_before, 256)
     missing = missing - evicted_bytes
   end
   if missing > 0 then
@@ -75,9 +56,6 @@ end
 
 redis.call('HSET', reservations, member, ARGV[2] .. ':' .. whole(now + window) .. ':' .. token .. ':' .. whole(computed))
 redis.call('HINCRBY', state, 'held', ARGV[2])
-if order and order.learns then
-  redis.call('HSET', state, 'p', string.format('%.17g', order.target))
-end
 if retention > longest then
   redis.call('HSET', state, 'retention', ARGV[6])
 end

@@ -1,7 +1,7 @@
 -- One step through an index, in its order, for names of which there is no block.
 local index = base .. '#' .. ARGV[1]
 local first, count = tonumber(ARGV[2]), tonumber(ARGV[3])
-local named = ARGV[1] == 'x' and redis.call('ZCARD', expiries) or redis.call('ZCARD', once) + redis.call('ZCARD', often)
+local named = ARGV[1] == 'x' and redis.call('ZCARD', expiries) or redis.call('ZCARD', uses)
 if named == redis.call('HLEN', entries) then
   return {-1, 0}
 end

@@ -1,5 +1,5 @@
-local arc, there = ARGV[1] == '1', 0
-for i = 2, #ARGV do
-  there = there + use(ARGV[i], arc)
+local there = 0
+for i = 1, #ARGV do
+  there = there + use(ARGV[i])
 end
 return there

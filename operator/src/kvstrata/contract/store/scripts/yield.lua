@@ -1,5 +1,5 @@
-local wanted, evict_before, count, arc = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4] == '1'
-local used, held, lease, version, target = fields('used', 'held', 'lease', 'version', 'p')
+local wanted, evict_before, count = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local used, held, lease, version = fields('used', 'held', 'lease', 'version')
 local taken = math.min(wanted, lease)
 local evicted, number, ages = 0, 0, ''
 
@@ -10,7 +10,7 @@ if excess > 0 then
   excess = excess - dead - late
 end
 if excess > 0 then
-  evicted, number, ages = evict(excess, evict_before, count, arc and {target = target})
+  evicted, number, ages = evict(excess, evict_before, count)
   excess = excess - evicted
 end
 taken = math.max(0, taken - math.max(0, excess))

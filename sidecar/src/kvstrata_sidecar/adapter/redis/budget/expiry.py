@@ -17,13 +17,13 @@ from kvstrata_sidecar.adapter.redis.client.resp import Reply
 ENTRIES_PER_CALL = 256
 
 
-def expire(transport: Transport, states: Sequence[bytes], *, arc: bool) -> tuple[int, int]:
+def expire(transport: Transport, states: Sequence[bytes]) -> tuple[int, int]:
     """Take out what expired and what dead writers reserved; return how many of each."""
     all_expired = all_dead = 0
     steps = [(state, 0) for state in states]
     while steps:
         commands = [
-            call("sweep", state, ENTRIES_PER_CALL, int(arc), cursor, read=lambda reply: read_numbers(reply, 4))
+            call("sweep", state, ENTRIES_PER_CALL, cursor, read=lambda reply: read_numbers(reply, 4))
             for state, cursor in steps
         ]
         answers = transport.ask(commands)

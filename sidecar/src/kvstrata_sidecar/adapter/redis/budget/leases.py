@@ -84,8 +84,7 @@ class Ledgers:
     """Makes room in the scopes of one tier. Safe to share between threads.
 
     `clock` returns seconds, `count(name, amount, keyspace)` is told what happened, `aged` how many seconds ago each
-    block was computed that was evicted. With `arc` each bucket chooses by ARC what goes; then buckets are not compared
-    by the age of their blocks, because what ARC keeps may be old.
+    block was computed that was evicted.
     """
 
     def __init__(
@@ -97,17 +96,15 @@ class Ledgers:
         pause: Callable[[float], None] = time.sleep,
         *,
         aged: Callable[[float], None] = lambda _: None,
-        arc: bool = False,
     ) -> None:
         self._domain = domain
         self._count = count
         self._aged = aged
-        self._arc = arc
         self._clock = clock
         self._window_ms = window_ms
         self._pause = pause
         self.rooms = Rooms(domain)
-        self._foresight = Foresight(clock, per_bucket=arc)
+        self._foresight = Foresight(clock)
 
     def admit_each(self, transport: Transport, demands: Sequence[Demand]) -> list[Refusal | bool | Exception]:
         """Reserve room for blocks: for each True if it may be written, False if it is there, or why it may not.
@@ -164,7 +161,7 @@ class Ledgers:
     def _question(self, demand: Demand, before_ms: int | None = None, passed_ms: int = 0) -> Command:
         terms = replace(demand.terms, age_ms=demand.terms.age_ms + passed_ms) if passed_ms else demand.terms
         if before_ms is None:
-            before_ms = 0 if demand.bounds is None else self._foresight.of(demand.place)
+            before_ms = 0 if demand.bounds is None else self._foresight.of(demand.place.keyspace)
         return reserve(demand.place, demand.size, demand.token, terms, before_ms, self._window_ms)
 
     def _judge(self, keyspace: str, answer: Reserved | Exception) -> Refusal | bool | Exception | None:
@@ -213,8 +210,7 @@ class Ledgers:
     def take(self, transport: Transport, keyspace: str, bucket: int, amount: int, evict_before_ms: int) -> int:
         """Take up to `amount` bytes of a bucket's lease back to the ledger, evicting what stands in the way."""
         key = state_key(self._base(keyspace, bucket))
-        limits = (evict_before_ms, EVICTIONS_PER_CALL, int(self._arc))
-        yielding = call("yield", key, amount, *limits, read=_read_yielded)
+        yielding = call("yield", key, amount, evict_before_ms, EVICTIONS_PER_CALL, read=_read_yielded)
         ((taken, version, evicted_bytes, evicted, ages_ms),) = transport.ask([yielding])
         if evicted:
             self._count_evicted(keyspace, evicted, evicted_bytes, ages_ms)
@@ -326,15 +322,11 @@ class Ledgers:
             if left <= 0:
                 self.grant(transport, keyspace, bucket, missing, missing, bounds)
                 return 0
-        evict_before_ms = FOR_EVER_MS if self._arc else scope.evict_before_ms
+        evict_before_ms = scope.evict_before_ms
         own_fits = own.held + size <= own.lease
-        if self._arc:
-            # What a bucket keeps is its own matter, so room moves only to one that has less than its share.
-            goes_first = own.lease + size > bounds.limit_bytes // BUCKETS
-        else:
-            goes_first = own.oldest_ms is not None and own.oldest_ms < evict_before_ms
-        if goes_first or (not self._arc and evict_before_ms < FOR_EVER_MS):
-            self._foresight.note(place, evict_before_ms)
+        goes_first = own.oldest_ms is not None and own.oldest_ms < evict_before_ms
+        if evict_before_ms < FOR_EVER_MS:
+            self._foresight.note(keyspace, evict_before_ms)
         if own_fits and goes_first:
             return evict_before_ms
         if left <= 0 or self._collect(transport, keyspace, scope, left, exclude=bucket) >= left:
@@ -349,17 +341,14 @@ class Ledgers:
         self.take(transport, keyspace, bucket.bucket, 0, FOR_EVER_MS)
 
     def _collect(self, transport: Transport, keyspace: str, scope: ScopeView, amount: int, exclude: int | None) -> int:
-        """Take leases back: unused ones, then those of buckets with the oldest blocks, or, in ARC's order, the largest.
-
-        Return the bytes.
-        """
+        """Take leases back: unused ones, then those of buckets with the oldest blocks. Return the bytes."""
         others = scope.others(exclude)
         taken = self.take_unused(transport, keyspace, others, amount)
 
         def last_use_ms(bucket: BucketView) -> float:
             return bucket.oldest_ms if bucket.oldest_ms is not None else FOR_EVER_MS
 
-        for bucket in sorted(others, key=lambda b: (-b.lease if self._arc else 0, last_use_ms(b))):
+        for bucket in sorted(others, key=last_use_ms):
             if taken < amount:
                 taken += self.take(transport, keyspace, bucket.bucket, amount - taken, FOR_EVER_MS)
         return taken

@@ -110,7 +110,7 @@ class Leftovers:
 
         def empty() -> None:
             states = [state_key(bucket_prefix(self._domain, keyspace, one.bucket).encode()) for one in buckets]
-            self._count("expired", expire(transport, states, arc=False)[0])
+            self._count("expired", expire(transport, states)[0])
             taken = left.charged_bytes - scope.ledger.leased
             for bucket in buckets:
                 taken += self._ledgers.take(transport, keyspace, bucket.bucket, bucket.lease, 0)

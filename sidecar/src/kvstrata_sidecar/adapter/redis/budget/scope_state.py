@@ -113,7 +113,7 @@ class ScopeView:
         return int(oldest + max(0.0, self.now_ms - oldest) / 8) + 1
 
 
-ASKED_OF_A_BUCKET = 4
+ASKED_OF_A_BUCKET = 3
 
 
 def view(transport: Transport, domain: str, keyspace: str) -> ScopeView:
@@ -143,7 +143,6 @@ def _ask_bucket(domain: str, keyspace: str, bucket: int) -> Sequence[Command]:
     return (
         Command(key, (b"HMGET", key, b"used", b"held", b"lease", b"retention"), _read_accounting),
         Command(key, (b"ZRANGE", base + b":#a", b"0", b"0", b"WITHSCORES"), _read_oldest),
-        Command(key, (b"ZRANGE", base + b":#f", b"0", b"0", b"WITHSCORES"), _read_oldest),
         Command(key, (b"HLEN", base + b":#m"), read_number),
     )
 
@@ -151,9 +150,8 @@ def _ask_bucket(domain: str, keyspace: str, bucket: int) -> Sequence[Command]:
 def _bucket_view(bucket: int, answers: Sequence[Any], charged: int) -> BucketView:
     if any(isinstance(answer, Exception) for answer in answers):
         return BucketView(bucket, charged, 0, charged, 0, None, known=False)
-    (used, held, lease, longest_ms), *oldest, blocks = answers
-    first = min((moment for moment in oldest if moment is not None), default=None)
-    return BucketView(bucket, used, held, lease, longest_ms, first, blocks)
+    (used, held, lease, longest_ms), oldest_ms, blocks = answers
+    return BucketView(bucket, used, held, lease, longest_ms, oldest_ms, blocks)
 
 
 def _read_ledger(reply: Reply) -> LedgerView:

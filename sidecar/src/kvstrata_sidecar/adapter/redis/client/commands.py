@@ -92,14 +92,12 @@ class Bounds:
 class Terms:
     """Under what policy a block is stored: the life of a new one, how old this one is, and the scope's bounds.
 
-    `arc` is whether the tier evicts in ARC's order rather than in that of the last use, `encrypts` whether it takes
-    encrypted blocks alone.
+    `encrypts` is whether the tier takes encrypted blocks alone.
     """
 
     life_ms: int
     age_ms: int = 0
     bounds: Bounds | None = None
-    arc: bool = False
     encrypts: bool = False
 
     @property
@@ -173,7 +171,7 @@ def reserve(place: Place, size: int, token: bytes, terms: Terms, evict_before_ms
     limited = b"0" if terms.bounds is None else b"1"
     return call(
         "reserve", state_key(place.base), place.member, size, token, window_ms, terms.keep_ms, terms.life_ms, limited,
-        evict_before_ms, int(terms.arc), int(terms.encrypts), terms.age_ms, read=_read_reserved,
+        evict_before_ms, int(terms.encrypts), terms.age_ms, read=_read_reserved,
     )  # fmt: skip
 
 
@@ -181,7 +179,7 @@ def write(place: Place, parts: Callable[[], Parts], token: bytes, terms: Terms, 
     """Return what writes a block that was reserved and commits it; the answer is `ok`, or it came too late."""
     commit = call(
         "commit", state_key(place.base), place.member, token, terms.life_ms - terms.age_ms, terms.age_ms,
-        terms.keep_ms, int(terms.arc), read=read_text,
+        terms.keep_ms, read=read_text,
     )  # fmt: skip
     return Write(place.name, parts, window_ms, commit)
 

@@ -44,7 +44,7 @@ def audit_bucket(transport: Transport, state: bytes, count: Count, *, encrypts: 
         count("drift_entries", lost)
         count("drift_bytes", lost_bytes)
         count("plaintext_removed", plain)
-    for index in (b"x", b"a", b"f"):
+    for index in (b"x", b"a"):
         position = 0
         while position >= 0:
             step = call(

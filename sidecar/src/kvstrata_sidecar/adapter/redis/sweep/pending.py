@@ -21,7 +21,7 @@ class Pending:
     abandoned: deque[tuple[Place, bytes]] = field(default_factory=lambda: deque(maxlen=MAX_PENDING))
     urgent: dict[str, None] = field(default_factory=dict)
 
-    def commands(self, *, arc: bool) -> Iterator[tuple[str, Command]]:
+    def commands(self) -> Iterator[tuple[str, Command]]:
         """Give what passes touches and abandoned reservations on, with the keyspace that it is about."""
         by_bucket: dict[tuple[str, bytes], list[bytes]] = {}
         for place in self.touches:
@@ -29,7 +29,7 @@ class Pending:
         for (keyspace, base), members in by_bucket.items():
             for start in range(0, len(members), MEMBERS_PER_TOUCH):
                 batch = members[start : start + MEMBERS_PER_TOUCH]
-                yield keyspace, call("touch", state_key(base), int(arc), *batch, read=read_number)
+                yield keyspace, call("touch", state_key(base), *batch, read=read_number)
         for place, token in self.abandoned:
             key = state_key(place.base)
             yield place.keyspace, call("abandon", key, place.member, token, read=read_number)

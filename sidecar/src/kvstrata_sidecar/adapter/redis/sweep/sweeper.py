@@ -59,7 +59,6 @@ class Sweeper(threading.Thread):
         interval_s: float,
         clock: Callable[[], float],
         jitter: Callable[[], float],
-        arc: bool = False,
         encrypts: bool = False,
     ) -> None:
         super().__init__(name=name, daemon=True)
@@ -72,7 +71,6 @@ class Sweeper(threading.Thread):
         self._interval_s = interval_s
         self._clock = clock
         self._jitter = jitter
-        self._arc = arc
         self._encrypts = encrypts
         self._lock = threading.Lock()
         self._following = threading.Lock()
@@ -186,7 +184,7 @@ class Sweeper(threading.Thread):
         before, self._seen = self._seen, view
         changed = view is not before
         self.follow()
-        for keyspace, command in pending.commands(arc=self._arc):
+        for keyspace, command in pending.commands():
             with self._access.each():
                 self._ask_for(keyspace, command)
         self._until_s = self._clock() + SLICE_S
@@ -264,10 +262,8 @@ class Sweeper(threading.Thread):
             self._note_usage(keyspace, scope)
             # By chance, because a scope is swept by one pod and then by another: none sees all of its sweeps.
             thorough = audit or (audit is None and self._jitter() * AUDIT_EVERY < 1)
-            # A bucket without blocks may still hold names of evicted ones.
-            all_of_them = thorough or self._arc
-            states = [self._state(keyspace, b.bucket) for b in buckets if b.known and (b.in_use or all_of_them)]
-            expired, dead = expire(transport, states, arc=self._arc)
+            states = [self._state(keyspace, b.bucket) for b in buckets if b.known and (b.in_use or thorough)]
+            expired, dead = expire(transport, states)
             self._count("expired", expired, keyspace)
             self._count("reservations_reaped", dead)
             life_ms, bounds = self._hooks.life_ms(keyspace), self._hooks.bounds(keyspace)
