@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 from kvstrata.contract.policy.bundle import Rules, TierBudget
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.index.bounds import Bounds, bounds_of, scaled_guarantees
-from kvstrata_sidecar.adapter.index.scope_index import Book
+from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Situation, choose, next_expiry_s
 
 A, B, C = "a" * 32, "b" * 32, "c" * 32
 
 
-def book_of(*blocks: tuple[str, int]) -> Book:
-    """A book with blocks of (keyspace, bytes), the first the least recently used; keys are their places."""
-    book = Book()
+def index_of(*blocks: tuple[str, int]) -> ScopeIndex:
+    """An index with blocks of (keyspace, bytes), the first the least recently used; keys are their places."""
+    index = ScopeIndex()
     for place, (keyspace, size_bytes) in enumerate(blocks):
-        book.add(place, keyspace, size_bytes, computed_s=float(place))
-    return book
+        index.add(place, keyspace, size_bytes, computed_s=float(place))
+    return index
 
 
 def chosen(
-    book: Book,
+    index: ScopeIndex,
     bounds: dict[str, Bounds],
     *,
     need_bytes: float = 0,
@@ -36,51 +36,51 @@ def chosen(
 ) -> Choice:
     guarantees = scaled_guarantees(bounds, 10**9)
     in_use = locked or set()
-    return choose(book, Situation(bounds, guarantees, staged or {}, in_use.__contains__, now_s, need_bytes))
+    return choose(index, Situation(bounds, guarantees, staged or {}, in_use.__contains__, now_s, need_bytes))
 
 
 class TestBounds:
     def test_a_keyspace_outside_of_the_policy_keeps_nothing(self) -> None:
-        book = book_of((A, 10), (B, 10))
-        assert chosen(book, {A: Bounds()}).victims == {1: Cause.REMOVED}
-        assert len(chosen(book, {}).victims) == 2
+        index = index_of((A, 10), (B, 10))
+        assert chosen(index, {A: Bounds()}).victims == {1: Cause.REMOVED}
+        assert len(chosen(index, {}).victims) == 2
 
     def test_a_scope_above_its_limit_loses_its_own_oldest_and_nobody_else_anything(self) -> None:
-        book = book_of((B, 10), (A, 10), (A, 10), (A, 10))
-        assert chosen(book, {A: Bounds(limit_bytes=15), B: Bounds()}).victims == {1: Cause.LIMIT, 2: Cause.LIMIT}
+        index = index_of((B, 10), (A, 10), (A, 10), (A, 10))
+        assert chosen(index, {A: Bounds(limit_bytes=15), B: Bounds()}).victims == {1: Cause.LIMIT, 2: Cause.LIMIT}
 
     def test_what_is_being_written_counts_against_the_limit(self) -> None:
-        book = book_of((A, 10), (A, 10))
-        assert chosen(book, {A: Bounds(limit_bytes=20)}).victims == {}
-        assert chosen(book, {A: Bounds(limit_bytes=20)}, staged={A: 10}).victims == {0: Cause.LIMIT}
+        index = index_of((A, 10), (A, 10))
+        assert chosen(index, {A: Bounds(limit_bytes=20)}).victims == {}
+        assert chosen(index, {A: Bounds(limit_bytes=20)}, staged={A: 10}).victims == {0: Cause.LIMIT}
 
     def test_a_block_that_is_too_old_goes_and_counts_towards_the_limit(self) -> None:
-        book = book_of((A, 10), (A, 10), (A, 10))
+        index = index_of((A, 10), (A, 10), (A, 10))
         bounds = {A: Bounds(limit_bytes=20, retention_s=100)}
-        assert chosen(book, bounds, now_s=100.0).victims == {0: Cause.RETENTION}
-        assert chosen(book, bounds, now_s=99.5).victims == {0: Cause.LIMIT}
+        assert chosen(index, bounds, now_s=100.0).victims == {0: Cause.RETENTION}
+        assert chosen(index, bounds, now_s=99.5).victims == {0: Cause.LIMIT}
 
     def test_age_counts_from_when_tokens_were_computed_not_from_use(self) -> None:
-        book = book_of((A, 10), (A, 10))
-        book.touch(0)
-        assert chosen(book, {A: Bounds(retention_s=100)}, now_s=100.0).victims == {0: Cause.RETENTION}
+        index = index_of((A, 10), (A, 10))
+        index.touch(0)
+        assert chosen(index, {A: Bounds(retention_s=100)}, now_s=100.0).victims == {0: Cause.RETENTION}
 
     def test_a_block_in_use_stays_is_counted_and_its_successor_goes(self) -> None:
-        choice = chosen(book_of((A, 10), (A, 10), (A, 10)), {A: Bounds(limit_bytes=20)}, locked={0})
+        choice = chosen(index_of((A, 10), (A, 10), (A, 10)), {A: Bounds(limit_bytes=20)}, locked={0})
         assert choice.victims == {1: Cause.LIMIT}
         assert choice.locked_bytes == 10
 
     def test_only_the_keyspaces_that_changed_are_looked_at(self) -> None:
-        book = book_of((A, 10), (B, 10))
+        index = index_of((A, 10), (B, 10))
         situation = Situation({}, {}, {}, lambda _: False, 0.0, 0)
-        assert choose(book, situation, changed={B}).victims == {1: Cause.REMOVED}
+        assert choose(index, situation, changed={B}).victims == {1: Cause.REMOVED}
 
     def test_the_next_expiry_is_that_of_the_eldest_block_with_a_retention(self) -> None:
-        book = book_of((A, 1), (B, 1), (B, 1))
-        scope = book.scope(B)
+        index = index_of((A, 1), (B, 1), (B, 1))
+        scope = index.scope(B)
         assert scope is not None
         assert next_expiry_s(scope, Bounds(retention_s=10), 0.0, 1.0) == 11.0
-        book.remove(1)
+        index.remove(1)
         assert next_expiry_s(scope, Bounds(retention_s=10), 0.0, 1.0) == 12.0
         assert next_expiry_s(scope, Bounds(retention_s=10), 12.0, 13.0) == 13.0, "it is in use"
         assert next_expiry_s(scope, Bounds(), 0.0, 1.0) is None
@@ -88,35 +88,35 @@ class TestBounds:
 
 class TestRoom:
     def test_scopes_that_lose_nothing_are_not_looked_into(self) -> None:
-        book = book_of(*((f"{number:032x}", 10) for number in range(100)))
+        index = index_of(*((f"{number:032x}", 10) for number in range(100)))
         asked: list[Hashable] = []
 
         def locked(key: Hashable) -> bool:
             asked.append(key)
             return False
 
-        bounds = {keyspace: Bounds() for keyspace in book.keyspaces()}
-        choice = choose(book, Situation(bounds, {}, {}, locked, 0.0, 25), changed=())
+        bounds = {keyspace: Bounds() for keyspace in index.keyspaces()}
+        choice = choose(index, Situation(bounds, {}, {}, locked, 0.0, 25), changed=())
         assert list(choice.victims) == [0, 1, 2]
         assert len(asked) <= 6
 
     def test_the_oldest_of_all_goes_first(self) -> None:
-        book = book_of((A, 10), (B, 10), (A, 10))
-        book.touch(0)
-        assert chosen(book, {A: Bounds(), B: Bounds()}, need_bytes=15).victims == {1: Cause.ROOM, 2: Cause.ROOM}
+        index = index_of((A, 10), (B, 10), (A, 10))
+        index.touch(0)
+        assert chosen(index, {A: Bounds(), B: Bounds()}, need_bytes=15).victims == {1: Cause.ROOM, 2: Cause.ROOM}
 
     def test_a_scan_costs_nobody_else_a_guaranteed_block(self) -> None:
-        book = book_of((A, 10), (A, 10), *[(B, 10)] * 20)
-        victims = chosen(book, {A: Bounds(guaranteed_bytes=20), B: Bounds()}, need_bytes=100).victims
+        index = index_of((A, 10), (A, 10), *[(B, 10)] * 20)
+        victims = chosen(index, {A: Bounds(guaranteed_bytes=20), B: Bounds()}, need_bytes=100).victims
         assert set(victims) == set(range(2, 12))
 
     def test_above_its_guarantee_a_scope_takes_part(self) -> None:
-        book = book_of((A, 10), (A, 10), (A, 10), (B, 10))
-        assert set(chosen(book, {A: Bounds(guaranteed_bytes=15), B: Bounds()}, need_bytes=40).victims) == {0, 1, 3}
+        index = index_of((A, 10), (A, 10), (A, 10), (B, 10))
+        assert set(chosen(index, {A: Bounds(guaranteed_bytes=15), B: Bounds()}, need_bytes=40).victims) == {0, 1, 3}
 
     def test_what_goes_by_its_own_bounds_makes_room_already(self) -> None:
-        book = book_of((A, 10), (B, 10), (C, 10))
-        assert chosen(book, {A: Bounds(), B: Bounds()}, need_bytes=10).victims == {2: Cause.REMOVED}
+        index = index_of((A, 10), (B, 10), (C, 10))
+        assert chosen(index, {A: Bounds(), B: Bounds()}, need_bytes=10).victims == {2: Cause.REMOVED}
 
     def test_guarantees_that_do_not_fit_are_cut_alike(self) -> None:
         bounds = {A: Bounds(guaranteed_bytes=100), B: Bounds(guaranteed_bytes=300), C: Bounds()}
@@ -146,9 +146,9 @@ limits = st.none() | st.integers(0, 200)
 def test_after_a_choice_every_bound_holds(
     blocks: list[tuple[str, int]], bounds: dict[str, Bounds], need_bytes: int, locked: set[int]
 ) -> None:
-    book = book_of(*blocks)
+    index = index_of(*blocks)
     now_s = 60.0
-    choice = chosen(book, bounds, need_bytes=need_bytes, locked=locked, now_s=now_s)
+    choice = chosen(index, bounds, need_bytes=need_bytes, locked=locked, now_s=now_s)
     assert not locked & choice.victims.keys()
     sized: dict[Hashable, tuple[str, int]] = dict(enumerate(blocks))
     left = {place: block for place, block in enumerate(blocks) if place not in choice.victims}
@@ -189,24 +189,24 @@ def test_after_a_choice_every_bound_holds(
 
 @given(st.lists(st.tuples(st.sampled_from("artd"), st.integers(0, 9)), max_size=200))
 def test_the_book_agrees_with_a_plain_account(steps: list[tuple[str, int]]) -> None:
-    book = Book()
+    index = ScopeIndex()
     account: dict[int, tuple[str, int, int]] = {}
     for time, (step, number) in enumerate(steps):
         keyspace = (A, B)[number % 2]
         if step in "ar":
-            book.add(number, keyspace, number + 1, float(-time))
+            index.add(number, keyspace, number + 1, float(-time))
             account.pop(number, None)
             account[number] = (keyspace, number + 1, time)
         elif step == "t":
-            book.touch(number)
+            index.touch(number)
             if number in account:
                 account[number] = account.pop(number)
         else:
-            book.remove(number)
+            index.remove(number)
             account.pop(number, None)
-    assert len(book) == len(account)
+    assert len(index) == len(account)
     for keyspace in (A, B):
-        scope = book.scope(keyspace)
+        scope = index.scope(keyspace)
         mine = [number for number, (owner, _, _) in account.items() if owner == keyspace]
         assert list(scope.blocks) == mine if scope else not mine
         if scope is not None:

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstrata.contract.policy.bundle import TierBudget
-from kvstrata_sidecar.adapter.index.ahead import Fill, next_victims
 from kvstrata_sidecar.adapter.index.bounds import Bounds
-from kvstrata_sidecar.adapter.index.scope_index import Book
-from kvstrata_sidecar.adapter.index.victims import Cause, Situation, choose
+from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
+from kvstrata_sidecar.adapter.index.victims import Cause, Fill, Situation, choose, next_victims
 from kvstrata_sidecar.adapter.memory import write_back as cleaner
 from kvstrata_sidecar.adapter.memory.presence import Words
 from tests.support.amounts import examples
@@ -288,28 +287,28 @@ def test_a_pools_blocks_are_handed_down_as_the_pools(server: Server) -> None:
 @given(st.data())
 def test_what_is_named_are_the_next_to_be_evicted(data: st.DataObject) -> None:
     """Whatever comes next, without further uses: the next blocks to go for want of room or by a limit were named."""
-    book = Book()
+    index = ScopeIndex()
     bounds = {
         keyspace: Bounds(limit_bytes=data.draw(st.none() | st.integers(1, 30)), guaranteed_bytes=0)
         for keyspace in (A, B)
     }
     for number, keyspace in enumerate(data.draw(st.lists(st.sampled_from([A, B]), max_size=60))):
-        book.add(Key(keyspace, number), keyspace, 1, 0.0)
+        index.add(Key(keyspace, number), keyspace, 1, 0.0)
     for number in data.draw(st.lists(st.integers(0, 59), max_size=20)):
-        book.touch(Key(A, number))
-        book.touch(Key(B, number))
+        index.touch(Key(A, number))
+        index.touch(Key(B, number))
 
     def situation(need_bytes: float) -> Situation:
         return Situation(bounds, {}, {}, lambda _: False, 0.0, need_bytes)
 
-    for key in choose(book, situation(0.0)).victims:
-        book.remove(key)
-    fill = Fill(len(book), len(book), max(1, len(book)))
-    named = next_victims(book, bounds, {}, fill, {}, lambda _: False, 0.0)
+    for key in choose(index, situation(0.0)).victims:
+        index.remove(key)
+    fill = Fill(len(index), len(index), max(1, len(index)))
+    named = next_victims(index, bounds, {}, fill, {}, lambda _: False, 0.0)
     wanted = data.draw(st.integers(1, 60))
-    assert choose(book, situation(float(wanted))).victims.keys() <= named.keys()
+    assert choose(index, situation(float(wanted))).victims.keys() <= named.keys()
     for keyspace, bound in bounds.items():
-        scope = book.scope(keyspace)
+        scope = index.scope(keyspace)
         if scope is not None and bound.limit_bytes is not None and scope.used_bytes == bound.limit_bytes:
             first = next(iter(scope.blocks))
             assert first in named
@@ -320,10 +319,10 @@ def test_what_is_named_are_the_next_to_be_evicted(data: st.DataObject) -> None:
 def test_a_block_is_named_from_ten_seconds_before_its_retention_ends(
     computed_s: int, retention_s: int, now_s: int
 ) -> None:
-    book = Book()
-    book.add(Key(A, 1), A, 1, float(computed_s))
+    index = ScopeIndex()
+    index.add(Key(A, 1), A, 1, float(computed_s))
     fill = Fill(1, 1000, 1000)
-    named = next_victims(book, {A: Bounds(retention_s=retention_s)}, {}, fill, {}, lambda _: False, float(now_s))
+    named = next_victims(index, {A: Bounds(retention_s=retention_s)}, {}, fill, {}, lambda _: False, float(now_s))
     near = now_s >= computed_s + max(0, retention_s - 10)
     assert named == ({Key(A, 1): Cause.RETENTION} if near else {})
 

@@ -16,7 +16,7 @@ from kvstrata.contract.policy.cache_view import MANIFESTS_DIRECTORY, CacheView, 
 from kvstrata.contract.policy.pools import pack_hashes
 from kvstrata.contract.wire import digest_bytes
 from kvstrata_sidecar.adapter.index.bounds import Bounds
-from kvstrata_sidecar.adapter.index.scope_index import Book
+from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Cause, Situation, choose
 from kvstrata_sidecar.adapter.policy.enforcement import NANOSECONDS, Enforcement, Permit, Refusal
 from kvstrata_sidecar.adapter.policy.pools import MAX_CANDIDATES, Manifests, Readable
@@ -182,18 +182,18 @@ class Key:
 
 class TestTheMemory:
     def test_what_comes_under_a_pools_keyspace_and_is_none_of_its_chunks_goes(self) -> None:
-        book = Book()
+        index = ScopeIndex()
         for keyspace in (READER, NEW):
             for number in (1, 2, 9):
-                book.add(Key(keyspace, chunk(number)), keyspace, 10, computed_s=0.0)
+                index.add(Key(keyspace, chunk(number)), keyspace, 10, computed_s=0.0)
         bounds = {READER: Bounds(), NEW: Bounds(limit_bytes=20)}
         situation = Situation(bounds, {}, {}, lambda _: False, 0.0, 0, READABLE.chunks)
-        assert choose(book, situation).victims == {Key(NEW, chunk(9)): Cause.FOREIGN}
+        assert choose(index, situation).victims == {Key(NEW, chunk(9)): Cause.FOREIGN}
 
     def test_while_it_is_in_use_it_stays_and_counts(self) -> None:
-        book = Book()
-        book.add(Key(NEW, chunk(9)), NEW, 10, computed_s=0.0)
-        choice = choose(book, Situation({NEW: Bounds()}, {}, {}, lambda _: True, 0.0, 0, READABLE.chunks))
+        index = ScopeIndex()
+        index.add(Key(NEW, chunk(9)), NEW, 10, computed_s=0.0)
+        choice = choose(index, Situation({NEW: Bounds()}, {}, {}, lambda _: True, 0.0, 0, READABLE.chunks))
         assert (choice.victims, choice.locked) == ({}, {NEW: 10})
 
 

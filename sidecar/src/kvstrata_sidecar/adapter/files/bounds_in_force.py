@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.index.bounds import Bounds, bounds_of, scaled_guarantees
-from kvstrata_sidecar.adapter.index.deadlines import Agenda
+from kvstrata_sidecar.adapter.index.deadlines import Deadlines
 from kvstrata_sidecar.adapter.index.scope_index import Scope
 from kvstrata_sidecar.adapter.index.victims import next_expiry_s
 
@@ -26,7 +26,7 @@ class Policy:
         self._default_ttl_s = default_ttl_s
         self._view: CacheView | None = None
         self._outside_since_s: dict[str, float] = {}
-        self._agenda = Agenda()
+        self._deadlines = Deadlines()
         self._room_bytes = 0.0
         self.bounds: Mapping[str, Bounds] = {}
         self.guarantees: Mapping[str, float] = {}
@@ -70,25 +70,25 @@ class Policy:
         """Plan when to look at a scope: at `again_s` if given, otherwise when something in it is over."""
         if scope is None:
             self._outside_since_s.pop(keyspace, None)
-            self._agenda.plan(keyspace, None)
+            self._deadlines.plan(keyspace, None)
         elif again_s is not None:
-            self._agenda.plan(keyspace, again_s)
+            self._deadlines.plan(keyspace, again_s)
         elif (bound := self.bounds.get(keyspace)) is None:
             end_s = self._outside_since_s.get(keyspace, now_s) + OUTSIDE_LIFE_S
-            self._agenda.plan(keyspace, max(now_s + LOOK_S, end_s))
+            self._deadlines.plan(keyspace, max(now_s + LOOK_S, end_s))
         else:
-            self._agenda.plan(keyspace, next_expiry_s(scope, bound, now_s, now_s + LOOK_S))
+            self._deadlines.plan(keyspace, next_expiry_s(scope, bound, now_s, now_s + LOOK_S))
 
     def due(self, now_s: float, count: int) -> list[str]:
         """Return, once, `count` scopes at most that have to be looked at now."""
-        due = sorted(self._agenda.due(now_s))
+        due = sorted(self._deadlines.due(now_s))
         for keyspace in due[count:]:
-            self._agenda.plan(keyspace, now_s)
+            self._deadlines.plan(keyspace, now_s)
         return due[:count]
 
     def next_s(self) -> float | None:
         """Return when a scope has to be looked at next, None if none ever has as things are."""
-        return self._agenda.next_s()
+        return self._deadlines.next_s()
 
     def _with_default(self, bound: Bounds) -> Bounds:
         return bound if bound.retention_s is not None else replace(bound, retention_s=self._default_ttl_s)

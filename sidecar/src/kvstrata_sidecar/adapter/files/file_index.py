@@ -20,7 +20,7 @@ from kvstrata_sidecar.adapter.files.reservation import Reservation, Victim
 from kvstrata_sidecar.adapter.files.space import Room
 from kvstrata_sidecar.adapter.files.spares import Spare
 from kvstrata_sidecar.adapter.index.bounds import Bounds
-from kvstrata_sidecar.adapter.index.scope_index import Book, Kept
+from kvstrata_sidecar.adapter.index.scope_index import Kept, ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Choice
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 
@@ -38,8 +38,8 @@ class Shelf:
     def __init__(self, policy: Policy, *, capacity_bytes: int, max_blocks: int, clock: Callable[[], float]) -> None:
         self._policy = policy
         self._clock = clock
-        self._book = Book()
-        self._room = Room(policy, self._book, capacity_bytes=capacity_bytes, max_blocks=max_blocks)
+        self._index = ScopeIndex()
+        self._room = Room(policy, self._index, capacity_bytes=capacity_bytes, max_blocks=max_blocks)
         self._leaving: dict[bytes, int] = {}
         self._stranded: set[bytes] = set()
         self._readers: Counter[Hashable] = Counter()
@@ -72,7 +72,7 @@ class Shelf:
         """Return the blocks of a scope that were used last and may be read, as (key, use, age in seconds), where a
         later use has a larger number; asking is no use of them, and waits for nobody.
         """
-        scope, now_s = self._book.scope(keyspace), self._clock()
+        scope, now_s = self._index.scope(keyspace), self._clock()
         kept = list(scope.blocks.items()) if scope is not None else []
         there = ((key, one) for key, one in kept if self._policy.alive(keyspace, one.computed_s, now_s))
         last = heapq.nlargest(most, there, key=lambda found: found[1].used)
@@ -168,7 +168,7 @@ class Shelf:
         """Let the order of eviction follow that of `keys`, the one used last at the end."""
         with self._changed:
             for key in keys:
-                self._book.touch(key)
+                self._index.touch(key)
 
     # What goes.
 
@@ -229,7 +229,7 @@ class Shelf:
                 again_s = now_s + LOOK_S if keyspace in choice.locked else None
                 # More than may be chosen at once: lookups come in between.
                 again_s = now_s if choice.unfinished and victims else again_s
-                self._policy.plan(keyspace, self._book.scope(keyspace), now_s, again_s=again_s)
+                self._policy.plan(keyspace, self._index.scope(keyspace), now_s, again_s=again_s)
             return victims
 
     def next_due_in_s(self) -> float | None:
@@ -241,7 +241,7 @@ class Shelf:
     def follow(self, view: CacheView | None) -> None:
         """Put another view's bounds in force."""
         with self._changed:
-            self._policy.follow(view, self._book.scopes(), self._clock())
+            self._policy.follow(view, self._index.scopes(), self._clock())
             self._changed.notify_all()
 
     def set_room(self, room_bytes: float) -> None:
@@ -252,8 +252,8 @@ class Shelf:
     def empty(self) -> None:
         """Forget all blocks: their directory is gone."""
         with self._changed:
-            for key in list(self._book):
-                self._book.remove(key)
+            for key in list(self._index):
+                self._index.remove(key)
             self._room.empty()
             for known in (self._leaving, self._stranded, self._touched):
                 known.clear()
@@ -265,7 +265,7 @@ class Shelf:
             found = {key: one.size_bytes for key, one in self._room.reserved.items() if one.keyspace in keyspaces}
             found |= {key: size_bytes for key, size_bytes in self._leaving.items() if keyspace_of(key) in keyspaces}
             for keyspace in keyspaces:
-                if (scope := self._book.scope(keyspace)) is not None:
+                if (scope := self._index.scope(keyspace)) is not None:
                     found |= {key: kept.size_bytes for key, kept in scope.blocks.items()}  # type: ignore[misc]
             return found
 
@@ -310,7 +310,7 @@ class Shelf:
         """Return what scopes hold, as (keyspace, bytes, blocks); those of no policy together under an empty name."""
         with self._changed:
             rows, outside_bytes, outside_blocks = list[tuple[str, int, int]](), 0, 0
-            for keyspace, scope in self._book.scopes():
+            for keyspace, scope in self._index.scopes():
                 if keyspace in self._policy.bounds:
                     rows.append((keyspace, scope.used_bytes, len(scope.blocks)))
                 else:
@@ -325,19 +325,19 @@ class Shelf:
         """Return, once, the blocks that were used since the last call, and when they were computed."""
         with self._changed:
             touched, self._touched = self._touched, {}
-            return [(key, kept.computed_s) for key in touched if (kept := self._book.find(key)) is not None]
+            return [(key, kept.computed_s) for key in touched if (kept := self._index.find(key)) is not None]
 
     def __len__(self) -> int:
-        return len(self._book)
+        return len(self._index)
 
     def _readable(self, key: bytes, now_s: float) -> Kept | None:
-        kept = self._book.find(key)
+        kept = self._index.find(key)
         return kept if kept is not None and self._policy.alive(kept.keyspace, kept.computed_s, now_s) else None
 
     def _is_present(self, key: bytes, now_s: float) -> bool:
         if self._readable(key, now_s) is None:
             return False
-        self._book.touch(key)
+        self._index.touch(key)
         self._touched.pop(key, None)
         self._touched[key] = None
         if len(self._touched) > MAX_TOUCHED:
@@ -345,14 +345,14 @@ class Shelf:
         return True
 
     def _knows(self, key: bytes) -> bool:
-        return self._book.find(key) is not None or key in self._room.reserved or key in self._leaving
+        return self._index.find(key) is not None or key in self._room.reserved or key in self._leaving
 
     def _enter(self, key: bytes, size_bytes: int, computed_s: float) -> None:
         keyspace, now_s = keyspace_of(key), self._clock()
-        self._book.add(key, keyspace, size_bytes, computed_s)
+        self._index.add(key, keyspace, size_bytes, computed_s)
         self._room.used_bytes += size_bytes
         self._policy.note(keyspace, now_s)
-        scope = self._book.scope(keyspace)
+        scope = self._index.scope(keyspace)
         if scope is not None and scope.eldest_s() == computed_s:
             # What became too old while it was written goes at once.
             over = not self._policy.alive(keyspace, computed_s, now_s)
@@ -367,7 +367,7 @@ class Shelf:
         return {key: Victim(cause, kept.size_bytes, kept.computed_s) for key, cause, kept in taken if kept is not None}  # type: ignore[misc]
 
     def _take_out(self, key: bytes) -> Kept | None:
-        kept = self._book.remove(key)
+        kept = self._index.remove(key)
         if kept is None:
             return None
         self._room.used_bytes -= kept.size_bytes

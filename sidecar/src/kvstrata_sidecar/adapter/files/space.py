@@ -12,7 +12,7 @@ from kvstrata_sidecar.adapter.files.bounds_in_force import Policy
 from kvstrata_sidecar.adapter.files.reservation import Reservation, Tally
 from kvstrata_sidecar.adapter.files.spares import Spares
 from kvstrata_sidecar.adapter.index.bounds import Bounds
-from kvstrata_sidecar.adapter.index.scope_index import Book
+from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Choice, Situation, choose
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 
@@ -27,7 +27,7 @@ MOST_AT_ONCE = 512
 
 
 class Room:
-    """Counts for the blocks of `book`, under `policy`.
+    """Counts for the blocks of `index`, under `policy`.
 
     Attributes:
         used_bytes: what all blocks take.
@@ -38,9 +38,9 @@ class Room:
         spares: files to be written over.
     """
 
-    def __init__(self, policy: Policy, book: Book, *, capacity_bytes: int, max_blocks: int) -> None:
+    def __init__(self, policy: Policy, index: ScopeIndex, *, capacity_bytes: int, max_blocks: int) -> None:
         self._policy = policy
-        self._book = book
+        self._index = index
         self._capacity_bytes = capacity_bytes
         self._max_blocks = max_blocks
         self._room_bytes = float(capacity_bytes)
@@ -60,7 +60,7 @@ class Room:
     @property
     def crowded(self) -> bool:
         """Whether about as many blocks are there as may be, so that room is made for each that comes."""
-        return len(self._book) >= self._max_blocks * (1 - 2 * MARGIN_PERCENT / 100)
+        return len(self._index) >= self._max_blocks * (1 - 2 * MARGIN_PERCENT / 100)
 
     @property
     def spare_names(self) -> set[str]:
@@ -97,7 +97,7 @@ class Room:
     def need_bytes(self) -> float:
         """Return how much is above the room with what is about to be written."""
         need_bytes = self.used_bytes + self.staged.all_bytes - self._room_bytes
-        crowd = len(self._book) + len(self.reserved) - self._max_blocks
+        crowd = len(self._index) + len(self.reserved) - self._max_blocks
         return max(need_bytes, 1.0) if crowd > 0 else need_bytes
 
     def choose(self, keyspaces: list[str], readers: Container[Hashable], now_s: float) -> Choice:
@@ -105,27 +105,27 @@ class Room:
         need_bytes = self.need_bytes()
         if need_bytes > 0:
             share_bytes = min(self.used_bytes, self._room_bytes) * MARGIN_PERCENT / 100
-            need_bytes += min(share_bytes, MARGIN_BLOCKS * self.used_bytes / max(1, len(self._book)))
+            need_bytes += min(share_bytes, MARGIN_BLOCKS * self.used_bytes / max(1, len(self._index)))
             # First whoever is in no policy.
             freed_bytes = 0
-            for keyspace, scope in self._book.scopes():
+            for keyspace, scope in self._index.scopes():
                 if freed_bytes < need_bytes and keyspace not in self._policy.bounds and keyspace not in keyspaces:
                     keyspaces = [*keyspaces, keyspace]
                     freed_bytes += scope.used_bytes
         bounds, guarantees, staged = self._policy.bounds, self._policy.guarantees, self.staged.by_keyspace
         locked = readers.__contains__
         situation = Situation(bounds, guarantees, staged, locked, now_s, need_bytes, most=MOST_AT_ONCE)
-        return choose(self._book, situation, keyspaces)
+        return choose(self._index, situation, keyspaces)
 
     def unfit(self, choice: Choice, keyspace: str, bound: Bounds) -> Refusal | None:
         """Return why what was reserved last does not fit even when all that was chosen is gone."""
-        own = [kept for key in choice.victims if (kept := self._book.find(key)) and kept.keyspace == keyspace]
-        scope = self._book.scope(keyspace)
+        own = [kept for key in choice.victims if (kept := self._index.find(key)) and kept.keyspace == keyspace]
+        scope = self._index.scope(keyspace)
         held_bytes = (scope.used_bytes if scope else 0) - sum(kept.size_bytes for kept in own)
         if bound.limit_bytes is not None and held_bytes + self.staged.by_keyspace[keyspace] > bound.limit_bytes:
             return Refusal.OVER_BUDGET
         left_bytes = self.used_bytes - choice.victim_bytes + self.staged.all_bytes
-        left_blocks = len(self._book) - len(choice.victims) + len(self.reserved)
+        left_blocks = len(self._index) - len(choice.victims) + len(self.reserved)
         return Refusal.TIER_FULL if left_bytes > self._room_bytes or left_blocks > self._max_blocks else None
 
     def fits_on_disk(self, reservation: Reservation) -> bool:
@@ -137,6 +137,6 @@ class Room:
         bound = self._policy.bounds.get(keyspace)
         if bound is None or bound.limit_bytes is None:
             return True
-        scope = self._book.scope(keyspace)
+        scope = self._index.scope(keyspace)
         own_bytes = (scope.used_bytes if scope else 0) + self.left.by_keyspace[keyspace]
         return own_bytes + self.written.by_keyspace[keyspace] + size_bytes <= bound.limit_bytes

@@ -1,19 +1,19 @@
-"""When which scope has to be looked at though nothing happens in it. Pure."""
+"""When scopes have to be looked at although nothing happens in them. Pure."""
 
 from __future__ import annotations
 
 import heapq
 
 
-class Agenda:
-    """One moment for each keyspace, the next of them at hand: scopes are many, and few are due at a time."""
+class Deadlines:
+    """A deadline for each keyspace. The next is found without looking at all: scopes are many, and few are due."""
 
     def __init__(self) -> None:
         self._moments: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
 
     def plan(self, keyspace: str, moment_s: float | None) -> None:
-        """Look at a keyspace then, and not when it was due before; None for never."""
+        """Set a keyspace's deadline; None for none."""
         if moment_s is None:
             self._moments.pop(keyspace, None)
         elif self._moments.get(keyspace) != moment_s:
@@ -24,7 +24,7 @@ class Agenda:
                 heapq.heapify(self._heap)
 
     def due(self, now_s: float) -> set[str]:
-        """Return the keyspaces whose moment has come, and strike them out."""
+        """Remove the deadlines that have passed, and return their keyspaces."""
         due: set[str] = set()
         while (next_s := self.next_s()) is not None and next_s <= now_s:
             _, keyspace = heapq.heappop(self._heap)
@@ -33,12 +33,12 @@ class Agenda:
         return due
 
     def next_s(self) -> float | None:
-        """Return the next moment, None without any."""
+        """Return the next deadline, None without any."""
         while self._heap and self._moments.get(self._heap[0][1]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def clear(self) -> None:
-        """Strike out everything."""
+        """Remove all deadlines."""
         self._moments.clear()
         self._heap.clear()

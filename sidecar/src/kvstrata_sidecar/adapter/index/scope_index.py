@@ -1,4 +1,4 @@
-"""Which blocks are in the memory, by keyspace, in order of eviction and of age. Pure; the governor keeps it up."""
+"""Index of a tier's blocks: by key, and for each keyspace in the order of last use and of age. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMPACT_ABOVE = 64
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """One block: its size with padding, when its tokens were computed (on the governor's clock), when it was used.
+    """One block: its size with padding, when its tokens were computed (on its owner's clock), when it was used.
 
     `used` counts uses of all blocks, so that two keyspaces' blocks can be compared.
     """
@@ -42,7 +42,7 @@ class Scope:
             heapq.heapify(self._by_age)
 
     def drop(self, key: Hashable) -> None:
-        """Strike a block out."""
+        """Remove a block."""
         self.used_bytes -= self.blocks.pop(key).size_bytes
 
     def computed_before(self, moment_s: float, most: int | None = None) -> list[Hashable]:
@@ -79,7 +79,7 @@ class Scope:
             heapq.heappop(self._by_age)
 
 
-class Book:
+class ScopeIndex:
     """All blocks. Not safe to change from two threads; `find` and `scopes` may be read from any."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Book:
             self._scopes[kept.keyspace].blocks.move_to_end(key)
 
     def remove(self, key: Hashable) -> Kept | None:
-        """Strike a block out and return it, None if it was not there."""
+        """Remove a block and return its entry, None if it was not there."""
         kept = self._blocks.pop(key, None)
         if kept is not None:
             scope = self._scopes[kept.keyspace]

@@ -1,10 +1,13 @@
-"""Which blocks have to go now. Pure.
+"""Which blocks have to go now, and which will have to next. Pure.
 
 In this order: blocks of keyspaces outside of the policy; blocks under a pool's keyspace that are none of the pool's;
 blocks that are too old; of a scope that is above its limit the least recently used; and, when the memory is above its
 mark, the least recently used of the scopes that are above their guarantee. So one scope's scan costs nobody else a
 guaranteed block.
 Memory goes by whole blocks: a scope may end up below its guarantee by less than one of its blocks.
+
+The next to go are named so that what no slower tier has of them can be copied before: those that `choose` names when it
+is asked for more than there is need for, and those whose time in memory ends soon by a shorter retention.
 """
 
 from __future__ import annotations
@@ -13,9 +16,22 @@ import heapq
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from kvstrata_sidecar.adapter.index.bounds import Bounds
-from kvstrata_sidecar.adapter.index.scope_index import Book, Kept, Scope
+from kvstrata_sidecar.adapter.index.scope_index import Kept, Scope, ScopeIndex
+
+NEAR_SHARE = 0.05
+"""How close to its mark, or to its limit, a memory or scope is that will soon evict, and how far it is looked ahead."""
+
+AHEAD_BYTES = 64 << 20
+"""How far it is looked ahead at least; but through half of a scope at most."""
+
+SOON_S = 10.0
+"""How long before its retention in memory ends a block is looked at."""
+
+MOST = 2048
+"""Blocks that are named at once for want of room, and as many for other reasons: naming them takes time."""
 
 
 class Cause(StrEnum):
@@ -50,7 +66,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What a choice depends on besides the book.
+    """What a choice depends on besides the index.
 
     `guarantees` are those that can be kept, `staged` the bytes that are being written for each keyspace, `locked` tells
     whether a block is in use now, `need_bytes` is how much is above the memory's mark (or less than nothing). `chunks`
@@ -74,18 +90,26 @@ class Situation:
         return self.locked(key) or self.passing(key)
 
 
-def choose(book: Book, situation: Situation, changed: Iterable[str] | None = None) -> Choice:
+class Fill(NamedTuple):
+    """How full the memory is: bytes in use, up to its mark, in all."""
+
+    used_bytes: int
+    room_bytes: float
+    total_bytes: int
+
+
+def choose(index: ScopeIndex, situation: Situation, changed: Iterable[str] | None = None) -> Choice:
     """Return what has to go. With `changed`, only these keyspaces are looked at for anything but room."""
     choice = Choice()
     left: dict[str, int] = {}
-    keyspaces = [keyspace for keyspace, _ in book.scopes()] if changed is None else changed
+    keyspaces = [keyspace for keyspace, _ in index.scopes()] if changed is None else changed
     for keyspace in keyspaces:
-        scope = book.scope(keyspace)
+        scope = index.scope(keyspace)
         if scope is not None:
             left[keyspace] = scope.used_bytes - _bound(choice, keyspace, scope, situation)
     need_bytes = situation.need_bytes - choice.victim_bytes
     if need_bytes > 0:
-        _make_room(choice, book, situation, left, need_bytes)
+        _make_room(choice, index, situation, left, need_bytes)
     return choice
 
 
@@ -99,6 +123,37 @@ def next_expiry_s(scope: Scope, bound: Bounds, now_s: float, again_s: float) -> 
         return None
     expiry_s = eldest_s + bound.retention_s
     return expiry_s if expiry_s > now_s else again_s
+
+
+def next_victims(
+    index: ScopeIndex,
+    bounds: Mapping[str, Bounds],
+    guarantees: Mapping[str, float],
+    fill: Fill,
+    leaving: Mapping[str, int],
+    spared: Callable[[Hashable], bool],
+    now_s: float,
+) -> dict[Hashable, Cause]:
+    """Return the blocks that go next, the first of each cause first.
+
+    `leaving` are the bytes, by keyspace, of blocks that are being copied already; `spared` tells them and whatever else
+    is in use.
+    """
+    tight = {
+        keyspace: bound
+        for keyspace, scope in index.scopes()
+        if keyspace in bounds
+        and (bound := _tightened(bounds[keyspace], scope.used_bytes, scope.eldest_s(), leaving.get(keyspace, 0), now_s))
+    }
+    named: dict[Hashable, Cause] = {}
+    if tight:
+        named |= choose(index, Situation(tight, {}, {}, spared, now_s, 0.0, most=MOST), tight).victims
+    if fill.used_bytes > fill.room_bytes - NEAR_SHARE * fill.total_bytes:
+        ahead_bytes = max(AHEAD_BYTES, NEAR_SHARE * fill.total_bytes) - sum(leaving.values())
+        need_bytes = max(0.0, fill.used_bytes - fill.room_bytes) + ahead_bytes
+        room = choose(index, Situation(bounds, guarantees, {}, spared, now_s, need_bytes, most=MOST), ())
+        named |= {key: cause for key, cause in room.victims.items() if key not in named}
+    return named
 
 
 def _bound(choice: Choice, keyspace: str, scope: Scope, situation: Situation) -> int:
@@ -150,7 +205,9 @@ def _take(
     return taken_bytes
 
 
-def _make_room(choice: Choice, book: Book, situation: Situation, left: Mapping[str, int], need_bytes: float) -> None:
+def _make_room(
+    choice: Choice, index: ScopeIndex, situation: Situation, left: Mapping[str, int], need_bytes: float
+) -> None:
     def candidates(scope: Scope) -> Iterator[tuple[Hashable, Kept]]:
         for key, kept in scope.blocks.items():
             if key not in choice.victims and not situation.spared(key):
@@ -159,7 +216,7 @@ def _make_room(choice: Choice, book: Book, situation: Situation, left: Mapping[s
     # Scopes may be thousands, and few of them lose a block: the others' blocks are not looked at.
     oldest: list[tuple[int, str, Hashable, Kept | None]] = []
     oldest += [
-        (used, keyspace, None, None) for keyspace, scope in book.scopes() if (used := scope.least_used()) is not None
+        (used, keyspace, None, None) for keyspace, scope in index.scopes() if (used := scope.least_used()) is not None
     ]
     heapq.heapify(oldest)
     orders: dict[str, Iterator[tuple[Hashable, Kept]]] = {}
@@ -170,7 +227,7 @@ def _make_room(choice: Choice, book: Book, situation: Situation, left: Mapping[s
             heapq.heappush(oldest, (block[1].used, keyspace, *block))
 
     def begin(keyspace: str) -> None:
-        scope = book.scope(keyspace)
+        scope = index.scope(keyspace)
         if scope is not None:
             held_bytes = left.get(keyspace, scope.used_bytes) + situation.staged.get(keyspace, 0)
             surplus[keyspace] = held_bytes - situation.guarantees.get(keyspace, 0.0)
@@ -187,3 +244,18 @@ def _make_room(choice: Choice, book: Book, situation: Situation, left: Mapping[s
         need_bytes -= kept.size_bytes
         surplus[keyspace] -= kept.size_bytes
         offer(keyspace)
+
+
+def _tightened(
+    bound: Bounds, used_bytes: int, eldest_s: float | None, leaving_bytes: int, now_s: float
+) -> Bounds | None:
+    """Return bounds under which a scope's next victims would have to go now, None if none is near."""
+    limit_bytes = retention_s = None
+    # What may keep nothing at all is taken up for the slower tiers as it comes.
+    if bound.limit_bytes and used_bytes > (1 - NEAR_SHARE) * bound.limit_bytes:
+        most_bytes = max(1, bound.limit_bytes // 2)
+        ahead_bytes = min(most_bytes, max(AHEAD_BYTES, int(NEAR_SHARE * bound.limit_bytes))) - leaving_bytes
+        limit_bytes = used_bytes - ahead_bytes if ahead_bytes > 0 else None
+    if bound.retention_s is not None and eldest_s is not None and eldest_s + bound.retention_s - SOON_S <= now_s:
+        retention_s = max(0, bound.retention_s - int(SOON_S))
+    return None if limit_bytes is None and retention_s is None else Bounds(limit_bytes, 0, retention_s)

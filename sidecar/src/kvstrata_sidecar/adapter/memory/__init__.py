@@ -3,7 +3,7 @@
     --server-module '{"module_path": "kvstrata_sidecar.adapter.memory.module", "config": {…}}'
 
 LMCache stores and finds blocks in its memory without asking anybody. What it does offer is a listener, and `delete`.
-So this package follows every block (`book`), decides which have to go (`choice`: those of keyspaces outside of the
+So this package follows every block (`index`), decides which have to go (`choice`: those of keyspaces outside of the
 policy, too old ones, those above a scope's limit, and, when the memory fills up, the oldest of whoever is above his
 guarantee), and deletes them from a thread of its own (`governor`). Eviction is ours alone: LMCache runs with `noop`.
 

@@ -1,24 +1,24 @@
-"""Enters into the book what happens in LMCache's memory: what its listener noted, and what that missed."""
+"""Enters into the index what happens in LMCache's memory: what its listener noted, and what that missed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from kvstrata_sidecar.adapter.index.scope_index import Book
+from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
 from kvstrata_sidecar.adapter.memory.arrivals import Arrivals
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.memory.notes import Note, Notes
 
 COMPARE_S = 60.0
-"""How often the book is compared with LMCache's own tables."""
+"""How often the index is compared with LMCache's own tables."""
 
 COMPARED_AT_ONCE = 2048
 """Blocks of which a turn sees whether both have them: the next event must not wait for all."""
 
 
 class Intake:
-    """Keeps `book` in step with `pool`; `gone` is told of every block that has left the memory, `promoted` of the
+    """Keeps `index` in step with `pool`; `gone` is told of every block that has left the memory, `promoted` of the
     keyspace and the bytes of every one that came from another tier to stay.
 
     `inherit_age` and `age_s` may be called from any thread, the rest from the governor's turns only.
@@ -27,7 +27,7 @@ class Intake:
     def __init__(
         self,
         pool: Pool,
-        book: Book,
+        index: ScopeIndex,
         notes: Notes,
         *,
         gone: Callable[[Hashable], None],
@@ -36,7 +36,7 @@ class Intake:
         clock: Callable[[], float],
     ) -> None:
         self._pool = pool
-        self._book = book
+        self._index = index
         self._notes = notes
         self._gone = gone
         self._promoted = promoted
@@ -63,7 +63,7 @@ class Intake:
 
     def age_s(self, key: Hashable) -> float:
         """Return how long ago a block's tokens were computed, 0 for one of which nothing is known."""
-        kept = self._book.find(key)
+        kept = self._index.find(key)
         coming_s = self._arrivals.computed_s(key)
         # One that is being loaded again may go to another tier before its arrival has been entered.
         known = [
@@ -74,26 +74,26 @@ class Intake:
     def read_notes(self, now_s: float) -> set[str]:
         """Enter what was noted; return the keyspaces in which blocks came, or may be let go."""
         changed: set[str] = set()
-        book = self._book
+        index = self._index
         for what, keys in self._notes.take():
             if what is Note.INHERITED:
                 self._arrivals.follow(*keys)
                 continue
             if what is Note.DELETED:
                 for key in keys:
-                    book.remove(key)
+                    index.remove(key)
                     self._left(key)
                 continue
             if what is Note.USED:
                 # As LMCache's own LRU: of a prompt's blocks the last are to go first, or the rest could not be found.
                 for key in reversed(keys):
-                    book.touch(key)
-                    if (kept := book.find(key)) is not None:
+                    index.touch(key)
+                    if (kept := index.find(key)) is not None:
                         self._used(now_s - kept.computed_s)
                 continue
             if what is Note.ORDERED:
                 for key in reversed(keys):
-                    book.touch(key)
+                    index.touch(key)
                 continue
             changed.update(key.cache_salt for key in keys)
             if what in (Note.WRITTEN, Note.LOADED):
@@ -104,15 +104,15 @@ class Intake:
         return changed
 
     def compare(self, now_s: float) -> set[str]:
-        """Make the book hold what LMCache holds, whatever was missed, a piece at a time; return what differed."""
+        """Make the index hold what LMCache holds, whatever was missed, a piece at a time; return what differed."""
         if self._notes.lost or now_s - self._compared_s >= COMPARE_S:
             self._compared_s, self._notes.lost = now_s, False
-            self._to_compare = [*self._book, *(key for key, _ in self._pool.resident())]
+            self._to_compare = [*self._index, *(key for key, _ in self._pool.resident())]
         changed: set[str] = set()
         for key in self._to_compare[-COMPARED_AT_ONCE:]:
-            known, there = self._book.find(key) is not None, self._pool.entry(key) is not None
+            known, there = self._index.find(key) is not None, self._pool.entry(key) is not None
             if known and not there:
-                self._book.remove(key)
+                self._index.remove(key)
                 self._left(key)
             elif there and not known:
                 self._enter(key, now_s)
@@ -126,7 +126,7 @@ class Intake:
         entry = self._pool.entry(key)
         if entry is not None:
             age_from_s = now_s if computed_s is None else computed_s
-            self._book.add(key, key.cache_salt, self._pool.size(entry), age_from_s)
+            self._index.add(key, key.cache_salt, self._pool.size(entry), age_from_s)
 
     def _count_promoted(self, keys: Sequence[Any]) -> None:
         for key in keys:

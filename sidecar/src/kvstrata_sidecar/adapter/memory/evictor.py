@@ -1,8 +1,8 @@
 """The thread that keeps LMCache's memory within the policy.
 
 LMCache's listener runs under the lock that all its work waits for, so it only notes what happened and wakes the thread.
-The thread enters it into the book, chooses what has to go, and has LMCache delete it. What is in use is looked at again
-when its reader lets go, and once a second, because LMCache's locks of readers that died expire without a word.
+The thread enters it into the index, chooses what has to go, and has LMCache delete it. A block in use is looked at
+again when its reader lets go, and once a second, because locks of readers that died expire without an event.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from functools import partial
 from typing import Any
 
 from kvstrata.contract.messages.adapter import ScopeUsage, TierState
-from kvstrata_sidecar.adapter.index.ahead import Fill
-from kvstrata_sidecar.adapter.index.deadlines import Agenda
-from kvstrata_sidecar.adapter.index.scope_index import Book
-from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Situation, choose, next_expiry_s
+from kvstrata_sidecar.adapter.index.deadlines import Deadlines
+from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
+from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Fill, Situation, choose, next_expiry_s
 from kvstrata_sidecar.adapter.memory.borrowed import Borrowed
 from kvstrata_sidecar.adapter.memory.bounds_in_force import InForce
 from kvstrata_sidecar.adapter.memory.erase import Purges
@@ -72,7 +71,7 @@ class Governor:
         self._tier = tier
         self._high_share = high_watermark_percent / 100
         self._clock = clock
-        self._book = Book()
+        self._index = ScopeIndex()
         self._purges = Purges(pool)
         self.eraser = MemoryEraser(pool, self._purges, tier=tier, residue=residue)
         self._counts: Counter[str] = Counter()
@@ -80,15 +79,15 @@ class Governor:
         self.traffic = Counters()
         self.borrowed = Borrowed(self._keeps)
         self.passage = Passage(passes_on, clock)
-        self._cleaner = Cleaner(pool, self._book, self.traffic, lower=lower, spared=self._is_spared, clock=clock)
+        self._cleaner = Cleaner(pool, self._index, self.traffic, lower=lower, spared=self._is_spared, clock=clock)
         self._tell_gone = gone
         self._notes = Notes()
         self._intake = Intake(
-            pool, self._book, self._notes, gone=self._gone, promoted=self._count_promoted,
+            pool, self._index, self._notes, gone=self._gone, promoted=self._count_promoted,
             used=partial(self._evictions.age, HIT), clock=clock,
         )  # fmt: skip
         self._allocation_failed = False
-        self._agenda = Agenda()
+        self._deadlines = Deadlines()
         self._policy = InForce(enforcement, tier, self._purges)
         self._locked: dict[str, int] = {}
         self._look_at_s = clock()
@@ -157,7 +156,7 @@ class Governor:
 
     def held_bytes(self, keyspace: str) -> int:
         """Return what a keyspace's blocks take here."""
-        scope = self._book.scope(keyspace)
+        scope = self._index.scope(keyspace)
         return scope.used_bytes if scope is not None else 0
 
     @property
@@ -174,7 +173,7 @@ class Governor:
 
     def usage(self) -> tuple[tuple[ScopeUsage, ...], int]:
         """Return the largest scopes' use, and how many scopes were left out."""
-        return usage_rows(self._book, self._policy.bounds, self._tier or "")
+        return usage_rows(self._index, self._policy.bounds, self._tier or "")
 
     def states(self) -> tuple[TierState, ...]:
         """Return the CPU tier as the gate is told of it; nothing without one."""
@@ -194,7 +193,7 @@ class Governor:
 
     def drift_bytes(self) -> int:
         """Return what LMCache says is in use beyond the blocks that are counted or being written, below 0 if less."""
-        return drift_bytes(self._pool, self._book)
+        return drift_bytes(self._pool, self._index)
 
     def came_and_lent(self) -> dict[tuple[str, str], int]:
         """Return what came from other tiers to stay and what was lent, by scope and name of the count."""
@@ -220,12 +219,12 @@ class Governor:
             now_s = self._clock()
             # A turn that failed has struck out what was to be looked at.
             everything, self._unfinished = self._unfinished, True
-            # First what is doomed: the book learns of it in this very turn, so no other block goes in its stead.
+            # First what is doomed: the index learns of it in this very turn, so no other block goes in its stead.
             self._purges.advance()
             changed = self._intake.read_notes(now_s) | self._intake.compare(now_s)
-            changed |= self._take_view() | self._agenda.due(now_s)
+            changed |= self._take_view() | self._deadlines.due(now_s)
             if everything:
-                self._agenda.clear()
+                self._deadlines.clear()
                 self._locked.clear()
             self.passage.forget(now_s)
             if now_s >= self._look_at_s:
@@ -234,14 +233,14 @@ class Governor:
                 self._pool.return_loans()
             choice = self._choose(now_s, None if everything else changed)
             changed |= self._evict(choice)
-            for keyspace in self._book.keyspaces() if everything else changed:
+            for keyspace in self._index.keyspaces() if everything else changed:
                 self._look_again(keyspace, choice, now_s)
             self._unfinished = False
             if now_s >= self._cleaner.due_s:
                 self._hand_down(now_s)
             if self._intake.comparing:
                 return 0.0
-            next_s = self._agenda.next_s()
+            next_s = self._deadlines.next_s()
             moments_s = [self._look_at_s, *([] if next_s is None else [next_s])]
             if changed and self._cleaner.has_work:
                 moments_s.append(self._cleaner.due_s)
@@ -249,7 +248,7 @@ class Governor:
 
     def _look_again(self, keyspace: str, choice: Choice, now_s: float) -> None:
         """Plan when a scope that was just looked at has to be looked at again."""
-        scope, bound = self._book.scope(keyspace), self._policy.bounds.get(keyspace)
+        scope, bound = self._index.scope(keyspace), self._policy.bounds.get(keyspace)
         locked_bytes = choice.locked.get(keyspace, 0)
         self._locked.pop(keyspace, None)
         if locked_bytes:
@@ -261,7 +260,7 @@ class Governor:
                 # LMCache says when a reader lets go, but not when it takes nothing up.
                 again_s = now_s + GRACE_S
             moment_s = again_s if moment_s is None else min(moment_s, again_s)
-        self._agenda.plan(keyspace, moment_s)
+        self._deadlines.plan(keyspace, moment_s)
 
     def _take_view(self) -> set[str]:
         """Put the view in force into effect; return the keyspaces for which it is another."""
@@ -325,7 +324,7 @@ class Governor:
             self._enforcement.readable.chunks,
             passing=lambda key: self.passage.waits(key, now_s),
         )  # fmt: skip
-        return choose(self._book, situation, changed)
+        return choose(self._index, situation, changed)
 
     def _evict(self, choice: Choice) -> set[str]:
         """Delete what was chosen; return the keyspaces of what could not be deleted."""
@@ -334,7 +333,7 @@ class Governor:
         removed: dict[Hashable, tuple[str, int]] = {}
         others: list[Hashable] = []
         for key, cause in choice.victims.items():
-            kept = self._book.find(key)
+            kept = self._index.find(key)
             if kept is not None and cause is Cause.REMOVED:
                 removed[key] = (kept.keyspace, kept.size_bytes)
             else:
@@ -343,17 +342,17 @@ class Governor:
         now_s = self._clock()
         for key in deleted:
             cause = choice.victims[key]
-            leaving = self._book.find(key) if cause in EVICTIONS else None
+            leaving = self._index.find(key) if cause in EVICTIONS else None
             if leaving is not None:
                 self._cleaner.left(key, leaving, now_s)
                 self._evictions.age(EVICTION, now_s - leaving.computed_s)
-            kept = self._book.remove(key)
+            kept = self._index.remove(key)
             self._counts[f"evicted_{cause}"] += 1
             if kept is not None:
                 scope = kept.keyspace if kept.keyspace in self._policy.bounds else NOBODY
                 self._evictions.add(str(cause), keyspace=scope)
         for key in choice.victims.keys() - deleted:
-            kept = self._book.find(key)
+            kept = self._index.find(key)
             if kept is not None:
                 choice.failed.add(kept.keyspace)
         return choice.failed

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Any
 
 MAX_NOTES = 1_000_000
-"""Events that may wait; beyond, the book is compared with LMCache's tables."""
+"""Events that may wait; beyond, the index is compared with LMCache's tables."""
 
 
 class Note(Enum):

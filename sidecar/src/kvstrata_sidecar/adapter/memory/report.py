@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from kvstrata.contract.messages.adapter import MAX_USAGE_ROWS, ScopeUsage
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.index.bounds import Bounds
-from kvstrata_sidecar.adapter.index.scope_index import Book
+from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 from kvstrata_sidecar.adapter.tier.counts import Counters
 
@@ -17,17 +17,17 @@ def by_scope(counters: Counters) -> dict[tuple[str, str], int]:
     return {(scope, name): count for scope, own in counters.by_scope().items() for name, count in own.items()}
 
 
-def drift_bytes(pool: Pool, book: Book) -> int:
+def drift_bytes(pool: Pool, index: ScopeIndex) -> int:
     """Return what LMCache says is in use beyond the blocks that are counted or being written, below 0 if less."""
-    counted = sum(scope.used_bytes for _, scope in book.scopes())
+    counted = sum(scope.used_bytes for _, scope in index.scopes())
     return pool.usage()[0] - counted - sum(pool.staged_bytes().values())
 
 
-def usage_rows(book: Book, bounds: Mapping[str, Bounds], tier: str) -> tuple[tuple[ScopeUsage, ...], int]:
+def usage_rows(index: ScopeIndex, bounds: Mapping[str, Bounds], tier: str) -> tuple[tuple[ScopeUsage, ...], int]:
     """Return the largest scopes' use, those of no policy together, and how many scopes were left out."""
     rows: list[ScopeUsage] = []
     unknown_bytes = unknown_blocks = 0
-    for keyspace, scope in book.scopes():
+    for keyspace, scope in index.scopes():
         bound = bounds.get(keyspace)
         if bound is None:
             unknown_bytes += scope.used_bytes

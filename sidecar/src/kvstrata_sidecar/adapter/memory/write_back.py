@@ -14,10 +14,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kvstrata_sidecar.adapter.index.ahead import Fill, next_victims
 from kvstrata_sidecar.adapter.index.bounds import Bounds
-from kvstrata_sidecar.adapter.index.scope_index import Book, Kept
-from kvstrata_sidecar.adapter.index.victims import Cause
+from kvstrata_sidecar.adapter.index.scope_index import Kept, ScopeIndex
+from kvstrata_sidecar.adapter.index.victims import Cause, Fill, next_victims
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool, Reserved
 from kvstrata_sidecar.adapter.memory.presence import Words
 from kvstrata_sidecar.adapter.tier.counts import Counters
@@ -75,7 +74,7 @@ class Cleaner:
     def __init__(
         self,
         pool: Pool,
-        book: Book,
+        index: ScopeIndex,
         counts: Counters,
         *,
         lower: Callable[[], Sequence[PodTier]],
@@ -83,7 +82,7 @@ class Cleaner:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pool = pool
-        self._book = book
+        self._index = index
         self._counts = counts
         self._lower = lower
         self._spared = spared
@@ -111,11 +110,11 @@ class Cleaner:
         most_bytes = min(IN_FLIGHT_BYTES, IN_FLIGHT_SHARE * fill.total_bytes)
         if in_flight.total() >= most_bytes:
             return
-        named = next_victims(self._book, bounds, guarantees, fill, in_flight, self._spared, now_s)
+        named = next_victims(self._index, bounds, guarantees, fill, in_flight, self._spared, now_s)
         batches: dict[tuple[int, bool], list[tuple[Hashable, float]]] = defaultdict(list)
         tiers: dict[int, PodTier] = {}
         for key, cause in named.items():
-            kept, bound = self._book.find(key), bounds.get(getattr(key, "cache_salt", ""))
+            kept, bound = self._index.find(key), bounds.get(getattr(key, "cache_salt", ""))
             if cause not in EVICTIONS or kept is None or bound is None or key in self._tried_s:
                 continue
             remaining_s = WITHIN_S if bound.retention_s is None else kept.computed_s + bound.retention_s - now_s
