@@ -44,7 +44,7 @@ def work(directory: Path) -> None:
     for number in (1, 2, 3, 4):
         tier.store([block(KEYSPACE_A, number), block(KEYSPACE_B, number)], [aligned(BLOCK_BYTES, number)] * 2)
         answers.get(timeout=20)
-    purge(tier._purger, [KEYSPACE_B], 10)
+    purge(tier._eraser, [KEYSPACE_B], 10)
     tier.close()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvstrata.contract.store.block_file import ROOT, file_bytes, file_name, key_of
 from kvstrata_sidecar.adapter.files.disk import Disk
-from kvstrata_sidecar.adapter.files.erase import Purged, Purger
+from kvstrata_sidecar.adapter.files.erase import FileEraser, Purged
 from kvstrata_sidecar.adapter.files.tier import FileTier
 from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
 from kvstrata_sidecar.adapter.runtime import acquire, release
@@ -128,6 +128,6 @@ class FileDriver:
         return list(found)
 
 
-def purge(purger: Purger, keyspaces: Collection[str], timeout_s: float) -> Purged | None:
+def purge(eraser: FileEraser, keyspaces: Collection[str], timeout_s: float) -> Purged | None:
     """Remove all blocks of these keyspaces, as an erasure does; None if that takes longer."""
-    return purger.within(timeout_s, lambda: purger.purge_now(frozenset(keyspaces), timeout_s / 2))
+    return eraser._within(timeout_s, lambda: eraser._purge(frozenset(keyspaces), timeout_s / 2))

@@ -23,7 +23,7 @@ from kvstrata.contract.messages.erase import (
     VerifyRequest,
 )
 from kvstrata_sidecar.adapter import erase as erasing
-from kvstrata_sidecar.adapter.files import erasing as file_erasing
+from kvstrata_sidecar.adapter.files import erase as file_erasing
 from tests.dataplane.memory_scan import in_file
 from tests.files.file_driver import (
     BLOCK_BYTES,
@@ -296,7 +296,7 @@ def test_a_file_that_made_room_is_waited_for_until_it_is_written_over(
     slow.writes_go_on.set()
     slow.writes_go_on.clear()
     assert slow.under_way.acquire(timeout=60), "the second is written over a file that made room"
-    spares = [directory / "kvs1" / name for name in driver.tier._files.shelf.spare_names()]
+    spares = [directory / "kvs1" / name for name in driver.tier._files.index.spare_names()]
     assert any(spare.read_bytes()[:1] == b"\x41" for spare in spares)
     said = row(erase(gate, KEYSPACE_A))
     assert (said.complete, said.remaining, said.rewriting) == (False, Amount(), 1)

@@ -133,7 +133,7 @@ class TestADiskThatHangs:
         slow.under_way = threading.Semaphore(0)
         hanging.tier.load([block()], [aligned(BLOCK_BYTES)])
         assert slow.under_way.acquire(timeout=60)
-        purger = hanging.tier._purger
+        purger = hanging.tier._eraser
         first = purge(purger, [KEYSPACE_A], 6.0)  # half of it for the reader; the disk has to sync as well
         assert first is not None
         assert (first.gone_blocks, first.held_blocks) == (1, 1)
@@ -266,7 +266,7 @@ class TestErrorsOfTheDisk:
     ) -> None:
         driver.store([block()])
         os.rename(directory, directory.with_name("elsewhere"))
-        driver.tier._keeper.wake()
+        driver.tier._housekeeper.wake()
         driver.until(lambda: driver.tier.state().breaker != "closed")
         assert driver.lookup([block()]) == [0]
         directory.mkdir()

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvstrata.contract.store.block_file import ROOT
-from kvstrata_sidecar.adapter.files.clock import Clocks, boottime_s
 from kvstrata_sidecar.adapter.files.directories import MOST_PLACES, Folder, PlacedDisk, Reaper
-from kvstrata_sidecar.adapter.files.faults import DiskError
+from kvstrata_sidecar.adapter.files.disk import Clocks, boottime_s
+from kvstrata_sidecar.adapter.files.health import DiskError
 from kvstrata_sidecar.adapter.files.housekeeping import FORMER_LIFE_S, TURN_S
 from tests.files.file_driver import FILE_BYTES, FileDriver, block, blocks, file_of, files_in
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B, GateStandIn

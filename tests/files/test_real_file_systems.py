@@ -48,7 +48,7 @@ def test_a_disk_that_others_fill_gives_what_it_has_and_recovers(driver: FileDriv
     free_bytes = shutil.disk_usage(file_system.path).free
     with open(file_system.path / "others", "wb") as others:
         os.posix_fallocate(others.fileno(), 0, free_bytes - (1 << 20))
-    driver.tier._keeper.wake()
+    driver.tier._housekeeper.wake()
     for number in range(10, 80):
         driver.store([block(number=number)])
     assert driver.tier.state().breaker == "closed"
@@ -154,7 +154,7 @@ def test_another_file_system_in_the_directorys_place_is_used_from_then_on(
     driver.store([block()])
     run("mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(file_system.path))
     try:
-        driver.tier._keeper.wake()
+        driver.tier._housekeeper.wake()
         driver.until(lambda: driver.lookup([block()]) == [0])
         driver.until_ready()
         assert driver.store([block(number=2)]).stored_bytes == BLOCK_BYTES

@@ -10,8 +10,7 @@ import pytest
 
 from kvstrata.contract.policy.budget import TierBudget
 from kvstrata.contract.store.block_file import ROOT
-from kvstrata_sidecar.adapter.files import disk
-from kvstrata_sidecar.adapter.files import housekeeping as keeper
+from kvstrata_sidecar.adapter.files import disk, housekeeping
 from tests.files.file_driver import (
     BLOCK_BYTES,
     FILE_BYTES,
@@ -30,7 +29,7 @@ Start = Callable[..., FileDriver]
 
 @pytest.fixture
 def kept_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeper, "SPARE_S", 3600.0)
+    monkeypatch.setattr(housekeeping, "SPARE_S", 3600.0)
 
 
 def full(start: Start, gate: GateStandIn) -> FileDriver:
@@ -87,7 +86,7 @@ def test_a_purge_overwrites_spares_and_removes_them(
     driver.store([block(KEYSPACE_B, 5)])
     (spare,) = spares_in(directory)
     os.link(spare, tmp_path / "witness")
-    assert purge(driver.tier._purger, [KEYSPACE_A], 10) is not None
+    assert purge(driver.tier._eraser, [KEYSPACE_A], 10) is not None
     assert spares_in(directory) == []
     assert (tmp_path / "witness").read_bytes() == bytes(FILE_BYTES)
     assert driver.tier.state().used_bytes == on_disk_bytes(directory) == FILE_BYTES

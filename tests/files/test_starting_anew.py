@@ -47,7 +47,7 @@ class TestStartingAnew:
         for number in (1, 2):
             file = file_of(directory, block(number=number))
             os.utime(file, (time.time() - 1000, file.stat().st_mtime))
-        first.tier._files.shelf.take_touched()
+        first.tier._files.index.take_touched()
         first.lookup([block(number=1)])
         first.close()
         used_s = [file_of(directory, block(number=number)).stat().st_atime for number in (1, 2)]

@@ -13,7 +13,6 @@ import pytest
 from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata_sidecar.adapter.memory import evictor as governing
-from kvstrata_sidecar.adapter.memory.notes import Note
 from tests.tiers.memory_server import TIER, A, B, C, Server, keys_of, until
 from tests.tiers.memory_stand_in import (
     BLOCK_BYTES,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kvstrata.contract.store.block_file import ROOT, is_keyspace_directory
 from kvstrata_sidecar.adapter.files.disk import DIRECTORY_MODE, Disk
-from kvstrata_sidecar.adapter.files.faults import DiskError, Fault, told
+from kvstrata_sidecar.adapter.files.health import DiskError, Fault, disk_errors
 
 logger = logging.getLogger(__name__)
 
@@ -63,12 +63,12 @@ class PlacedDisk(Disk):
 
     def open(self) -> None:
         """Take the first free place, made if need be. Raises DiskError, BUSY if all are taken."""
-        with told("open the folder"):
+        with disk_errors("open the folder"):
             # Only what is below the folder is made: the folder itself is a disk's, and may not be mounted yet.
             os.close(os.open(self._folder.path, os.O_RDONLY | os.O_DIRECTORY))
         for number in range(MOST_PLACES):
             self.path = self._folder.place(number)
-            with told("make a place in the folder"):
+            with disk_errors("make a place in the folder"):
                 _make(self._folder.path, self.path)
             try:
                 super().open()
@@ -129,7 +129,7 @@ class Reaper:
 
     def _empty(self, place: Disk, blocks: Path, goes_on: Callable[[], bool]) -> int:
         removed = 0
-        with told("look through a place"):
+        with disk_errors("look through a place"):
             keyspaces = [name for name in os.listdir(blocks) if is_keyspace_directory(name)]
         for number, keyspace in enumerate(keyspaces, 1):
             if not goes_on():
@@ -138,7 +138,7 @@ class Reaper:
                 self._pause(PAUSE_S)
             life_s = self._retention_s(keyspace)
             oldest_s = self._clock() - (self._unknown_s if life_s is None else life_s)
-            with told("look through a place"):
+            with disk_errors("look through a place"):
                 for name in place.names(keyspace):
                     with suppress(FileNotFoundError):
                         about = os.stat(blocks / keyspace / name, follow_symlinks=False)
@@ -149,7 +149,7 @@ class Reaper:
         return removed
 
     def _places(self) -> Iterator[Path]:
-        with told("list places"):
+        with disk_errors("list places"):
             for model in _names(self._folder.of_tier):
                 for number in _names(self._folder.of_tier / model):
                     if number.isdecimal():

@@ -14,18 +14,30 @@ import errno
 import fcntl
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvstrata.contract.store.block_file import CLOCK_FILE, PAGE_BYTES, ROOT, is_keyspace_directory, temporary_name
-
-from .descriptors import FILE_MODE, PROBE_NAME, Directory, open_directory, read_all, rename, takes_direct, write_all
-from .faults import DiskError, Fault, TooLateError, told
-from .spares import SPARES
+from kvstrata_sidecar.adapter.files.descriptors import (
+    FILE_MODE,
+    PROBE_NAME,
+    Directory,
+    open_directory,
+    read_all,
+    rename,
+    takes_direct,
+    write_all,
+)
+from kvstrata_sidecar.adapter.files.health import DiskError, Fault, TooLateError, disk_errors
 
 DIRECTORY_MODE = 0o700
+
+SPARES = "."
+"""Stands for a keyspace where a spare is meant: spares are beside the directories of keyspaces, where a start finds
+them and removes them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +66,7 @@ class Disk:
 
     def open(self) -> None:
         """Take the directory and make in it what is missing. Raises DiskError."""
-        with told("open the directory"):
+        with disk_errors("open the directory"):
             root = Directory(self.path, follow=True)
             with suppress(FileExistsError):
                 os.mkdir(ROOT, DIRECTORY_MODE, dir_fd=root.number)
@@ -88,7 +100,7 @@ class Disk:
     def still_there(self) -> bool:
         """Whether the path still leads to the directory that was opened. Raises DiskError."""
         blocks = self._blocks
-        with told("look at the directory"):
+        with disk_errors("look at the directory"):
             own = os.fstat(blocks.number)
             try:
                 named = os.stat(self.path / ROOT, follow_symlinks=False)
@@ -114,7 +126,7 @@ class Disk:
         disk refuses that too.
         """
         temporary, blocks = f"{keyspace}/{temporary_name(name, token)}", self._blocks
-        with told("write a block"):
+        with disk_errors("write a block"):
             descriptor = None if spare is None else self._reopen(blocks, f"{SPARES}/{spare}")
             if descriptor is None:
                 descriptor = self._create(blocks, keyspace, temporary)
@@ -145,7 +157,7 @@ class Disk:
     def read(self, keyspace: str, name: str, buffers: Sequence[memoryview]) -> bool:
         """Fill the buffers with a file; return whether it is exactly as long as they are. Raises DiskError."""
         blocks = self._blocks
-        with told("read a block"):
+        with disk_errors("read a block"):
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_DIRECT if self.direct else 0)
             descriptor = os.open(f"{keyspace}/{name}", flags, dir_fd=blocks.number)
             try:
@@ -162,7 +174,7 @@ class Disk:
     def spare(self, keyspace: str, name: str, spare: str) -> bool:
         """Make a file a spare of this name; return whether it was there. Raises DiskError."""
         blocks = self._blocks
-        with told("keep a file"):
+        with disk_errors("keep a file"):
             try:
                 rename(blocks, f"{keyspace}/{name}", f"{SPARES}/{spare}")
             except FileNotFoundError:
@@ -172,7 +184,7 @@ class Disk:
     def unlink(self, keyspace: str, name: str) -> bool:
         """Remove a file; return whether it was there. Raises DiskError."""
         blocks = self._blocks
-        with told("remove a block"):
+        with disk_errors("remove a block"):
             try:
                 os.unlink(f"{keyspace}/{name}", dir_fd=blocks.number)
             except FileNotFoundError:
@@ -182,14 +194,14 @@ class Disk:
     def used(self, keyspace: str, name: str, computed_s: float, used_s: float) -> None:
         """Note when a block was used last; one that is gone is left alone. Raises DiskError."""
         blocks = self._blocks
-        with told("note a use"), suppress(FileNotFoundError):
+        with disk_errors("note a use"), suppress(FileNotFoundError):
             times = (int(used_s * 1e9), int(computed_s * 1e9))
             os.utime(f"{keyspace}/{name}", ns=times, dir_fd=blocks.number, follow_symlinks=False)
 
     def overwrite(self, keyspace: str, name: str) -> None:
         """Write zeros over a file, in place, and have the disk keep them; one that is gone is left alone."""
         blocks = self._blocks
-        with told("overwrite a block"):
+        with disk_errors("overwrite a block"):
             try:
                 descriptor = os.open(
                     f"{keyspace}/{name}", os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=blocks.number
@@ -207,7 +219,7 @@ class Disk:
     def forget(self, keyspace: str) -> bool:
         """Remove the directory of a keyspace if nothing is in it; return whether it is gone. Raises DiskError."""
         blocks = self._blocks
-        with told("remove a directory"):
+        with disk_errors("remove a directory"):
             try:
                 os.rmdir(keyspace, dir_fd=blocks.number)
             except FileNotFoundError:
@@ -221,7 +233,7 @@ class Disk:
     def names(self, keyspace: str) -> list[str]:
         """Return the names of all files of a keyspace, temporary ones too. Raises DiskError."""
         blocks = self._blocks
-        with told("list blocks"):
+        with disk_errors("list blocks"):
             try:
                 descriptor = open_directory(blocks, keyspace)
             except FileNotFoundError:
@@ -234,7 +246,7 @@ class Disk:
     def sync(self, keyspace: str) -> None:
         """Have the disk keep what was removed from a keyspace's directory. Raises DiskError."""
         blocks = self._blocks
-        with told("sync a directory"):
+        with disk_errors("sync a directory"):
             try:
                 descriptor = open_directory(blocks, keyspace)
             except FileNotFoundError:
@@ -247,7 +259,7 @@ class Disk:
     def scan(self) -> Iterator[Found]:
         """Give every file below the directories of keyspaces; what is neither is removed. Raises DiskError."""
         blocks = self._blocks
-        with told("list blocks"):
+        with disk_errors("list blocks"):
             for keyspace in os.listdir(blocks.number):
                 if not is_keyspace_directory(keyspace):
                     with suppress(OSError):
@@ -274,14 +286,14 @@ class Disk:
     def room(self) -> tuple[int, int]:
         """Return how many bytes of the file system are free for this process, and how many it has. Raises DiskError."""
         blocks = self._blocks
-        with told("ask for free space"):
+        with disk_errors("ask for free space"):
             about = os.fstatvfs(blocks.number)
             return about.f_bavail * about.f_frsize, about.f_blocks * about.f_frsize
 
     def probe(self) -> None:
         """Write a page, read it and remove it. Raises DiskError for a disk that does not give back what it took."""
         blocks = self._blocks
-        with told("write and read a page"):
+        with disk_errors("write and read a page"):
             page = b"kvstrata" * (PAGE_BYTES // 8)
             descriptor = os.open(
                 PROBE_NAME, os.O_CREAT | os.O_RDWR | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE, dir_fd=blocks.number
@@ -299,7 +311,7 @@ class Disk:
     def remember_clock(self, now_s: float) -> None:
         """Keep the wall clock for a start whose clock may be behind. Raises DiskError."""
         root = self._root
-        with told("keep the time"):
+        with disk_errors("keep the time"):
             flags = os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
             descriptor = os.open(CLOCK_FILE, flags, FILE_MODE, dir_fd=root.number)
             try:
@@ -310,7 +322,7 @@ class Disk:
     def remembered_clock(self) -> float:
         """Return the latest wall clock that was kept, 0 for none. Raises DiskError."""
         root = self._root
-        with told("read the time"):
+        with disk_errors("read the time"):
             try:
                 return os.stat(CLOCK_FILE, dir_fd=root.number, follow_symlinks=False).st_mtime
             except FileNotFoundError:
@@ -332,3 +344,32 @@ class Disk:
             with suppress(FileExistsError):
                 os.mkdir(keyspace, DIRECTORY_MODE, dir_fd=blocks.number)
             return os.open(temporary, flags, FILE_MODE, dir_fd=blocks.number)
+
+
+def boottime_s() -> float:
+    """Return seconds of a clock that never goes back and counts suspension."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Clocks:
+    """Translates between the two. `now_s` is the first, `wall_s` the second.
+
+    The second is read once, at the start, and goes on with the first: nobody who sets it makes blocks younger or older.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = boottime_s, wall_s: Callable[[], float] = time.time) -> None:
+        self.now_s = now_s
+        self._wall_s = wall_s
+        self._ahead_s = wall_s() - now_s()
+
+    def start(self, remembered_s: float) -> None:
+        """Read the wall clock anew; it is no earlier than what a process before this one saw."""
+        self._ahead_s = max(self._wall_s(), remembered_s) - self.now_s()
+
+    def to_wall(self, moment_s: float) -> float:
+        """Return when a moment of `now_s` is on the wall clock."""
+        return moment_s + self._ahead_s
+
+    def from_wall(self, moment_s: float) -> float:
+        """Return when a moment of the wall clock is on `now_s`."""
+        return moment_s - self._ahead_s

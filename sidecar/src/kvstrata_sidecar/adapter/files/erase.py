@@ -1,4 +1,7 @@
-"""Erases keyspaces from a tier's directory, and says what that is worth on the file system that it is on."""
+"""Erases keyspaces from a tier's directory, and reports what is left of them there.
+
+What is left is found by a look at the directory itself; what overwriting is worth depends on the file system.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,14 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from kvstrata.contract.store.block_file import keyspace_of, parse_file_name
+from kvstrata.contract.messages.erase import Amount, Check, ErasedTier
+from kvstrata.contract.store.block_file import keyspace_of, parse_file_name, parts_of
+from kvstrata_sidecar.adapter.files.disk import SPARES
 from kvstrata_sidecar.adapter.files.exchanges import Files
-from kvstrata_sidecar.adapter.files.faults import DiskError
-from kvstrata_sidecar.adapter.files.spares import SPARES, Spare
+from kvstrata_sidecar.adapter.files.health import DiskError
+from kvstrata_sidecar.adapter.files.space import Spare
 
 T = TypeVar("T")
 
@@ -20,6 +25,9 @@ COPY_ON_WRITE = frozenset({"btrfs", "zfs", "overlay", "bcachefs"})
 WAIT_S = 0.1
 AT_ONCE = 512
 MAX_TALLIES = 65_536
+MEDIUM = "NVMe"
+WITHIN_S = 3.0
+"""How long one look may take, the removal before it included; whoever wants to wait longer asks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +41,75 @@ class Purged:
     residue: str = ""
 
 
-class Purger:
-    """Purges one directory, each in a thread of its own: a disk that hangs must not hold up who asks.
+class _Found(NamedTuple):
+    """What a removal did, and what a look afterwards found."""
 
-    `residue` says why copies may be left that no file operation reaches, empty where none can be read.
+    purged: Purged
+    listed: int
+    rewriting: int
+    problem: str = ""
+
+
+class FileEraser:
+    """Erases from the directory of `files`, which is the tier `name`.
+
+    Each erasure has a thread of its own: a disk that hangs must not hold up who asks.
     """
 
-    def __init__(self, files: Files, clock: Callable[[], float]) -> None:
+    def __init__(self, name: str, files: Files, clock: Callable[[], float]) -> None:
+        self._name = name
         self._files = files
         self._clock = clock
         self._lock = threading.Lock()
         self._tallies: dict[str, tuple[int, int]] = {}
 
-    def within(self, timeout_s: float, work: Callable[[], T]) -> T | None:
+    def erase(self, keyspaces: Collection[str], seen: Callable[[str, bytes], None]) -> ErasedTier:
+        """Remove what these keyspaces have now, and return what is left. What is in use goes when it is let go.
+
+        `seen` is told the keyspace and the chunk's hash of each block that was there.
+        """
+        names, index, health = frozenset(keyspaces), self._files.index, self._files.health
+        for key in index.condemned(names):
+            seen(keyspace_of(key), parts_of(key)[-1])
+        found = self._within(WITHIN_S, lambda: self._look(names))
+        left = index.condemned(names)
+        reading, writing = index.uses(left)
+        remaining = Amount(len(left), sum(left.values()))
+        problems, checked, deleted, rewriting, residue = [], list[Check](), Amount(), 0, ""
+        if health.recovering:
+            problems.append("the files are still being counted")
+        if not health.breaker.closed:
+            problems.append(f"the disk is not used now: {health.detail or 'it failed or hangs'}")
+        if found is None:
+            problems.append("the disk has not ended the removal yet")
+        else:
+            deleted, residue = Amount(found.purged.gone_blocks, found.purged.gone_bytes), found.purged.residue
+            rewriting = found.rewriting
+            if found.problem:
+                problems.append(found.problem)
+            elif found.listed > len(left):
+                problems.append(f"{found.listed - len(left)} files are in the keyspaces' directories and in no index")
+            looked = not problems
+            checked += [Check.INDEX] if looked and not left else []
+            checked += [Check.DIRECTORY] if looked and not found.listed else []
+            checked += [Check.SPARES] if looked and not left and not rewriting else []
+        return ErasedTier(
+            self._name,
+            MEDIUM,
+            encrypted=self._files.encrypted,
+            found=deleted + remaining,
+            deleted=deleted,
+            remaining=remaining,
+            reading=reading,
+            writing=writing,
+            removing=max(0, len(left) - reading - writing),
+            rewriting=rewriting,
+            checked=tuple(checked),
+            problem="; ".join(problems),
+            residue=residue,
+        )
+
+    def _within(self, timeout_s: float, work: Callable[[], T]) -> T | None:
         """Return what `work` returns, from a thread of its own; None if that takes longer, and goes on meanwhile."""
         give_up_at_s = self._clock() + timeout_s
         # One at a time: who asks again while a disk hangs must not add a thread each time.
@@ -69,32 +133,49 @@ class Purger:
         for keyspace in keyspaces:
             self._tallies.pop(keyspace, None)
 
-    def purge_now(self, keyspaces: frozenset[str], timeout_s: float) -> Purged:
-        """Remove all blocks that these keyspaces have now, and wait `timeout_s` for who uses one; see `within`."""
+    def _purge(self, keyspaces: frozenset[str], timeout_s: float) -> Purged:
+        """Remove all blocks that these keyspaces have now, and wait `timeout_s` for who uses one; see `_within`."""
         give_up_at_s = self._clock() + timeout_s
         files, problem = self._files, ""
-        doomed = files.shelf.condemned(keyspaces)
+        doomed = files.index.condemned(keyspaces)
         held = dict(doomed)
         while held and files.health.breaker.closed:
             for some in _slices(list(held)):
-                for key in files.shelf.take_unused(some):
+                for key in files.index.take_unused(some):
                     problem = self._erase(key, held.pop(key)) or problem
-            held = {key: held[key] for some in _slices(list(held)) for key in files.shelf.known(some)}
+            held = {key: held[key] for some in _slices(list(held)) for key in files.index.known(some)}
             if not held or self._clock() >= give_up_at_s:
                 break
-            files.shelf.wait(WAIT_S)
+            files.index.wait(WAIT_S)
         if files.health.breaker.closed:
             # One may have been a block of these keyspaces.
-            for spare in files.shelf.take_spares():
+            for spare in files.index.take_spares():
                 problem = self._erase_spare(spare) or problem
             for keyspace in keyspaces:
                 problem = self._sweep(keyspace) or problem
-        # What could not be removed is still on the shelf's account.
+        # What could not be removed is still on the index's account.
         if problem:
-            held |= {key: doomed[key] for key in files.shelf.known(doomed)}
+            held |= {key: doomed[key] for key in files.index.known(doomed)}
         sums = [self._tallies.get(keyspace, (0, 0)) for keyspace in keyspaces]
         gone_bytes, gone_blocks = (sum(figures) for figures in zip(*sums, strict=True))
         return Purged(gone_bytes, gone_blocks, sum(held.values()), len(held), self._residue(problem))
+
+    def _look(self, names: frozenset[str]) -> _Found:
+        """Remove and look; on a thread of its own, for as long as the disk takes."""
+        files = self._files
+        purged = self._purge(names, WITHIN_S / 3)
+        # Of what is empty no file can make room any more: later ones that are written over are others'.
+        rewriting = files.index.spare_names()
+        give_up_at_s = self._clock() + WITHIN_S / 3
+        while rewriting and self._clock() < give_up_at_s:
+            files.index.wait(WAIT_S)
+            rewriting &= files.index.spare_names()
+        try:
+            listed = sum(len(files.disk.names(keyspace)) for keyspace in names)
+        except DiskError as error:
+            files.health.failed(error)
+            return _Found(purged, 0, len(rewriting), str(error))
+        return _Found(purged, listed, len(rewriting))
 
     def _erase(self, key: bytes, size_bytes: int) -> str:
         """Remove a block that was taken out of the index; return what went wrong, if anything did."""
@@ -103,9 +184,9 @@ class Purger:
             self._remove(keyspace, files.name(key))
         except DiskError as error:
             files.health.failed(error)
-            files.shelf.stranded(key)
+            files.index.stranded(key)
             return str(error)
-        files.shelf.gone(key)
+        files.index.gone(key)
         self._count(keyspace, size_bytes)
         return ""
 
@@ -115,9 +196,9 @@ class Purger:
             self._remove(SPARES, spare.name)
         except DiskError as error:
             self._files.health.failed(error)
-            self._files.shelf.spare_gone(spare, removed=False)
+            self._files.index.spare_gone(spare, removed=False)
             return str(error)
-        self._files.shelf.spare_gone(spare)
+        self._files.index.spare_gone(spare)
         return ""
 
     def _sweep(self, keyspace: str) -> str:
@@ -126,10 +207,10 @@ class Purger:
         try:
             for name in files.disk.names(keyspace):
                 parsed = parse_file_name(keyspace, name[1:].rpartition(".")[0] if name.startswith(".") else name)
-                if parsed is None or not files.shelf.known([parsed[0]]):
+                if parsed is None or not files.index.known([parsed[0]]):
                     self._remove(keyspace, name)
             files.disk.sync(keyspace)
-            if not files.shelf.condemned((keyspace,)):
+            if not files.index.condemned((keyspace,)):
                 files.disk.forget(keyspace)
         except DiskError as error:
             files.health.failed(error)

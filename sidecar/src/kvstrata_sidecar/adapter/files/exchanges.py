@@ -11,14 +11,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvstrata.contract.store.block_file import block_name, file_bytes, file_name, keyspace_of
-from kvstrata_sidecar.adapter.files.clock import Clocks
-from kvstrata_sidecar.adapter.files.disk import Disk
-from kvstrata_sidecar.adapter.files.faults import DiskError, Fault, TooLateError
+from kvstrata_sidecar.adapter.files.disk import SPARES, Clocks, Disk
 from kvstrata_sidecar.adapter.files.file_format import Pages, Verdict
-from kvstrata_sidecar.adapter.files.file_index import Shelf
-from kvstrata_sidecar.adapter.files.health import Health
-from kvstrata_sidecar.adapter.files.reservation import Reservation, Victim
-from kvstrata_sidecar.adapter.files.spares import SPARES, Spare
+from kvstrata_sidecar.adapter.files.file_index import FileIndex
+from kvstrata_sidecar.adapter.files.health import DiskError, Fault, Health, TooLateError
+from kvstrata_sidecar.adapter.files.space import Reservation, Spare, Victim
 from kvstrata_sidecar.adapter.index.victims import Cause
 from kvstrata_sidecar.adapter.policy.ages import Ages
 from kvstrata_sidecar.adapter.policy.enforcement import LoadedFrom, Refusal, nobody_asks
@@ -45,7 +42,7 @@ class Files:
 
     domain: str
     disk: Disk
-    shelf: Shelf
+    index: FileIndex
     health: Health
     clocks: Clocks
     counters: Counters
@@ -65,15 +62,15 @@ class Files:
                 self.disk.unlink(keyspace_of(key), self.name(key))
             except DiskError as error:
                 self.health.failed(error)
-                self.shelf.stranded(key)
+                self.index.stranded(key)
             else:
-                self.shelf.gone(key)
+                self.index.gone(key)
 
     def evict(self, victims: Mapping[bytes, Victim], spare_bytes: int = 0) -> None:
         """Remove blocks that had to go, and count them. Files of `spare_bytes` that only made room become spares."""
         for key, victim in victims.items():
             keyspace = keyspace_of(key)
-            scope = keyspace if self.shelf.bounds(keyspace) is not None else ""
+            scope = keyspace if self.index.bounds(keyspace) is not None else ""
             if victim.cause is Cause.RETENTION:
                 self.counters.add("expired", 1, scope)
             else:
@@ -95,9 +92,9 @@ class Files:
             self.disk.unlink(SPARES, spare.name)
         except DiskError as error:
             self.health.failed(error)
-            self.shelf.spare_gone(spare, removed=False)
+            self.index.spare_gone(spare, removed=False)
             return False
-        self.shelf.spare_gone(spare)
+        self.index.spare_gone(spare)
         return True
 
     def _spare(self, key: bytes) -> None:
@@ -106,12 +103,12 @@ class Files:
             there = self.disk.spare(keyspace_of(key), self.name(key), name)
         except DiskError as error:
             self.health.failed(error)
-            self.shelf.stranded(key)
+            self.index.stranded(key)
         else:
             if there:
-                self.shelf.spared(key, name)
+                self.index.spared(key, name)
             else:
-                self.shelf.gone(key)
+                self.index.gone(key)
 
     @contextmanager
     def lent(self, view: memoryview) -> Iterator[None]:
@@ -233,7 +230,7 @@ class LoadPart(BlocksPart):
 
     def _load(self, hands: Hands, one: Lent, keyspace: str) -> bool:
         files, pages = self.files, hands.pages
-        kept = files.shelf.begin_read(one.block)
+        kept = files.index.begin_read(one.block)
         if kept is None:
             return False
         verdict = Verdict.FOREIGN
@@ -257,7 +254,7 @@ class LoadPart(BlocksPart):
             if error.fault is not Fault.MISSING:
                 files.counters.add("errors")
         finally:
-            files.shelf.end_read(one.block)
+            files.index.end_read(one.block)
         if verdict is Verdict.GOOD:
             age_s = max(0.0, files.clocks.now_s() - kept.computed_s)
             files.ages.inherit(one.key, age_s)
@@ -265,7 +262,7 @@ class LoadPart(BlocksPart):
             return True
         if verdict is Verdict.DAMAGED:
             files.counters.add("unreadable")
-            if files.shelf.drop(one.block):
+            if files.index.drop(one.block):
                 files.remove([one.block])
         return False
 
@@ -304,20 +301,20 @@ class StorePart(BlocksPart):
     def _store(self, hands: Hands, one: Lent) -> Refusal | bool | None:
         """Store one block: True if it is there now, None if it was, False if the disk failed, or why not."""
         files = self.files
-        admitted = files.shelf.admit(one.block, file_bytes(len(one.view)), files.ages.age_s(one.key))
+        admitted = files.index.admit(one.block, file_bytes(len(one.view)), files.ages.age_s(one.key))
         if not isinstance(admitted, Reservation):
             return admitted
         try:
             files.evict(admitted.victims, admitted.size_bytes)
             if not self._claim(admitted):
-                files.shelf.cancel(admitted)
+                files.index.cancel(admitted)
                 return Refusal.TIER_FULL
             self._write(hands, one, admitted)
         except BaseException as error:
             if admitted.spare is not None:
                 with suppress(DiskError):
                     files.disk.unlink(SPARES, admitted.spare.name)
-            files.shelf.cancel(admitted)
+            files.index.cancel(admitted)
             if isinstance(error, TooLateError):
                 return Refusal.LATE
             if not isinstance(error, DiskError):
@@ -326,7 +323,7 @@ class StorePart(BlocksPart):
             if refusal is None:
                 files.counters.add("errors")
             return refusal or False
-        files.shelf.commit(admitted)
+        files.index.commit(admitted)
         files.health.wrote()
         return True
 
@@ -334,8 +331,8 @@ class StorePart(BlocksPart):
         """Wait for room on the disk, and make it of spares that are too small or too large; whether it is there."""
         files = self.files
         give_up_at_s = files.clocks.now_s() + CLAIM_TIMEOUT_S
-        while not files.shelf.claim(admitted, max(0.0, give_up_at_s - files.clocks.now_s())):
-            if not files.discard(files.shelf.take_spares(but_bytes=admitted.size_bytes)):
+        while not files.index.claim(admitted, max(0.0, give_up_at_s - files.clocks.now_s())):
+            if not files.discard(files.index.take_spares(but_bytes=admitted.size_bytes)):
                 return False
         return True
 
@@ -373,7 +370,7 @@ class RemovePart(Part[Hands]):
 
     def run(self, hands: Hands, gain: Gain) -> None:  # noqa: ARG002
         """Remove them."""
-        self.removed = self.files.shelf.take_unused(self.blocks)
+        self.removed = self.files.index.take_unused(self.blocks)
         self.files.remove(self.removed)
 
     def refused(self, refusal: Refusal) -> None:

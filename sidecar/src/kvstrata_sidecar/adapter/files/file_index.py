@@ -16,9 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.block_file import keyspace_of
 from kvstrata_sidecar.adapter.files.bounds_in_force import LOOK_S, Policy
-from kvstrata_sidecar.adapter.files.reservation import Reservation, Victim
-from kvstrata_sidecar.adapter.files.space import Room
-from kvstrata_sidecar.adapter.files.spares import Spare
+from kvstrata_sidecar.adapter.files.space import Reservation, Space, Spare, Victim
 from kvstrata_sidecar.adapter.index.bounds import Bounds
 from kvstrata_sidecar.adapter.index.scope_index import Kept, ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Choice
@@ -28,7 +26,7 @@ MAX_TOUCHED = 65_536
 """Blocks that were used and whose files do not tell yet."""
 
 
-class Shelf:
+class FileIndex:
     """The index of one directory. Safe to share between threads.
 
     `capacity_bytes` is what all blocks together may take on the disk, `max_blocks` how many there may be. `clock`
@@ -39,7 +37,7 @@ class Shelf:
         self._policy = policy
         self._clock = clock
         self._index = ScopeIndex()
-        self._room = Room(policy, self._index, capacity_bytes=capacity_bytes, max_blocks=max_blocks)
+        self._space = Space(policy, self._index, capacity_bytes=capacity_bytes, max_blocks=max_blocks)
         self._leaving: dict[bytes, int] = {}
         self._stranded: set[bytes] = set()
         self._readers: Counter[Hashable] = Counter()
@@ -111,7 +109,7 @@ class Shelf:
         with self._changed:
             if (
                 self._is_present(key, now_s)
-                or key in self._room.reserved
+                or key in self._space.reserved
                 or key in self._leaving
                 or key in self._readers
             ):
@@ -124,9 +122,9 @@ class Shelf:
             if bound.limit_bytes is not None and size_bytes > bound.limit_bytes:
                 return Refusal.OVER_BUDGET
             reservation = Reservation(key, keyspace, size_bytes, now_s - age_s)
-            self._room.reserve(reservation)
-            choice = self._room.choose([keyspace], self._readers, now_s)
-            refusal = self._room.unfit(choice, keyspace, bound)
+            self._space.reserve(reservation)
+            choice = self._space.choose([keyspace], self._readers, now_s)
+            refusal = self._space.unfit(choice, keyspace, bound)
             if refusal is not None:
                 self._end(reservation)
                 return refusal
@@ -138,7 +136,7 @@ class Shelf:
 
         It is False at once if there are spares of other sizes, which have to be removed first.
         """
-        room, size_bytes, spares = self._room, reservation.size_bytes, self._room.spares
+        room, size_bytes, spares = self._space, reservation.size_bytes, self._space.spares
         with self._changed:
             self._changed.wait_for(lambda: room.fits_on_disk(reservation) or spares.has_other(size_bytes), timeout_s)
             if not room.fits_on_disk(reservation):
@@ -177,7 +175,7 @@ class Shelf:
         with self._changed:
             size_bytes = self._leaving.pop(key, None)
             if size_bytes is not None:
-                self._room.left.add(keyspace_of(key), -size_bytes)
+                self._space.left.add(keyspace_of(key), -size_bytes)
                 self._changed.notify_all()
 
     def spared(self, key: bytes, name: str) -> None:
@@ -185,23 +183,23 @@ class Shelf:
         with self._changed:
             size_bytes = self._leaving.pop(key, None)
             if size_bytes is not None:
-                self._room.left.add(keyspace_of(key), -size_bytes)
-                self._room.spares.add(Spare(name, size_bytes, self._clock()))
+                self._space.left.add(keyspace_of(key), -size_bytes)
+                self._space.spares.add(Spare(name, size_bytes, self._clock()))
                 self._changed.notify_all()
 
     def take_spares(self, *, but_bytes: int = 0, idle_s: float = 0.0) -> list[Spare]:
         """Return spares that are not of `but_bytes` and that nobody wrote over for `idle_s`: they are to be removed."""
         latest_s = self._clock() - idle_s
         with self._changed:
-            return self._room.spares.take_out(lambda one: one.size_bytes != but_bytes and one.since_s <= latest_s)
+            return self._space.spares.take_out(lambda one: one.size_bytes != but_bytes and one.since_s <= latest_s)
 
     def spare_gone(self, spare: Spare, *, removed: bool = True) -> None:
         """Learn that a spare is removed, or that it could not be."""
         with self._changed:
             if removed:
-                self._room.spares.gone(spare)
+                self._space.spares.gone(spare)
             else:
-                self._room.spares.add(spare)
+                self._space.spares.add(spare)
             self._changed.notify_all()
 
     def stranded(self, key: bytes) -> None:
@@ -220,10 +218,10 @@ class Shelf:
         now_s = self._clock()
         with self._changed:
             due = self._policy.due(now_s, count)
-            if not due and self._room.need_bytes() <= 0:
+            if not due and self._space.need_bytes() <= 0:
                 return {}
             now_due = [one for one in due if not self._policy.is_kept_outside(one, now_s)]
-            choice = self._room.choose(now_due, self._readers, now_s)
+            choice = self._space.choose(now_due, self._readers, now_s)
             victims = self._take(choice)
             for keyspace in due:
                 again_s = now_s + LOOK_S if keyspace in choice.locked else None
@@ -247,14 +245,14 @@ class Shelf:
     def set_room(self, room_bytes: float) -> None:
         """Let all blocks together take this much, however large the capacity."""
         with self._changed:
-            self._room.set_bytes(room_bytes)
+            self._space.set_bytes(room_bytes)
 
     def empty(self) -> None:
         """Forget all blocks: their directory is gone."""
         with self._changed:
             for key in list(self._index):
                 self._index.remove(key)
-            self._room.empty()
+            self._space.empty()
             for known in (self._leaving, self._stranded, self._touched):
                 known.clear()
             self._changed.notify_all()
@@ -262,7 +260,7 @@ class Shelf:
     def condemned(self, keyspaces: Collection[str]) -> dict[bytes, int]:
         """Return the blocks of keyspaces, with their bytes, that are there, being written or on their way out."""
         with self._changed:
-            found = {key: one.size_bytes for key, one in self._room.reserved.items() if one.keyspace in keyspaces}
+            found = {key: one.size_bytes for key, one in self._space.reserved.items() if one.keyspace in keyspaces}
             found |= {key: size_bytes for key, size_bytes in self._leaving.items() if keyspace_of(key) in keyspaces}
             for keyspace in keyspaces:
                 if (scope := self._index.scope(keyspace)) is not None:
@@ -277,12 +275,12 @@ class Shelf:
     def uses(self, keys: Collection[bytes]) -> tuple[int, int]:
         """Return how many of these blocks are being read, and how many written."""
         with self._changed:
-            return sum(key in self._readers for key in keys), sum(key in self._room.reserved for key in keys)
+            return sum(key in self._readers for key in keys), sum(key in self._space.reserved for key in keys)
 
     def spare_names(self) -> set[str]:
         """Return the names of spares, of those too that are being removed or written over."""
         with self._changed:
-            return self._room.spare_names
+            return self._space.spare_names
 
     def known(self, keys: Iterable[bytes]) -> list[bytes]:
         """Return those of these blocks of which a file may rightly be there, or be being removed."""
@@ -299,12 +297,12 @@ class Shelf:
     @property
     def used_bytes(self) -> int:
         """What blocks take on the disk, those included that are being removed, and spares."""
-        return self._room.taken_bytes
+        return self._space.taken_bytes
 
     @property
     def crowded(self) -> bool:
         """Whether about as many blocks are there as may be, so that room is made for each that comes."""
-        return self._room.crowded
+        return self._space.crowded
 
     def usage(self) -> list[tuple[str, int, int]]:
         """Return what scopes hold, as (keyspace, bytes, blocks); those of no policy together under an empty name."""
@@ -345,12 +343,12 @@ class Shelf:
         return True
 
     def _knows(self, key: bytes) -> bool:
-        return self._index.find(key) is not None or key in self._room.reserved or key in self._leaving
+        return self._index.find(key) is not None or key in self._space.reserved or key in self._leaving
 
     def _enter(self, key: bytes, size_bytes: int, computed_s: float) -> None:
         keyspace, now_s = keyspace_of(key), self._clock()
         self._index.add(key, keyspace, size_bytes, computed_s)
-        self._room.used_bytes += size_bytes
+        self._space.used_bytes += size_bytes
         self._policy.note(keyspace, now_s)
         scope = self._index.scope(keyspace)
         if scope is not None and scope.eldest_s() == computed_s:
@@ -359,7 +357,7 @@ class Shelf:
             self._policy.plan(keyspace, scope, now_s, again_s=now_s if over else None)
 
     def _end(self, reservation: Reservation) -> None:
-        self._room.end(reservation)
+        self._space.end(reservation)
         self._changed.notify_all()
 
     def _take(self, choice: Choice) -> dict[bytes, Victim]:
@@ -370,8 +368,8 @@ class Shelf:
         kept = self._index.remove(key)
         if kept is None:
             return None
-        self._room.used_bytes -= kept.size_bytes
+        self._space.used_bytes -= kept.size_bytes
         self._touched.pop(key, None)
         self._leaving[key] = kept.size_bytes
-        self._room.left.add(kept.keyspace, kept.size_bytes)
+        self._space.left.add(kept.keyspace, kept.size_bytes)
         return kept

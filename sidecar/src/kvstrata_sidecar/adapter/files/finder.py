@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from kvstrata.contract.store.block_file import key_of, parts_of
-from kvstrata_sidecar.adapter.files.file_index import Shelf
+from kvstrata_sidecar.adapter.files.file_index import FileIndex
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.hot import Hot, most_of_each
@@ -41,14 +41,14 @@ class Finder:
         tier: str,
         enforcement: Enforcement,
         refusal: Callable[[str, bool], Refusal | None],
-        shelf: Shelf,
+        index: FileIndex,
         counters: Counters,
     ) -> None:
         self._identity = identity
         self._tier = tier
         self._enforcement = enforcement
         self._refusal = refusal
-        self._shelf = shelf
+        self._shelf = index
         self._counters = counters
 
     def key(self, block: Block) -> bytes:

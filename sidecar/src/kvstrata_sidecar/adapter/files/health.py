@@ -1,19 +1,64 @@
-"""Whether a tier's disk may be used now, and for what."""
+"""What an error of a tier's disk means, and whether the disk may be used now, and for what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
 
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 from kvstrata_sidecar.adapter.tier.breaker import Breaker
-
-from .faults import DiskError, Fault
 
 FULL_PAUSE_S = 1.0
 """How long stores rest after the disk said that it has no room."""
 
 READ_ONLY_PAUSE_S = 30.0
 """How long stores rest after the file system said that it is read-only: it rarely becomes otherwise by itself."""
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_MISSING = frozenset({errno.ENOENT, errno.ENOTDIR})
+
+
+class Fault(StrEnum):
+    """What an error of the disk amounts to."""
+
+    FULL = "full"
+    READ_ONLY = "read-only"
+    MISSING = "missing"
+    BUSY = "busy"
+    BROKEN = "broken"
+
+
+class DiskError(Exception):
+    """An operation on the disk failed; the message is for whoever looks after the disk and names no block."""
+
+    def __init__(self, fault: Fault, message: str) -> None:
+        super().__init__(message)
+        self.fault = fault
+
+
+class TooLateError(Exception):
+    """The task of a written block was over; the file was removed again."""
+
+
+@contextmanager
+def disk_errors(what: str) -> Iterator[None]:
+    """Raise OSErrors as DiskError; `what` completes "cannot" in its message."""
+    try:
+        yield
+    except OSError as error:
+        code = error.errno or 0
+        if code in _FULL:
+            fault = Fault.FULL
+        elif code == errno.EROFS:
+            fault = Fault.READ_ONLY
+        elif code in _MISSING:
+            fault = Fault.MISSING
+        else:
+            fault = Fault.BROKEN
+        raise DiskError(fault, f"cannot {what}: {os.strerror(code)}") from error
 
 
 class Health:

@@ -14,8 +14,8 @@ from itertools import islice
 from kvstrata.contract.store.block_file import PAGE_BYTES, keyspace_of, parse_file_name, parts_of
 from kvstrata_sidecar.adapter.files.disk import Found
 from kvstrata_sidecar.adapter.files.exchanges import Files
-from kvstrata_sidecar.adapter.files.faults import DiskError, Fault
-from kvstrata_sidecar.adapter.files.spares import SPARE_S
+from kvstrata_sidecar.adapter.files.health import DiskError, Fault
+from kvstrata_sidecar.adapter.files.space import SPARE_S
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ FUTURE_S = 60.0
 """How much later than now a file may say that its block was computed."""
 
 
-class Keeper(threading.Thread):
+class Housekeeper(threading.Thread):
     """Keeps one directory from `start` until `close`. `capacity_bytes` is what blocks may take, `floor_percent` how
     much of the file system has to stay free, `identity` the one whose blocks are read here."""
 
@@ -101,13 +101,13 @@ class Keeper(threading.Thread):
         with suppress(DiskError):
             self.note_uses()
         if self._opened and self._files.health.breaker.closed:
-            self._files.discard(self._files.shelf.take_spares())
+            self._files.discard(self._files.index.take_spares())
         self._files.disk.close()
 
     def turn(self) -> None:
         """Do what is due now. Raises DiskError."""
         files = self._files
-        files.shelf.follow(self._enforcement.view)
+        files.index.follow(self._enforcement.view)
         if self._opened and not files.disk.still_there():
             self._lose()
         if files.health.breaker.begin_probe():
@@ -117,13 +117,13 @@ class Keeper(threading.Thread):
         if files.health.recovering and files.clocks.now_s() >= self._recover_at_s:
             self._recover()
         self._measure()
-        while not self._closed and (victims := files.shelf.due(SCOPES_AT_ONCE)):
+        while not self._closed and (victims := files.index.due(SCOPES_AT_ONCE)):
             self._emptied |= {keyspace_of(key) for key in victims}
             files.evict(victims)
         if self._former and files.clocks.now_s() >= self._former_go_at_s:
             self._remove_former()
-        files.remove(files.shelf.take_stranded(STRANDED_AT_ONCE))
-        files.discard(files.shelf.take_spares(idle_s=SPARE_S))
+        files.remove(files.index.take_stranded(STRANDED_AT_ONCE))
+        files.discard(files.index.take_spares(idle_s=SPARE_S))
         self._forget_directories()
         if files.clocks.now_s() >= self._note_uses_at_s:
             self._note_uses_at_s = files.clocks.now_s() + NOTE_USES_S
@@ -132,15 +132,15 @@ class Keeper(threading.Thread):
     def note_uses(self) -> None:
         """Write down which blocks were used, so that the order of eviction outlives the process. Raises DiskError."""
         files, now_s = self._files, self._files.clocks.now_s()
-        for key, computed_s in files.shelf.take_touched():
+        for key, computed_s in files.index.take_touched():
             to_wall = files.clocks.to_wall
             files.disk.used(keyspace_of(key), files.name(key), to_wall(computed_s), to_wall(now_s))
 
     def _pause_s(self) -> float:
-        health, shelf = self._files.health, self._files.shelf
+        health, index = self._files.health, self._files.index
         moments = [TURN_S, health.breaker.probe_in_s()]
         if self._opened:
-            moments.append(shelf.next_due_in_s())
+            moments.append(index.next_due_in_s())
         return min(moment for moment in moments if moment is not None)
 
     def _probe(self) -> None:
@@ -172,7 +172,7 @@ class Keeper(threading.Thread):
         """Forget all: the directory was removed, or another one is in its place."""
         self._opened = False
         self._files.disk.close()
-        self._files.shelf.empty()
+        self._files.index.empty()
         self._files.health.recovering = True
         self._files.health.stalled("the tier's directory was removed or replaced")
 
@@ -186,7 +186,7 @@ class Keeper(threading.Thread):
         while found := list(islice(scan, SLICE)):
             if self._closed:
                 return
-            files.shelf.follow(self._enforcement.view)
+            files.index.follow(self._enforcement.view)
             entered = []
             for one in found:
                 key = self._key_of(one)
@@ -197,14 +197,14 @@ class Keeper(threading.Thread):
                 uses.append((one.used_s, key))
                 if parts_of(key)[0] != self._identity:
                     former.append(key)
-            files.shelf.found(entered)
+            files.index.found(entered)
             files.counters.add("files_found", len(entered))
         self._former = former
         uses.sort()
         for batch in _slices([key for _, key in uses]):
-            files.shelf.put_in_order(batch)
+            files.index.put_in_order(batch)
         # Those used meanwhile were used last.
-        files.shelf.put_in_order([key for key, _ in files.shelf.take_touched()])
+        files.index.put_in_order([key for key, _ in files.index.take_touched()])
         self._measure()
         if unremoved is not None:
             # Its bytes are on nobody's account: it is looked for again before anything is stored.
@@ -216,7 +216,7 @@ class Keeper(threading.Thread):
     def _remove_former(self) -> None:
         """Remove some files of other identities: one batch a turn, so that what else is due is not held up."""
         batch, self._former = self._former[:FORMER_AT_ONCE], self._former[FORMER_AT_ONCE:]
-        taken = self._files.shelf.take_unused(batch)
+        taken = self._files.index.take_unused(batch)
         self._files.counters.add("former_removed", len(taken))
         self._emptied |= {keyspace_of(key) for key in taken}
         self._files.remove(taken)
@@ -249,10 +249,10 @@ class Keeper(threading.Thread):
         """Let blocks take what the file system can spare, and keep the clock."""
         files = self._files
         free_bytes, all_bytes = files.disk.room()
-        room_bytes = files.shelf.used_bytes + free_bytes - all_bytes * self._floor_percent / 100
-        used_up = files.shelf.used_bytes >= room_bytes * USED_UP_SHARE
+        room_bytes = files.index.used_bytes + free_bytes - all_bytes * self._floor_percent / 100
+        used_up = files.index.used_bytes >= room_bytes * USED_UP_SHARE
         self.floor_reached = room_bytes < self._capacity_bytes and used_up
-        files.shelf.set_room(room_bytes)
+        files.index.set_room(room_bytes)
         now_s = files.clocks.now_s()
         if now_s >= self._remember_at_s:
             self._remember_at_s = now_s + REMEMBER_S
@@ -262,7 +262,7 @@ class Keeper(threading.Thread):
         """Remove directories of keyspaces that have no blocks any more; a store makes its own anew."""
         emptied, self._emptied = self._emptied, set()
         for keyspace in emptied:
-            if not self._files.shelf.condemned((keyspace,)):
+            if not self._files.index.condemned((keyspace,)):
                 self._files.disk.forget(keyspace)
 
 

@@ -1,4 +1,4 @@
-"""The room of one directory: what its blocks take, what those that come will take, and which have to go for them.
+"""Space of one directory: what its blocks take, what those to come will take, and which have to go for them.
 
 Some of what is on the disk is no block any more: files that are being removed, and spares. It counts until it is gone.
 Not safe to share between threads.
@@ -6,14 +6,15 @@ Not safe to share between threads.
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable
+from collections import Counter
+from collections.abc import Callable, Container, Hashable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvstrata_sidecar.adapter.files.bounds_in_force import Policy
-from kvstrata_sidecar.adapter.files.reservation import Reservation, Tally
-from kvstrata_sidecar.adapter.files.spares import Spares
 from kvstrata_sidecar.adapter.index.bounds import Bounds
 from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
-from kvstrata_sidecar.adapter.index.victims import Choice, Situation, choose
+from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Situation, choose
 from kvstrata_sidecar.adapter.policy.enforcement import Refusal
 
 MARGIN_PERCENT = 1
@@ -25,8 +26,116 @@ MARGIN_BLOCKS = 128
 MOST_AT_ONCE = 512
 """Blocks that are chosen at once, however many have to go."""
 
+SPARE_S = 1.0
+"""For how long at least a spare waits to be written over. The housekeeper removes it at its next turn."""
 
-class Room:
+
+class Spare(NamedTuple):
+    """A file's name, its size, and when it became a spare."""
+
+    name: str
+    size_bytes: int
+    since_s: float
+
+
+class Spares:
+    """Files whose blocks had to make room, kept for a moment to be written over, and what they take.
+
+    A file that is written over needs no space to be found, and none to be given back: a disk takes blocks into such
+    files twice as fast as into new ones. Whose block a spare held is of no account any more; it counts against the
+    capacity.
+    """
+
+    def __init__(self) -> None:
+        self.all_bytes = 0
+        self._waiting: dict[str, Spare] = {}
+        self._leaving: set[str] = set()
+
+    @property
+    def names(self) -> set[str]:
+        """The names of those that wait or are being removed."""
+        return self._leaving.union(self._waiting)
+
+    def add(self, spare: Spare) -> None:
+        """Keep a file, be it anew or because it could not be removed."""
+        if spare.name in self._leaving:
+            self._leaving.remove(spare.name)
+        else:
+            self.all_bytes += spare.size_bytes
+        self._waiting[spare.name] = spare
+
+    def take(self, size_bytes: int) -> Spare | None:
+        """Return the eldest of this size, to be written over: it is on the account of whoever does that."""
+        for spare in self._waiting.values():
+            if spare.size_bytes == size_bytes:
+                del self._waiting[spare.name]
+                self.all_bytes -= size_bytes
+                return spare
+        return None
+
+    def has(self, size_bytes: int) -> bool:
+        """Whether one of this size waits."""
+        return any(spare.size_bytes == size_bytes for spare in self._waiting.values())
+
+    def has_other(self, size_bytes: int) -> bool:
+        """Whether one of another size waits."""
+        return any(spare.size_bytes != size_bytes for spare in self._waiting.values())
+
+    def take_out(self, which: Callable[[Spare], bool]) -> list[Spare]:
+        """Return those that `which` picks, to be removed; they count until `gone` or `add` is told of each."""
+        taken = [spare for spare in self._waiting.values() if which(spare)]
+        for spare in taken:
+            del self._waiting[spare.name]
+            self._leaving.add(spare.name)
+        return taken
+
+    def gone(self, spare: Spare) -> None:
+        """Learn that one is removed."""
+        if spare.name in self._leaving:
+            self._leaving.remove(spare.name)
+            self.all_bytes -= spare.size_bytes
+
+
+class Victim(NamedTuple):
+    """A block whose file has to be removed: why, how much that frees, and when its tokens were computed."""
+
+    cause: Cause
+    size_bytes: int
+    computed_s: float
+
+
+@dataclass(slots=True, eq=False)
+class Reservation:
+    """Room for a block that is about to be written. `victims` are to be removed first, by whoever holds this.
+
+    `spare` is the file to write it over, None for a new one.
+    """
+
+    key: bytes
+    keyspace: str
+    size_bytes: int
+    computed_s: float
+    victims: dict[bytes, Victim] = field(default_factory=dict)
+    writing: bool = False
+    spare: Spare | None = None
+
+
+class Tally:
+    """Bytes in all and by keyspace."""
+
+    def __init__(self) -> None:
+        self.all_bytes = 0
+        self.by_keyspace: Counter[str] = Counter()
+
+    def add(self, keyspace: str, size_bytes: int) -> None:
+        """Count a block, or one less if its size is negative."""
+        self.all_bytes += size_bytes
+        self.by_keyspace[keyspace] += size_bytes
+        if not self.by_keyspace[keyspace]:
+            del self.by_keyspace[keyspace]
+
+
+class Space:
     """Counts for the blocks of `index`, under `policy`.
 
     Attributes:

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 
 from kvstrata_sidecar.adapter.files.exchanges import Files, Hands
-from kvstrata_sidecar.adapter.files.faults import DiskError
 from kvstrata_sidecar.adapter.files.file_format import Pages
+from kvstrata_sidecar.adapter.files.health import DiskError
 from kvstrata_sidecar.adapter.params import FileTierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
 from kvstrata_sidecar.adapter.tier.counts import Counters

@@ -12,11 +12,14 @@ from kvstrata.contract.messages.erase import ErasedTier
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.files.bounds_in_force import Policy
 from kvstrata_sidecar.adapter.files.directories import Folder, PlacedDisk, Reaper, ReaperThread
-from kvstrata_sidecar.adapter.files.erase import Purger
+from kvstrata_sidecar.adapter.files.disk import Clocks, Disk
+from kvstrata_sidecar.adapter.files.erase import MEDIUM, FileEraser
 from kvstrata_sidecar.adapter.files.exchanges import DiscardPart, Files, Lent, LoadPart, RemovePart, StorePart, divide
 from kvstrata_sidecar.adapter.files.file_format import Pages, pages_for
-from kvstrata_sidecar.adapter.files.file_index import Shelf
-from kvstrata_sidecar.adapter.files.housekeeping import Keeper
+from kvstrata_sidecar.adapter.files.file_index import FileIndex
+from kvstrata_sidecar.adapter.files.finder import Finder, Found
+from kvstrata_sidecar.adapter.files.health import Health
+from kvstrata_sidecar.adapter.files.housekeeping import Housekeeper
 from kvstrata_sidecar.adapter.files.threads import CLOSE_TIMEOUT_S, FileCrew
 from kvstrata_sidecar.adapter.params import AdapterParams, FileTierParams
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
@@ -25,12 +28,6 @@ from kvstrata_sidecar.adapter.tier.counts import Counters, Histogram
 from kvstrata_sidecar.adapter.tier.hot import Hot
 from kvstrata_sidecar.adapter.tier.interface import Block
 from kvstrata_sidecar.adapter.tier.tasks import Key, StoreOutcome, Task, TaskKind, TaskTable
-
-from .clock import Clocks
-from .disk import Disk
-from .erasing import MEDIUM, FileEraser
-from .finder import Finder, Found
-from .health import Health
 
 
 class FileTier:
@@ -65,7 +62,7 @@ class FileTier:
         self._deadlines_ms = {TaskKind.STORE: tier.store_deadline_ms, TaskKind.LOAD: tier.load_deadline_ms}
         clocks = clocks or Clocks()
         folder = None if tier.place is None else Folder(tier.directory, params.domain, tier.name, tier.place)
-        shelf = Shelf(
+        index = FileIndex(
             Policy(tier.name, tier.default_ttl_s),
             capacity_bytes=tier.capacity_bytes,
             max_blocks=tier.max_blocks,
@@ -74,7 +71,7 @@ class FileTier:
         self._files = Files(
             params.domain,
             disk or (Disk(tier.directory) if folder is None else PlacedDisk(folder)),
-            shelf,
+            index,
             Health(clock),
             clocks,
             self._counters,
@@ -83,15 +80,14 @@ class FileTier:
             tier.encrypts,
             lambda key, kept, view: enforcement.loaded_from(key, kept, view),
         )
-        self._finder = Finder(params.identity, tier.name, enforcement, self._refusal, shelf, self._counters)
+        self._finder = Finder(params.identity, tier.name, enforcement, self._refusal, index, self._counters)
         self._keyspaces: frozenset[str] = frozenset()
-        self._purger = Purger(self._files, clock)
-        self._eraser = FileEraser(tier.name, self._files, self._purger, clock)
+        self._eraser = FileEraser(tier.name, self._files, clock)
         make_pages = pages_for(enforcement.keys, encrypt=tier.encrypts)
         self._pages: Pages = make_pages()
         self._crew = FileCrew(tier, self._tasks, enforcement, self._files, make_pages, self._counters, clock)
-        self._keeper = Keeper(
-            f"kvs-{tier.name}-keeper",
+        self._housekeeper = Housekeeper(
+            f"kvs-{tier.name}-housekeeper",
             self._files,
             enforcement,
             identity=params.identity,
@@ -131,7 +127,7 @@ class FileTier:
         task = self._tasks.open(TaskKind.LOOKUP, len(blocks), 1, float("inf"))
         warmed = self._enforcement.warmed
         unused = [key for number, key in keys if blocks[number].key in warmed] if warmed else []
-        found = self._files.shelf.present([key for _, key in keys], unused)
+        found = self._files.index.present([key for _, key in keys], unused)
         hits = [number for (number, _), there in zip(keys, found, strict=True) if there]
         self._count_lookups(blocks, [number for number, _ in keys], frozenset(hits))
         self._tasks.begin(task)
@@ -177,8 +173,8 @@ class FileTier:
 
     def sizes(self, blocks: Sequence[Block]) -> list[int]:
         """Return how many bytes each block takes here, 0 for what cannot be read here."""
-        shelf = self._files.shelf
-        return [shelf.size(self._finder.key(block)) if self.holds(block.keyspace, block) else 0 for block in blocks]
+        index = self._files.index
+        return [index.size(self._finder.key(block)) if self.holds(block.keyspace, block) else 0 for block in blocks]
 
     def hottest(self, keyspaces: Sequence[str]) -> list[Hot] | None:
         """Return the blocks of these keyspaces that were used last; None until all files are counted."""
@@ -191,7 +187,7 @@ class FileTier:
 
     def kept(self, blocks: Sequence[Block]) -> int:
         """Return of how many of these blocks there is a file, whatever the policy says."""
-        return len(self._files.shelf.known([self._finder.key(block) for block in blocks]))
+        return len(self._files.index.known([self._finder.key(block) for block in blocks]))
 
     def state(self) -> TierState:
         """Return what the pod reports about this tier."""
@@ -209,27 +205,27 @@ class FileTier:
             encrypted=self._params.encrypts,
             keyless=self._enforcement.keyless() if self._params.encrypts else 0,
             capacity_bytes=self._params.capacity_bytes,
-            used_bytes=self._files.shelf.used_bytes,
+            used_bytes=self._files.index.used_bytes,
             read_only=health.read_only,
             recovering=health.recovering,
-            floor_reached=self._keeper.floor_reached,
+            floor_reached=self._housekeeper.floor_reached,
         )
 
     def policy_changed(self) -> None:
         """Put another view in force at once, and remove soon what it leaves no room for."""
         view = self._enforcement.view
-        self._files.shelf.follow(view)
+        self._files.index.follow(view)
         if view is not None:
             self._counters.retain(view.keyspaces.keys())
-            self._purger.forget(view.keyspaces.keys() - self._keyspaces)
+            self._eraser.forget(view.keyspaces.keys() - self._keyspaces)
             self._keyspaces = frozenset(view.keyspaces)
-        self._keeper.wake()
+        self._housekeeper.wake()
 
     def usage(self) -> list[ScopeUsage]:
         """Return what scopes hold in this pod's files."""
         rows = []
-        for keyspace, used_bytes, blocks in self._files.shelf.usage():
-            bound = self._files.shelf.bounds(keyspace)
+        for keyspace, used_bytes, blocks in self._files.index.usage():
+            bound = self._files.index.bounds(keyspace)
             limit_bytes, guaranteed_bytes = (bound.limit_bytes, bound.guaranteed_bytes) if bound else (0, 0)
             name, guaranteed = keyspace[:SCOPE_DIGITS], guaranteed_bytes or None
             rows.append(ScopeUsage(name, self._params.name, used_bytes, blocks, limit_bytes, guaranteed))
@@ -249,7 +245,7 @@ class FileTier:
 
     def counters(self) -> dict[str, int]:
         """Return all counts of this tier."""
-        return self._counters.snapshot() | {"blocks": len(self._files.shelf)}
+        return self._counters.snapshot() | {"blocks": len(self._files.index)}
 
     @property
     def healthy(self) -> bool:
@@ -265,7 +261,7 @@ class FileTier:
         """Answer every task, end the threads; one that waits for the disk ends when the disk answers."""
         self._closed = True
         self._crew.close()
-        self._keeper.close()
+        self._housekeeper.close()
         if self._reaper is not None:
             self._reaper.close()
         self._crew.join()
@@ -273,15 +269,15 @@ class FileTier:
             thread.join(CLOSE_TIMEOUT_S)
 
     def _threads(self) -> list[threading.Thread]:
-        return [self._keeper] if self._reaper is None else [self._keeper, self._reaper]
+        return [self._housekeeper] if self._reaper is None else [self._housekeeper, self._reaper]
 
     def _retention_s(self, keyspace: str) -> float | None:
-        bound = self._files.shelf.bounds(keyspace)
+        bound = self._files.index.bounds(keyspace)
         return None if bound is None else bound.retention_s
 
     def _detail(self) -> str:
-        shelf = self._files.shelf
-        if (detail := self._files.health.detail) or not shelf.crowded:
+        index = self._files.index
+        if (detail := self._files.health.detail) or not index.crowded:
             return detail
         return "as many blocks are there as the index has room for: the least recently used make room"
 

@@ -13,9 +13,8 @@ from kvstrata.contract.policy.bundle import Rules
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata.contract.store.block_file import key_of, keyspace_of
 from kvstrata_sidecar.adapter.files.bounds_in_force import LOOK_S, Policy
-from kvstrata_sidecar.adapter.files.file_index import Shelf
-from kvstrata_sidecar.adapter.files.reservation import Reservation
-from kvstrata_sidecar.adapter.files.space import MOST_AT_ONCE
+from kvstrata_sidecar.adapter.files.file_index import FileIndex
+from kvstrata_sidecar.adapter.files.space import MOST_AT_ONCE, Reservation
 from kvstrata_sidecar.adapter.index.victims import Cause
 from tests.support.amounts import examples
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY
@@ -40,8 +39,8 @@ bounds = st.builds(
 )
 
 
-class ShelfMachine(RuleBasedStateMachine):
-    """Plays workers and keeper; `disk` is what is really there, by block, and `spares` what is there beside."""
+class FileIndexMachine(RuleBasedStateMachine):
+    """Plays workers and housekeeper; `disk` is what is really there, by block, and `spares` what is there beside."""
 
     writing = Bundle("writing")
     reading = Bundle("reading")
@@ -58,7 +57,7 @@ class ShelfMachine(RuleBasedStateMachine):
         self.readers: list[bytes] = []
         self.revision = 0
         self.policy: dict[str, TierBudget] = {}
-        self.shelf = Shelf(
+        self.index = FileIndex(
             Policy("disk", None),
             capacity_bytes=CAPACITY_BYTES,
             max_blocks=MAX_BLOCKS,
@@ -74,13 +73,13 @@ class ShelfMachine(RuleBasedStateMachine):
         self.revision += 1
         self.policy = chosen
         view = {name: (budget,) for name, budget in chosen.items()}
-        self.shelf.follow(CacheView(DOMAIN, self.revision, 1, Rules(stale_after_s=30), view))
+        self.index.follow(CacheView(DOMAIN, self.revision, 1, Rules(stale_after_s=30), view))
 
     @rule(target=writing, key=keys, size=st.integers(1, LARGEST), age_s=st.sampled_from([0.0, 0.0, 5.0]))
     def admit(self, key: bytes, size: int, age_s: float) -> Any:
         # What is about to be written counts as held, as in the server's own memory.
         held = {name: self.held(name) + self.staged[name] for name in KEYSPACES}
-        admitted = self.shelf.admit(key, size, age_s)
+        admitted = self.index.admit(key, size, age_s)
         if not isinstance(admitted, Reservation):
             return None
         for victim, (cause, freed) in admitted.victims.items():
@@ -100,8 +99,8 @@ class ShelfMachine(RuleBasedStateMachine):
         if reservation is None:
             return
         self.staged[reservation.keyspace] -= reservation.size_bytes
-        if not self.shelf.claim(reservation, 0.0):
-            self.shelf.cancel(reservation)
+        if not self.index.claim(reservation, 0.0):
+            self.index.cancel(reservation)
             return
         name = reservation.keyspace
         assert reservation.key not in self.disk
@@ -113,39 +112,39 @@ class ShelfMachine(RuleBasedStateMachine):
             assert self.held(name) <= budget.limit_bytes
         if succeeds:
             self.computed_s[reservation.key] = reservation.computed_s
-            self.shelf.commit(reservation)
+            self.index.commit(reservation)
         else:
             del self.disk[reservation.key]
-            self.shelf.cancel(reservation)
+            self.index.cancel(reservation)
 
     @rule(count=st.integers(1, 20), how=st.sampled_from(["fails", "is removed", "becomes a spare"]))
     def remove(self, count: int, how: str) -> None:
         for key in self.to_remove[:count]:
             if how == "fails":
-                self.shelf.stranded(key)
+                self.index.stranded(key)
             elif how == "is removed":
                 del self.disk[key]
-                self.shelf.gone(key)
+                self.index.gone(key)
             else:
                 self.spares_made += 1
                 name = str(self.spares_made)
                 self.spares[name] = self.disk.pop(key)
-                self.shelf.spared(key, name)
+                self.index.spared(key, name)
         del self.to_remove[:count]
         if how == "fails":
-            self.to_remove += self.shelf.take_stranded(100)
+            self.to_remove += self.index.take_stranded(100)
 
     @rule(but_bytes=st.integers(0, LARGEST), idle_s=st.sampled_from([0.0, 5.0]), removed=st.booleans())
     def remove_spares(self, but_bytes: int, idle_s: float, removed: bool) -> None:
-        for spare in self.shelf.take_spares(but_bytes=but_bytes, idle_s=idle_s):
+        for spare in self.index.take_spares(but_bytes=but_bytes, idle_s=idle_s):
             assert self.spares[spare.name] == spare.size_bytes != but_bytes
             if removed:
                 del self.spares[spare.name]
-            self.shelf.spare_gone(spare, removed=removed)
+            self.index.spare_gone(spare, removed=removed)
 
     @rule(target=reading, key=keys)
     def begin_read(self, key: bytes) -> bytes | None:
-        kept = self.shelf.begin_read(key)
+        kept = self.index.begin_read(key)
         if kept is None:
             return None
         assert self.disk[key] == kept.size_bytes
@@ -158,8 +157,8 @@ class ShelfMachine(RuleBasedStateMachine):
     def end_read(self, key: bytes | None, damaged: bool) -> None:
         if key is not None:
             self.readers.remove(key)
-            self.shelf.end_read(key)
-            if damaged and self.shelf.drop(key):
+            self.index.end_read(key)
+            if damaged and self.index.drop(key):
                 self.to_remove.append(key)
 
     @rule(seconds=st.integers(1, 15))
@@ -169,36 +168,36 @@ class ShelfMachine(RuleBasedStateMachine):
     @rule()
     def look(self) -> None:
         self.now_s += LOOK_S  # what was being read is looked at again after as long
-        victims = self.shelf.due(10)
+        victims = self.index.due(10)
         assert not set(victims) & set(self.readers)
         self.to_remove += victims
         for name, budget in self.policy.items():
             idle = [
                 key for key in self.disk if keyspace_of(key) == name and key not in (*self.readers, *self.to_remove)
             ]
-            known = set(self.shelf.known(idle))
+            known = set(self.index.known(idle))
             if budget.retention_s is not None:
                 assert all(self.now_s - self.computed_s[key] < budget.retention_s for key in idle if key in known)
 
     @rule(names=st.sets(st.sampled_from(KEYSPACES), min_size=1))
     def purge(self, names: set[str]) -> None:
-        taken = self.shelf.take_unused(self.shelf.condemned(names))
+        taken = self.index.take_unused(self.index.condemned(names))
         self.to_remove += taken
         left = {key for key in self.disk if keyspace_of(key) in names} - set(self.to_remove)
         assert left <= set(self.readers)
 
     @rule(asked=st.lists(keys, max_size=8))
     def look_up(self, asked: list[bytes]) -> None:
-        for key, there in zip(asked, self.shelf.present(asked), strict=True):
+        for key, there in zip(asked, self.index.present(asked), strict=True):
             if there:
                 assert key in self.disk
                 assert keyspace_of(key) in self.policy
 
     @invariant()
     def accounts_are_right(self) -> None:
-        assert self.shelf.used_bytes == self.on_disk() <= CAPACITY_BYTES
-        assert len(self.shelf) <= MAX_BLOCKS
-        told = {name: used for name, used, _ in self.shelf.usage()}
+        assert self.index.used_bytes == self.on_disk() <= CAPACITY_BYTES
+        assert len(self.index) <= MAX_BLOCKS
+        told = {name: used for name, used, _ in self.index.usage()}
         for name in self.policy:
             leaving = sum(self.disk[key] for key in set(self.to_remove) if keyspace_of(key) == name)
             assert told.get(name, 0) == self.held(name) - leaving
@@ -216,49 +215,49 @@ class ShelfMachine(RuleBasedStateMachine):
         return (budget.guaranteed_bytes or 0) * share if budget is not None else 0.0
 
 
-TestShelf = ShelfMachine.TestCase
-TestShelf.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
+TestFileIndex = FileIndexMachine.TestCase
+TestFileIndex.settings = settings(max_examples=examples(60), stateful_step_count=40, deadline=None)
 
 
 def test_a_file_is_not_written_before_what_has_to_go_for_it_is_removed() -> None:
-    shelf = Shelf(Policy("disk", None), capacity_bytes=100, max_blocks=99, clock=lambda: 0.0)
+    index = FileIndex(Policy("disk", None), capacity_bytes=100, max_blocks=99, clock=lambda: 0.0)
     budget = TierBudget("disk", limit_bytes=10)
-    shelf.follow(CacheView(DOMAIN, 1, 1, Rules(stale_after_s=30), {KEYSPACES[0]: (budget,)}))
+    index.follow(CacheView(DOMAIN, 1, 1, Rules(stale_after_s=30), {KEYSPACES[0]: (budget,)}))
     old, new = (key_of(KEYSPACES[0], IDENTITY, 0, 0, bytes([number]) * 32) for number in (1, 2))
-    first = shelf.admit(old, 10, 0.0)
+    first = index.admit(old, 10, 0.0)
     assert isinstance(first, Reservation)
-    assert shelf.claim(first, 0.0)
-    shelf.commit(first)
-    second = shelf.admit(new, 10, 0.0)
+    assert index.claim(first, 0.0)
+    index.commit(first)
+    second = index.admit(new, 10, 0.0)
     assert isinstance(second, Reservation)
     assert list(second.victims) == [old]
-    assert not shelf.claim(second, 0.0), "the limit holds on the disk, too"
-    shelf.gone(old)
-    assert shelf.claim(second, 0.0)
+    assert not index.claim(second, 0.0), "the limit holds on the disk, too"
+    index.gone(old)
+    assert index.claim(second, 0.0)
 
 
 def test_many_blocks_go_in_steps_so_that_lookups_come_in_between() -> None:
     now_s = 0.0
-    shelf = Shelf(Policy("disk", None), capacity_bytes=10**6, max_blocks=10**6, clock=lambda: now_s)
+    index = FileIndex(Policy("disk", None), capacity_bytes=10**6, max_blocks=10**6, clock=lambda: now_s)
     keyspace = KEYSPACES[0]
 
     def follow(revision: int, budget: TierBudget) -> None:
-        shelf.follow(CacheView(DOMAIN, revision, 1, Rules(stale_after_s=30), {keyspace: (budget,)}))
+        index.follow(CacheView(DOMAIN, revision, 1, Rules(stale_after_s=30), {keyspace: (budget,)}))
 
     def steps() -> list[int]:
         sizes = []
-        while victims := shelf.due(10):
+        while victims := index.due(10):
             for key in victims:
-                shelf.gone(key)
+                index.gone(key)
             sizes.append(len(victims))
         return sizes
 
     numbers = range(3 * MOST_AT_ONCE + 10)
     follow(1, TierBudget("disk"))
-    shelf.found((key_of(keyspace, IDENTITY, 0, 0, number.to_bytes(32, "big")), 1, 0.0) for number in numbers)
+    index.found((key_of(keyspace, IDENTITY, 0, 0, number.to_bytes(32, "big")), 1, 0.0) for number in numbers)
     follow(2, TierBudget("disk", limit_bytes=2 * MOST_AT_ONCE))
     assert steps() == [MOST_AT_ONCE, 10]
     follow(3, TierBudget("disk", retention_s=10))
     now_s = 11.0
     assert steps() == [MOST_AT_ONCE, MOST_AT_ONCE]
-    assert len(shelf) == 0
+    assert len(index) == 0
