@@ -82,7 +82,7 @@ class FileIndexMachine(RuleBasedStateMachine):
         admitted = self.index.admit(key, size, age_s)
         if not isinstance(admitted, Reservation):
             return None
-        for victim, (cause, freed) in admitted.victims.items():
+        for victim, (cause, freed, _) in admitted.victims.items():
             assert self.disk[victim] == freed
             assert victim not in self.readers, "a block that is being read makes no room"
             name = keyspace_of(victim)
@@ -116,6 +116,14 @@ class FileIndexMachine(RuleBasedStateMachine):
         else:
             del self.disk[reservation.key]
             self.index.cancel(reservation)
+
+    @rule(blocks=st.lists(st.tuples(keys, st.integers(1, LARGEST)), min_size=4, max_size=12))
+    def fill(self, blocks: list[tuple[bytes, int]]) -> None:
+        """Store one after the other, so that there is something that has to make room."""
+        for key, size in blocks:
+            reservation = self.admit(key, size, 0.0)
+            self.remove(20, "is removed")
+            self.write(reservation, succeeds=True)
 
     @rule(count=st.integers(1, 20), how=st.sampled_from(["fails", "is removed", "becomes a spare"]))
     def remove(self, count: int, how: str) -> None:
