@@ -11,11 +11,10 @@ from typing import Any
 from kvstrata.contract.messages.erase import ErasedTier
 from kvstrata.contract.policy.bundle import Rules, TierBudget
 from kvstrata.contract.policy.cache_view import CacheView
-from kvstrata_sidecar.adapter.memory.evictor import Governor
-from kvstrata_sidecar.adapter.memory.lending import PolicyLending
+from kvstrata_sidecar.adapter.memory.events import MemoryEvent
+from kvstrata_sidecar.adapter.memory.evictor import Evictor
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
-from kvstrata_sidecar.adapter.memory.loans import Loans
-from kvstrata_sidecar.adapter.memory.notes import Note
+from kvstrata_sidecar.adapter.memory.loans import Lending, Loans
 from kvstrata_sidecar.adapter.policy.pools import NOTHING_READABLE, Readable
 from tests.tiers.memory_stand_in import (
     LOCKED,
@@ -56,7 +55,7 @@ class Server:
             view=None, readable=NOTHING_READABLE, refusal=self._refusal, denies=self._denies
         )
         self.enforcement = enforcement
-        self.governor = Governor(
+        self.evictor = Evictor(
             self.pool,
             enforcement,
             tier=self.tier,
@@ -68,13 +67,13 @@ class Server:
         )
         self.pool.guard()
         self.pool.lend(self._loans())
-        self.pool.listen(Listener(self.governor, Note, self.pool))
+        self.pool.listen(Listener(self.evictor, MemoryEvent, self.pool))
 
     def allow(self, **budgets: TierBudget | None) -> None:
         """Put a policy in force: `allow(a=None, b=TierBudget(…))`."""
         keyspaces = {name * 32: (budget,) if budget else () for name, budget in budgets.items()}
         self.enforcement.view = CacheView("d" * 16, 1, 1, Rules(), keyspaces)
-        self.governor.policy_changed()
+        self.evictor.policy_changed()
 
     def share(self, pool: str, readers: str, numbers: Iterable[int]) -> None:
         """Let readers read the pool's chunks: `share("p", "ab", range(4))`; replaces what was shared before."""
@@ -90,12 +89,12 @@ class Server:
         return any(budget.denied for budget in budgets if budget.tier == tier)
 
     def _loans(self) -> Loans:
-        lending = PolicyLending(
+        lending = Lending(
             self.enforcement,
             tier=self.tier,
-            lendable=self.governor.lendable,
-            returned=lambda key: self.governor.note(Note.RELEASED, (key,)),
-            counts=self.governor.traffic,
+            lendable=self.evictor.lendable,
+            returned=lambda key: self.evictor.note(MemoryEvent.RELEASED, (key,)),
+            counts=self.evictor.traffic,
         )
         return Loans(
             self.manager,
@@ -108,13 +107,13 @@ class Server:
 
     def turn(self) -> float:
         """One turn, and all that it freed overwritten."""
-        wait_s = self.governor.turn()
+        wait_s = self.evictor.turn()
         assert self.pool.settle(10)
         return wait_s
 
     def erase(self, *keyspaces: str) -> ErasedTier:
         """Erase keyspaces, and look what is left."""
-        return self.governor.eraser.erase(keyspaces, lambda _keyspace, _chunk: None)
+        return self.evictor.eraser.erase(keyspaces, lambda _keyspace, _chunk: None)
 
     def resident(self) -> list[Key]:
         return list(self.manager._objects)
@@ -126,7 +125,7 @@ class Server:
         return len(self.manager._memory_manager.free_blocks)
 
     def close(self) -> None:
-        self.governor.close()
+        self.evictor.close()
         self.pool.close()
 
 

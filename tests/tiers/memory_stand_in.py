@@ -266,12 +266,12 @@ class Manager:
 class Listener:
     """What adapter/memory/module.py registers, without LMCache's base class."""
 
-    def __init__(self, governor: Any, kinds: Any, pool: Any) -> None:
-        note, passage = governor.note, governor.passage
+    def __init__(self, evictor: Any, kinds: Any, pool: Any) -> None:
+        note, passage = evictor.note, evictor.pending_write_back
         self.on_l1_keys_reserved_read = passage.taken
         self.on_l1_keys_reserved_write = lambda keys: note(kinds.RESERVED, keys)
         self.on_l1_keys_write_finished = lambda keys: (passage.came(keys), note(kinds.WRITTEN, keys))
-        self.on_l1_keys_finish_write_and_reserve_read = governor.loaded
+        self.on_l1_keys_finish_write_and_reserve_read = evictor.loaded
         self.on_l1_keys_read_finished = lambda keys: note(kinds.RELEASED, keys)
         self.on_l1_keys_accessed = lambda keys: note(kinds.USED, [pool.loans.lender(key) for key in keys])
         self.on_l1_keys_deleted_by_manager = lambda keys: note(kinds.DELETED, keys)

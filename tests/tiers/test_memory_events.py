@@ -11,9 +11,8 @@ import pytest
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
 from kvstrata_sidecar.adapter.index import victims as choice
-from kvstrata_sidecar.adapter.memory import events as intake
-from kvstrata_sidecar.adapter.memory import evictor as governing
-from kvstrata_sidecar.adapter.memory import notes
+from kvstrata_sidecar.adapter.memory import events
+from kvstrata_sidecar.adapter.memory import evictor as evicting
 from tests.tiers.memory_server import TIER, A, B, C, Server, keys_of
 from tests.tiers.memory_stand_in import (
     BLOCK_BYTES,
@@ -32,26 +31,26 @@ def test_events_that_were_lost_are_made_up_for(server: Server, monkeypatch: pyte
     server.allow(a=None, b=None)
     server.manager.store(Key(B, 1))
     server.turn()
-    monkeypatch.setattr(notes, "MAX_NOTES", 0)
+    monkeypatch.setattr(events, "MAX_EVENTS", 0)
     server.manager.store(Key(A, 1))
     server.manager.delete([Key(B, 1)])
     server.turn()
-    assert [row.scope for row in server.governor.usage()[0]] == [A[:SCOPE_DIGITS]]
+    assert [row.scope for row in server.evictor.usage()[0]] == [A[:SCOPE_DIGITS]]
 
 
 def test_what_was_lost_is_made_up_for_a_piece_at_a_time(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     server.allow(a=None, b=None)
     server.manager.store(*keys_of(B, 5))
     server.turn()
-    monkeypatch.setattr(notes, "MAX_NOTES", 0)
-    monkeypatch.setattr(intake, "COMPARED_AT_ONCE", 4)
+    monkeypatch.setattr(events, "MAX_EVENTS", 0)
+    monkeypatch.setattr(events, "COMPARED_AT_ONCE", 4)
     server.manager.delete(keys_of(B, 5))
     server.manager.store(*keys_of(A, 6))
     turns = 1
     while server.turn() == 0:
         turns += 1
     assert turns == 3, "eleven names, four at once"
-    assert [(row.scope, row.blocks) for row in server.governor.usage()[0]] == [(A[:SCOPE_DIGITS], 6)]
+    assert [(row.scope, row.blocks) for row in server.evictor.usage()[0]] == [(A[:SCOPE_DIGITS], 6)]
 
 
 def test_a_scope_in_which_nothing_happens_is_looked_at_when_something_in_it_is_due(
@@ -71,10 +70,10 @@ def test_a_scope_in_which_nothing_happens_is_looked_at_when_something_in_it_is_d
     server.turn()
     looked.clear()
     for _ in range(3):
-        server.now_s += governing.LOOK_S
-        assert server.turn() == pytest.approx(governing.LOOK_S)
+        server.now_s += evicting.LOOK_S
+        assert server.turn() == pytest.approx(evicting.LOOK_S)
     assert looked == []
-    server.now_s += 50 - 3 * governing.LOOK_S
+    server.now_s += 50 - 3 * evicting.LOOK_S
     server.turn()
     assert looked == [B]
     assert server.resident() == [Key(A, 1), Key(C, 1)]
@@ -89,7 +88,7 @@ def test_what_could_not_be_deleted_is_tried_again_although_nothing_tells_of_it(
     server.manager.store(*keys_of(A, 2))
     server.turn()
     monkeypatch.setattr(server.manager, "delete", delete)
-    server.now_s += governing.LOOK_S
+    server.now_s += evicting.LOOK_S
     server.turn()
     assert server.resident() == [Key(A, 0)]
 
@@ -102,7 +101,7 @@ def test_whatever_left_the_memory_is_told_once_it_is_gone_also_if_its_event_was_
     server.turn()
     server.turn()
     assert server.gone == [Key(A, 1)], "evicted: of a prompt the last goes first"
-    monkeypatch.setattr(notes, "MAX_NOTES", 0)
+    monkeypatch.setattr(events, "MAX_EVENTS", 0)
     server.manager.delete([Key(A, 0)])
     server.turn()
     assert server.gone == [Key(A, 1), Key(A, 0)]

@@ -15,7 +15,7 @@ from kvstrata_sidecar.adapter.index.bounds import Bounds
 from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Cause, Fill, Situation, choose, next_victims
 from kvstrata_sidecar.adapter.memory import write_back as cleaner
-from kvstrata_sidecar.adapter.memory.presence import Words
+from kvstrata_sidecar.adapter.memory.presence import PresenceCache
 from tests.support.amounts import examples
 from tests.tiers.memory_server import TIER, A, B, Server, keys_of, until
 from tests.tiers.memory_stand_in import BLOCK_BYTES, Key, marker
@@ -38,7 +38,7 @@ def turns(server: Server, count: int = 1, apart_s: float = 0.25) -> None:
 
 
 def counted(server: Server, name: str) -> int:
-    return server.governor.counters().get(name, 0)
+    return server.evictor.counters().get(name, 0)
 
 
 def test_while_there_is_room_nothing_is_copied(server: Server) -> None:
@@ -158,7 +158,7 @@ def test_a_tier_of_servers_is_trusted_for_a_while_and_asked_again_then(server: S
     server.allow(a=None)
     keys = keys_of(A, BLOCKS)
     server.manager.store(*keys)
-    server.governor.heard(tier, keys)
+    server.evictor.confirm(tier, keys)
     turns(server, 20)
     assert tier.handed == []
     tier.kept |= dict.fromkeys(keys, b"")
@@ -177,11 +177,11 @@ def test_a_word_about_a_block_that_left_is_forgotten(server: Server) -> None:
     server.lower[0] = tier
     server.allow(a=None)
     server.manager.store(Key(A, 1))
-    server.governor.heard(tier, [Key(A, 1)])
+    server.evictor.confirm(tier, [Key(A, 1)])
     server.turn()
     server.manager.delete([Key(A, 1)])
     server.turn()
-    assert server.governor._cleaner.words.since_s(tier, Key(A, 1)) is None
+    assert server.evictor._write_back.presence.age_s(tier, Key(A, 1)) is None
 
 
 def test_the_next_tier_that_takes_it_gets_it_and_no_other(server: Server) -> None:
@@ -209,7 +209,7 @@ def test_what_leaves_while_no_tier_takes_it_is_counted(server: Server) -> None:
     turns(server)
     assert server.lower[0].handed == []
     assert counted(server, "left_uncopied_blocks") == 5
-    assert server.governor.came_and_lent()[A[:12], "left_uncopied_blocks"] == 5
+    assert server.evictor.came_and_lent()[A[:12], "left_uncopied_blocks"] == 5
 
 
 def test_what_left_the_policy_is_neither_copied_nor_missed(server: Server) -> None:
@@ -257,7 +257,7 @@ def test_memory_that_is_emptied_under_a_copy_is_nobodys_until_the_copy_ended(ser
     turns(server)
     (copying,) = tier.waiting
     server.manager.clear()
-    server.governor.turn()
+    server.evictor.turn()
     until(lambda: server.free_blocks() == BLOCKS - len(copying.blocks))
     assert [bytes(view[:8]) for view in copying.views] == [marker(block.key)[:8] for block in copying.blocks]
     server.manager.store(*keys_of(A, 40))
@@ -327,7 +327,7 @@ def test_a_block_is_named_from_ten_seconds_before_its_retention_ends(
     assert named == ({Key(A, 1): Cause.RETENTION} if near else {})
 
 
-def test_words_are_bounded() -> None:
-    words, tier = Words(lambda: 1.0, limit=3), object()
-    words.heard(tier, range(5))
-    assert [words.since_s(tier, number) is not None for number in range(5)] == [False, False, True, True, True]
+def test_presence_entries_are_bounded() -> None:
+    presence, tier = PresenceCache(lambda: 1.0, max_entries=3), object()
+    presence.confirm(tier, range(5))
+    assert [presence.age_s(tier, number) is not None for number in range(5)] == [False, False, True, True, True]

@@ -77,7 +77,7 @@ class LendingMachine(RuleBasedStateMachine):
         key = Key(reader, number)
         if key not in self.server.manager._objects:
             self.server.manager.load(
-                key, filled=lambda key, view: self.server.governor.borrowed.loaded(key, key.cache_salt, view)
+                key, filled=lambda key, view: self.server.evictor.borrowed.loaded(key, key.cache_salt, view)
             )
             memory = self.server.manager._objects[key].memory_obj
             self.reading.append((key, memory, content(memory), self.server.now_s))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from kvstrata_sidecar.adapter.memory.offers import MAX_POOLS, PATIENCE_S, Offers
+from kvstrata_sidecar.adapter.memory.write_back import MAX_POOLS, PATIENCE_S, Offers
 
 POOL = "f" * 32
 

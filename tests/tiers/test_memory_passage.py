@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from kvstrata.contract.policy.bundle import TierBudget
-from kvstrata_sidecar.adapter.memory.passage import GRACE_S
+from kvstrata_sidecar.adapter.memory.write_back import GRACE_S
 from tests.tiers.memory_server import TIER, A, B, Server, keys_of
 from tests.tiers.memory_stand_in import BLOCK_BYTES, SUCCESS, Key
 
@@ -61,7 +61,7 @@ def test_keyspaces_outside_of_the_policy_get_no_time(server: Server) -> None:
 
 def test_what_is_too_old_gets_no_time(server: Server) -> None:
     server.allow(a=TierBudget(TIER, retention_s=5))
-    server.governor.inherit_age(Key(A, 1), 5.0)
+    server.evictor.inherit_age(Key(A, 1), 5.0)
     server.manager.store(Key(A, 1))
     server.turn()
     assert server.resident() == []
@@ -89,9 +89,9 @@ def test_what_came_from_another_tier_to_stay_is_counted(server: Server) -> None:
     server.manager.load(*keys_of(A, 2, first=3), temporary=True)
     server.manager.store(Key(A, 9))
     server.turn()
-    counts = server.governor.counters()
+    counts = server.evictor.counters()
     assert (counts["promoted_blocks"], counts["promoted_bytes"]) == (3, 3 * BLOCK_BYTES)
-    assert server.governor.came_and_lent() == {
+    assert server.evictor.came_and_lent() == {
         (A[:12], "promoted_blocks"): 3,
         (A[:12], "promoted_bytes"): 3 * BLOCK_BYTES,
     }
@@ -104,7 +104,7 @@ class TestTiersThatAScopeIsKeptOff:
         server.manager.store(*keys, *others)
         found = server.manager.reserve_read([*keys, *others], 1)
         assert [key for key, (error, _) in found.items() if error == SUCCESS] == others
-        assert server.governor.traffic.snapshot()["refused_not_allowed"] == 3
+        assert server.evictor.traffic.snapshot()["refused_not_allowed"] == 3
         assert {error for error, _ in server.manager.reserve_read(keys).values()} == {SUCCESS}, "taken up for others"
         server.manager.release(*keys)
         server.turn()
@@ -114,4 +114,4 @@ class TestTiersThatAScopeIsKeptOff:
         server.allow(a=TierBudget(TIER, limit_bytes=1 << 20))
         server.manager.store(*keys_of(A, 3))
         assert {error for error, _ in server.manager.reserve_read(keys_of(A, 3), 1).values()} == {SUCCESS}
-        assert "refused" not in server.governor.traffic.snapshot()
+        assert "refused" not in server.evictor.traffic.snapshot()

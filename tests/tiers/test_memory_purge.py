@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from kvstrata.contract.messages.erase import Amount, Check
 from kvstrata.contract.policy.bundle import TierBudget
 from kvstrata.contract.policy.keyspace import SCOPE_DIGITS
-from kvstrata_sidecar.adapter.memory import erase as purging
-from kvstrata_sidecar.adapter.memory import erasing as memory_erasing
-from kvstrata_sidecar.adapter.memory import evictor as governing
+from kvstrata_sidecar.adapter.memory import erase
+from kvstrata_sidecar.adapter.memory import evictor as evicting
 from tests.support.amounts import examples
 from tests.tiers.memory_server import TIER, A, B, Server, keys_of
 from tests.tiers.memory_stand_in import (
@@ -99,19 +98,19 @@ def test_what_an_erasure_waits_for_is_left_to_it(server: Server) -> None:
     server.manager.read(Key(A, 1))
     server.erase(A)
     server.manager._objects[Key(A, 1)].read_lock.count = 0
-    assert server.governor._purges.delete({Key(A, 1): (A, BLOCK_BYTES)}) == set()
+    assert server.evictor._purges.delete({Key(A, 1): (A, BLOCK_BYTES)}) == set()
     assert server.erase(A).deleted.blocks == 1
 
 
 def test_sums_are_kept_for_a_bounded_number_of_keyspaces(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(purging, "MAX_TALLIES", 2)
+    monkeypatch.setattr(erase, "MAX_TALLIES", 2)
     server.manager.store(Key(A, 1))
     server.manager.read(Key(A, 1))
     server.erase(A)
     for number in range(10):
         server.erase(f"{number:032x}")
-    assert len(server.governor._purges._waiting[A].doomed) == 1, "what has yet to go is not forgotten"
-    assert len(server.governor._purges._tallies) == 2
+    assert len(server.evictor._purges._waiting[A].doomed) == 1, "what has yet to go is not forgotten"
+    assert len(server.evictor._purges._tallies) == 2
 
 
 steps = st.tuples(st.sampled_from("sswwcrlpdt"), st.sampled_from([A, B]), st.integers(0, 5))
@@ -157,13 +156,13 @@ def test_whatever_happens_an_erased_block_leaves_no_byte_and_free_memory_holds_z
             entry.read_lock.count = 0
             if key in server.manager._staging:
                 server.manager.commit(key)
-        server.now_s += governing.LOOK_S
+        server.now_s += evicting.LOOK_S
         server.turn()
         assert not any(entry.memory_obj.valid for entry in doomed.values())
         memory = server.manager._memory_manager
         for block in memory.free_blocks:
             assert not any(memory.buffer.raw[block * BLOCK_BYTES : (block + 1) * BLOCK_BYTES])
-        held = sum(row.used_bytes for row in server.governor.usage()[0] if row.scope == A[:SCOPE_DIGITS])
+        held = sum(row.used_bytes for row in server.evictor.usage()[0] if row.scope == A[:SCOPE_DIGITS])
         assert held <= 5 * BLOCK_BYTES
     finally:
         server.close()
@@ -203,11 +202,11 @@ def test_memory_that_is_freed_and_not_overwritten_keeps_an_erasure_from_being_co
     server.manager.store(Key(A, 1))
     going_on = threading.Event()
     monkeypatch.setattr(server.pool, "overwrite", lambda *_: going_on.wait(20))
-    monkeypatch.setattr(memory_erasing, "WITHIN_S", 0.05)
+    monkeypatch.setattr(erase, "WITHIN_S", 0.05)
     said = server.erase(A)
     assert (said.complete, said.remaining, said.unoverwritten_bytes) == (False, Amount(), BLOCK_BYTES)
     going_on.set()
-    monkeypatch.setattr(memory_erasing, "WITHIN_S", 10.0)
+    monkeypatch.setattr(erase, "WITHIN_S", 10.0)
     assert server.erase(A).complete
 
 

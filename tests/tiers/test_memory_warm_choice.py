@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstrata_sidecar.adapter.memory.warm_choice import Chunk, Room, batches, share_out, whole_chunks
+from kvstrata_sidecar.adapter.memory.warmup import Chunk, Room, batches, share_out, whole_chunks
 from kvstrata_sidecar.adapter.tier.hot import Hot
 
 BYTES = 10

@@ -15,8 +15,7 @@ from kvstrata.contract.policy.bundle import Rules, TierBudget
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.memory import warmup as module
 from kvstrata_sidecar.adapter.memory.params import MemoryParams, Warmup
-from kvstrata_sidecar.adapter.memory.warm_choice import Chunk
-from kvstrata_sidecar.adapter.memory.warmup import Memory, Warmer
+from kvstrata_sidecar.adapter.memory.warmup import Chunk, Memory, Warmer
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.hot import Hot

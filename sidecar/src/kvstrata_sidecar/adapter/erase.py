@@ -23,7 +23,7 @@ from kvstrata.contract.messages.erase import (
 )
 from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
 from kvstrata.contract.policy.pools import CHUNK_HASH_BYTES
-from kvstrata_sidecar.adapter.memory.erasing import MEDIUM, MemoryEraser
+from kvstrata_sidecar.adapter.memory.erase import MEDIUM, MemoryEraser
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.pool_report import Names
 from kvstrata_sidecar.adapter.tier.interface import Block, PodTier

@@ -153,7 +153,7 @@ class PolicyAdapter(L2AdapterInterface):  # type: ignore[misc]
         try:
             memory = self._runtime.memory
             if memory is not None and self._own is not None:
-                memory.heard(self._own, task.keys)
+                memory.confirm(self._own, task.keys)
             if task.keys and task.kind is TaskKind.STORE:
                 self._notify_keys_stored(task.keys, task.sizes)
             elif task.keys:

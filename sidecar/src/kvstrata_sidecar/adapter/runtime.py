@@ -25,7 +25,7 @@ from kvstrata.contract.messages.probe import ForgetRequest, Forgotten
 from kvstrata.contract.policy.cache_view import FRESHNESS_FILE
 from kvstrata_sidecar.adapter.erase import Erasing
 from kvstrata_sidecar.adapter.gate_link import PolicyLink
-from kvstrata_sidecar.adapter.memory.evictor import Governor
+from kvstrata_sidecar.adapter.memory.evictor import Evictor
 from kvstrata_sidecar.adapter.memory.warmup import Warmer
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, FreshnessFile
 from kvstrata_sidecar.adapter.pool_report import Lacking, Names, Sizes, holding_of
@@ -64,7 +64,7 @@ class Runtime:
         self._boot = secrets.token_hex(16)
         self._tiers: list[PodTier] = []
         self._tier_names: tuple[str, ...] = ()
-        self.memory: Governor | None = None
+        self.memory: Evictor | None = None
         self.hasher: Hasher | None = None
         self.names: Names = no_names
         self.lacking: Lacking = nobody_offers

@@ -1,35 +1,24 @@
-"""Blocks that were told to go: deleted at once where nobody uses them, and the moment they are let go where somebody
-does. Counts what is gone, for as long as somebody may ask.
+"""Erases keyspaces from LMCache's memory, and reports what is left of them there by a look at LMCache's own tables.
+
+Blocks that have to go are deleted at once where nobody uses them, and the moment they are let go where somebody does.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
+
+from kvstrata.contract.messages.erase import Amount, Check, ErasedTier
+from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
 
 MAX_TALLIES = 65_536
 """Keyspaces whose sums are kept; the oldest are forgotten first."""
 
-
-class Blocks(Protocol):
-    """What is asked of the memory."""
-
-    def resident(self) -> list[tuple[Any, Any]]:
-        """Return all blocks that can be read, as (key, entry)."""
-
-    def staged(self) -> list[tuple[Any, Any]]:
-        """Return all blocks that are being written."""
-
-    def holds(self, key: Hashable, entry: Any) -> bool:
-        """Whether this very entry is still there."""
-
-    def size(self, entry: Any) -> int:
-        """Return an entry's bytes."""
-
-    def delete(self, keys: list[Hashable]) -> tuple[set[Hashable], set[Hashable]]:
-        """Delete what nobody uses; return (deleted, locked)."""
+MEDIUM = "CPU"
+WITHIN_S = 2.0
+"""How long one look may wait for memory to be overwritten; whoever wants to wait longer asks again."""
 
 
 @dataclass(slots=True)
@@ -49,8 +38,8 @@ class Tally:
 class Purges:
     """Keeps at deleting what was doomed. Safe to share between threads."""
 
-    def __init__(self, blocks: Blocks) -> None:
-        self._blocks = blocks
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
         self._tallies: dict[str, Tally] = {}
         self._waiting: dict[str, Tally] = {}
         self._lock = threading.Lock()
@@ -60,12 +49,12 @@ class Purges:
         with self._lock:
             tallies = {keyspace: self._tally(keyspace) for keyspace in keyspaces}
             # First what is being written: a block on its way from one table to the other is seen in one or in both.
-            for key, entry in [*self._blocks.staged(), *self._blocks.resident()]:
+            for key, entry in [*self._pool.staged(), *self._pool.resident()]:
                 tally = tallies.get(key.cache_salt)
                 if tally is not None:
                     entries = tally.doomed.setdefault(key, [])
                     if not any(known is entry for known, _ in entries):
-                        entries.append((entry, self._blocks.size(entry)))
+                        entries.append((entry, self._pool.size(entry)))
                     self._waiting[key.cache_salt] = tally
 
     def watch(self, keyspaces: Iterable[str]) -> None:
@@ -93,7 +82,7 @@ class Purges:
                 for key, (keyspace, _) in blocks.items()
                 if (tally := self._tallies.get(keyspace)) is None or key not in tally.doomed
             ]
-            deleted, _ = self._blocks.delete(keys)
+            deleted, _ = self._pool.delete(keys)
             for key in deleted:
                 keyspace, size_bytes = blocks[key]
                 if keyspace in self._tallies:
@@ -110,11 +99,11 @@ class Purges:
         with self._lock:
             doomed = [(tally, key) for tally in self._waiting.values() for key in tally.doomed]
             if doomed:
-                self._blocks.delete([key for _, key in doomed])
+                self._pool.delete([key for _, key in doomed])
             for tally, key in doomed:
                 held = []
                 for entry, size_bytes in tally.doomed.pop(key):
-                    if self._blocks.holds(key, entry):
+                    if self._pool.holds(key, entry):
                         held.append((entry, size_bytes))
                     else:
                         tally.went(size_bytes)
@@ -137,3 +126,78 @@ class Purges:
                     del self._tallies[settled]
             tally = self._tallies[keyspace] = Tally()
         return tally
+
+
+class MemoryEraser:
+    """Erases from one pool.
+
+    `tier` names the CPU tier, None without one; `residue` says why copies may be left elsewhere, or is empty.
+    """
+
+    def __init__(self, pool: Pool, purges: Purges, *, tier: str | None, residue: str) -> None:
+        self._pool = pool
+        self._purges = purges
+        self.tier = tier or ""
+        self._residue = residue
+
+    def erase(self, keyspaces: Collection[str], seen: Callable[[str, bytes], None]) -> ErasedTier:
+        """Delete what these keyspaces have now, and return what is left. What is in use goes when it is let go.
+
+        `seen` is called with the keyspace and the chunk's hash of each block that was there.
+        """
+        names = frozenset(keyspaces)
+        for key, _ in self._named(names):
+            seen(key.cache_salt, key.chunk_hash)
+        self._purges.doom(names)
+        self._purges.advance()
+        gone_bytes, gone_blocks = self._purges.gone(names)
+        deleted = Amount(gone_blocks, gone_bytes)
+        writing = self._sizes(self._staged(names))
+        reading = self._sizes([*self._resident(names), *self._outliving(names)])
+        overwritten = self._pool.settle(WITHIN_S)
+        remaining = writing + reading
+        checked = [Check.TABLES] if not remaining.blocks else []
+        checked += [Check.OVERWRITTEN] if overwritten else []
+        return ErasedTier(
+            self.tier,
+            MEDIUM,
+            found=deleted + remaining,
+            deleted=deleted,
+            remaining=remaining,
+            reading=reading.blocks,
+            writing=writing.blocks,
+            unoverwritten_bytes=0 if overwritten else max(1, self._pool.scrubber.pending_bytes),
+            checked=tuple(checked),
+            residue=self._residue,
+        )
+
+    def forget(self, keys: Collection[Any]) -> tuple[int, int]:
+        """Delete these blocks; return how many went, and how many somebody uses."""
+        deleted, locked = self._pool.delete([key for key in keys if self._pool.entry(key) is not None])
+        coming = sum(self._pool.coming(key) for key in keys)
+        return len(deleted), len(locked) + coming
+
+    def found(self, keys: Collection[Any]) -> int:
+        """Return how many of these blocks a lookup finds, without that being a use of them."""
+        return sum(self._pool.entry(key) is not None for key in keys)
+
+    def kept(self, keys: Collection[Any]) -> int:
+        """Return of how many of these blocks there is something, to be read or being written."""
+        return sum(self._pool.entry(key) is not None or self._pool.coming(key) for key in keys)
+
+    def _named(self, names: frozenset[str]) -> list[tuple[Any, Any]]:
+        # First what is being written: a block on its way from one table to the other is seen in one or in both.
+        return [*self._staged(names), *self._resident(names)]
+
+    def _staged(self, names: frozenset[str]) -> list[tuple[Any, Any]]:
+        return [(key, entry) for key, entry in self._pool.staged() if key.cache_salt in names]
+
+    def _resident(self, names: frozenset[str]) -> list[tuple[Any, Any]]:
+        return [(key, entry) for key, entry in self._pool.resident() if key.cache_salt in names]
+
+    def _outliving(self, names: frozenset[str]) -> list[tuple[Any, Any]]:
+        loans = self._pool.loans
+        return loans.outliving(names) if loans is not None else []
+
+    def _sizes(self, found: list[tuple[Any, Any]]) -> Amount:
+        return Amount(len(found), sum(self._pool.size(entry) for _, entry in found))

@@ -1,14 +1,23 @@
-"""Enters into the index what happens in LMCache's memory: what its listener noted, and what that missed."""
+"""Events of LMCache's memory: noted by its listener, entered into the index by the evictor's turns.
+
+What the listener missed is found by comparing the index with LMCache's own tables, a piece at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from enum import Enum, auto
 from typing import Any
 
 from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
-from kvstrata_sidecar.adapter.memory.arrivals import Arrivals
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
-from kvstrata_sidecar.adapter.memory.notes import Note, Notes
+
+MAX_EVENTS = 1_000_000
+"""Events that may wait; beyond, the index is compared with LMCache's tables."""
+
+MAX_KNOWN_AGES = 65_536
 
 COMPARE_S = 60.0
 """How often the index is compared with LMCache's own tables."""
@@ -17,18 +26,101 @@ COMPARED_AT_ONCE = 2048
 """Blocks of which a turn sees whether both have them: the next event must not wait for all."""
 
 
-class Intake:
+class MemoryEvent(Enum):
+    """What happened."""
+
+    WRITTEN = auto()
+    LOADED = auto()
+    USED = auto()
+    RELEASED = auto()
+    DELETED = auto()
+    RESERVED = auto()
+    INHERITED = auto()
+    ORDERED = auto()
+
+
+class EventQueue:
+    """Events in the order in which they happened. `lost` is whether some did not fit; who made up for them resets it.
+
+    `add` may be called from any thread and never waits.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[MemoryEvent, Sequence[Any]]] = deque()
+        self.lost = False
+
+    def add(self, what: MemoryEvent, about: Sequence[Any]) -> None:
+        """Keep an event: what happened to which keys, or of INHERITED a key and its moment."""
+        if len(self._waiting) < MAX_EVENTS:
+            self._waiting.append((what, about))
+        else:
+            self.lost = True
+
+    def take(self) -> Iterator[tuple[MemoryEvent, Sequence[Any]]]:
+        """Return, once, what is there now."""
+        for _ in range(len(self._waiting)):
+            yield self._waiting.popleft()
+
+
+class Arrivals:
+    """When the tokens of coming blocks were computed, on one clock.
+
+    `announce` and `computed_s` may be called from any thread at any moment, `follow` and `enter` from one, in the order
+    in which blocks came and went: a block of the same name may be leaving, and the age is that of the next.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._announced: dict[Hashable, float] = {}
+        self._next: dict[Hashable, float] = {}
+
+    def announce(self, key: Hashable, computed_s: float) -> None:
+        """Learn of a block whose load is about to be answered."""
+        with self._lock:
+            _put(self._announced, key, computed_s)
+
+    def computed_s(self, key: Hashable) -> float | None:
+        """Return what was announced and has not been entered."""
+        with self._lock:
+            return self._announced.get(key)
+
+    def follow(self, key: Hashable, computed_s: float) -> None:
+        """Note that the next block of this name was announced."""
+        _put(self._next, key, computed_s)
+
+    def enter(self, key: Hashable, *, out_of_order: bool = False) -> float | None:
+        """Return what was announced of the block that is entered now, None if nothing was.
+
+        `out_of_order` is whether it is not known in which order things happened: then any announcement counts.
+        """
+        computed_s = self._next.pop(key, None)
+        with self._lock:
+            announced_s = self._announced.get(key)
+            if computed_s is None and out_of_order:
+                computed_s = announced_s
+            if computed_s is not None and announced_s == computed_s:
+                del self._announced[key]
+        return computed_s
+
+
+def _put(ages: dict[Hashable, float], key: Hashable, computed_s: float) -> None:
+    if len(ages) >= MAX_KNOWN_AGES:
+        del ages[next(iter(ages))]
+    ages[key] = computed_s
+
+
+class IndexUpdater:
     """Keeps `index` in step with `pool`; `gone` is told of every block that has left the memory, `promoted` of the
     keyspace and the bytes of every one that came from another tier to stay.
 
-    `inherit_age` and `age_s` may be called from any thread, the rest from the governor's turns only.
+    `inherit_age` and `age_s` may be called from any thread, the rest from the evictor's turns only.
     """
 
     def __init__(
         self,
         pool: Pool,
         index: ScopeIndex,
-        notes: Notes,
+        events: EventQueue,
         *,
         gone: Callable[[Hashable], None],
         promoted: Callable[[str, int], None],
@@ -37,7 +129,7 @@ class Intake:
     ) -> None:
         self._pool = pool
         self._index = index
-        self._notes = notes
+        self._events = events
         self._gone = gone
         self._promoted = promoted
         self._used = used
@@ -59,7 +151,7 @@ class Intake:
         computed_s = self._clock() - max(0.0, age_s)
         self._arrivals.announce(key, computed_s)
         # In line with what happens: a block of this name may be leaving, and what comes next has this age.
-        self._notes.add(Note.INHERITED, (key, computed_s))
+        self._events.add(MemoryEvent.INHERITED, (key, computed_s))
 
     def age_s(self, key: Hashable) -> float:
         """Return how long ago a block's tokens were computed, 0 for one of which nothing is known."""
@@ -71,42 +163,42 @@ class Intake:
         ]
         return max(0.0, self._clock() - min(known)) if known else 0.0
 
-    def read_notes(self, now_s: float) -> set[str]:
+    def read_events(self, now_s: float) -> set[str]:
         """Enter what was noted; return the keyspaces in which blocks came, or may be let go."""
         changed: set[str] = set()
         index = self._index
-        for what, keys in self._notes.take():
-            if what is Note.INHERITED:
+        for what, keys in self._events.take():
+            if what is MemoryEvent.INHERITED:
                 self._arrivals.follow(*keys)
                 continue
-            if what is Note.DELETED:
+            if what is MemoryEvent.DELETED:
                 for key in keys:
                     index.remove(key)
                     self._left(key)
                 continue
-            if what is Note.USED:
+            if what is MemoryEvent.USED:
                 # As LMCache's own LRU: of a prompt's blocks the last are to go first, or the rest could not be found.
                 for key in reversed(keys):
                     index.touch(key)
                     if (kept := index.find(key)) is not None:
                         self._used(now_s - kept.computed_s)
                 continue
-            if what is Note.ORDERED:
+            if what is MemoryEvent.ORDERED:
                 for key in reversed(keys):
                     index.touch(key)
                 continue
             changed.update(key.cache_salt for key in keys)
-            if what in (Note.WRITTEN, Note.LOADED):
+            if what in (MemoryEvent.WRITTEN, MemoryEvent.LOADED):
                 for key in reversed(keys):
                     self._enter(key, now_s)
-            if what is Note.LOADED:
+            if what is MemoryEvent.LOADED:
                 self._count_promoted(keys)
         return changed
 
     def compare(self, now_s: float) -> set[str]:
         """Make the index hold what LMCache holds, whatever was missed, a piece at a time; return what differed."""
-        if self._notes.lost or now_s - self._compared_s >= COMPARE_S:
-            self._compared_s, self._notes.lost = now_s, False
+        if self._events.lost or now_s - self._compared_s >= COMPARE_S:
+            self._compared_s, self._events.lost = now_s, False
             self._to_compare = [*self._index, *(key for key, _ in self._pool.resident())]
         changed: set[str] = set()
         for key in self._to_compare[-COMPARED_AT_ONCE:]:

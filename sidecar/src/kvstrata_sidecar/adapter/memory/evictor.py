@@ -18,23 +18,20 @@ from kvstrata.contract.messages.adapter import ScopeUsage, TierState
 from kvstrata_sidecar.adapter.index.deadlines import Deadlines
 from kvstrata_sidecar.adapter.index.scope_index import ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Cause, Choice, Fill, Situation, choose, next_expiry_s
-from kvstrata_sidecar.adapter.memory.borrowed import Borrowed
 from kvstrata_sidecar.adapter.memory.bounds_in_force import InForce
-from kvstrata_sidecar.adapter.memory.erase import Purges
-from kvstrata_sidecar.adapter.memory.erasing import MemoryEraser
-from kvstrata_sidecar.adapter.memory.events import Intake
+from kvstrata_sidecar.adapter.memory.erase import MemoryEraser, Purges
+from kvstrata_sidecar.adapter.memory.events import EventQueue, IndexUpdater, MemoryEvent
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
-from kvstrata_sidecar.adapter.memory.notes import Note, Notes
-from kvstrata_sidecar.adapter.memory.passage import GRACE_S, Passage
+from kvstrata_sidecar.adapter.memory.loans import Borrowed
 from kvstrata_sidecar.adapter.memory.report import by_scope, drift_bytes, usage_rows
 from kvstrata_sidecar.adapter.memory.turns import Turns
-from kvstrata_sidecar.adapter.memory.write_back import EVICTIONS, Cleaner
+from kvstrata_sidecar.adapter.memory.write_back import EVICTIONS, GRACE_S, PendingWriteBack, WriteBack
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.tier.counts import EVICTION, HIT, NOBODY, Counters, Histogram
 from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
 
 LOOK_S = 1.0
-"""How soon what was in use is looked at again: LMCache's locks of readers that died expire without a word."""
+"""How soon what was in use is looked at again: LMCache's locks of readers that died expire without an event."""
 
 
 MARGIN_PERCENT = 1
@@ -44,13 +41,13 @@ FAILED_ALLOCATION_PERCENT = 10
 """The same, when LMCache found no memory for a batch of blocks."""
 
 
-class Governor:
+class Evictor:
     """Keeps one pool within the policy in force. `start` and `close` it; the rest may be called from any thread.
 
     `tier` names the CPU tier, None without one. `residue` says why copies may be left elsewhere, or is empty. `gone` is
-    told of every block that has left the memory. `passes_on` says whether another tier admits a block that was written
-    here; LMCache's listener tells `passage`. `lower` returns these tiers from fast to slow: what leaves is handed down
-    to them.
+    called with the key of every block that has left the memory. `passes_on` says whether another tier admits a block
+    that was written here; LMCache's listener reports to `pending_write_back`. `lower` returns these tiers from fast to
+    slow: what leaves is copied to them.
     """
 
     def __init__(
@@ -78,12 +75,12 @@ class Governor:
         self._evictions = Counters()
         self.traffic = Counters()
         self.borrowed = Borrowed(self._keeps)
-        self.passage = Passage(passes_on, clock)
-        self._cleaner = Cleaner(pool, self._index, self.traffic, lower=lower, spared=self._is_spared, clock=clock)
+        self.pending_write_back = PendingWriteBack(passes_on, clock)
+        self._write_back = WriteBack(pool, self._index, self.traffic, lower=lower, spared=self._is_spared, clock=clock)
         self._tell_gone = gone
-        self._notes = Notes()
-        self._intake = Intake(
-            pool, self._index, self._notes, gone=self._gone, promoted=self._count_promoted,
+        self._events = EventQueue()
+        self._updater = IndexUpdater(
+            pool, self._index, self._events, gone=self._gone, promoted=self._count_promoted,
             used=partial(self._evictions.age, HIT), clock=clock,
         )  # fmt: skip
         self._allocation_failed = False
@@ -108,13 +105,13 @@ class Governor:
         """End the thread."""
         self._turns.close()
 
-    def note(self, what: Note, keys: Sequence[Any]) -> None:
+    def note(self, what: MemoryEvent, keys: Sequence[Any]) -> None:
         """Note an event; called by LMCache under its lock, so nothing else happens here."""
-        if what is Note.RESERVED and not keys:
+        if what is MemoryEvent.RESERVED and not keys:
             # LMCache tells of no keys only when it had no memory for any.
             self._allocation_failed = True
         else:
-            self._notes.add(what, tuple(keys))
+            self._events.add(what, tuple(keys))
         self._turns.wake()
 
     def loaded(self, keys: Sequence[Any]) -> None:
@@ -123,9 +120,9 @@ class Governor:
         for key, pool in self.borrowed.arrived(keys, self._pool.address):
             own = self._pool.loans.adopt(key, pool) if self._pool.loans is not None else None
             if own is not None:
-                self._intake.inherit_age(own, self._intake.age_s(key))
+                self._updater.inherit_age(own, self._updater.age_s(key))
                 came.append(own)
-        self.note(Note.LOADED, came)
+        self.note(MemoryEvent.LOADED, came)
 
     def policy_changed(self) -> None:
         """Look at the view in force now rather than within a second."""
@@ -133,17 +130,17 @@ class Governor:
         self._turns.wake()
 
     def inherit_age(self, key: Hashable, age_s: float) -> None:
-        """Say how long ago the tokens of a block were computed that is being loaded; see `Intake`."""
-        self._intake.inherit_age(key, age_s)
+        """Say how long ago the tokens of a block were computed that is being loaded; see `IndexUpdater`."""
+        self._updater.inherit_age(key, age_s)
 
-    def heard(self, tier: PodTier, keys: Iterable[Hashable]) -> None:
-        """Learn that a slower tier has blocks now."""
+    def confirm(self, tier: PodTier, keys: Iterable[Hashable]) -> None:
+        """Record that a slower tier holds blocks now."""
         if not tier.per_pod:  # others know at any time what they have
-            self._cleaner.words.heard(tier, keys)
+            self._write_back.presence.confirm(tier, keys)
 
     def age_s(self, key: Hashable) -> float:
         """Return how long ago a block's tokens were computed, 0 for one of which nothing is known."""
-        return self._intake.age_s(key)
+        return self._updater.age_s(key)
 
     def in_use(self, key: Hashable) -> bool:
         """Whether a block is there and somebody reads it now."""
@@ -169,14 +166,14 @@ class Governor:
         bound = self._policy.bounds.get(key.cache_salt)
         if bound is None or bound.denied or self._purges.is_doomed(key):
             return False
-        return bound.retention_s is None or self._intake.age_s(key) < bound.retention_s
+        return bound.retention_s is None or self._updater.age_s(key) < bound.retention_s
 
     def usage(self) -> tuple[tuple[ScopeUsage, ...], int]:
         """Return the largest scopes' use, and how many scopes were left out."""
         return usage_rows(self._index, self._policy.bounds, self._tier or "")
 
     def states(self) -> tuple[TierState, ...]:
-        """Return the CPU tier as the gate is told of it; nothing without one."""
+        """Return the CPU tier's state; nothing without one."""
         if self._tier is None:
             return ()
         healthy = self.healthy
@@ -217,16 +214,16 @@ class Governor:
         """Enter what happened, let go what has to go; return after how many seconds to look again at the latest."""
         with self._turn_lock:
             now_s = self._clock()
-            # A turn that failed has struck out what was to be looked at.
+            # A turn that failed has removed deadlines and events of what was to be looked at.
             everything, self._unfinished = self._unfinished, True
             # First what is doomed: the index learns of it in this very turn, so no other block goes in its stead.
             self._purges.advance()
-            changed = self._intake.read_notes(now_s) | self._intake.compare(now_s)
+            changed = self._updater.read_events(now_s) | self._updater.compare(now_s)
             changed |= self._take_view() | self._deadlines.due(now_s)
             if everything:
                 self._deadlines.clear()
                 self._locked.clear()
-            self.passage.forget(now_s)
+            self.pending_write_back.forget(now_s)
             if now_s >= self._look_at_s:
                 self._look_at_s = now_s + LOOK_S
                 self._reclaim_abandoned()
@@ -236,14 +233,14 @@ class Governor:
             for keyspace in self._index.keyspaces() if everything else changed:
                 self._look_again(keyspace, choice, now_s)
             self._unfinished = False
-            if now_s >= self._cleaner.due_s:
-                self._hand_down(now_s)
-            if self._intake.comparing:
+            if now_s >= self._write_back.due_s:
+                self._copy_ahead(now_s)
+            if self._updater.comparing:
                 return 0.0
             next_s = self._deadlines.next_s()
             moments_s = [self._look_at_s, *([] if next_s is None else [next_s])]
-            if changed and self._cleaner.has_work:
-                moments_s.append(self._cleaner.due_s)
+            if changed and self._write_back.has_work:
+                moments_s.append(self._write_back.due_s)
             return max(0.0, min(moments_s) - now_s)
 
     def _look_again(self, keyspace: str, choice: Choice, now_s: float) -> None:
@@ -256,7 +253,7 @@ class Governor:
         again_s = now_s + LOOK_S
         moment_s = None if scope is None or bound is None else next_expiry_s(scope, bound, now_s, again_s)
         if locked_bytes or keyspace in choice.failed:
-            if self.passage:
+            if self.pending_write_back:
                 # LMCache says when a reader lets go, but not when it takes nothing up.
                 again_s = now_s + GRACE_S
             moment_s = again_s if moment_s is None else min(moment_s, again_s)
@@ -293,18 +290,19 @@ class Governor:
         self.traffic.add("promoted_bytes", size_bytes, scope)
 
     def _gone(self, key: Hashable) -> None:
-        self._cleaner.words.forget(key)
+        self._write_back.presence.discard(key)
         self._tell_gone(key)
 
     def _is_spared(self, key: Hashable) -> bool:
-        """Whether a block is not to be handed down: it is in use, on its way already, or told to go."""
-        return self._pool.in_use(key) or self.passage.waits(key, self._clock()) or self._purges.is_doomed(key)
+        """Whether a block is not to be copied: it is in use, on its way already, or has to go."""
+        pending = self.pending_write_back.waits(key, self._clock())
+        return pending or self._pool.in_use(key) or self._purges.is_doomed(key)
 
-    def _hand_down(self, now_s: float) -> None:
+    def _copy_ahead(self, now_s: float) -> None:
         used_bytes, total_bytes = self._pool.usage()
         room_bytes = total_bytes * self._high_share
         fill = Fill(used_bytes, room_bytes, total_bytes)
-        self._cleaner.look(self._policy.bounds, self._policy.guarantees(room_bytes), fill, now_s)
+        self._write_back.look(self._policy.bounds, self._policy.guarantees(room_bytes), fill, now_s)
 
     def _choose(self, now_s: float, changed: set[str] | None) -> Choice:
         used_bytes, total_bytes = self._pool.usage()
@@ -322,7 +320,7 @@ class Governor:
             self._policy.bounds, self._policy.guarantees(room_bytes), self._pool.staged_bytes(), self._pool.in_use,
             now_s, need_bytes,
             self._enforcement.readable.chunks,
-            passing=lambda key: self.passage.waits(key, now_s),
+            passing=lambda key: self.pending_write_back.waits(key, now_s),
         )  # fmt: skip
         return choose(self._index, situation, changed)
 
@@ -341,14 +339,12 @@ class Governor:
         deleted = self._purges.delete(removed) | self._pool.delete(others)[0]
         now_s = self._clock()
         for key in deleted:
-            cause = choice.victims[key]
-            leaving = self._index.find(key) if cause in EVICTIONS else None
-            if leaving is not None:
-                self._cleaner.left(key, leaving, now_s)
-                self._evictions.age(EVICTION, now_s - leaving.computed_s)
-            kept = self._index.remove(key)
+            cause, kept = choice.victims[key], self._index.remove(key)
             self._counts[f"evicted_{cause}"] += 1
             if kept is not None:
+                if cause in EVICTIONS:
+                    self._write_back.left(key, kept, now_s)
+                    self._evictions.age(EVICTION, now_s - kept.computed_s)
                 scope = kept.keyspace if kept.keyspace in self._policy.bounds else NOBODY
                 self._evictions.add(str(cause), keyspace=scope)
         for key in choice.victims.keys() - deleted:

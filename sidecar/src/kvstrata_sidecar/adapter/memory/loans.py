@@ -12,28 +12,68 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
+
+from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, Refusal
+from kvstrata_sidecar.adapter.tier.buffers import address_of
+from kvstrata_sidecar.adapter.tier.counts import Counters
+
+MAX_EXPECTED = 65_536
+"""Blocks of which it is remembered; beyond, the eldest are kept like any other block."""
 
 
-class Lending(Protocol):
-    """Who may be lent what, under the policy in force. Called under LMCache's lock, but for `lenders`."""
+class Lending:
+    """Who may be lent what, under the policy in force. Called under LMCache's lock, but for `lenders`.
+
+    `tier` names the CPU tier, None without one: then all may read what passes through memory. `lendable` says whether a
+    pool's block may be lent anew: it is not too old and does not have to go. `returned` is called with the key of a
+    pool's block that a reader returned.
+    """
+
+    def __init__(
+        self,
+        enforcement: Enforcement,
+        *,
+        tier: str | None,
+        lendable: Callable[[Any], bool],
+        returned: Callable[[Hashable], None],
+        counts: Counters,
+    ) -> None:
+        self._enforcement = enforcement
+        self._tier = tier
+        self.lendable = lendable
+        self.returned = returned
+        self._counts = counts
 
     def withheld(self, keys: Sequence[Any]) -> set[Any]:
-        """Return those of the keys whose readers may find nothing in memory, whatever is there."""
+        """Return those of the keys that their readers may not find in this tier, and count them."""
+        tier = self._tier
+        if tier is None:
+            return set()
+        asked = Counter(key.cache_salt for key in keys)
+        denied = {keyspace for keyspace in asked if self._enforcement.denies(keyspace, tier)}
+        for keyspace in denied:
+            self._counts.refuse(Refusal.NOT_ALLOWED, asked[keyspace], keyspace)
+        return {key for key in keys if key.cache_salt in denied} if denied else set()
 
     def lenders(self, key: Any) -> Sequence[str]:
-        """Return the pools' keyspaces whose chunk the reader of `key` may read now, in the order of asking."""
+        """Return the pools' keyspaces whose chunk the reader of `key` may read now, in the order of asking.
 
-    def lendable(self, key: Hashable) -> bool:
-        """Whether a pool's block may be lent anew: it is not too old and was not told to go."""
+        Those that are not kept in memory are among them: what passes through it may be read as well.
+        """
+        reader = key.cache_salt
+        pools = self._enforcement.readable.candidates(reader, key.chunk_hash)
+        if not pools:
+            return ()
+        return tuple(pool for pool in pools if self._enforcement.refusal(reader, (pool,)) is None)
 
     def lent(self, key: Any, size_bytes: int) -> None:
-        """Hear that a block was lent under a reader's key."""
-
-    def returned(self, key: Hashable) -> None:
-        """Hear that a pool's block was returned by a reader."""
+        """Count a loan."""
+        self._counts.add("lent_blocks", 1, key.cache_salt)
+        self._counts.add("lent_bytes", size_bytes, key.cache_salt)
 
 
 @dataclass(slots=True, eq=False)
@@ -262,3 +302,52 @@ class Loans:
             return True
         self._by_memory.pop(id(lent.entry.memory_obj), None)
         return False
+
+
+class Borrowed:
+    """Pools' blocks that a slower tier is loading for a reader, by the reader's key. Safe to share between threads.
+
+    LMCache would keep them under that key: a copy for each reader, in its own budget. What comes first of a chunk
+    becomes the pool's own block instead, lent to the reader that asked; what comes of it meanwhile for others, or of a
+    pool that is not kept in memory, goes with their requests.
+
+    Nothing but a pool's own bytes may become its block. A load may end in vain after its tier reported it, and the next
+    one may find the reader's own copy, so each load says where it came from, and what counts is the memory that it
+    filled.
+
+    `keeps(keyspace, chunk_hash)` says whether a pool's chunk may stay in memory.
+    """
+
+    def __init__(self, keeps: Callable[[str, bytes], bool], limit: int = MAX_EXPECTED) -> None:
+        self._keeps = keeps
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._expected: OrderedDict[Hashable, tuple[str, int | None]] = OrderedDict()
+
+    def loaded(self, key: Any, kept: str, view: memoryview) -> None:
+        """Note under which keyspace a tier found a block, which is in `view` now; before the load is answered."""
+        if kept != key.cache_salt:
+            self.expect(key, kept, address_of(view))
+        elif self._expected:
+            with self._lock:
+                self._expected.pop(key, None)
+
+    def expect(self, key: Hashable, keyspace: str, address: int | None) -> None:
+        """Note that a block of a pool's keyspace is at this address, and about to arrive under a reader's key."""
+        with self._lock:
+            self._expected[key] = keyspace, address
+            self._expected.move_to_end(key)
+            if len(self._expected) > self._limit:
+                self._expected.popitem(last=False)
+
+    def arrived(self, keys: Iterable[Any], address: Callable[[Any], int | None]) -> list[tuple[Any, str | None]]:
+        """Return, once, which of these keys' blocks are a pool's, and its keyspace where it may keep them.
+
+        `address` tells where a key's block is: what is elsewhere than it was loaded is another block of that name.
+        """
+        if not self._expected:
+            return []
+        with self._lock:
+            expected = [(key, *self._expected.pop(key)) for key in keys if key in self._expected]
+        found = [(key, pool) for key, pool, filled in expected if filled is not None and address(key) == filled]
+        return [(key, pool if self._keeps(pool, key.chunk_hash) else None) for key, pool in found]

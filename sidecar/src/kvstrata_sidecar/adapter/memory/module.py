@@ -17,20 +17,18 @@ from lmcache.v1.distributed.storage_controllers.store_controller import StoreLis
 from lmcache.v1.memory_management import TensorMemoryObj
 
 from kvstrata_sidecar.adapter.memory import lmcache_version as pin
-from kvstrata_sidecar.adapter.memory.evictor import Governor
+from kvstrata_sidecar.adapter.memory.events import MemoryEvent
+from kvstrata_sidecar.adapter.memory.evictor import Evictor
 from kvstrata_sidecar.adapter.memory.lmcache_keys import Chunks
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool
+from kvstrata_sidecar.adapter.memory.loans import Lending, Loans
+from kvstrata_sidecar.adapter.memory.params import MemoryParams, Warmup
+from kvstrata_sidecar.adapter.memory.prefetch import Prefetch
 from kvstrata_sidecar.adapter.memory.warmup import Memory, Warmer
+from kvstrata_sidecar.adapter.memory.write_back import Offers
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement, nobody_asks
 from kvstrata_sidecar.adapter.pool_report import Hasher
 from kvstrata_sidecar.adapter.runtime import acquire, no_names, nobody_offers, release
-
-from .lending import PolicyLending
-from .loans import Loans
-from .notes import Note
-from .offers import Offers
-from .params import MemoryParams, Warmup
-from .prefetch import Prefetch
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +62,7 @@ class MemoryModule:
             release(self._runtime)
             raise pin.IncompatibleServerError("this server module was named twice")
         self._pool = Pool(manager, L1Error.SUCCESS, L1Error.KEY_IS_LOCKED, self._runtime.spans)
-        self._governor = Governor(
+        self._evictor = Evictor(
             self._pool,
             self._runtime.enforcement,
             tier=params.tier,
@@ -75,15 +73,15 @@ class MemoryModule:
             lower=lambda: self._runtime.tiers,
         )
         self._pool.guard()
-        self._pool.lend(_loans(manager, self._runtime.enforcement, self._governor))
-        self._pool.listen(_Listener(self._governor, self._pool))
-        self._runtime.enforcement.loaded_from = self._governor.borrowed.loaded
-        self._governor.start()
-        self._runtime.memory = self._governor
+        self._pool.lend(_loans(manager, self._runtime.enforcement, self._evictor))
+        self._pool.listen(_Listener(self._evictor, self._pool))
+        self._runtime.enforcement.loaded_from = self._evictor.borrowed.loaded
+        self._evictor.start()
+        self._runtime.memory = self._evictor
         self._runtime.hasher = Hasher(*pin.the_hasher(self._context))
         self._runtime.names = Chunks(pin.the_layouts(self._context)).keys
         store_again = pin.the_store_listener(manager, StoreListener).on_l1_keys_write_finished
-        self._runtime.lacking = Offers(store_again, self._governor.traffic.add).lacking
+        self._runtime.lacking = Offers(store_again, self._evictor.traffic.add).lacking
         self._warmer: Warmer | None = None
         if params.warmup is not None and params.tier is not None:
             self._warmer = self._warm_up(params.warmup, params.tier, params.high_watermark_percent / 100)
@@ -96,8 +94,8 @@ class MemoryModule:
 
     def report_status(self) -> dict[str, Any]:
         """Return what `/status` shows beside LMCache's own; without an enforced policy the server is unhealthy."""
-        healthy = self._governor.healthy
-        status: dict[str, Any] = {"kvstrata_memory": {"is_healthy": healthy, "counters": self._governor.counters()}}
+        healthy = self._evictor.healthy
+        status: dict[str, Any] = {"kvstrata_memory": {"is_healthy": healthy, "counters": self._evictor.counters()}}
         return status if healthy else status | {"is_healthy": False}
 
     def close(self) -> None:
@@ -110,19 +108,19 @@ class MemoryModule:
         self._runtime.lacking = nobody_offers
         self._runtime.memory = None
         self._runtime.enforcement.loaded_from = nobody_asks
-        self._governor.close()
+        self._evictor.close()
         self._pool.close()
         release(self._runtime)
 
     def _warm_up(self, warmup: Warmup, tier: str, high_share: float) -> Warmer:
         pin.require_prefetching(self._context.storage_manager)
-        governor, pool, runtime = self._governor, self._pool, self._runtime
+        evictor, pool, runtime = self._evictor, self._pool, self._runtime
 
         def size(key: Any) -> int:
             entry = pool.entry(key)
             return pool.size(entry) if entry is not None else 0
 
-        memory = Memory(size, governor.held_bytes, pool.usage, partial(governor.note, Note.ORDERED))
+        memory = Memory(size, evictor.held_bytes, pool.usage, partial(evictor.note, MemoryEvent.ORDERED))
         runtime.warmer = warmer = Warmer(
             warmup,
             tier,
@@ -131,45 +129,45 @@ class MemoryModule:
             lambda: runtime.tiers,
             memory,
             Prefetch(self._context.storage_manager, pin.the_layouts(self._context)),
-            governor.traffic,
+            evictor.traffic,
         )
         warmer.start()
         return warmer
 
 
 class _Listener(L1ManagerListener):  # type: ignore[misc]
-    def __init__(self, governor: Governor, pool: Pool) -> None:
-        self._note = governor.note
-        self._passage = governor.passage
-        self._loaded = governor.loaded
+    def __init__(self, evictor: Evictor, pool: Pool) -> None:
+        self._note = evictor.note
+        self._pending_write_back = evictor.pending_write_back
+        self._loaded = evictor.loaded
         self._pool = pool
 
     def on_l1_keys_reserved_read(self, keys: list[Any]) -> None:
         """Being read is not yet being useful; but LMCache takes up for other tiers what was written by reading it."""
-        self._passage.taken(keys)
+        self._pending_write_back.taken(keys)
 
     def on_l1_keys_read_finished(self, keys: list[Any]) -> None:
-        self._note(Note.RELEASED, keys)
+        self._note(MemoryEvent.RELEASED, keys)
 
     def on_l1_keys_reserved_write(self, keys: list[Any]) -> None:
-        self._note(Note.RESERVED, keys)
+        self._note(MemoryEvent.RESERVED, keys)
 
     def on_l1_keys_write_finished(self, keys: list[Any]) -> None:
-        self._passage.came(keys)
-        self._note(Note.WRITTEN, keys)
+        self._pending_write_back.came(keys)
+        self._note(MemoryEvent.WRITTEN, keys)
 
     def on_l1_keys_finish_write_and_reserve_read(self, keys: list[Any]) -> None:
         self._loaded(keys)
 
     def on_l1_keys_deleted_by_manager(self, keys: list[Any]) -> None:
-        self._note(Note.DELETED, keys)
+        self._note(MemoryEvent.DELETED, keys)
 
     def on_l1_keys_accessed(self, keys: list[Any]) -> None:
         loans = self._pool.loans
-        self._note(Note.USED, [loans.lender(key) for key in keys] if loans else keys)
+        self._note(MemoryEvent.USED, [loans.lender(key) for key in keys] if loans else keys)
 
 
-def _loans(manager: Any, enforcement: Enforcement, governor: Governor) -> Loans:
+def _loans(manager: Any, enforcement: Enforcement, evictor: Evictor) -> Loans:
     ttl_s = manager._read_ttl_seconds
 
     def entry_of(memory_object: Any) -> L1ObjectState:
@@ -177,12 +175,12 @@ def _loans(manager: Any, enforcement: Enforcement, governor: Governor) -> Loans:
             memory_obj=memory_object, write_lock=TTLLock(ttl_s), read_lock=TTLLock(ttl_s), is_temporary=True
         )
 
-    lending = PolicyLending(
+    lending = Lending(
         enforcement,
-        tier=governor.tier,
-        lendable=governor.lendable,
-        returned=lambda key: governor.note(Note.RELEASED, (key,)),
-        counts=governor.traffic,
+        tier=evictor.tier,
+        lendable=evictor.lendable,
+        returned=lambda key: evictor.note(MemoryEvent.RELEASED, (key,)),
+        counts=evictor.traffic,
     )
     missing = (L1Error.KEY_NOT_EXIST, None)
     return Loans(manager, lending, entry_of=entry_of, missing=missing, lock_ttl_s=ttl_s)

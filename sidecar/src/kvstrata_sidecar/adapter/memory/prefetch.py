@@ -2,38 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from lmcache.v1.distributed.api import GroupedObjectKeys, ObjectKey, PrefetchLockMode, PrefetchTaskSpec
 
 from kvstrata_sidecar.adapter.memory.lmcache_keys import ranks_of
+from kvstrata_sidecar.adapter.memory.warmup import Chunk, ChunkPart
 from kvstrata_sidecar.adapter.pool_report import counted_groups
-
-from .warm_choice import Chunk
-
-ALIGNED_BYTES = 4096
-"""What LMCache rounds a block up to in its memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One part of each chunk, as the engine registered it; `counted` if a chunk is not there without it."""
-
-    model: str
-    rank: int
-    group: int
-    layout: Any
-    counted: bool
-
-    @property
-    def size_bytes(self) -> int:
-        """What it takes in memory."""
-        layout = self.layout
-        sizes = (math.prod(shape) * dtype.itemsize for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True))
-        return -(-int(sum(sizes)) // ALIGNED_BYTES) * ALIGNED_BYTES
 
 
 class Prefetch:
@@ -43,19 +19,19 @@ class Prefetch:
         self._storage = storage_manager
         self._layouts = layouts
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[ChunkPart, ...]:
         """Return the parts that a chunk has; none before an engine registered how its blocks look."""
         for (model, world_size), entry in list(self._layouts.items()):
             counted = counted_groups(entry.attn_desc.num_chunks_in_sw)
             return tuple(
-                Part(model, rank, group, layout, group in counted)
+                ChunkPart(model, rank, group, layout, group in counted)
                 for rank in ranks_of(world_size)
                 for group, layout in sorted(entry.group_layout_descs.items())
             )
         return ()
 
     @staticmethod
-    def keys(parts: Sequence[Part], chunks: Sequence[Chunk]) -> list[Any]:
+    def keys(parts: Sequence[ChunkPart], chunks: Sequence[Chunk]) -> list[Any]:
         """Return LMCache's keys of all parts of chunks, chunk by chunk."""
         return [
             ObjectKey(chunk.chunk_hash, part.model, part.rank, part.group, chunk.keyspace)
@@ -63,7 +39,7 @@ class Prefetch:
             for part in parts
         ]
 
-    def begin(self, parts: Sequence[Part], chunks: Sequence[Chunk]) -> Any:
+    def begin(self, parts: Sequence[ChunkPart], chunks: Sequence[Chunk]) -> Any:
         """Begin to load chunks, as far as tiers have them; return what `over` is asked about."""
         # No windows: a chunk stands for itself here, whatever came before it.
         rows = [

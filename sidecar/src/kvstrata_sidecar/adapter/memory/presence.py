@@ -1,6 +1,7 @@
-"""What slower tiers said that they have: by the answers to what was stored in them, loaded from them or handed down.
+"""Cache of presence answers from slower tiers.
 
-A tier may have lost a block since: its word is trusted for a while, and then it is asked again.
+A slower tier reports a block as present when it answers a store, a load or a write-back. The tier may evict the block
+later, so an answer is only as good as its age; callers decide how old is too old (`age_s`) and then ask the tier.
 """
 
 from __future__ import annotations
@@ -10,38 +11,41 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 
-MAX_WORDS = 262_144
-"""Blocks of which a tier's word is remembered; beyond, the eldest words are forgotten."""
+MAX_ENTRIES = 262_144
+"""Entries kept per tier; beyond this the least recently confirmed entry is dropped."""
 
 
-class Words:
-    """Words by tier, which is any object. Safe to share between threads."""
+class PresenceCache:
+    """When each tier last confirmed that it holds a block. Thread-safe.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, limit: int = MAX_WORDS) -> None:
+    Tiers are compared by identity. Keys are block keys of LMCache's memory.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, max_entries: int = MAX_ENTRIES) -> None:
         self._clock = clock
-        self._limit = limit
+        self._max_entries = max_entries
         self._lock = threading.Lock()
-        self._said_s: dict[int, OrderedDict[Hashable, float]] = {}
+        self._confirmed_s: dict[int, OrderedDict[Hashable, float]] = {}
 
-    def heard(self, tier: object, keys: Iterable[Hashable]) -> None:
-        """Learn that a tier has blocks now."""
+    def confirm(self, tier: object, keys: Iterable[Hashable]) -> None:
+        """Record that `tier` holds `keys` now."""
         with self._lock:
-            said_s, now_s = self._said_s.setdefault(id(tier), OrderedDict()), self._clock()
+            confirmed_s, now_s = self._confirmed_s.setdefault(id(tier), OrderedDict()), self._clock()
             for key in keys:
-                said_s[key] = now_s
-                said_s.move_to_end(key)
-                if len(said_s) > self._limit:
-                    said_s.popitem(last=False)
+                confirmed_s[key] = now_s
+                confirmed_s.move_to_end(key)
+                if len(confirmed_s) > self._max_entries:
+                    confirmed_s.popitem(last=False)
 
-    def since_s(self, tier: object, key: Hashable) -> float | None:
-        """Return how many seconds ago a tier said that it has a block, None if it never did."""
+    def age_s(self, tier: object, key: Hashable) -> float | None:
+        """Return the seconds since `tier` last confirmed `key`, or None if it never did."""
         with self._lock:
-            said_s = self._said_s.get(id(tier))
-            moment_s = None if said_s is None else said_s.get(key)
+            confirmed_s = self._confirmed_s.get(id(tier))
+            moment_s = None if confirmed_s is None else confirmed_s.get(key)
         return None if moment_s is None else self._clock() - moment_s
 
-    def forget(self, key: Hashable) -> None:
-        """Forget what was said of a block that has left the memory."""
+    def discard(self, key: Hashable) -> None:
+        """Drop `key` for all tiers, after the block left memory."""
         with self._lock:
-            for said_s in self._said_s.values():
-                said_s.pop(key, None)
+            for confirmed_s in self._confirmed_s.values():
+                confirmed_s.pop(key, None)

@@ -4,22 +4,26 @@ It begins when the engine registered how its blocks look, which is while it stil
 bytes are there, the time is over, the memory has no room left or no tier knows more. What is loaded comes by LMCache's
 own way, so policy, keys, ages and budgets hold as for any load. A batch is under way at a time. Loads that wait for a
 server that is away end by the tier's deadline; whoever waits for the warm-up waits no longer than its time.
+
+Scopes with a guarantee in memory come first, each up to its guarantee or, where the budget is less than all guarantees,
+up to the same share of it; the rest goes to the chunks that were used last. A chunk is of use only with all its parts,
+so those that a tier has only in part are left out.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kvstrata.contract.policy.cache_view import CacheView
 from kvstrata_sidecar.adapter.index.bounds import Bounds, bounds_of
 from kvstrata_sidecar.adapter.memory.params import Warmup
-from kvstrata_sidecar.adapter.memory.warm_choice import Chunk, Room, batches, share_out, whole_chunks
 from kvstrata_sidecar.adapter.policy.enforcement import Enforcement
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.hot import Hot
@@ -41,37 +45,54 @@ PATIENCE_S = 5.0
 
 PAUSE_S = 0.1
 
+ALIGNED_BYTES = 4096
+"""What LMCache rounds a block up to in its memory."""
 
-class Parts(Protocol):
-    """One part of each chunk; see `prefetch.Part`."""
 
-    @property
-    def rank(self) -> int:
-        """LMCache's name of the rank."""
+@dataclass(frozen=True, slots=True)
+class ChunkPart:
+    """One part of each chunk, as the engine registered it; `counted` if a chunk is not there without it."""
 
-    @property
-    def group(self) -> int:
-        """The group of layers."""
-
-    @property
-    def counted(self) -> bool:
-        """Whether a chunk is not there without it."""
+    model: str
+    rank: int
+    group: int
+    layout: Any
+    counted: bool
 
     @property
     def size_bytes(self) -> int:
         """What it takes in memory."""
+        layout = self.layout
+        sizes = (math.prod(shape) * dtype.itemsize for shape, dtype in zip(layout.shapes, layout.dtypes, strict=True))
+        return -(-int(sum(sizes)) // ALIGNED_BYTES) * ALIGNED_BYTES
+
+
+class Chunk(NamedTuple):
+    """A chunk that a tier has; `last_use` as in Hot."""
+
+    keyspace: str
+    chunk_hash: bytes
+    last_use: float
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a scope may still take in memory: up to its limit (None without one), and of that what is its own."""
+
+    left_bytes: int | None = None
+    guaranteed_bytes: int = 0
 
 
 class Loads(Protocol):
-    """LMCache's prefetching; see `prefetch.Prefetch`."""
+    """LMCache's prefetching: `Prefetch`, which imports LMCache."""
 
-    def parts(self) -> Sequence[Any]:
+    def parts(self) -> Sequence[ChunkPart]:
         """Return the parts that a chunk has, none before an engine registered."""
 
-    def keys(self, parts: Sequence[Any], chunks: Sequence[Chunk]) -> list[Any]:
+    def keys(self, parts: Sequence[ChunkPart], chunks: Sequence[Chunk]) -> list[Any]:
         """Return LMCache's keys of all parts of chunks, chunk by chunk."""
 
-    def begin(self, parts: Sequence[Any], chunks: Sequence[Chunk]) -> Any:
+    def begin(self, parts: Sequence[ChunkPart], chunks: Sequence[Chunk]) -> Any:
         """Begin to load chunks."""
 
     def over(self, handle: Any, timeout_s: float) -> bool:
@@ -192,7 +213,7 @@ class Warmer:
     def _worth_waiting(self, tier: PodTier) -> bool:
         return tier.state().recovering or self._enforcement.view is None or self.lasted_s < PATIENCE_S
 
-    def _warm_from(self, tier: PodTier, parts: Sequence[Parts], hot: Iterable[Hot]) -> None:
+    def _warm_from(self, tier: PodTier, parts: Sequence[ChunkPart], hot: Iterable[Hot]) -> None:
         """Load what `tier` was used for last, planning anew whenever the policy changes."""
         chunk_bytes = sum(part.size_bytes for part in parts)
         needed = {(part.rank, part.group) for part in parts if part.counted}
@@ -214,7 +235,7 @@ class Warmer:
                     return
             left = [chunk for chunk in left if chunk not in tried]
 
-    def _load(self, parts: Sequence[Parts], chunks: Sequence[Chunk]) -> None:
+    def _load(self, parts: Sequence[ChunkPart], chunks: Sequence[Chunk]) -> None:
         """Load one batch and wait until it is over, which is by the tiers' deadlines."""
         keys = self._loads.keys(parts, chunks)
         before = {key for key in keys if self._memory.size(key)}
@@ -247,7 +268,7 @@ class Warmer:
             rooms[keyspace] = Room(left_bytes, max(0, bound.guaranteed_bytes - held_bytes))
         return rooms
 
-    def _there(self, parts: Sequence[Parts], chunk: Chunk) -> bool:
+    def _there(self, parts: Sequence[ChunkPart], chunk: Chunk) -> bool:
         keys = self._loads.keys(parts, [chunk])
         return all(self._memory.size(key) for key, part in zip(keys, parts, strict=True) if part.counted)
 
@@ -255,6 +276,65 @@ class Warmer:
         used_bytes, total_bytes = self._memory.usage()
         full = used_bytes >= self._room_share * total_bytes
         return self._closed.is_set() or not self.warming or self._left_bytes <= 0 or full
+
+
+def whole_chunks(hot: Iterable[Hot], needed: Collection[tuple[int, int]]) -> list[Chunk]:
+    """Return the chunks of which a tier has each of the `needed` (rank, group), the hottest first.
+
+    A chunk was last used when its part was that was not used for longest.
+    """
+    parts: dict[tuple[str, bytes], dict[tuple[int, int], float]] = defaultdict(dict)
+    for one in hot:
+        if (one.rank, one.group) in needed:
+            parts[one.keyspace, one.chunk_hash][one.rank, one.group] = one.last_use
+    whole = [
+        Chunk(keyspace, chunk_hash, min(uses.values()))
+        for (keyspace, chunk_hash), uses in parts.items()
+        if len(uses) == len(needed)
+    ]
+    return sorted(whole, key=lambda chunk: chunk.last_use, reverse=True)
+
+
+def share_out(chunks: Sequence[Chunk], chunk_bytes: int, budget_bytes: int, rooms: Mapping[str, Room]) -> list[Chunk]:
+    """Return what to load of `chunks`, which are the hottest first; so is the answer.
+
+    `chunk_bytes` is what each takes. Whoever has no room in `rooms` gets nothing. Of each scope the hottest are taken:
+    once one has no room left, no colder one of it is tried.
+    """
+    known = [chunk for chunk in chunks if chunk.keyspace in rooms]
+    promised_bytes = sum(rooms[keyspace].guaranteed_bytes for keyspace in {chunk.keyspace for chunk in known})
+    share = min(1.0, budget_bytes / promised_bytes) if promised_bytes else 0.0
+    taken_bytes: Counter[str] = Counter()
+    taken: set[int] = set()
+    left_bytes = budget_bytes
+
+    def take(number: int, chunk: Chunk, most_bytes: float) -> bool:
+        nonlocal left_bytes
+        room = rooms[chunk.keyspace]
+        after_bytes = taken_bytes[chunk.keyspace] + chunk_bytes
+        fits = room.left_bytes is None or after_bytes <= room.left_bytes
+        if not fits or after_bytes > most_bytes or chunk_bytes > left_bytes:
+            return False
+        taken_bytes[chunk.keyspace] = after_bytes
+        left_bytes -= chunk_bytes
+        taken.add(number)
+        return True
+
+    for number, chunk in enumerate(known):
+        take(number, chunk, rooms[chunk.keyspace].guaranteed_bytes * share)
+    full: set[str] = set()
+    for number, chunk in enumerate(known):
+        if left_bytes < chunk_bytes:
+            break
+        if number not in taken and chunk.keyspace not in full and not take(number, chunk, float("inf")):
+            full.add(chunk.keyspace)
+    return [known[number] for number in sorted(taken)]
+
+
+def batches(chunks: Sequence[Chunk], chunk_bytes: int, batch_bytes: int) -> list[Sequence[Chunk]]:
+    """Divide chunks, in their order, into batches of at most `batch_bytes`, but of one chunk at least."""
+    size = max(1, batch_bytes // chunk_bytes)
+    return [chunks[start : start + size] for start in range(0, len(chunks), size)]
 
 
 def _young(one: Hot, bounds: dict[str, Bounds]) -> bool:

@@ -1,8 +1,11 @@
-"""Hands blocks down to the next slower tier before they leave the memory.
+"""Copies of blocks in slower tiers: those that LMCache is about to make, and those of blocks that leave memory.
 
-A new block goes to all tiers when it is written, so the next slower tier mostly has what leaves. It has not what was
-loaded from a tier behind it, and what came while it was away, full or busy. Such blocks are copied ahead of eviction,
-which never waits for that: what was not copied in time goes all the same.
+A new block goes to all tiers when it is written (`PendingWriteBack`), so the next slower tier mostly has what leaves.
+It has not what was loaded from a tier behind it, and what came while it was away, full or busy. Such blocks are copied
+ahead of eviction (`WriteBack`), which never waits for that: what was not copied in time goes all the same.
+
+What a shared tier lost of a pool would not come back by itself: a request that computes a pool's tokens anew finds them
+in memory and writes nothing. Such blocks are offered to the tier again (`Offers`).
 """
 
 from __future__ import annotations
@@ -10,15 +13,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvstrata_sidecar.adapter.index.bounds import Bounds
 from kvstrata_sidecar.adapter.index.scope_index import Kept, ScopeIndex
 from kvstrata_sidecar.adapter.index.victims import Cause, Fill, next_victims
 from kvstrata_sidecar.adapter.memory.lmcache_memory import Pool, Reserved
-from kvstrata_sidecar.adapter.memory.presence import Words
+from kvstrata_sidecar.adapter.memory.presence import PresenceCache
 from kvstrata_sidecar.adapter.tier.counts import Counters
 from kvstrata_sidecar.adapter.tier.interface import Block, PodTier
 from kvstrata_sidecar.adapter.tier.tasks import Task
@@ -57,6 +60,15 @@ RETRY_S = 5.0
 
 EVICTIONS = frozenset({Cause.LIMIT, Cause.ROOM, Cause.RETENTION})
 
+GRACE_S = 0.25
+"""How long a block waits for LMCache to take it up; a tier whose store cannot begin is not waited for any longer."""
+
+PATIENCE_S = 10.0
+"""How long a block is lacking before it is offered: what was just written is on its way."""
+
+MAX_POOLS = 128
+"""Pools' keyspaces of which it is remembered since when they lack what."""
+
 
 class Way(NamedTuple):
     """Where a block should be copied to; `open` is whether that tier takes it now."""
@@ -65,10 +77,10 @@ class Way(NamedTuple):
     open: bool
 
 
-class Cleaner:
-    """Copies what is about to leave `pool`. `look` and `left` are the governor's; the rest any thread may call.
+class WriteBack:
+    """Copies what is about to leave `pool`. `look` and `left` are the evictor's; the rest any thread may call.
 
-    `lower` returns the tiers behind the memory from fast to slow, `spared` tells blocks that must not be copied.
+    `lower` returns the tiers behind the memory from fast to slow, `spared` whether a block must not be copied.
     """
 
     def __init__(
@@ -87,7 +99,7 @@ class Cleaner:
         self._lower = lower
         self._spared = spared
         self._clock = clock
-        self.words = Words(clock)
+        self.presence = PresenceCache(clock)
         self._lock = threading.Lock()
         self._in_flight: Counter[str] = Counter()
         self._copying: dict[int, Sequence[Reserved]] = {}
@@ -143,7 +155,7 @@ class Cleaner:
         for tier in self._lower():
             if tier.life_s(block) < age_s + WORTHWHILE_S:
                 continue
-            since_s = self.words.since_s(tier, block.key)
+            since_s = self.presence.age_s(tier, block.key)
             if tier.holds(block.keyspace, block) or (not tier.per_pod and since_s is not None and since_s < trust_s):
                 return None
             if tier.takes(block):
@@ -178,7 +190,7 @@ class Cleaner:
     def _ended(self, tier: PodTier, reserved: Sequence[Reserved], task: Task) -> None:
         """Hear how a copy ended, from the tier's threads."""
         try:
-            self.words.heard(tier, [one.key for one, there in zip(reserved, task.found, strict=True) if there])
+            self.presence.confirm(tier, [one.key for one, there in zip(reserved, task.found, strict=True) if there])
             for key, size_bytes in zip(task.keys, task.sizes, strict=True):
                 keyspace = key.cache_salt  # type: ignore[attr-defined]
                 self._counts.add("handed_down_blocks", 1, keyspace)
@@ -197,6 +209,90 @@ class Cleaner:
             self._pool.let_go(reserved)
         except Exception:
             logger.exception("Blocks that were copied to a slower tier stay locked until LMCache's lock ends")
+
+
+class PendingWriteBack:
+    """Blocks that were written and that LMCache has yet to take up for other tiers. `came` and `taken` never wait.
+
+    LMCache first reports that a block was written, and then locks it to store it in other tiers. One that has to go at
+    once, as where a scope may keep nothing in memory, could be deleted in between, and would reach no tier.
+    `passes_on` says whether there is a tier behind the memory that admits a block. Thread-safe.
+    """
+
+    def __init__(self, passes_on: Callable[[Any], bool], clock: Callable[[], float] = time.monotonic) -> None:
+        self._passes_on = passes_on
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._came_s: dict[Hashable, float] = {}
+
+    def came(self, keys: Iterable[Hashable]) -> None:
+        """Note that blocks were written that LMCache will take up for other tiers."""
+        if passing := [key for key in keys if self._passes_on(key)]:
+            now_s = self._clock()
+            with self._lock:
+                for key in passing:
+                    # At the end: the order is that of coming.
+                    self._came_s.pop(key, None)
+                    self._came_s[key] = now_s
+
+    def taken(self, keys: Iterable[Hashable]) -> None:
+        """Note that blocks were locked; by whomever: what is locked cannot be deleted."""
+        if self._came_s:
+            with self._lock:
+                for key in keys:
+                    self._came_s.pop(key, None)
+
+    def waits(self, key: Hashable, now_s: float) -> bool:
+        """Whether a block has yet to be taken up."""
+        came_s = self._came_s.get(key)
+        return came_s is not None and now_s < came_s + GRACE_S
+
+    def forget(self, now_s: float) -> None:
+        """Wait no longer for what nobody took up in time."""
+        if self._came_s:
+            with self._lock:
+                while self._came_s:
+                    key, came_s = next(iter(self._came_s.items()))
+                    if now_s < came_s + GRACE_S:
+                        break
+                    del self._came_s[key]
+
+    def __bool__(self) -> bool:
+        return bool(self._came_s)
+
+
+class Offers:
+    """Offers what is lacking whenever somebody asks what tiers hold. Safe to share between threads.
+
+    `offer` has LMCache store blocks that are in its memory in all tiers behind it; `count` is told how many.
+    """
+
+    def __init__(
+        self,
+        offer: Callable[[list[Hashable]], object],
+        count: Callable[[str, int, str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._offer = offer
+        self._count = count
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._since_s: OrderedDict[str, dict[Hashable, float]] = OrderedDict()
+
+    def lacking(self, keyspace: str, keys: Sequence[Hashable]) -> None:
+        """Learn what memory has of a pool now and another tier of the pool has not."""
+        with self._lock:
+            before, now_s = self._since_s.pop(keyspace, {}), self._clock()
+            since_s = {key: before.get(key, now_s) for key in keys}
+            due = [key for key, moment_s in since_s.items() if now_s >= moment_s + PATIENCE_S]
+            since_s.update(dict.fromkeys(due, now_s))
+            if since_s:
+                self._since_s[keyspace] = since_s
+            if len(self._since_s) > MAX_POOLS:
+                self._since_s.popitem(last=False)
+        if due:
+            self._count("offered_again", len(due), keyspace)
+            self._offer(due)
 
 
 def block_of(key: Any) -> Block:

@@ -12,7 +12,7 @@ import pytest
 
 from kvstrata.contract.messages.adapter import ScopeUsage
 from kvstrata.contract.policy.bundle import TierBudget
-from kvstrata_sidecar.adapter.memory import evictor as governing
+from kvstrata_sidecar.adapter.memory import evictor as evicting
 from tests.tiers.memory_server import TIER, A, B, C, Server, keys_of, until
 from tests.tiers.memory_stand_in import (
     BLOCK_BYTES,
@@ -70,7 +70,7 @@ def test_a_block_in_use_goes_when_it_is_let_go(server: Server) -> None:
     server.allow()
     server.turn()
     assert server.resident() == [Key(A, 1)]
-    assert server.governor.counters()["locked_bytes"] == BLOCK_BYTES
+    assert server.evictor.counters()["locked_bytes"] == BLOCK_BYTES
     server.manager.release(Key(A, 1))
     server.turn()
     assert server.resident() == []
@@ -79,9 +79,9 @@ def test_a_block_in_use_goes_when_it_is_let_go(server: Server) -> None:
 def test_a_lock_that_expired_without_a_word_is_noticed_within_a_second(server: Server) -> None:
     server.manager.store(Key(A, 1))
     server.manager.read(Key(A, 1))
-    assert server.turn() <= governing.LOOK_S
+    assert server.turn() <= evicting.LOOK_S
     server.manager._objects[Key(A, 1)].read_lock.count = 0
-    server.now_s += governing.LOOK_S
+    server.now_s += evicting.LOOK_S
     server.turn()
     assert server.resident() == []
 
@@ -105,7 +105,7 @@ def test_a_store_that_found_no_memory_makes_room_though_the_mark_was_not_reached
     assert not server.manager.reserve(Key(A, 99))
     server.turn()
     assert server.manager.reserve(Key(A, 99))
-    assert server.governor.counters()["allocation_failed"] == 1
+    assert server.evictor.counters()["allocation_failed"] == 1
 
 
 def test_what_a_writer_reserved_and_never_wrote_is_freed(server: Server) -> None:
@@ -114,7 +114,7 @@ def test_what_a_writer_reserved_and_never_wrote_is_freed(server: Server) -> None
     server.turn()
     assert server.free_blocks() == 15
     server.manager._staging[Key(A, 1)]["w"].write_lock.count = 0
-    server.now_s += governing.LOOK_S
+    server.now_s += evicting.LOOK_S
     server.turn()
     assert server.free_blocks() == 16
     assert not server.has_bytes_of(Key(A, 1))
@@ -126,7 +126,7 @@ def test_a_writer_that_never_wrote_takes_no_block_of_the_same_name_along(server:
     server.manager.store(Key(A, 1))
     server.manager._staging[Key(A, 1)]["dead"].write_lock.count = 0
     server.turn()
-    server.now_s += governing.LOOK_S
+    server.now_s += evicting.LOOK_S
     server.turn()
     assert server.resident() == [Key(A, 1)]
     server.allow()
@@ -139,7 +139,7 @@ def test_usage_names_no_keyspace_in_full_and_sums_up_what_no_policy_names(server
     server.manager.store(*keys_of(A, 3), Key(B, 1), Key(C, 1))
     server.manager.read(Key(C, 1))
     server.turn()
-    assert server.governor.usage() == (
+    assert server.evictor.usage() == (
         (
             ScopeUsage(A[:12], TIER, 3 * BLOCK_BYTES, 3, 10**9, 7),
             ScopeUsage(B[:12], TIER, BLOCK_BYTES, 1),
@@ -154,15 +154,15 @@ def test_the_gate_is_told_whether_the_cpu_tiers_policy_is_enforced(
     tier: str | None, told: list[tuple[str, str]]
 ) -> None:
     with closing(Server(tier=tier)) as server:
-        governor = server.governor
-        assert [(state.name, state.medium) for state in governor.states()] == told
-        assert all(state.breaker == "open" and state.detail for state in governor.states())
-        governor.start()
-        assert all(state.breaker == "closed" and not state.detail for state in governor.states())
+        evictor = server.evictor
+        assert [(state.name, state.medium) for state in evictor.states()] == told
+        assert all(state.breaker == "open" and state.detail for state in evictor.states())
+        evictor.start()
+        assert all(state.breaker == "closed" and not state.detail for state in evictor.states())
 
 
 def test_the_thread_follows_by_itself(server: Server) -> None:
-    server.governor.start()
+    server.evictor.start()
     server.allow(a=TierBudget(TIER, limit_bytes=4 * BLOCK_BYTES))
     for number in range(50):
         server.manager.store(Key(A, number))
@@ -171,7 +171,7 @@ def test_the_thread_follows_by_itself(server: Server) -> None:
             assert time.monotonic() < give_up_at_s
             time.sleep(0.001)
     assert Key(A, 49) in server.resident()
-    assert server.governor.healthy
+    assert server.evictor.healthy
 
 
 def test_a_turn_that_fails_shows_and_is_made_up_for(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,8 +184,8 @@ def test_a_turn_that_fails_shows_and_is_made_up_for(server: Server, monkeypatch:
         return delete(keys)
 
     monkeypatch.setattr(server.pool, "delete", fails)
-    server.governor.start()
+    server.evictor.start()
     server.manager.store(Key(A, 1))
-    until(lambda: server.governor.counters()["enforced"] == 0)
+    until(lambda: server.evictor.counters()["enforced"] == 0)
     failing.clear()
-    until(lambda: server.governor.healthy and not server.resident())
+    until(lambda: server.evictor.healthy and not server.resident())
