@@ -137,8 +137,8 @@ def test_threads_that_seal_while_keys_rotate_never_seal_with_zeros(tmp_path: Pat
 CHILD = """
 import sys
 from pathlib import Path
-from kvstrata_sidecar.adapter.datakeys import DataKeys
-from kvstrata_sidecar.adapter.sealer_gcm import GcmSealer
+from kvstrata_sidecar.adapter.policy.data_keys import DataKeys
+from kvstrata_sidecar.adapter.tier.encryption import GcmSealer
 keyspace, directory = sys.argv[1], Path(sys.argv[2])
 keys = DataKeys()
 keys.follow(directory, {keyspace: (2, 1)})
