@@ -213,7 +213,15 @@ class TestPods:
             ({"refused": RenderRefusal.CHANGING, "hashes": b""}, PoolReason.UNSTABLE_TEMPLATE),
             ({"max_model_tokens": 56}, PoolReason.PREFIX_TOO_LONG),
             ({"tokens": 15, "hashes": b""}, PoolReason.NO_WHOLE_CHUNK),
-            ({"hashes": b"".join(n.to_bytes(32, "big") for n in range(4097))}, PoolReason.TOO_MANY_CHUNKS),
+            (
+                {
+                    "hashes": b"".join(n.to_bytes(32, "big") for n in range(4097)),
+                    "tokens": 4097 * 16,
+                    "total": 4097 * 16,
+                    "max_model_tokens": 1 << 17,
+                },
+                PoolReason.TOO_MANY_CHUNKS,
+            ),
             ({"seasoning": b"another tokenizer"}, PoolReason.REPLICAS_DISAGREE),
         ],
     )
