@@ -1,13 +1,14 @@
 #!/bin/sh
-# Write the lock files of this folder anew: exact versions with hashes, for Python 3.11 and later. Needs `uv`.
-# Arguments are passed on to `uv pip compile`, for example --upgrade or --upgrade-package NAME.
+# Write the lock files of this folder anew: exact versions with hashes, for Python 3.11 and later. Runs the `uv` of
+# dev.txt, which `make check` installs. Arguments are passed on to `uv pip compile`, for example --upgrade or
+# --upgrade-package NAME.
 set -eu
 cd "$(dirname "$0")/.."
 
 compile() { # FILE DESCRIPTION ARGUMENTS-OF-UV...
     file=requirements/$1 description=$2
     shift 2
-    uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url \
+    .local/venv/bin/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-header --no-annotate --no-emit-index-url \
         --output-file "$file" "$@"
     # The header comes last: uv reads the pinned versions from the file that it is about to replace.
     { printf '# %s\n# Written by requirements/compile.sh; do not edit.\n' "$description"; cat "$file"; } > "$file.new"

@@ -81,7 +81,8 @@ def test_each_dependency_has_a_line_that_says_why() -> None:
 
 
 PROGRAMS = {
-    "import-linter", "mypy", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "ruff", "types-PyYAML", "vulture",
+    "import-linter", "mypy", "pytest-asyncio", "pytest-timeout", "pytest-xdist", "ruff", "types-PyYAML", "uv",
+    "vulture",
 }  # fmt: skip
 """What development needs and nothing imports."""
 
