@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.adapter.stand import Client, redis_command
+from bench.adapter.stand import Client
 from bench.environment import install
 from bench.result import Figure
 from e2e.cluster.progress import Progress
+from e2e.cluster.rootfs import server_command
 from tests.tiers.certificates import Authority
 from tests.tiers.redis_cluster import RedisCluster
 
@@ -61,7 +62,7 @@ async def cluster_tls(blocks: Mapping[int, int], rounds: int, workers: int, prog
 def _cluster(directory: Path) -> Iterator[tuple[RedisCluster, Path]]:
     authority = Authority(directory)
     options = authority.issue("127.0.0.1").redis_options
-    cluster = RedisCluster(directory, PRIMARIES, tls=lambda _: options, command=redis_command())
+    cluster = RedisCluster(directory, PRIMARIES, tls=lambda _: options, command=server_command())
     try:
         cluster.start()
         yield cluster, authority.file

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,8 +18,7 @@ from typing import Any
 
 from e2e.cluster.ports import free_port
 from e2e.cluster.progress import ClusterError, Progress
-from e2e.cluster.rootfs import redis_server_command
-from e2e.cluster.settings import Paths
+from e2e.cluster.rootfs import server_command
 
 ROOT = Path(__file__).parents[2]
 LMCACHE_PYTHON = "KVSTRATA_LMCACHE_PYTHON"
@@ -41,15 +39,6 @@ def lmcache_python(progress: Progress) -> Path:
     return ROOT / ".local/venv-lmcache/bin/python"
 
 
-def redis_command() -> list[str]:
-    """Return what runs redis-server here. Raises ClusterError if nothing does."""
-    if Paths().rootfs.is_dir():
-        return redis_server_command()
-    if shutil.which("redis-server") is None:
-        raise ClusterError("there is no redis-server", advice="`python3 -m e2e.cluster build` brings one")
-    return ["redis-server"]
-
-
 class Redis:
     """A server on loopback without persistence; it dies with the benchmark."""
 
@@ -57,7 +46,7 @@ class Redis:
         self.port = free_port()
         self.log = directory / f"redis-{self.port}.log"
         command = [
-            *redis_command(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+            *server_command(), "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
             "--dir", str(directory), *options,
         ]  # fmt: skip
         with self.log.open("wb") as output:

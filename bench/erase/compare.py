@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.adapter.stand import ROOT, redis_command
+from bench.adapter.stand import ROOT
 from bench.erase.clocks import Exchange
 from bench.erase.fill import Filling
 from bench.machine import Busyness
 from bench.result import OTHER_LOAD, Figure, Result, percentile
 from e2e.cluster.progress import ClusterError, Progress
+from e2e.cluster.rootfs import server_command
 from kvstrata_sidecar.adapter.redis.client.slots import SLOTS
 from tests.tiers.gate_stand_in import DOMAIN
 from tests.tiers.redis_cluster import RedisCluster
@@ -83,7 +84,7 @@ def _measure(effort: Effort, progress: Progress) -> Result:
 def _cluster(directory: Path, progress: Progress) -> Iterator[RedisCluster]:
     # Whoever is starved on a busy machine is not taken for dead.
     patient = ("--cluster-node-timeout", "60000")
-    cluster = RedisCluster(directory, PRIMARIES, options=lambda _: patient, command=redis_command())
+    cluster = RedisCluster(directory, PRIMARIES, options=lambda _: patient, command=server_command())
     try:
         with progress.step(f"a cluster of {PRIMARIES} servers"):
             cluster.start()

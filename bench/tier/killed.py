@@ -21,12 +21,12 @@ from bench.result import Figure
 from bench.tier.part import Part
 from bench.tier.traffic import TRIES, connected_to_all
 from e2e.cluster.progress import Progress
+from e2e.cluster.rootfs import server_command
 from kvstrata.model.redis.cluster import ServerPod
 from kvstrata.objects.redis.cluster import NODE_TIMEOUT_MS
 from kvstrata_sidecar.adapter.params import AdapterParams, Endpoint, TierParams
 from kvstrata_sidecar.adapter.runtime import acquire, release
 from kvstrata_sidecar.adapter.tier.interface import Block
-from tests.support.redis_binary import redis_server
 from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, GateStandIn
 from tests.tiers.tier_driver import BLOCK_BYTES, Driver, block
 from tests.topology.mover_rig import MoverRig
@@ -47,7 +47,7 @@ async def measure(progress: Progress) -> Part:
     """Form the cluster, kill a primary under traffic, and count."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvstrata-bench-killed-")))
-        rig = MoverRig(folder / "servers", redis_server(), timeout_ms=NODE_TIMEOUT_MS)
+        rig = MoverRig(folder / "servers", server_command(), timeout_ms=NODE_TIMEOUT_MS)
         stack.callback(rig.close)
         with progress.step("form a cluster of six servers"):
             rig.start()

@@ -18,7 +18,7 @@ from e2e.chaos.faults import FAULTS
 from e2e.chaos.pods import HOSTS
 from e2e.chaos.walk import Failed, Walk
 from e2e.cluster.settings import Paths
-from tests.tiers.server_kinds import KINDS
+from tests.tiers.server_kinds import DEFAULT, KINDS
 
 INSIDE = "--inside"
 DIRECTORY = Paths().local / "chaos"
@@ -60,7 +60,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     steps = int(os.environ.get("KVSTRATA_CHAOS_STEPS", "7"))
     parser.add_argument("--steps", type=int, default=steps, help="how many times something happens")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    parser.add_argument("--server", default=KINDS[0].name, choices=[kind.name for kind in KINDS])
+    parser.add_argument("--server", default=DEFAULT.name, choices=[kind.name for kind in KINDS])
     parser.add_argument("--tls", action="store_true", help="between all parties; the server must have it")
     parser.add_argument("--only", nargs="*", default=(), choices=sorted(FAULTS), help="nothing but these")
     parser.add_argument(INSIDE, action="store_true", help=argparse.SUPPRESS)

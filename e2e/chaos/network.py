@@ -50,7 +50,7 @@ class Network:
     """The bridge, and who is on it. The bridge's own address is the operator's and the clients'."""
 
     def __init__(self) -> None:
-        self._ip = host_command(Paths(), "usr/bin/ip") if Paths().rootfs.is_dir() else ["ip"]
+        self._ip = host_command(Paths().rootfs, "usr/bin/ip") if Paths().rootfs.is_dir() else ["ip"]
         self._addresses = itertools.islice(SUBNET.hosts(), 1, None)
         self._cuts: set[tuple[Sandbox | None, str]] = set()
         self._unplugged: set[Sandbox] = set()

@@ -7,5 +7,5 @@ nothing behind.
 
 Run ``python3 -m e2e.cluster --help`` from the root of the repository. The package needs only the standard library
 of Python 3.11. Tests import :class:`e2e.cluster.control_plane.ControlPlane` (an apiserver and etcd, no privileges)
-and :func:`e2e.cluster.rootfs.redis_server_command` (a real Redis that is not installed).
+and :func:`e2e.cluster.rootfs.server_command` (a real Redis that is not installed).
 """

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import platform
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,8 @@ from typing import IO
 IMAGE_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 BLOCK_BYTES = 1 << 20
+WHITEOUT = ".wh."
+"""What the name of an entry begins with that removes an entry of an earlier layer."""
 
 
 def write_image(output: Path, *, tag: str, files: Sequence[tuple[str, Path]], command: Sequence[str]) -> None:
@@ -68,6 +71,45 @@ def image_identities(archive: Path) -> dict[str, str]:
     except (OSError, tarfile.TarError, KeyError) as error:
         raise ValueError(f"{archive} is not a docker-archive: {error}") from error
     return {tag: Path(image["Config"]).stem for image in manifest for tag in image["RepoTags"] or []}
+
+
+def unpack_programs(archive: Path, target: Path) -> None:
+    """Write programs and libraries of an image (its ``usr`` without ``usr/share``) into a new folder.
+
+    What a later layer removes of an earlier one is left out, as a container would not see it.
+    """
+    with tarfile.open(archive) as opened:
+        member = opened.extractfile("manifest.json")
+        assert member is not None
+        (image,) = json.load(member)
+        for name in image["Layers"]:
+            with tarfile.open(fileobj=opened.extractfile(name)) as layer:
+                _apply(layer, target)
+
+
+def _apply(layer: tarfile.TarFile, target: Path) -> None:
+    # Images have absolute links, which Python refuses by default from version 3.14 on.
+    layer.extraction_filter = lambda entry, _: entry
+    for entry in layer:
+        path = Path(entry.name)
+        if path.parts[:1] != ("usr",) or path.parts[:2] == ("usr", "share"):
+            continue
+        if path.name == WHITEOUT + WHITEOUT + ".opq":
+            _remove(target / path.parent)
+            (target / path.parent).mkdir()
+        elif path.name.startswith(WHITEOUT):
+            _remove(target / path.with_name(path.name.removeprefix(WHITEOUT)))
+        else:
+            if not entry.isdir():
+                _remove(target / path)
+            layer.extract(entry, target)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

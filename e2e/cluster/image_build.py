@@ -1,7 +1,7 @@
 """Build images from Dockerfiles, with no registry and no Docker: buildah from the Debian root file system.
 
-The base image :data:`~e2e.cluster.settings.BASE_IMAGE` is a minimal Debian made here. How this machine reaches its
-package index is given to the build as secrets, so that none of it enters an image:
+The base image is a minimal Debian made here, of the suite that the build argument ``BASE`` names. How this machine
+reaches its package index is given to the build as secrets, so that none of it enters an image:
 
 * ``id=pip``: the machine's pip configuration merged with its ``PIP_*`` variables;
 * ``id=ca``: the machine's certificate authorities, which that configuration names.
@@ -31,11 +31,12 @@ from e2e.cluster.locks import exclusive
 from e2e.cluster.node import SHELL
 from e2e.cluster.processes import in_own_namespaces, run_logged
 from e2e.cluster.progress import ClusterError, Progress
-from e2e.cluster.rootfs import BASE_IMAGE_PACKAGES, debootstrap, require_root
+from e2e.cluster.rootfs import BASE_IMAGE_PACKAGES, debootstrap, require_root, say_if_newer
 from e2e.cluster.settings import (
-    BASE_IMAGE,
-    DEBIAN_SUITE,
+    BOOKWORM,
     PIP_INDEX_VARIABLES,
+    TRIXIE,
+    Debian,
     Paths,
     build_environment,
     ca_bundle,
@@ -69,6 +70,11 @@ class Build:
     output: Path
 
     @property
+    def debian(self) -> Debian:
+        """What the base image is made of, if the build argument ``BASE`` or nothing says so."""
+        return BOOKWORM if self.arguments.get("BASE") == BOOKWORM.base_image else TRIXIE
+
+    @property
     def ignore_file(self) -> Path:
         """The Dockerfile's own ignore file if it has one, else the context's."""
         own = self.dockerfile.with_name(self.dockerfile.name + ".dockerignore")
@@ -81,7 +87,7 @@ class Build:
             for path in context_files(self.context, read_patterns(self.ignore_file))
         }
         values = {"tag": self.tag, "arguments": dict(self.arguments), "builder": builder, "files": files}
-        return digests.digest_of(values, [self.dockerfile])
+        return digests.digest_of({**values, "release": self.debian.point_release}, [self.dockerfile])
 
 
 def build_image(build: Build, paths: Paths, progress: Progress, *, use_docker: bool) -> bool:
@@ -108,8 +114,8 @@ def _build_changed(build: Build, name: str, paths: Paths, progress: Progress, *,
         return False
     digests.forget(paths, name)
     builder: Buildah | Docker = Docker(paths) if use_docker else Buildah(paths)
-    with exclusive(paths, "base-image", progress):
-        builder.ensure_base(progress)
+    with exclusive(paths, f"base-image-{build.debian.suite}", progress):
+        builder.ensure_base(build.debian, progress)
     build.output.parent.mkdir(parents=True, exist_ok=True)
     log = paths.logs / f"{name}.log"
     with progress.step(f"build the image {build.tag} (log: {log})"), _secrets() as secrets:
@@ -128,25 +134,31 @@ class Buildah:
         self._paths = paths
         (paths.buildah / "tmp").mkdir(parents=True, exist_ok=True)
 
-    def ensure_base(self, progress: Progress) -> None:
+    def ensure_base(self, debian: Debian, progress: Progress) -> None:
         """Make the base image and pull it into the builder's storage, unless it is there."""
-        digest = digests.digest_of({"suite": DEBIAN_SUITE, "packages": BASE_IMAGE_PACKAGES, "mirror": debian_mirror()})
-        if digests.is_unchanged(self._paths, "base-image", digest):
+        name = f"base-{debian.suite}"
+        release = {"release": debian.point_release, "mirror": debian_mirror()}
+        digest = digests.digest_of({"packages": BASE_IMAGE_PACKAGES, **release})
+        if digests.is_unchanged(self._paths, name, digest):
             return
-        archive = self._paths.images / "base.tar"
-        with progress.step(f"make the base image {BASE_IMAGE} (about half a minute)"):
-            folder = self._paths.local / "base"
-            debootstrap(self._paths, folder, BASE_IMAGE_PACKAGES, log=self._paths.logs / "debootstrap-base.log")
-            for name in DROPPED_FROM_BASE:
-                shutil.rmtree(folder / name, ignore_errors=True)
+        archive = self._paths.images / f"{name}.tar"
+        with progress.step(f"make the base image {debian.base_image} (about half a minute)"):
+            folder = self._paths.local / "base" / debian.suite
+            log = self._paths.logs / f"debootstrap-{name}.log"
+            debootstrap(self._paths, folder, debian, BASE_IMAGE_PACKAGES, log=log)
+            say_if_newer(folder, debian, progress)
+            for dropped in DROPPED_FROM_BASE:
+                shutil.rmtree(folder / dropped, ignore_errors=True)
             # apt writes into these and does not make them.
-            for name in ("var/cache/apt/archives/partial", "var/lib/apt/lists/partial"):
-                (folder / name).mkdir(parents=True)
+            for needed in ("var/cache/apt/archives/partial", "var/lib/apt/lists/partial"):
+                (folder / needed).mkdir(parents=True)
             entries = [(entry.name, entry) for entry in sorted(folder.iterdir()) if entry.name not in MOUNT_POINTS]
-            write_image(archive, tag=BASE_IMAGE, files=entries, command=[])
+            write_image(archive, tag=debian.base_image, files=entries, command=[])
             shutil.rmtree(folder)
-            self._run("pull", "--quiet", f"docker-archive:{_in_root(archive)}", log=self._paths.logs / "base-pull.log")
-        digests.remember(self._paths, "base-image", digest)
+            self._run(
+                "pull", "--quiet", f"docker-archive:{_in_root(archive)}", log=self._paths.logs / f"{name}-pull.log"
+            )
+        digests.remember(self._paths, name, digest)
 
     def build(self, build: Build, secrets: Mapping[str, Path], log: Path) -> None:
         """Build into the builder's storage. Layers whose inputs did not change are taken from there."""
@@ -193,22 +205,22 @@ class Docker:
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
 
-    def ensure_base(self, progress: Progress) -> None:
+    def ensure_base(self, debian: Debian, progress: Progress) -> None:
         """Give Debian's image from the registry the name of the base image, unless it has it."""
-        inspect = ["docker", "image", "inspect", BASE_IMAGE]
+        inspect = ["docker", "image", "inspect", debian.base_image]
         if subprocess.run(inspect, capture_output=True, check=False).returncode == 0:
             return
-        with progress.step(f"pull debian:{DEBIAN_SUITE}-slim as the base image {BASE_IMAGE}"):
+        with progress.step(f"pull {debian.registry_image} as the base image {debian.base_image}"):
             # Debian's image lacks what the base image made here has.
             recipe = (
-                f"FROM debian:{DEBIAN_SUITE}-slim\n"
+                f"FROM {debian.registry_image}\n"
                 "RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends ca-certificates"
                 " && rm -rf /var/lib/apt/lists/*\n"
             )
             with tempfile.TemporaryDirectory() as folder:
                 (Path(folder) / "Dockerfile").write_text(recipe)
                 log = self._paths.logs / "base-docker.log"
-                run_logged(["docker", "build", "--tag", BASE_IMAGE, folder], log=log, what="docker build")
+                run_logged(["docker", "build", "--tag", debian.base_image, folder], log=log, what="docker build")
 
     def build(self, build: Build, secrets: Mapping[str, Path], log: Path) -> None:
         """Build into Docker's storage."""

@@ -18,7 +18,7 @@ from e2e.cluster.settings import Network, Paths
 ETCD_DATA_IN_NODE = Path("/dev/shm/etcd")
 """On the node's own memory file system, so that the data ends with the node."""
 
-BUILT = ("base", "bin", "buildah", "digests", "images", "log", "node", "rootfs")
+BUILT = ("base", "bin", "buildah", "digests", "images", "log", "node", "rootfs", "unpacked")
 """Folders of ``.local`` that ``down --purge`` removes."""
 
 

@@ -164,7 +164,7 @@ class Node:
                     raise
 
     def _ip(self, *arguments: str) -> str:
-        return output_of([*rootfs.host_command(self._paths, "usr/bin/ip"), *arguments])
+        return output_of([*rootfs.host_command(self._paths.rootfs, "usr/bin/ip"), *arguments])
 
 
 def remove(path: Path) -> None:

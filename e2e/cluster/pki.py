@@ -153,7 +153,7 @@ class OpenSsl:
             self._program = [installed]
             return
         try:
-            self._program = rootfs.host_command(paths, "usr/bin/openssl")
+            self._program = rootfs.host_command(paths.rootfs, "usr/bin/openssl")
         except ClusterError as error:
             raise ClusterError(
                 "there is no openssl to make certificates with",

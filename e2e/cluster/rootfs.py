@@ -1,8 +1,8 @@
-"""The Debian root file system: the node's operating system, the image builder, a Redis for tests, fio for benchmarks.
+"""The Debian root file system: the node's operating system, the image builder, fio for benchmarks.
 
-Installing containerd or redis-server on the machine itself would start services there. Here they are unpacked into a
-folder that only the node's mount namespace uses as ``/``. Single programs of it (``openssl``, ``ip``, ``redis-server``,
-``fio``) also run on the host, through the folder's own dynamic linker, so that they meet the libraries they were built
+Installing containerd on the machine itself would start services there. Here it is unpacked into a folder that only the
+node's mount namespace uses as ``/``. Single programs of it (``openssl``, ``ip``, ``fio``), and servers of unpacked
+images, also run on the host, through their folder's own dynamic linker, so that they meet the libraries they were built
 for.
 """
 
@@ -16,12 +16,11 @@ from e2e.cluster import digests
 from e2e.cluster.locks import exclusive
 from e2e.cluster.processes import in_own_namespaces, run_logged
 from e2e.cluster.progress import ClusterError, Progress
-from e2e.cluster.settings import DEBIAN_SUITE, Paths, debian_mirror
+from e2e.cluster.settings import NODE_DEBIAN, Debian, Paths, debian_mirror
 
 NODE_PACKAGES = (
     "buildah", "ca-certificates", "conntrack", "containerd", "containernetworking-plugins", "ethtool", "fio",
-    "iproute2", "ipset", "iptables", "kmod", "nftables", "openssl", "procps", "python3", "redis-server", "redis-tools",
-    "runc", "socat",
+    "iproute2", "ipset", "iptables", "kmod", "nftables", "openssl", "procps", "python3", "runc", "socat",
 )  # fmt: skip
 BASE_IMAGE_PACKAGES = ("ca-certificates",)
 
@@ -38,17 +37,19 @@ def build_rootfs(paths: Paths, progress: Progress) -> None:
     Raises:
         ClusterError: not root, debootstrap cannot be had, or it failed.
     """
-    digest = digests.digest_of({"suite": DEBIAN_SUITE, "packages": NODE_PACKAGES})
+    digest = digests.digest_of({"release": NODE_DEBIAN.point_release, "packages": NODE_PACKAGES})
     with exclusive(paths, "rootfs", progress):
         if paths.rootfs.is_dir() and digests.is_unchanged(paths, "rootfs", digest):
             return
         digests.forget(paths, "rootfs")
         with progress.step(f"make the node's Debian root file system (about a minute, {len(NODE_PACKAGES)} packages)"):
-            debootstrap(paths, paths.rootfs, NODE_PACKAGES, log=paths.logs / "debootstrap-rootfs.log")
+            log = paths.logs / "debootstrap-rootfs.log"
+            debootstrap(paths, paths.rootfs, NODE_DEBIAN, NODE_PACKAGES, log=log)
+        say_if_newer(paths.rootfs, NODE_DEBIAN, progress)
         digests.remember(paths, "rootfs", digest)
 
 
-def debootstrap(paths: Paths, target: Path, packages: tuple[str, ...], *, log: Path) -> None:
+def debootstrap(paths: Paths, target: Path, debian: Debian, packages: tuple[str, ...], *, log: Path) -> None:
     """Unpack a minimal Debian with ``packages`` into ``target``, which is replaced only when all went well."""
     require_root("making a Debian root file system")
     if any(character.isspace() for character in str(target)):
@@ -63,7 +64,7 @@ def debootstrap(paths: Paths, target: Path, packages: tuple[str, ...], *, log: P
     # debootstrap mounts /proc inside the target.
     run_logged(
         in_own_namespaces([
-            program, "--variant=minbase", f"--include={','.join(packages)}", DEBIAN_SUITE, partial, debian_mirror(),
+            program, "--variant=minbase", f"--include={','.join(packages)}", debian.suite, partial, debian_mirror(),
         ]),
         log=log,
         what="debootstrap",
@@ -72,6 +73,19 @@ def debootstrap(paths: Paths, target: Path, packages: tuple[str, ...], *, log: P
     shutil.rmtree(partial / "var/cache/apt/archives", ignore_errors=True)
     shutil.rmtree(target, ignore_errors=True)
     partial.rename(target)
+
+
+def say_if_newer(root: Path, debian: Debian, progress: Progress) -> None:
+    """Say so if a root file system is of another point release than the one that all was tested on.
+
+    A mirror has the newest one only, so that to refuse it would end all builds with each new one.
+    """
+    found = (root / "etc/debian_version").read_text().strip()
+    if found != debian.point_release:
+        progress.say(
+            f"note: this is Debian {found}, and all was tested on {debian.point_release}; KVSTRATA_DEBIAN_MIRROR can"
+            " name a mirror of snapshots, which has every one"
+        )
 
 
 def require_root(purpose: str) -> None:
@@ -83,41 +97,37 @@ def require_root(purpose: str) -> None:
         )
 
 
-def host_command(paths: Paths, program: str) -> list[str]:
-    """An argv prefix that runs a program of the root file system on the host.
+def host_command(root: Path, program: str, *, advice: str = "run `python3 -m e2e.cluster build`") -> list[str]:
+    """An argv prefix that runs a program of a Debian root file system on the host.
 
     Args:
-        paths: where the root file system is.
-        program: its path inside the root file system, such as ``usr/bin/redis-server``.
+        root: the root file system, or the programs and libraries of one.
+        program: its path there, such as ``usr/bin/fio``.
+        advice: what brings it.
 
     Raises:
-        ClusterError: the root file system has not been built.
+        ClusterError: the program is not there.
     """
-    root = paths.rootfs
     loader = next((root / name for name in LOADERS if (root / name).exists()), None)
     if loader is None or not (root / program).exists():
-        raise ClusterError(f"{root / program} is not there", advice="run `python3 -m e2e.cluster build`")
+        raise ClusterError(f"{root / program} is not there", advice=advice)
     libraries = ":".join(str(root / name) for name in LIBRARY_FOLDERS if (root / name).is_dir())
     return [str(loader), "--library-path", libraries, str(root / program)]
 
 
-def redis_server_command(paths: Paths | None = None) -> list[str]:
-    """An argv prefix that runs a real redis-server (Debian's 7.0, with TLS) on the host without installing it.
+def server_command(image: str = "redis", program: str = "redis-server", paths: Paths | None = None) -> list[str]:
+    """An argv prefix that runs a program of a server's image on the host, with TLS and without installing it.
 
-    Append options: ``[*redis_server_command(), "--port", "0", "--unixsocket", path]``. An installed redis-server is not
-    looked for: tests should meet the same one everywhere. It needs no root.
+    Append options: ``[*server_command(), "--port", "0", "--unixsocket", path]``. An installed server is not looked for:
+    tests should meet the same one everywhere. It needs no root. Raises ClusterError as `host_command` does.
     """
-    return host_command(paths or Paths(), "usr/bin/redis-server")
-
-
-def redis_cli_command(paths: Paths | None = None) -> list[str]:
-    """An argv prefix that runs the redis-cli that belongs to :func:`redis_server_command`."""
-    return host_command(paths or Paths(), "usr/bin/redis-cli")
+    root = (paths or Paths()).unpacked(image)
+    return host_command(root, f"usr/bin/{program}", advice=f"run `python3 -m e2e.images build {image}`")
 
 
 def fio_command(paths: Paths | None = None) -> list[str]:
     """An argv prefix that runs fio on the host without installing it. Raises ClusterError as `host_command` does."""
-    return host_command(paths or Paths(), "usr/bin/fio")
+    return host_command((paths or Paths()).rootfs, "usr/bin/fio")
 
 
 def _debootstrap_program(paths: Paths) -> str:

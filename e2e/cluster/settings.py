@@ -13,7 +13,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 KUBERNETES_VERSION = "1.35.4"
 HELM_VERSION = "v4.1.4"
-DEBIAN_SUITE = "bookworm"
 
 COMPONENTS = (
     "etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy",
@@ -23,7 +22,41 @@ COMPONENTS = (
 
 PAUSE_IMAGE = "localhost/pause:3.10"
 COREDNS_IMAGE = "localhost/coredns:local"
-BASE_IMAGE = f"localhost/kvstrata-base:{DEBIAN_SUITE}"
+
+
+@dataclass(frozen=True, slots=True)
+class Debian:
+    """A suite of Debian.
+
+    Attributes:
+        suite: its name.
+        point_release: the one that all was tested on. It fixes every package's version: no other archive of Debian's is
+            used besides.
+        registry_image: Debian's own image of it, on which Docker builds.
+    """
+
+    suite: str
+    point_release: str
+    registry_image: str
+
+    @property
+    def base_image(self) -> str:
+        """The name of the base image that is made of it."""
+        return f"localhost/kvstrata-base:{self.suite}"
+
+
+BOOKWORM = Debian(
+    "bookworm",
+    "12.15",
+    "debian:bookworm-20260918-slim@sha256:3783cc01769c7b2b1b83a5c5ad96c815348e28ed7da68e2e3687004faa906251",
+)
+TRIXIE = Debian(
+    "trixie",
+    "13.8",
+    "debian:trixie-20260918-slim@sha256:a99cfc517144bc59b1978475ec53b46ecabec7e43635402ee5b77cc54cd1b20a",
+)
+NODE_DEBIAN = BOOKWORM
+"""What the local node runs: docs/adr/0043-images-on-trixie-the-node-on-bookworm.md."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +76,12 @@ class Paths:
 
     @property
     def rootfs(self) -> Path:
-        """The Debian root file system with containerd, runc, buildah and redis-server."""
+        """The node's root file system: Debian with containerd, runc and buildah."""
         return self.local / "rootfs"
+
+    def unpacked(self, image: str) -> Path:
+        """Programs and libraries of a server's image, which tests run without a container."""
+        return self.local / "unpacked" / image
 
     @property
     def images(self) -> Path:

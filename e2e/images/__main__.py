@@ -1,15 +1,21 @@
 """``python3 -m e2e.images build|load|list [NAME ...]``: build the images, and load them into the cluster in use.
 
-Nothing is built or loaded again while its inputs are unchanged. Without names, all images are meant.
+Nothing is built or loaded again while its inputs are unchanged. Without names, all images are meant. Servers are also
+unpacked: tests run them on this machine (`e2e.cluster.rootfs.server_command`).
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 
+from e2e.cluster import digests
+from e2e.cluster.archive import image_identities, unpack_programs
 from e2e.cluster.cli import main as cluster
+from e2e.cluster.locks import exclusive
+from e2e.cluster.progress import Progress
 from e2e.cluster.settings import Paths
 from e2e.images.catalogue import IMAGES, Image, select
 
@@ -19,7 +25,24 @@ def build(images: Sequence[Image], paths: Paths) -> int:
     for image in images:
         if code := cluster(image.build_command(paths)):
             return code
+        if image.is_server:
+            unpack(image, paths)
     return 0
+
+
+def unpack(image: Image, paths: Paths) -> None:
+    """Write an image's programs and libraries to where tests look for them; a quick no-op when they are there."""
+    name, root = f"unpacked-{image.name}", paths.unpacked(image.name)
+    content = digests.digest_of({"images": image_identities(image.archive(paths))})
+    with exclusive(paths, name, Progress()):
+        if root.is_dir() and digests.is_unchanged(paths, name, content):
+            return
+        partial = root.with_name(root.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        unpack_programs(image.archive(paths), partial)
+        shutil.rmtree(root, ignore_errors=True)
+        partial.rename(root)
+        digests.remember(paths, name, content)
 
 
 def load(images: Sequence[Image], paths: Paths) -> int:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from e2e.cluster.settings import BASE_IMAGE, REPOSITORY, Paths
+from e2e.cluster.settings import BOOKWORM, REPOSITORY, TRIXIE, Debian, Paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,18 @@ class Image:
         dockerfile: relative to the root of the repository.
         purpose: one line for people.
         is_product: whether the chart names it, so that its tag must be the chart's version.
+        is_server: whether tests run its programs on this machine, too, so that they are unpacked when it is built.
+        debian: what it is built on.
+        arguments: further build arguments.
     """
 
     name: str
     dockerfile: str
     purpose: str
-    is_product: bool
+    is_product: bool = False
+    is_server: bool = False
+    debian: Debian = TRIXIE
+    arguments: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tag(self) -> str:
@@ -45,18 +51,31 @@ class Image:
             "--context", str(REPOSITORY),
             "--file", str(REPOSITORY / self.dockerfile),
             "--tag", self.tag,
-            "--build-arg", f"BASE={BASE_IMAGE}",
+            "--build-arg", f"BASE={self.debian.base_image}",
+            *(word for item in self.arguments.items() for word in ("--build-arg", "=".join(item))),
             "--out", str(self.archive(paths)),
         ]  # fmt: skip
 
 
 IMAGES = (
-    Image("operator", "operator/Dockerfile", "the operator", True),
-    Image("sidecar", "sidecar/Dockerfile", "the gate, and the packages that run in cache and engine containers", True),
-    Image("redis", "e2e/images/redis/Dockerfile", "Redis for managed tiers", True),
+    Image("operator", "operator/Dockerfile", "the operator", is_product=True),
     Image(
-        "engine-cpu", "e2e/images/engine-cpu/Dockerfile", "vLLM on CPU, LMCache and a tiny Llama (2 GB, minutes)", False
+        "sidecar",
+        "sidecar/Dockerfile",
+        "the gate, and the packages that run in cache and engine containers",
+        is_product=True,
     ),
+    Image("redis", "e2e/images/redis/Dockerfile", "Redis 8.0 for managed tiers", is_product=True, is_server=True),
+    Image("valkey", "e2e/images/valkey/Dockerfile", "Valkey 8.1 for managed tiers", is_server=True),
+    Image(
+        "redis-7",
+        "e2e/images/redis/Dockerfile",
+        "the oldest Redis for managed tiers, 7.0",
+        is_server=True,
+        debian=BOOKWORM,
+        arguments={"VERSION": "5:7.0.*"},
+    ),
+    Image("engine-cpu", "e2e/images/engine-cpu/Dockerfile", "vLLM on CPU, LMCache and a tiny Llama (2 GB, minutes)"),
 )
 
 

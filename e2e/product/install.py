@@ -9,7 +9,7 @@ from pathlib import Path
 from e2e.cluster.progress import Progress
 from e2e.cluster.settings import REPOSITORY, Paths
 from e2e.images.__main__ import load as load_images
-from e2e.images.catalogue import IMAGES
+from e2e.images.catalogue import select
 
 from .kubectl import Kubectl, wait_until
 
@@ -18,6 +18,8 @@ DEMO_NAMESPACE = "demo"
 SAMPLES = REPOSITORY / "manifests" / "samples"
 CHARTS = REPOSITORY / "charts"
 READY_TIMEOUT_S = 600
+IMAGES = select(["operator", "sidecar", "redis", "engine-cpu"])
+"""What the charts and the samples run; stories load servers of other kinds themselves."""
 LOADED_IMAGES = "demo-images"
 KINDS = ("cachedomain", "cachetier", "cachedmodel", "tenantcachepolicy", "tenantgroup", "prefixpool")
 NODEFS_RESERVE_PERCENT = 0

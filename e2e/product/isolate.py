@@ -62,7 +62,7 @@ def newcomers_cut_off_the_api_server(addresses: frozenset[str]) -> Iterator[None
 @contextmanager
 def _in_the_pod(kubectl: Kubectl, namespace: str, pod: str, *, outgoing: str, incoming: str) -> Iterator[None]:
     pid = container_pid(kubectl, namespace, pod, "gate")
-    command = rootfs.host_command(Paths(), "usr/sbin/nft")
+    command = rootfs.host_command(Paths().rootfs, "usr/sbin/nft")
     chains = (
         f"chain sent {{ type filter hook output priority -300; policy accept; {outgoing}; }}",
         f"chain received {{ type filter hook input priority -300; policy accept; {incoming}; }}",

@@ -106,7 +106,8 @@ class ManagedCluster:
         """What a server says it is, asked as its admin, whose password is in the file that it was started with."""
         plain = dict(self.settings.get("tls") or {}).get("mode") == "Disabled"
         tls = "" if plain else f"--tls --cacert {paths.REDIS_TLS}/ca.crt"
-        ask = f"REDISCLI_AUTH=$(cat {paths.REDIS_AUTH}/admin-password) redis-cli -h 127.0.0.1 {tls} --user admin role"
+        client = f"$(command -v redis-cli || command -v valkey-cli) -h 127.0.0.1 {tls} --user admin"
+        ask = f"REDISCLI_AUTH=$(cat {paths.REDIS_AUTH}/admin-password) {client} role"
         try:
             told = self.kubectl.exec(pod, DEMO_NAMESPACE, "redis", "sh", "-c", ask)
         except CommandError:

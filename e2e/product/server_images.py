@@ -1,11 +1,13 @@
-"""Images of servers that tests install as programs: so clusters in pods run on others than Debian's Redis, too."""
+"""Images of servers for clusters in pods: those of the catalogue, and of programs that tests install."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from e2e.cluster.cli import main as cluster
-from e2e.cluster.settings import BASE_IMAGE, REPOSITORY, Paths
+from e2e.cluster.settings import REPOSITORY, TRIXIE, Paths
+from e2e.images.__main__ import load
+from e2e.images.catalogue import select
 from tests.tiers.server_kinds import ServerKind
 
 DOCKERFILE = REPOSITORY / "e2e" / "images" / "server" / "Dockerfile"
@@ -16,6 +18,11 @@ def load_server_image(kind: ServerKind) -> str:
 
     Skips the test if the program is not installed. Raises RuntimeError if the image was not built or loaded.
     """
+    if kind.image:
+        (image,) = select([kind.image])
+        if load([image], Paths()):
+            raise RuntimeError(f"no image of {kind.name}: the message is above")
+        return image.tag
     program = Path(kind.command()[0])
     name = f"kvstrata-{kind.name}"
     tag, archive = f"localhost/{name}:local", Paths().images / f"{name}.tar"
@@ -24,7 +31,7 @@ def load_server_image(kind: ServerKind) -> str:
         "--context", str(program.parent),
         "--file", str(DOCKERFILE),
         "--tag", tag,
-        "--build-arg", f"BASE={BASE_IMAGE}",
+        "--build-arg", f"BASE={TRIXIE.base_image}",
         "--build-arg", f"SERVER={program.name}",
         "--out", str(archive),
     ]  # fmt: skip

@@ -1,6 +1,5 @@
-"""Clusters in pods on Redis 8 and on Valkey 9, which moves slots as a whole: formed, a primary lost, and scaled.
-
-What is installed of them knows no TLS, so theirs is switched off; that it is on otherwise is `test_managed_cluster`'s.
+"""Clusters in pods on Redis 7.0, the oldest, and on Valkey 9, which moves slots as a whole: formed, a primary lost,
+scaled, and brought to a newer version. What is installed of Valkey 9 knows no TLS, so its own is switched off.
 """
 
 from __future__ import annotations
@@ -14,14 +13,12 @@ from e2e.product.direct import pods_run_here
 from e2e.product.kubectl import Kubectl, wait_until
 from e2e.product.managed_cluster import FORMS_WITHIN_S, HEALS_WITHIN_S, MOVES_WITHIN_S, ManagedCluster
 from e2e.product.server_images import load_server_image
-from tests.tiers.server_kinds import REDIS_8, VALKEY_9, ServerKind
+from tests.tiers.server_kinds import DEFAULT, REDIS_7, VALKEY_9, ServerKind
 
 pytestmark = pytest.mark.cluster
 
-PLAIN = {"mode": "Disabled"}
 
-
-@pytest.fixture(scope="module", params=[REDIS_8, VALKEY_9], ids=str)
+@pytest.fixture(scope="module", params=[REDIS_7, VALKEY_9], ids=str)
 def kind(request: pytest.FixtureRequest) -> ServerKind:
     """The server program."""
     found: ServerKind = request.param
@@ -34,7 +31,8 @@ def cluster(kubectl: Kubectl, kind: ServerKind) -> Iterator[ManagedCluster]:
     if not pods_run_here():
         pytest.skip("the networks of another cluster's pods than the local one's cannot be entered from here")
     image = load_server_image(kind)
-    found = ManagedCluster(kubectl, kind.name.partition("-")[0], settings={"image": image, "tls": PLAIN})
+    settings = {"image": image} if kind.tls else {"image": image, "tls": {"mode": "Disabled"}}
+    found = ManagedCluster(kubectl, kind.name.partition(".")[0], settings=settings)
     try:
         found.apply()
         found.wait_whole(within_s=FORMS_WITHIN_S)
@@ -53,9 +51,9 @@ def test_it_forms_and_says_which_server_answers(cluster: ManagedCluster, kind: S
     assert version in told, told
 
 
-def test_a_primary_whose_pod_is_deleted_hands_over_first(cluster: ManagedCluster) -> None:
+def test_a_primary_whose_pod_is_deleted_hands_over_first(cluster: ManagedCluster, kind: ServerKind) -> None:
     primary = cluster.primary(shard=0)
-    with cluster_caller(cluster.kubectl, cluster.name, tls=False) as requests:
+    with cluster_caller(cluster.kubectl, cluster.name, tls=kind.tls) as requests:
         wait_until("requests are served", lambda: requests.hits > 20, 30)
         cluster.delete_pod(primary)
         wait_until("another has its name", lambda: cluster.replaced(primary), HEALS_WITHIN_S)
@@ -63,12 +61,27 @@ def test_a_primary_whose_pod_is_deleted_hands_over_first(cluster: ManagedCluster
     assert (requests.failed, requests.wrong, requests.misses) == (0, 0, 0), requests
 
 
-def test_a_shard_is_added_and_taken_away_without_a_lost_request(cluster: ManagedCluster) -> None:
-    with cluster_caller(cluster.kubectl, cluster.name, tls=False) as requests:
+def test_a_shard_is_added_and_taken_away_without_a_lost_request(cluster: ManagedCluster, kind: ServerKind) -> None:
+    with cluster_caller(cluster.kubectl, cluster.name, tls=kind.tls) as requests:
         wait_until("requests are served", lambda: requests.hits > 20, 30)
         cluster.apply(shards=4)
         cluster.wait_whole(shards=4, within_s=MOVES_WITHIN_S)
         cluster.apply(shards=3)
         cluster.wait_whole(shards=3, within_s=MOVES_WITHIN_S)
         wait_until("the fourth is gone", lambda: len(cluster.pods()) == 6, HEALS_WITHIN_S)
+    assert (requests.failed, requests.wrong, requests.misses) == (0, 0, 0), requests
+
+
+@pytest.mark.parametrize("kind", [REDIS_7], ids=str, indirect=True, scope="module")
+def test_a_newer_version_is_rolled_without_a_lost_request(cluster: ManagedCluster) -> None:
+    """From Redis 7.0 to the operator's own 8.0, whose data sets 7.0 cannot read."""
+    before = cluster.pods()
+    image = load_server_image(DEFAULT)
+    with cluster_caller(cluster.kubectl, cluster.name) as requests:
+        wait_until("requests are served", lambda: requests.hits > 20, 30)
+        cluster.apply(image=image)
+        wait_until("every pod is new", lambda: cluster.all_new(before), MOVES_WITHIN_S)
+        cluster.wait_whole()
+    told = {one["type"]: one for one in cluster.status()["conditions"]}["BackendReachable"]["message"]
+    assert DEFAULT.name.partition("-")[2] in told, told
     assert (requests.failed, requests.wrong, requests.misses) == (0, 0, 0), requests

@@ -1,5 +1,5 @@
-"""A Redis Cluster that the operator runs, in pods: it forms, loses servers and heals, is scaled and rolled, while
-somebody writes and reads. What a caller may notice is a miss or a short wait, and never another's value.
+"""Clusters of Redis and of Valkey that the operator runs in pods, with TLS: each forms, loses servers and heals, is
+scaled and rolled, while a caller writes and reads. It may notice a miss or a short wait, and never another's value.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from e2e.product.direct_operator import Operators
 from e2e.product.install import DEMO_NAMESPACE
 from e2e.product.kubectl import Kubectl, wait_until
 from e2e.product.managed_cluster import FORMS_WITHIN_S, HEALS_WITHIN_S, MOVES_WITHIN_S, ManagedCluster
+from e2e.product.server_images import load_server_image
+from tests.tiers.server_kinds import DEFAULT, REDIS_8, VALKEY_8, ServerKind
 
 pytestmark = pytest.mark.cluster
 
-TIER = "cluster"
 LONGEST_REQUEST_S = DEADLINE_S + 3
 """A request that ends with its deadline, after a last try that waits for several servers in turn."""
 
 
-@pytest.fixture(scope="module")
-def cluster(kubectl: Kubectl) -> Iterator[ManagedCluster]:
-    """A cluster of three shards with a replica each, which is Ready."""
+@pytest.fixture(scope="module", params=[REDIS_8, VALKEY_8], ids=str)
+def cluster(request: pytest.FixtureRequest, kubectl: Kubectl) -> Iterator[ManagedCluster]:
+    """A cluster of three shards with a replica each, which is Ready: of the operator's own image, and of Valkey's."""
     if not pods_run_here():
         pytest.skip("the networks of another cluster's pods than the local one's cannot be entered from here")
-    found = ManagedCluster(kubectl, TIER)
+    kind: ServerKind = request.param
+    settings = {} if kind is DEFAULT else {"image": load_server_image(kind)}
+    found = ManagedCluster(kubectl, f"cluster-{kind.image}", settings=settings)
     try:
         found.apply()
         found.wait_whole(within_s=FORMS_WITHIN_S)
@@ -65,7 +68,7 @@ def test_it_forms_with_tls_and_every_condition_says_so(cluster: ManagedCluster) 
     assert (status["shards"], status["shardsReady"]) == (3, 3)
     assert len(cluster.pods()) == 6
     listed = cluster.kubectl.run("-n", DEMO_NAMESPACE, "get", "cache-status")
-    assert f"cachetier.kvstrata.io/{TIER}" in listed
+    assert f"cachetier.kvstrata.io/{cluster.name}" in listed
 
 
 def test_a_primary_whose_pod_is_deleted_hands_over_first(cluster: ManagedCluster) -> None:
@@ -88,7 +91,7 @@ def test_a_primary_that_is_killed_is_followed_by_its_replica(cluster: ManagedClu
 def test_all_pods_lost_at_once_form_a_cluster_again(cluster: ManagedCluster) -> None:
     before = cluster.pods()
     with requests_all_the_while(cluster):
-        chosen = f"kvstrata.io/tier={TIER}"
+        chosen = f"kvstrata.io/tier={cluster.name}"
         cluster.kubectl.run("-n", DEMO_NAMESPACE, "delete", "pod", "-l", chosen, "--force", "--grace-period=0")
         wait_until("all are new", lambda: cluster.all_new(before), HEALS_WITHIN_S)
         cluster.wait_whole()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import tarfile
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster.archive import image_identities, write_image
+from e2e.cluster.archive import image_identities, unpack_programs, write_image
 
 
 @pytest.fixture
@@ -62,6 +63,55 @@ def test_changed_content_has_another_identity(tmp_path: Path, content: Path) -> 
     first, second = image_identities(tmp_path / "first.tar"), image_identities(tmp_path / "second.tar")
     assert first.keys() == second.keys() == {"localhost/tool:1"}
     assert first != second
+
+
+def layer(*entries: tuple[str, bytes | str]) -> bytes:
+    """A layer of files, and of links, whose target is text; a name that begins with `.wh.` removes."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for name, content in entries:
+            entry = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                entry.type, entry.linkname = tarfile.SYMTYPE, content
+                archive.addfile(entry)
+            else:
+                entry.size, entry.mode = len(content), 0o755
+                archive.addfile(entry, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def test_what_is_unpacked_are_the_programs_that_a_container_would_see(tmp_path: Path) -> None:
+    first = layer(
+        ("usr/bin/kept", b"old"),
+        ("usr/bin/replaced", b"old"),
+        ("usr/bin/removed", b"old"),
+        ("usr/lib/gone/a.so", b"old"),
+        ("usr/lib/anew/old.so", b"old"),
+        ("usr/share/doc/kept", b"text"),
+        ("etc/passwd", b"root"),
+    )
+    second = layer(
+        ("usr/bin/replaced", b"new"),
+        ("usr/bin/.wh.removed", b""),
+        ("usr/lib/.wh.gone", b""),
+        ("usr/lib/anew/.wh..wh..opq", b""),
+        ("usr/lib/anew/new.so", b"new"),
+        ("usr/lib/link.so", "/usr/lib/anew/new.so"),
+    )
+    image = layer(
+        ("manifest.json", json.dumps([{"Layers": ["1.tar", "2.tar"]}]).encode()), ("1.tar", first), ("2.tar", second)
+    )
+    (tmp_path / "image.tar").write_bytes(image)
+    root = tmp_path / "root"
+    unpack_programs(tmp_path / "image.tar", root)
+    found = {str(path.relative_to(root)): path for path in root.rglob("*") if path.is_file() and not path.is_symlink()}
+    assert {name: path.read_bytes() for name, path in found.items()} == {
+        "usr/bin/kept": b"old",
+        "usr/bin/replaced": b"new",
+        "usr/lib/anew/new.so": b"new",
+    }
+    assert found["usr/bin/kept"].stat().st_mode & 0o111 == 0o111
+    assert os.readlink(root / "usr/lib/link.so") == "/usr/lib/anew/new.so"
 
 
 @pytest.mark.parametrize("junk", [b"", b"not a tar at all"])

@@ -14,7 +14,7 @@ import pytest
 from e2e.cluster.cgroups import Hierarchy, parse_hierarchies
 from e2e.cluster.processes import kill_recorded, record_pid, recorded_pid, spawn
 from e2e.cluster.progress import ClusterError, Progress, describe
-from e2e.cluster.rootfs import fio_command, redis_server_command
+from e2e.cluster.rootfs import fio_command, server_command
 from e2e.cluster.settings import Paths
 
 JOINT_V1 = """\
@@ -85,10 +85,20 @@ def test_a_step_says_that_it_still_runs_after_two_seconds() -> None:
 
 
 @pytest.mark.redis
-@pytest.mark.skipif(not Paths().rootfs.is_dir(), reason="needs the root file system of `python3 -m e2e.cluster build`")
-def test_the_redis_of_the_root_file_system_runs_on_the_host() -> None:
-    shown = subprocess.run([*redis_server_command(), "--version"], capture_output=True, text=True, check=True)
-    assert shown.stdout.startswith("Redis server v=7.")
+@pytest.mark.parametrize(
+    ("image", "program", "version"),
+    [
+        ("redis", "redis-server", "Redis server v=8.0."),
+        ("redis-7", "redis-server", "Redis server v=7.0."),
+        ("valkey", "valkey-server", "Valkey server v=8.1."),
+        ("valkey", "valkey-cli", "valkey-cli 8.1."),
+    ],
+)
+def test_the_programs_of_a_servers_image_run_on_the_host(image: str, program: str, version: str) -> None:
+    if not Paths().unpacked(image).is_dir():
+        pytest.skip(f"not built: `python3 -m e2e.images build {image}`")
+    shown = subprocess.run([*server_command(image, program), "--version"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith(version)
 
 
 @pytest.mark.skipif(

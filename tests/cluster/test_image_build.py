@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import configparser
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from e2e.cluster import image_build
 from e2e.cluster.ignorefile import context_files
 from e2e.cluster.image_build import Build, merged_pip_configuration
+from e2e.cluster.progress import Progress
+from e2e.cluster.rootfs import say_if_newer
+from e2e.cluster.settings import BOOKWORM, TRIXIE
 
 
 @pytest.fixture
@@ -36,6 +41,27 @@ def test_a_change_of_any_input_changes_the_digest(build: Build) -> None:
     assert with_mode != before
     (build.context / "src" / "deep" / "data.txt").write_text("changed")
     assert build.digest("buildah") != with_mode
+
+
+def test_the_base_image_is_the_one_that_was_asked_for_and_its_point_release_an_input(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert build.debian == TRIXIE
+    on_bookworm = replace(build, arguments={"BASE": BOOKWORM.base_image})
+    assert on_bookworm.debian == BOOKWORM
+    before = build.digest("buildah"), on_bookworm.digest("buildah")
+    monkeypatch.setattr(image_build, "TRIXIE", replace(TRIXIE, point_release="13.99"))
+    after = build.digest("buildah"), on_bookworm.digest("buildah")
+    assert (before[0] == after[0], before[1] == after[1]) == (False, True)
+
+
+@pytest.mark.parametrize(("found", "said"), [("13.8", False), ("13.9", True)])
+def test_another_point_release_than_the_one_tested_is_taken_and_said(tmp_path: Path, found: str, said: bool) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/debian_version").write_text(f"{found}\n")
+    stream = io.StringIO()
+    say_if_newer(tmp_path, replace(TRIXIE, point_release="13.8"), Progress(stream))
+    assert ("this is Debian 13.9, and all was tested on 13.8" in stream.getvalue()) == said
 
 
 def test_ignored_files_do_not_change_the_digest(build: Build) -> None:

@@ -157,7 +157,7 @@ def test_nftables_accepts_every_kind_of_rule() -> None:
         ],
     }
     checked = subprocess.run(
-        ["unshare", "--net", *rootfs.host_command(Paths(), "usr/sbin/nft"), "-f", "-"],
+        ["unshare", "--net", *rootfs.host_command(Paths().rootfs, "usr/sbin/nft"), "-f", "-"],
         input=ruleset(PODS, NAMESPACES, [policy(spec)]),
         text=True,
         capture_output=True,

@@ -19,7 +19,7 @@ from tests.tiers.gate_stand_in import DOMAIN, IDENTITY, KEYSPACE_A, KEYSPACE_B, 
 from tests.tiers.pool_gate import PoolGate
 from tests.tiers.redis_cluster import RedisCluster
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.server_kinds import KINDS, REDIS_7, ServerKind
+from tests.tiers.server_kinds import DEFAULT, KINDS, ServerKind
 from tests.tiers.tier_driver import Driver
 from tests.tiers.writer_by_hand import WINDOW_MS, ByHand
 
@@ -55,7 +55,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     classes = CORE.get(metafunc.definition.path.name, ())
     everywhere = classes is None or (metafunc.cls is not None and metafunc.cls.__name__ in classes)
     marked = metafunc.definition.get_closest_marker("on_every_server") is not None
-    kinds = KINDS if everywhere or marked or SOAK else (REDIS_7,)
+    kinds = KINDS if everywhere or marked or SOAK else (DEFAULT,)
     metafunc.parametrize("server_kind", kinds, ids=str, scope="session")
 
 

@@ -26,7 +26,7 @@ from kvstrata.objects import names, paths
 from kvstrata.objects.redis.cluster import NODE_TIMEOUT_MS, START_OVER_WAIT_S, build_shard_statefulset
 from kvstrata.objects.redis.users import ADMIN_USER, USERS
 from kvstrata.objects.secret import redis_auth_data
-from tests.support.redis_binary import put_redis_cli_into
+from tests.support.redis_binary import put_client_into
 from tests.tiers.redis_cluster import until
 from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, redis_tier
 
@@ -38,7 +38,10 @@ _networks = itertools.count()
 
 
 class ManagedPods:
-    """Pods of one tier. `server` is the argv prefix of the server program, `called` its name in the image."""
+    """Pods of one tier. `server` is the argv prefix of the server program, `called` its name in the image.
+
+    The image's client has the name that belongs to it.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,6 @@ class ManagedPods:
         *,
         tls: bool = False,
         called: str = "redis-server",
-        client: bool = True,
         **managed: Any,
     ) -> None:
         mode = {"mode": "Issued" if tls else "Disabled"}
@@ -60,8 +62,7 @@ class ManagedPods:
             program = self.image / called
             program.write_text(f'#!/bin/sh\nexec {shlex.join(server)} "$@"\n')
             program.chmod(0o755)
-        if client:
-            put_redis_cli_into(self.image)
+        put_client_into(self.image, called.replace("-server", "-cli"))
         self._network = f"127.{os.getpid() % 200 + 20}.{next(_networks) % 250 + 1}"
         self._numbers = itertools.count(1)
         self.pods: list[ManagedPod] = []
@@ -71,11 +72,6 @@ class ManagedPods:
         number = next(self._numbers)
         self.pods.append(ManagedPod(self, shard, f"redis-{shard}-{number}", f"{self._network}.{number}"))
         return self.pods[-1]
-
-    def rename_client(self, name: str) -> None:
-        """Have the image's client under another name."""
-        put_redis_cli_into(self.image)
-        (self.image / "redis-cli").rename(self.image / name)
 
     def files(self) -> Mapping[str, Mapping[str, bytes]]:
         """What the kubelet puts into a pod, by folder."""

@@ -93,8 +93,9 @@ class RedisCluster:
         slot = slot_of(key)
         for node in self.nodes:
             if node.running:
-                for first, last, (_, port, *_), *_ in raw(node, "CLUSTER", "SLOTS"):
-                    if first <= slot <= last and port == node.port:
+                # By name: whoever asks without TLS is told other ports from Redis 7.2 on.
+                for first, last, (_, _, name, *_), *_ in raw(node, "CLUSTER", "SLOTS"):
+                    if first <= slot <= last and name == node.node_id.encode():
                         return node
         raise AssertionError("nobody has the slot")
 

@@ -13,7 +13,7 @@ from typing import Any
 import redis
 
 from e2e.cluster.ports import free_port
-from tests.support.redis_binary import redis_server
+from e2e.cluster.rootfs import server_command
 
 
 class RedisProcess:
@@ -42,7 +42,7 @@ class RedisProcess:
         common = ["--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--dir", str(self._directory)]
         common += ["--unixsocket", str(self.admin_socket)]
         self._process = subprocess.Popen(
-            [*(self._command or redis_server()), *listen, *common, *self.options, *options],
+            [*(self._command or server_command()), *listen, *common, *self.options, *options],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

@@ -25,7 +25,7 @@ from tests.support.redis_binary import needs_redis
 from tests.tiers.gate_stand_in import KEYSPACE_A, GateStandIn
 from tests.tiers.managed_server import LONG_AGO, TLS, USERS, Managed
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.server_kinds import REDIS_7, ServerKind, on_every_server
+from tests.tiers.server_kinds import DEFAULT, ServerKind, on_every_server
 from tests.tiers.tier_driver import Driver, block, spread
 
 pytestmark = needs_redis
@@ -36,7 +36,7 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Managed]]:
     """Make managed servers."""
     made: list[Managed] = []
 
-    def make(kind: ServerKind = REDIS_7, *, tls: bool = True, age: timedelta = LONG_AGO) -> Managed:
+    def make(kind: ServerKind = DEFAULT, *, tls: bool = True, age: timedelta = LONG_AGO) -> Managed:
         directory = tmp_path / f"managed-{len(made)}"
         directory.mkdir()
         made.append(Managed(directory, kind.command(), tls=tls, age=age))
@@ -103,7 +103,7 @@ def busy(
 ) -> Callable[..., tuple[Managed, Traffic]]:
     """Make a managed server and traffic on it."""
 
-    def begin(kind: ServerKind = REDIS_7, *, tls: bool = True, age: timedelta = LONG_AGO) -> tuple[Managed, Traffic]:
+    def begin(kind: ServerKind = DEFAULT, *, tls: bool = True, age: timedelta = LONG_AGO) -> tuple[Managed, Traffic]:
         managed = make(kind, tls=tls, age=age)
         driver = start(managed.process.port, **managed.access)
         driver.until("closed")
@@ -137,7 +137,7 @@ def test_passwords_are_rotated_without_a_failed_request(
     busy: Callable[..., tuple[Managed, Traffic]], server_kind: ServerKind, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    managed, traffic = busy(server_kind, tls=server_kind is REDIS_7)
+    managed, traffic = busy(server_kind, tls=server_kind.tls)
     before = managed.secret()
     shown = managed.secret(TLS) if managed.tls else {}
     with traffic:
@@ -213,7 +213,7 @@ def test_a_replica_follows_with_the_new_password_and_the_old_one_is_good_for_not
 ) -> None:
     managed = make(tls=False)
     former = managed.secret()[names.REPLICATION_PASSWORD_KEY].decode()
-    replica = managed.follow(tmp_path, REDIS_7.command())
+    replica = managed.follow(tmp_path, DEFAULT.command())
     try:
         in_step(managed, replica)
         for _ in range(120):

@@ -33,7 +33,7 @@ from tests.tiers.eraser import (
 )
 from tests.tiers.gate_stand_in import DOMAIN, KEYSPACE_A, KEYSPACE_B
 from tests.tiers.redis_cluster import RedisCluster, raw, until
-from tests.tiers.server_kinds import REDIS_7
+from tests.tiers.server_kinds import DEFAULT
 
 pytestmark = needs_redis
 COUNT = 32
@@ -44,7 +44,7 @@ Connect = Callable[..., Connection]
 
 @pytest.fixture(scope="module")
 def formed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisCluster]:
-    cluster = RedisCluster(tmp_path_factory.mktemp("cluster"), 3, 3, command=REDIS_7.command())
+    cluster = RedisCluster(tmp_path_factory.mktemp("cluster"), 3, 3, command=DEFAULT.command())
     cluster.start()
     yield cluster
     cluster.kill()
@@ -214,7 +214,7 @@ def test_what_is_left_where_the_slot_is_not_any_more_is_found(cluster: RedisClus
 
 
 def test_a_replica_that_is_away_is_no_proof_and_ends_nothing(tmp_path: Path, connect_to: Connect) -> None:
-    cluster = RedisCluster(tmp_path, 3, 1, command=REDIS_7.command())
+    cluster = RedisCluster(tmp_path, 3, 1, command=DEFAULT.command())
     cluster.start()
     try:
         fill(cluster, connect_to, KEYSPACE_A)

@@ -18,12 +18,12 @@ from kvstrata_sidecar.adapter.redis.client.slots import slot_of
 from tests.support.redis_binary import needs_redis
 from tests.tiers.managed_pod import PASSWORDS, SHORT_WAIT_S, ManagedPod, ManagedPods
 from tests.tiers.redis_cluster import until
-from tests.tiers.server_kinds import KINDS, REDIS_7, VALKEY_9, ServerKind
+from tests.tiers.server_kinds import DEFAULT, KINDS, VALKEY_8, ServerKind
 from tests.unit.objects.builders import DOMAIN_ID
 
 pytestmark = needs_redis
 
-CLUSTERS = [*(pytest.param((kind, False), id=str(kind)) for kind in KINDS), pytest.param((REDIS_7, True), id="tls")]
+CLUSTERS = [pytest.param((kind, kind.tls), id=f"{kind}{'-tls' * kind.tls}") for kind in KINDS]
 KEY = f"{KEY_PREFIX}:{DOMAIN_ID}:{{{'a' * 32}:00}}:x"
 
 
@@ -31,8 +31,7 @@ KEY = f"{KEY_PREFIX}:{DOMAIN_ID}:{{{'a' * 32}:00}}:x"
 def pods(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ManagedPods]:
     """Three primaries and a replica of the one that has KEY's slot, in short terms."""
     kind, tls = request.param
-    name = "valkey-server" if kind is VALKEY_9 else "redis-server"
-    made = ManagedPods(tmp_path, kind.command(), tls=tls, called=name)
+    made = ManagedPods(tmp_path, kind.command(), tls=tls, called=kind.program)
     home = slot_of(KEY.encode()) * 3 // 16384
     try:
         for shard in (home, *(shard for shard in range(3) if shard != home), home):
@@ -111,7 +110,9 @@ class TestAFormedCluster:
 @pytest.fixture(params=KINDS, ids=str, scope="module")
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ManagedPod]:
     kind: ServerKind = request.param
-    made = ManagedPods(tmp_path_factory.mktemp("alone"), kind.command(), resources={"limits": {"cpu": "4"}})
+    made = ManagedPods(
+        tmp_path_factory.mktemp("alone"), kind.command(), called=kind.program, resources={"limits": {"cpu": "4"}}
+    )
     try:
         pod = made.add(0)
         pod.start()
@@ -212,8 +213,8 @@ def _is_refused(pod: ManagedPod, user: str, words: str) -> bool:
 
 class TestAnImage:
     def test_with_valkeys_names_will_do(self, tmp_path: Path) -> None:
-        made = ManagedPods(tmp_path, VALKEY_9.command(), called="valkey-server", client=False)
-        made.rename_client("valkey-cli")
+        made = ManagedPods(tmp_path, VALKEY_8.command(), called=VALKEY_8.program)
+        assert {path.name for path in made.image.iterdir()} == {"valkey-server", "valkey-cli"}
         try:
             made.add(0).start()
         finally:
@@ -227,7 +228,7 @@ class TestAnImage:
 
 
 def test_a_server_that_waits_to_start_over_can_be_stopped(tmp_path: Path) -> None:
-    pod = ManagedPods(tmp_path, REDIS_7.command()).add(0)
+    pod = ManagedPods(tmp_path, DEFAULT.command()).add(0)
     (pod.folder / "tmp/started").touch()
     process = pod.launch()
     with pytest.raises(Exception, match="timed out"):

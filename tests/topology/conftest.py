@@ -10,7 +10,7 @@ import pytest
 
 from kvstrata.model.redis.cluster import Cluster
 from tests.support.amounts import SOAK
-from tests.tiers.server_kinds import KINDS, REDIS_7, ServerKind
+from tests.tiers.server_kinds import DEFAULT, KINDS, ServerKind
 from tests.topology import looks
 from tests.topology.rig import Rig
 
@@ -19,7 +19,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
     if "server_kind" in metafunc.fixturenames and "server_kind" not in own:
         marked = metafunc.definition.get_closest_marker("on_every_server") is not None
-        metafunc.parametrize("server_kind", KINDS if marked or SOAK else (REDIS_7,), ids=str, scope="session")
+        metafunc.parametrize("server_kind", KINDS if marked or SOAK else (DEFAULT,), ids=str, scope="session")
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def make_rig(tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     """Make rigs of one's own."""
     made: list[Rig] = []
 
-    def make(kind: ServerKind = REDIS_7, **options: Any) -> Rig:
+    def make(kind: ServerKind = DEFAULT, **options: Any) -> Rig:
         made.append(Rig(tmp_path / f"rig-{len(made)}", kind.command(), **{"users": True} | options))
         made[-1].start()
         return made[-1]

@@ -13,7 +13,13 @@ from kvstrata.model.redis.cluster import SLOTS, Server
 from kvstrata.plan.redis.topology.view import count
 
 ANSWERS = Path(__file__).parent / "answers"
-KINDS = {"redis-7.0": ("Redis", "7.0."), "redis-8.2": ("Redis", "8.2."), "valkey-9.1": ("Valkey", "9.1.")}
+KINDS = {
+    "redis-7.0": ("Redis", "7.0."),
+    "redis-8.0": ("Redis", "8.0."),
+    "redis-8.2": ("Redis", "8.2."),
+    "valkey-8.1": ("Valkey", "8.1."),
+    "valkey-9.1": ("Valkey", "9.1."),
+}
 
 Read = Callable[[str], Server]
 

@@ -12,7 +12,7 @@ import pytest
 from kvstrata.contract.receipt.residue import Claim
 from tests.support.objects import invalidation, model, policy, redis_tier
 from tests.support.redis_binary import needs_redis
-from tests.tiers.server_kinds import REDIS_7
+from tests.tiers.server_kinds import DEFAULT
 from tests.topology.erasing import TIER, ClusterWorld
 from tests.topology.rig import Rig
 from tests.unit.plan.invalidations import at_rest
@@ -29,7 +29,7 @@ async def world(tmp_path: Path) -> AsyncIterator[ClusterWorld]:
     sim = at_rest(redis_tier(TIER, capacity="30Gi", redis={"managed": MANAGED}), policy("acme"), policy("globex"))
     sim.put(model(tiers=("cpu", TIER)))
     sim.come_to_rest()
-    rig = Rig(tmp_path / "servers", REDIS_7.command(), users=True)
+    rig = Rig(tmp_path / "servers", DEFAULT.command(), users=True)
     try:
         async with ClusterWorld(sim, rig, tmp_path) as made, made.leading_operator():
             await made.until(

@@ -14,7 +14,7 @@ from kvstrata.clients.redis.slot_names import bucket_of, part_of
 from kvstrata.contract.store.redis_scripts import script
 from kvstrata.objects.redis.users import user_rules
 from kvstrata_sidecar.adapter.redis.client.slots import slot_of
-from tests.tiers.server_kinds import KINDS, REDIS_7, REDIS_8, VALKEY_9, ServerKind
+from tests.tiers.server_kinds import KINDS, REDIS_7, REDIS_8, REDIS_8_2, VALKEY_9, ServerKind
 from tests.topology.mover_rig import MoverRig, total
 
 pytestmark = pytest.mark.redis
@@ -78,7 +78,7 @@ async def ends(rig: MoverRig, slot: int) -> tuple[int, int]:
 
 
 every_kind = pytest.mark.parametrize("server_kind", KINDS, ids=str, scope="module")
-key_by_key = pytest.mark.parametrize("server_kind", [REDIS_7, REDIS_8], ids=str, scope="module")
+key_by_key = pytest.mark.parametrize("server_kind", [REDIS_7, REDIS_8, REDIS_8_2], ids=str, scope="module")
 on_redis_7 = pytest.mark.parametrize("server_kind", [REDIS_7], ids=str, scope="module")
 on_valkey_9 = pytest.mark.parametrize("server_kind", [VALKEY_9], ids=str, scope="module")
 

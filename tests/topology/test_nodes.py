@@ -16,7 +16,7 @@ from kvstrata.model.redis.cluster import Command, ServerPod
 from tests.support.redis_binary import needs_redis
 from tests.tiers.certificates import SERVER_NAME, Authority, issue
 from tests.tiers.redis_process import RedisProcess
-from tests.tiers.server_kinds import REDIS_7
+from tests.tiers.server_kinds import DEFAULT
 
 pytestmark = needs_redis
 
@@ -35,7 +35,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def start(*options: str, **settings: Any) -> RedisProcess:
         directory = tmp_path / str(len(started))
         directory.mkdir()
-        started.append(RedisProcess(directory, *options, command=REDIS_7.command(), **settings))
+        started.append(RedisProcess(directory, *options, command=DEFAULT.command(), **settings))
         started[-1].start()
         return started[-1]
 

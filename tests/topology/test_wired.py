@@ -12,7 +12,7 @@ import pytest
 from kvstrata.plan.redis.topology import StepReason
 from tests.support.redis_binary import needs_redis
 from tests.tiers.certificates import issue
-from tests.tiers.server_kinds import REDIS_7, VALKEY_9
+from tests.tiers.server_kinds import DEFAULT, VALKEY_9
 from tests.topology.test_healing import assert_sound, written
 from tests.topology.wired import Permits, WiredRig
 
@@ -31,7 +31,7 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 def started(directory: Path, server: str) -> WiredRig:
     with_tls = server == WITH_TLS
-    command = (REDIS_7 if with_tls else VALKEY_9).command()
+    command = (DEFAULT if with_tls else VALKEY_9).command()
     rig = WiredRig(directory, command, tls=issue(directory) if with_tls else None)
     rig.start()
     return rig

@@ -56,7 +56,7 @@ async def test_without_a_local_cluster_pods_are_named_as_not_measured(monkeypatc
 
 
 async def test_servers_that_are_not_there_are_named_as_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = ServerKind("valkey-9.1", lambda: None, "python3 tests/tiers/install_servers.py")
+    absent = ServerKind("valkey-9.1", installed="not/there")
     monkeypatch.setattr(scaled, "RUNS", (scaled._Run("scaled_valkey", absent, 1),))
     part = await scaled.measure(Progress())
     assert not part.figures

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster.ports import free_port
+from e2e.cluster.rootfs import server_command
 from kvstrata.clients import pki
 from kvstrata.clients.redis.probe import RedisReason, parse_endpoint, probe_redis
-from tests.support.redis_binary import needs_redis, redis_server
+from tests.support.redis_binary import needs_redis
 
 PASSWORD = "correct horse battery staple"
 
@@ -27,7 +28,7 @@ def _server(directory: Path, *lines: str, tls: bool = False) -> Iterator[str]:
     configuration = directory / f"redis-{port}.conf"
     ports = (f"tls-port {port}", "port 0") if tls else (f"port {port}",)
     configuration.write_text("\n".join(("bind 127.0.0.1", 'save ""', f"dir {directory}", *ports, *lines)) + "\n")
-    process = subprocess.Popen([*redis_server(), str(configuration)], stdout=subprocess.DEVNULL)
+    process = subprocess.Popen([*server_command(), str(configuration)], stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
         while True:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import redis
 
+from e2e.cluster.rootfs import server_command
 from kvstrata.clients import pki
 from kvstrata.clients.redis.probe import RedisReason, probe_redis
 from kvstrata.contract.store.redis_keys import BlockKey
@@ -22,7 +23,7 @@ from kvstrata.objects import names, paths
 from kvstrata.objects.redis.statefulset import build_redis_statefulset, redis_arguments
 from kvstrata.objects.redis.users import ADMIN_USER, DATA_USER, REPLICATION_USER
 from kvstrata.objects.secret import redis_auth_data
-from tests.support.redis_binary import needs_redis, put_redis_cli_into, redis_server
+from tests.support.redis_binary import needs_redis, put_client_into
 from tests.unit.objects.builders import CONTEXT, DOMAIN_ID, cpu_tier, redis_tier
 
 PASSWORD, ADMIN_PASSWORD = "d" * 32, "a" * 32
@@ -45,7 +46,7 @@ class Server:
 
     def probe(self) -> int:
         container = _container(redis_tier(tls={"mode": "Issued" if self.ca_pem else "Disabled"}))
-        put_redis_cli_into(self.directory)
+        put_client_into(self.directory)
         return subprocess.run(
             _moved(container["readinessProbe"]["exec"]["command"], self.directory, self.port),
             env={**os.environ, "PATH": f"{self.directory}:{os.environ['PATH']}"},
@@ -70,7 +71,7 @@ def _run(directory: Path, tls: bool) -> Iterator[Server]:
     for name, value in files.items():
         (directory / paths.REDIS_TLS.strip("/") / name).write_bytes(value)
     tier = redis_tier(tls={"mode": "Issued" if tls else "Disabled"})
-    command = [*redis_server(), *_moved(redis_arguments(tier), directory, port)]
+    command = [*server_command(), *_moved(redis_arguments(tier), directory, port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 60
