@@ -56,10 +56,11 @@ format: $(VENV)/installed ## Format the code
 	@$(BIN)/ruff check --fix $(wildcard $(SOURCES))
 
 .PHONY: check
-check: $(VENV)/installed ## Gates: format, lint, types, import contracts, generated files
+check: $(VENV)/installed ## Gates: format, lint, types, dead code, import contracts, generated files
 	@$(BIN)/ruff format --check $(wildcard $(SOURCES))
 	@$(BIN)/ruff check $(wildcard $(SOURCES))
 	@$(BIN)/mypy
+	@$(BIN)/vulture
 	@PYTHONPATH=operator/src:sidecar/src $(BIN)/lint-imports
 	@PYTHONPATH=operator/src $(BIN)/python -m tools.generate --check
 

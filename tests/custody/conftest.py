@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kvstrata.clients.transit import TransitClient
-from kvstrata.clients.transit_tokens import TokenFile
 from tests.custody.bao_server import MOUNT, BaoServer
+from tests.custody.token_file import TokenFile
 
 
 @pytest.fixture(scope="session")

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from kvstrata.clients.transit_tokens import TokenFile
 from kvstrata.objects import names
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.keys.kms_custody import KmsCustody, wrapping_key
 from kvstrata.reconcile.keys.kms_domains_store import KmsDomain
 from kvstrata.reconcile.keys.wrapped_keys import SHARDS, WrappedKey
 from tests.custody.bao_server import MOUNT, BaoServer
+from tests.custody.token_file import TokenFile
 from tests.support.key_pods import KeyPods
 from tests.support.objects import NAMESPACE, domain, model, policy, redis_tier
 from tests.support.worlds import Simulation

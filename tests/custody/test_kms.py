@@ -13,7 +13,6 @@ import pytest
 
 from kvstrata.clients.kube import KubeError
 from kvstrata.clients.transit import TransitClient
-from kvstrata.clients.transit_tokens import TokenFile
 from kvstrata.contract.receipt.vocabulary import Party
 from kvstrata.model.keys import Undestroyed
 from kvstrata.objects import names
@@ -22,6 +21,7 @@ from kvstrata.reconcile.keys.kms_custody import KmsCustody, wrapping_key
 from kvstrata.reconcile.keys.wrapped_keys import WrappedKey, WrappedKeys
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.custody.kms_stories import unlock
+from tests.custody.token_file import TokenFile
 from tests.support.memory_kube import MemoryKube
 from tests.support.worlds import Killed
 

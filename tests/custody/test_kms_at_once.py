@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from kvstrata.clients.transit import AT_ONCE, Drawn, KmsError, KmsFailure, TransitClient
-from kvstrata.clients.transit_tokens import TokenFile
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.kms_custody import KmsCustody
 from kvstrata.reconcile.keys.wrapped_keys import WrappedKeys
 from tests.custody.bao_server import MOUNT, BaoServer
 from tests.custody.kms_stories import unlock
+from tests.custody.token_file import TokenFile
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from kvstrata.clients.transit_tokens import TokenFile
 from kvstrata.contract.receipt.claims import claims
 from kvstrata.contract.receipt.residue import Claim
 from kvstrata.contract.receipt.vocabulary import KeyCustody, Party
@@ -19,6 +18,7 @@ from kvstrata.reconcile.erasure.keys import KeyRevoker
 from tests.custody.bao_server import BaoServer
 from tests.custody.kms_stories import asked
 from tests.custody.kms_stories import objects as objects
+from tests.custody.token_file import TokenFile
 from tests.support.objects import NAMESPACE, cpu_tier, model, pod, policy, redis_tier
 from tests.support.worlds import Simulation
 from tests.unit.reconcile.deletions import POLICY, delete_namespace, end_pods, erasing, gone, is_gone

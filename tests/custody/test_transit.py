@@ -15,8 +15,9 @@ import pytest
 from aiohttp import web
 
 from kvstrata.clients.transit import AT_ONCE, KmsError, KmsFailure, TransitClient
-from kvstrata.clients.transit_tokens import KubernetesLogin, TokenFile
+from kvstrata.clients.transit_tokens import KubernetesLogin
 from tests.custody.bao_server import MOUNT, BaoServer
+from tests.custody.token_file import TokenFile
 from tests.tiers.certificates import Authority
 
 ACCOUNT = "system:serviceaccount:kvstrata-system:kvstrata"

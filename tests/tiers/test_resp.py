@@ -6,13 +6,15 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvstrata.contract.store.block_value import HEADER_BYTES, Header, pack_header
 from kvstrata_sidecar.adapter.params import TlsParams
+from kvstrata_sidecar.adapter.redis.client.block_io import Read
 from kvstrata_sidecar.adapter.redis.client.connection import (
     AccessError,
     Command,
@@ -24,7 +26,7 @@ from kvstrata_sidecar.adapter.redis.client.connection import (
     ReplyError,
     TransportError,
 )
-from kvstrata_sidecar.adapter.tier.encryption import PlainSealer
+from kvstrata_sidecar.adapter.tier.encryption import Opening, PlainSealer
 from tests.tiers.certificates import SERVER_NAME, issue
 from tests.tiers.hostile_server import Answer, HostileServer, says
 from tests.tiers.redis_process import RedisProcess
@@ -53,10 +55,32 @@ def hostile() -> Iterator[Callable[[Answer], HostileServer]]:
         server.close()
 
 
+class PlainRead(Read):
+    """A value that counts in any case, into an opening that is there already."""
+
+    before: Sequence[Command] = ()
+
+    def __init__(self, key: bytes, opening: Opening) -> None:
+        self.key = key
+        self._opening = opening
+
+    def accept(self, answers: Sequence[Any]) -> bool:
+        return True
+
+    def open(self) -> Opening:
+        return self._opening
+
+    def take(self, opening: Opening) -> bool:
+        return True
+
+
 def read(connection: Connection, size: int = len(BLOCK), key: bytes = KEY) -> bytes | None:
     buffer = bytearray(size)
     opening = PlainSealer().open_into("", key, memoryview(buffer))
-    return bytes(buffer) if connection.get_into(key, opening) else None
+    (outcome,) = connection.get_each([PlainRead(key, opening)])
+    if isinstance(outcome, ReplyError):
+        raise outcome
+    return bytes(buffer) if outcome else None
 
 
 def write(connection: Connection, key: bytes, block: bytes) -> None:

@@ -184,13 +184,9 @@ def verified(*found: tuple[int, int]) -> Verified:
     return Verified("gate", 7, False, AdapterVerified("cache", 7, 1, True, False, 2, rows))
 
 
-def test_only_what_was_asked_for_and_found_nowhere_counts_as_missed() -> None:
-    assert verified((2, 0), (2, 0)).all_missed
-    assert not verified((2, 0), (2, 1)).all_missed
-    assert not verified((0, 0)).all_missed, "nothing was asked"
-    assert not verified().all_missed
-    unknown = verified((2, 0))
-    assert not replace(unknown, found=replace(unknown.found, known=False)).all_missed
+def test_a_verification_asked_as_many_blocks_as_the_tier_that_was_asked_for_most() -> None:
+    assert verified((2, 0), (3, 1)).asked == 3
+    assert verified().asked == 0
     assert Verified.decode(verified((2, 1)).encode()) == verified((2, 1))
 
 

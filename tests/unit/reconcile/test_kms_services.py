@@ -9,11 +9,12 @@ import pytest
 
 from kvstrata.api.cachedomain import KeyManagement
 from kvstrata.clients.transit import KmsError, KmsFailure, TransitClient
-from kvstrata.clients.transit_tokens import KubernetesLogin, TokenFile
+from kvstrata.clients.transit_tokens import KubernetesLogin
 from kvstrata.model.keys import AllowedService
 from kvstrata.reconcile.keys import CustodyError
 from kvstrata.reconcile.keys.kms_domains_store import KmsDomain
 from kvstrata.reconcile.keys.kms_services import KmsServices, by_service_account
+from tests.custody.token_file import TokenFile
 from tests.support.memory_kube import MemoryKube
 from tests.support.objects import NAMESPACE
 from tests.tiers.certificates import Authority

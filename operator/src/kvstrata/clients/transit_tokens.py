@@ -1,7 +1,6 @@
-"""How the operator proves to a key management service who it is: a token in a file, or its Kubernetes service account.
+"""How the operator proves to a key management service who it is: by its Kubernetes service account.
 
-A file is for services that an agent or a Secret brings tokens for. With Kubernetes authentication the service asks the
-API server whose the service account's token is, and gives one of its own for some time; nothing has to be stored.
+The service asks the API server whose the account's token is, and gives one of its own for some time; nothing is stored.
 """
 
 from __future__ import annotations
@@ -13,37 +12,10 @@ from pathlib import Path
 
 from kvstrata.clients.transit import KmsError, KmsFailure, TransitClient, checked_path
 
-READ_EVERY_S = 60.0
-"""How long a token is used before its file is read again; who renews it writes it there."""
-
 RENEWED_AT = 0.6
 """After which part of its lease a token is replaced."""
 
 MAX_TOKEN_BYTES = 64 * 1024
-
-
-class TokenFile:
-    """A token in a file, read again every minute and when it is refused. `monotonic` returns seconds."""
-
-    def __init__(self, path: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._path, self._monotonic = path, monotonic
-        self._token, self._read_at = "", float("-inf")
-
-    async def token(self, client: TransitClient) -> str:  # noqa: ARG002  (as the protocol has it)
-        """Return the token. Raises KmsError if the file holds none."""
-        now = self._monotonic()
-        if not self._token or now - self._read_at >= READ_EVERY_S:
-            self._token, self._read_at = _read(self._path), now
-        return self._token
-
-    def refused(self, token: str) -> bool:
-        """Forget this token; return whether the file has another by now."""
-        if self._token == token:
-            self._token = ""
-        try:
-            return _read(self._path) != token
-        except KmsError:
-            return False
 
 
 class KubernetesLogin:
@@ -101,7 +73,7 @@ class KubernetesLogin:
         return bool(self._token) and self._monotonic() < self._until
 
     async def _log_in(self, client: TransitClient) -> None:
-        body = {"role": self._role, "jwt": _read(self._account_token)}
+        body = {"role": self._role, "jwt": read_token(self._account_token)}
         asked_at = self._monotonic()
         raw = await client.call("POST", f"auth/{self._method}/login", body)
         try:
@@ -116,7 +88,8 @@ class KubernetesLogin:
         self._token, self._until = token, asked_at + (lease_s * RENEWED_AT if lease_s else float("inf"))
 
 
-def _read(path: Path) -> str:
+def read_token(path: Path) -> str:
+    """Return the token in a file. Raises KmsError if it holds none."""
     try:
         with path.open("rb") as file:
             token = file.read(MAX_TOKEN_BYTES + 1).decode("ascii").strip()

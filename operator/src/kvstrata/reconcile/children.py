@@ -4,10 +4,13 @@ Watches go by a label, so an object of others does not show in the store. A chil
 therefore created and never applied over, one that it knows is applied over by its UID; whatever the API server has
 instead is read, and belongs to the child's owner or is left alone. Nothing can come in between, because the API server
 compares UID and resourceVersion in the write itself.
+
+Orders and finalizers of objects of the API are written here as well.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +18,11 @@ from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import BY_KIND, SERVICE_MONITOR
 from kvstrata.model.refs import BUNDLE, FIELD_MANAGER_PREFIX, Key
 from kvstrata.objects.applied import missing
-from kvstrata.plan.actions import ReadForeign, Remove
+from kvstrata.plan.actions import Create, ReadForeign, Remove, SetFinalizers
 from kvstrata.plan.ownership import has_our_label
 
 from . import metrics
-from .domain_store import NameConflictError
+from .domain_store import NameConflictError, note_refusal
 from .store import Store
 
 
@@ -142,3 +145,50 @@ def _owner(child: Mapping[str, Any]) -> str:
 
 def _typed(answer: dict[str, Any], desired: Mapping[str, Any]) -> dict[str, Any]:
     return answer | {"apiVersion": desired["apiVersion"], "kind": desired["kind"]}
+
+
+log = logging.getLogger(__name__)
+
+
+async def create(kube: Kube, store: Store, key: Key, order: Create) -> frozenset[Key]:
+    """Create an object unless it is there; return the keys that this concerns. Raises KubeError.
+
+    In a namespace that is being deleted nothing can be created: that is taken note of, for those who wait for it.
+    """
+    resource = BY_KIND[order.body["kind"]]
+    try:
+        created = await kube.create(resource, key.namespace, order.body)
+    except KubeError as error:
+        if error.is_conflict:
+            return frozenset()
+        if error.is_of_ending_namespace or (error.is_refusal and await kube.is_ending(key.namespace)):
+            domain = store.domain(key.namespace)
+            return note_refusal(domain.ending, domain.objects["TenantCachePolicy"].values())
+        raise
+    return store.observe(created | {"apiVersion": resource.api_version, "kind": resource.kind})
+
+
+async def set_finalizers(kube: Kube, store: Store, key: Key, order: SetFinalizers) -> frozenset[Key]:
+    """Set an object's finalizers; return the keys that this concerns. Raises KubeError.
+
+    One that is gone is left alone, one that somebody changed is read anew. What goes with its last finalizer is told
+    by its own event, not by the answer.
+    """
+    resource = BY_KIND[key.kind]
+    concerned = frozenset[Key]()
+    try:
+        stored = await kube.set_finalizers(resource, key.namespace, key.name, order.finalizers, order.resource_version)
+    except KubeError as error:
+        if error.is_not_found:
+            return frozenset()
+        found = await kube.get(resource, key.namespace, key.name) if error.is_conflict else None
+        if found is None:
+            raise
+        stored, concerned = found, frozenset({key})
+    else:
+        metrics.WRITES.labels(key.kind, "finalizers").inc()
+        if order.unproven:
+            log.warning("an object went without its receipt", extra={"key": str(key), "why": order.unproven})
+        if stored["metadata"].get("deletionTimestamp") and not order.finalizers:
+            return frozenset()
+    return concerned | store.observe(stored | {"apiVersion": resource.api_version, "kind": resource.kind})

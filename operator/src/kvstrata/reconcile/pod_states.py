@@ -1,8 +1,9 @@
-"""Acknowledgements: one long poll a pod, and no word believed that Kubernetes did not bind to that pod."""
+"""States that pods report: one long poll per pod. A state counts if the API server says that its token is the pod's."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import random
 import time
@@ -12,7 +13,7 @@ from kvstrata.clients.gate import GateClient, GateError
 from kvstrata.clients.kube import Kube, KubeError
 from kvstrata.clients.resources import SECRET
 from kvstrata.contract import ContractError
-from kvstrata.contract.messages.pod_state import PodState, gate_server_name
+from kvstrata.contract.messages.pod_state import ACK_AUDIENCE, PodState, gate_server_name
 from kvstrata.contract.policy.bundle import ROOT_DATA_KEY, Root
 from kvstrata.contract.wire import digest_bytes
 from kvstrata.model.pods import Pod, VerifiedState
@@ -21,7 +22,6 @@ from kvstrata.plan.bundle.restore import contradicts
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_refused
 from kvstrata.reconcile.background import utc_now
-from kvstrata.reconcile.pod_tokens import PodTokens
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.secrets import decode
 from kvstrata.reconcile.store import Store
@@ -171,3 +171,37 @@ class AckListener:
 
 def _serves_under(state: PodState) -> tuple[int, int, str]:
     return state.revision, state.term, state.root
+
+
+TOKEN_CACHE_S = 60.0
+
+
+class PodTokens:
+    """Reviews the tokens that gates send with their answers."""
+
+    def __init__(self, kube: Kube) -> None:
+        self._kube = kube
+        self._known: dict[str, tuple[float, str, str]] = {}
+
+    async def doubt(self, namespace: str, pod: Pod, token: str) -> str | None:
+        """Return why a token is not that of `pod`, or None. Raises KubeError if the API server cannot tell."""
+        username, bound_to = await self._identity(token)
+        if username != f"system:serviceaccount:{namespace}:{names.model_child(pod.model)}":
+            return "WrongAccount"
+        if bound_to != pod.uid:
+            return "ForeignToken"
+        return None
+
+    async def _identity(self, token: str) -> tuple[str, str]:
+        """Return whose token this is, asking the API server at most once a minute for each token."""
+        now = time.monotonic()
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        cached = self._known.get(digest)
+        if cached and cached[0] > now:
+            return cached[1], cached[2]
+        identity = await self._kube.review_token(token, ACK_AUDIENCE)
+        if identity is None:
+            return "", ""
+        self._known = {d: entry for d, entry in self._known.items() if entry[0] > now}
+        self._known[digest] = (now + TOKEN_CACHE_S, identity.username, identity.pod_uid)
+        return identity.username, identity.pod_uid

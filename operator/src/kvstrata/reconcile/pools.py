@@ -32,7 +32,7 @@ from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_refused
 from kvstrata.reconcile.background import RETRY_S, Background, utc_now
 from kvstrata.reconcile.domain_store import DomainStore
-from kvstrata.reconcile.pod_tokens import PodTokens
+from kvstrata.reconcile.pod_states import PodTokens
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store
 

@@ -24,7 +24,7 @@ from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_refused
 from kvstrata.reconcile.background import Background, utc_now
 from kvstrata.reconcile.events import Events
-from kvstrata.reconcile.pod_tokens import PodTokens
+from kvstrata.reconcile.pod_states import PodTokens
 from kvstrata.reconcile.queue import WorkQueue
 from kvstrata.reconcile.store import Store
 

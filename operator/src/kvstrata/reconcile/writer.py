@@ -58,9 +58,8 @@ from . import metrics
 from .audit import tell_restore, tell_sharing, tell_status
 from .background import utc_now
 from .bundles import bundle_secret, read_bundle, shards_of, take
-from .children import ChildRefusedError, Children
+from .children import ChildRefusedError, Children, create, set_finalizers
 from .events import Events
-from .lifecycle import create, set_finalizers
 from .metrics import count_lazy
 from .queue import WorkQueue
 from .reclaimed import Reclaimer, reclaim, tell_reclaimed

@@ -320,8 +320,3 @@ class Verified(Message):
     def asked(self) -> int:
         """How many blocks each tier was asked for."""
         return max((tier.asked for tier in self.found.tiers), default=0)
-
-    @property
-    def all_missed(self) -> bool:
-        """Whether blocks were asked for, and no tier found any; nothing that was not asked is a proof."""
-        return self.found.known and self.asked > 0 and not any(tier.found for tier in self.found.tiers)

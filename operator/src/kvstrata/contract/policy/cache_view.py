@@ -11,7 +11,6 @@ goes after the adapter applied one that does not.
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -31,8 +30,6 @@ FRESHNESS_FORMAT = struct.Struct("<Q")
 MANIFESTS_DIRECTORY = "pools"
 MAX_READS = MAX_POOLS * MAX_VERSIONS
 """Versions of pools that one keyspace may read."""
-
-_MANIFEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +108,6 @@ def manifests(bundle: Bundle) -> dict[str, bytes]:
         return {}
     versions = (version for shard in bundle.pools.values() for version in shard.versions)
     return {version.manifest: version.hashes for version in versions}
-
-
-def is_manifest(name: object) -> bool:
-    """Whether `name` has the form of a manifest's digest, which is its file's name."""
-    return isinstance(name, str) and _MANIFEST.fullmatch(name) is not None
 
 
 def effective_pools(entries: Iterable[Entry]) -> dict[str, tuple[str, ...]]:

@@ -27,7 +27,7 @@ from kvstrata.plan.erasure.gather import OWN_MEMORY
 from kvstrata.plan.erasure.orders import AskPodToErase, AskPodToVerify, ResetEngine
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_refused
-from kvstrata.reconcile.pod_tokens import PodTokens
+from kvstrata.reconcile.pod_states import PodTokens
 
 T = TypeVar("T")
 

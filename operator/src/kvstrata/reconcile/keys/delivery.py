@@ -20,7 +20,7 @@ from kvstrata.model.pods import Pod
 from kvstrata.reconcile import metrics
 from kvstrata.reconcile.audit import tell_refused
 from kvstrata.reconcile.keys.key_ring import KeyRing
-from kvstrata.reconcile.pod_tokens import PodTokens
+from kvstrata.reconcile.pod_states import PodTokens
 from kvstrata.reconcile.store import Store
 
 log = logging.getLogger(__name__)

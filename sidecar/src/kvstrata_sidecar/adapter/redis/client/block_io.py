@@ -48,28 +48,6 @@ class Read(ABC):
         return opening.finish()
 
 
-class PlainRead(Read):
-    """A value that counts in any case, into an opening that is there already."""
-
-    before: Sequence[Command] = ()
-
-    def __init__(self, key: bytes, opening: Opening) -> None:
-        self.key = key
-        self._opening = opening
-
-    def accept(self, answers: Sequence[Any]) -> bool:  # noqa: ARG002
-        """Take it."""
-        return True
-
-    def open(self) -> Opening:
-        """Return the opening."""
-        return self._opening
-
-    def take(self, opening: Opening) -> bool:  # noqa: ARG002
-        """Leave the judgement to whoever has the opening."""
-        return True
-
-
 class Accepted(Read):
     """A value about which all has been said but its bytes."""
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from kvstrata_sidecar.adapter.redis.client.block_io import Parts, PlainRead, Read, Write
+from kvstrata_sidecar.adapter.redis.client.block_io import Parts, Read, Write
 from kvstrata_sidecar.adapter.redis.client.replies import Replies
 from kvstrata_sidecar.adapter.redis.client.resp import (
     ACCESS_CODES,
@@ -44,7 +44,6 @@ from kvstrata_sidecar.adapter.redis.client.resp import (
     spelled_out,
     unknown_script,
 )
-from kvstrata_sidecar.adapter.tier.encryption import Opening
 
 __all__ = [
     "AccessError",
@@ -194,13 +193,6 @@ class Connection:
                 if self._replies.left_over:
                     raise FramingError("bytes are left over after a reply")
         return outcomes
-
-    def get_into(self, key: bytes, opening: Opening) -> bool:
-        """Read one value into the parts of `opening`; False if there is none of this length and header."""
-        (outcome,) = self.get_each([PlainRead(key, opening)])
-        if isinstance(outcome, ReplyError):
-            raise outcome
-        return bool(outcome)
 
     @staticmethod
     def _question(read: Read, *, asking: bool) -> bytes:
